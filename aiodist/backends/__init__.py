@@ -1,0 +1,1 @@
+"""Who carries operations out. `base` says what a backend is; each folder is one."""

@@ -1,0 +1,131 @@
+"""What a backend is: it is given operations that are validated and numbered, and carries them out.
+
+A backend never decides what is right: the group has checked the call, taken its number and made the
+Work. It starts an operation inside `submit` and says on the loop that it ended well. It never fails one:
+it reports what broke, and the group, which knows all that is in flight, aborts it and fails the Works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aiodist.errors import GroupBroken
+from aiodist.types import Call
+from aiodist.work import Work
+
+Array = npt.NDArray[Any]
+
+
+class Operation:
+    """One started operation: what to do, on which memory, and how to say that it has ended.
+
+    Args:
+        call: what all ranks agree on.
+        work: the user's handle.
+        source: array that is read, or None. Any strides. Shares memory with the user's tensor. A list of one
+            array a rank where torch's form of reduce_scatter passes one.
+        target: array that is written, or None. May be `source` itself (in place). A list likewise, for
+            all_gather.
+        result: what the Work gives when the operation has ended well.
+        ended: called once, after the Work was completed.
+        peer: group rank of the other side, point-to-point only; -1 receives from any.
+        tag: of a point-to-point message.
+        senders: what the Work of a receive gives, by the sender's group rank.
+    """
+
+    __slots__ = ("call", "ended", "peer", "result", "senders", "source", "tag", "target", "work")
+
+    def __init__(
+        self,
+        call: Call,
+        work: Work[Any],
+        source: Array | list[Array] | None,
+        target: Array | list[Array] | None,
+        result: Any,
+        ended: Callable[[Operation], None],
+        peer: int = -1,
+        tag: int = 0,
+        senders: Sequence[int] = (),
+    ) -> None:
+        self.call = call
+        self.work = work
+        self.source = source
+        self.target = target
+        self.result = result
+        self.ended = ended
+        self.peer = peer
+        self.tag = tag
+        self.senders = senders
+
+    def succeed(self) -> None:
+        """The operation ended well. The buffers are the user's again."""
+        self.ended(self)
+        self.work._finish(self.result)
+
+
+class Reports(Protocol):
+    """What a backend tells its group. Ranks are group ranks."""
+
+    def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A peer's signature for collective `seq` differs from this rank's."""
+
+    def peer_mismatch(self, said: dict[int, str]) -> None:
+        """Two sides of a point-to-point message disagree."""
+
+    def broken(self, error: GroupBroken) -> None:
+        """The group can do no more work, and the others should know."""
+
+
+class Backend(Protocol):
+    """Carries out the operations of one group.
+
+    Attributes:
+        name: what `get_backend` says.
+        capabilities: what the conformance checks may ask of it; one of `CAPABILITIES` each.
+    """
+
+    name: str
+    capabilities: frozenset[str]
+
+    def submit(self, operation: Operation) -> None:
+        """Start an operation. It has begun when this returns."""
+
+    def abort(self, quiet: Callable[[], None]) -> None:
+        """Stop everything. `quiet()` is called once, now or later on the loop, when no buffer is touched
+        any more; then the group fails the Works. Nothing is submitted afterwards."""
+
+    def retire(self) -> None:
+        """The group is gone for good: forget it, and drop what may still arrive for it."""
+
+    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:
+        """The backend of a new group.
+
+        Args:
+            context: 64-bit number that names the group at its epoch, equal on all members.
+            ranks: global ranks of the members, in group order; this process is among them.
+            reports: the new group.
+        """
+
+
+CAPABILITIES = frozenset(
+    {
+        "signatures",  # law 4 in band: a mismatch is found without the control plane
+        "one-answer",  # law 3: bitwise equal all_reduce on all ranks
+        "any-source",  # recv(src=None)
+        "tags",  # point-to-point tags
+    }
+)
+
+
+def flat(array: Array) -> Array:
+    """A contiguous array as one axis, sharing its memory."""
+    return array.reshape(-1)
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The memory of a contiguous one-axis array."""
+    return memoryview(array.view(np.uint8))

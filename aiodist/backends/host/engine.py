@@ -1,0 +1,75 @@
+"""The host engine: one process's channels, shared by all its groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aiodist.backends.base import Reports
+from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.host.offload import Offload
+from aiodist.transport.base import Endpoint, Key
+
+
+class HostEngine:
+    """Hands what arrives on the endpoint's channels to the group that it belongs to.
+
+    Args:
+        endpoint: the process's channels. The engine becomes its observer.
+        loop: the group's loop.
+        lose: called as (global rank, cause) when a channel's peer is gone.
+        inline: run bulk work on the loop (for simulations).
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        loop: asyncio.AbstractEventLoop,
+        lose: Callable[[int, str], None],
+        inline: bool = False,
+    ) -> None:
+        self.endpoint = endpoint
+        self.rank = endpoint.rank
+        self.offload = Offload(loop, inline)
+        self._lose = lose
+        self._backends: dict[int, HostBackend] = {}
+        self._early: dict[int, list[tuple[int, Key, bytes]]] = {}
+        self._departed: set[int] = set()
+        endpoint.observer = self
+
+    def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
+        """The backend of a group; what arrived for it before is handed over."""
+        backend = HostBackend(self, context, ranks, reports)
+        self._backends[context] = backend
+        for rank, key, signature in self._early.pop(context, ()):
+            backend.arrived(rank, key, signature)
+        return backend
+
+    def retire(self, context: int) -> None:
+        """A group is gone for good."""
+        self._backends.pop(context, None)
+        self._early.pop(context, None)
+        self.endpoint.retire(context)
+
+    def close(self) -> None:
+        """End the thread."""
+        self.offload.close()
+
+    # ── Observer ─────────────────────────────────────────────────────────────────────────────────────
+
+    def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
+        """A message came in, or was offered."""
+        backend = self._backends.get(key.context)
+        if backend is not None:
+            backend.arrived(rank, key, signature)
+        else:  # of a group that this process has yet to make; bounded by the channels' eager budget
+            self._early.setdefault(key.context, []).append((rank, key, signature))
+
+    def lost(self, rank: int, cause: str) -> None:
+        """A peer's connection ended without goodbye."""
+        self._lose(rank, cause)
+
+    def goodbye(self, rank: int) -> None:
+        """A peer closed on purpose; all it sent has arrived."""
+        for backend in list(self._backends.values()):
+            backend.departed(rank)

@@ -1,0 +1,177 @@
+"""Point-to-point matching: by source and tag in order, or from any source.
+
+Message k from a to b with a tag is the k-th send there and the k-th receive here. A receive from a known
+source claims its number when it is posted, so that its memory is ready before the message comes. A
+receive from any source can claim only what has arrived; what is posted behind it waits in its queue,
+so that among receives which could take a message the first posted gets it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aiodist.backends.base import Operation, as_bytes
+from aiodist.backends.host.prepare import Job, prepare_message
+from aiodist.transport.base import Into, Key
+from aiodist.types import Call, Kind, agree, describe_signature
+
+if TYPE_CHECKING:
+    from aiodist.backends.host.backend import HostBackend
+
+ANY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message that came, or was offered, before a receive claimed it."""
+
+    source: int
+    number: int
+    signature: bytes
+
+
+class Messages:
+    """The point-to-point side of one group on one rank. Ranks are group ranks.
+
+    Args:
+        backend: the group's backend.
+    """
+
+    def __init__(self, backend: HostBackend) -> None:
+        self._backend = backend
+        self._sent: dict[tuple[int, int], int] = {}
+        self._claimed: dict[tuple[int, int], int] = {}
+        self._posted: dict[tuple[int, int, int], Operation] = {}
+        self._queues: dict[int, deque[Operation]] = {}
+        self._arrivals: dict[int, list[Arrival]] = {}
+        self._departed: set[int] = set()
+        self._busy = 0
+        self._dead = False
+
+    def send(self, operation: Operation) -> None:
+        """Start a send."""
+        backend = self._backend
+        peer, tag = operation.peer, operation.tag
+        number = self._sent.get((peer, tag), 0)
+        self._sent[peer, tag] = number + 1
+        job = prepare_message(operation)
+        signature = _signature(operation, number)
+
+        def go() -> None:
+            channel = backend.outgoing(peer)
+            key = Key(backend.context, 1 + tag, number, 0)
+            if channel.send(key, signature, as_bytes(job.buffer), operation.succeed):
+                operation.succeed()
+
+        # Staging a large strided tensor takes a thread; the number is taken, so order is kept.
+        self._run(job, filling=True, then=go)
+
+    def recv(self, operation: Operation) -> None:
+        """Post a receive."""
+        queue = self._queues.setdefault(operation.tag, deque())
+        queue.append(operation)
+        self._match(operation.tag)
+
+    def arrived(self, source: int, tag: int, number: int, signature: bytes) -> None:
+        """A message came in or was offered."""
+        operation = self._posted.get((source, tag, number))
+        if operation is not None:
+            self._check(operation, source, number, signature)
+            return
+        self._arrivals.setdefault(tag, []).append(Arrival(source, number, signature))
+        self._match(tag)
+
+    def condemn(self) -> bool:
+        """Make no further progress. True if no thread touches a buffer any more."""
+        self._dead = True
+        return not self._busy
+
+    def waits_for(self, source: int) -> Operation | None:
+        """A receive that waits for a message from `source` that has not begun to arrive, or None."""
+        for (peer, _tag, _number), operation in self._posted.items():
+            if peer == source:
+                return operation
+        for queue in self._queues.values():
+            for operation in queue:
+                if operation.peer == source:
+                    return operation
+        return None
+
+    # ── matching ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _match(self, tag: int) -> None:
+        queue = self._queues.get(tag)
+        if not queue:
+            return
+        arrivals = self._arrivals.setdefault(tag, [])
+        unmatched: deque[Operation] = deque()
+        blocked = False  # behind a receive from any source that is still empty-handed
+        while queue:
+            operation = queue.popleft()
+            arrival = next((a for a in arrivals if operation.peer in (ANY, a.source)), None)
+            if arrival is not None:
+                arrivals.remove(arrival)
+                self._claim(operation, arrival.source, arrival)
+            elif operation.peer != ANY and not blocked:
+                self._claim(operation, operation.peer, None)
+            else:
+                blocked = True
+                unmatched.append(operation)
+        queue.extend(unmatched)
+
+    def _claim(self, operation: Operation, source: int, arrival: Arrival | None) -> None:
+        backend = self._backend
+        tag = operation.tag
+        number = self._claimed.get((source, tag), 0)
+        self._claimed[source, tag] = number + 1
+        operation.result = operation.senders[source]
+        if arrival is not None and not self._check(operation, source, number, arrival.signature):
+            return
+        job = prepare_message(operation)
+        posted = (source, tag, number)
+        self._posted[posted] = operation
+
+        def received() -> None:
+            del self._posted[posted]
+            self._run(job, filling=False, then=operation.succeed)
+
+        key = Key(backend.context, 1 + tag, number, 0)
+        if backend.incoming(source).recv(key, job.buffer.nbytes, Into(as_bytes(job.buffer)), received):
+            received()
+
+    def _check(self, operation: Operation, source: int, number: int, theirs: bytes) -> bool:
+        mine = _signature(operation, number)
+        if agree(mine, theirs):
+            return True
+        sent, expected = describe_signature(theirs), describe_signature(mine)
+        self._backend.reports.peer_mismatch(
+            {source: sent, self._backend.rank: expected.replace("send(", "recv(", 1)}
+        )
+        return False
+
+    def _run(self, job: Job, filling: bool, then: Callable[[], None]) -> None:
+        work, cost = (job.fill, job.fill_ns()) if filling else (job.empty, job.empty_ns())
+        self._busy += 1
+
+        def done() -> None:
+            self._busy -= 1
+            if not self._dead:
+                then()
+            elif not self._busy:
+                self._backend.quietened()
+
+        if self._backend.offload.run(cost, work, done):
+            self._busy -= 1
+            then()
+
+
+def _signature(operation: Operation, number: int) -> bytes:
+    """Both sides' signature of a message: its number, dtype and element count."""
+    array = operation.source if operation.source is not None else operation.target
+    assert isinstance(array, np.ndarray)
+    return Call(Kind.send, number, array.dtype, (array.size,)).signature

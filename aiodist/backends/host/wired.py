@@ -1,0 +1,179 @@
+"""A collective over channels: the executor of schedules.
+
+Round by round: post the round's receives, start its sends, and go on when all are over. Everything runs
+in callbacks of the loop, so that the first round is under way when the user's call returns (law 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation, as_bytes
+from aiodist.backends.host.offload import INLINE_NS
+from aiodist.backends.host.prepare import Job
+from aiodist.kernels import cost_ns, reduce_into
+from aiodist.schedules import Recv, RecvReduce, Schedule, Send, chunk_bounds
+from aiodist.transport.base import SEGMENT, Fold, Into, Key
+
+if TYPE_CHECKING:
+    from aiodist.backends.host.backend import HostBackend
+
+
+class Collective:
+    """One running collective on one rank.
+
+    Args:
+        backend: the group's backend, which is told when the collective has ended.
+        operation: what to do.
+        job: on which memory.
+        schedule: by which rounds.
+    """
+
+    __slots__ = ("_backend", "_bounds", "_busy", "_dead", "_job", "_memory", "_round", "_schedule", "_waiting", "operation")
+
+    def __init__(self, backend: HostBackend, operation: Operation, job: Job, schedule: Schedule) -> None:
+        self.operation = operation
+        self._backend = backend
+        self._job = job
+        self._schedule = schedule
+        self._bounds = chunk_bounds(job.buffer.size, schedule.chunks)
+        self._memory = as_bytes(job.buffer)
+        self._round = 0
+        self._waiting = 0
+        self._dead = False
+        self._busy = 0  # jobs of ours in a thread, touching our buffers
+
+    def start(self) -> None:
+        """Begin: the first round is under way when this returns, unless a large copy has to come first."""
+        if not self._job.before or self._off_loop(self._job.fill_ns(), self._job.fill, self._filled):
+            self._advance()
+
+    def condemn(self) -> bool:
+        """Make no further progress. True if no buffer is touched by this process any more, given that the
+        context is cancelled; else the backend hears `quietened` once a thread has let go."""
+        self._dead = True
+        return not self._busy
+
+    # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _filled(self) -> None:
+        if self._landed():
+            self._advance()
+
+    def _advance(self) -> None:
+        rounds = self._schedule.rounds
+        while self._round < len(rounds):
+            if self._dead:
+                return
+            number = self._round
+            self._round = number + 1
+            self._waiting = 1  # this turn itself, so that nothing ends the round before all is posted
+            steps = rounds[number]
+            sends = [(step.peer, self._outgoing_bytes(step)) for step in steps if isinstance(step, Send)]
+            for step in steps:
+                if not isinstance(step, Send):
+                    self._receive(step, number)
+            for peer, data in sends:
+                self._send(peer, data, number)
+            self._waiting -= 1
+            if self._waiting:
+                return
+        if not self._dead and self._off_loop(self._job.empty_ns(), self._job.empty, self._emptied):
+            self._backend.completed(self)
+
+    def _over(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self._advance()
+
+    def _outgoing_bytes(self, step: Send) -> memoryview:
+        """What a step sends; a copy where the round also writes there (small messages alone ask for it)."""
+        itemsize = self._job.buffer.itemsize
+        data = self._memory[self._bounds[step.start] * itemsize : self._bounds[step.stop] * itemsize]
+        return memoryview(bytes(data)) if step.copy else data
+
+    def _send(self, peer: int, data: memoryview, number: int) -> None:
+        channel = self._backend.outgoing(peer)
+        if not channel.send(self._key(number), self.operation.call.signature, data, self._over):
+            self._waiting += 1
+
+    def _receive(self, step: Recv | RecvReduce, number: int) -> None:
+        buffer = self._job.buffer
+        low, high = self._bounds[step.start], self._bounds[step.stop]
+        nbytes = (high - low) * buffer.itemsize
+        channel = self._backend.incoming(step.peer)
+        self._waiting += 1
+        if isinstance(step, Recv):
+            view = self._memory[low * buffer.itemsize : high * buffer.itemsize]
+            over = channel.recv(self._key(number), nbytes, Into(view), self._over)
+        else:
+            part = buffer[low:high]
+            reduce = self.operation.call.reduce
+            assert reduce is not None
+            if cost_ns(min(nbytes, SEGMENT), buffer.dtype, reduce) <= INLINE_NS:
+                over = channel.recv(self._key(number), nbytes, Fold(self._folder(part, step.left)), self._over)
+            else:
+                over = self._receive_slowly(part, step.left, number, step.peer)
+        if over:
+            self._waiting -= 1
+
+    def _folder(self, part: Array, left: bool) -> Callable[[memoryview, int], None]:
+        reduce = self.operation.call.reduce
+        assert reduce is not None
+        dtype, itemsize = part.dtype, part.itemsize
+
+        def fold(segment: memoryview, offset: int) -> None:
+            theirs = np.frombuffer(segment, np.uint8).view(dtype)
+            start = offset // itemsize
+            reduce_into(part[start : start + theirs.size], theirs, reduce, src_left=left)
+
+        return fold
+
+    def _receive_slowly(self, part: Array, left: bool, number: int, peer: int) -> bool:
+        """A dtype whose reduction would hold the loop (float16): take it all, then reduce in a thread."""
+        scratch = np.empty(part.size, part.dtype)
+        reduce = self.operation.call.reduce
+        assert reduce is not None
+        cost = cost_ns(part.nbytes, part.dtype, reduce)
+
+        def reduce_all() -> None:
+            reduce_into(part, scratch, reduce, src_left=left)
+
+        def arrived() -> None:
+            if not self._dead and self._off_loop(cost, reduce_all, reduced):
+                self._over()
+
+        def reduced() -> None:
+            if self._landed():
+                self._over()
+
+        channel = self._backend.incoming(peer)
+        if channel.recv(self._key(number), part.nbytes, Into(as_bytes(scratch)), arrived):
+            return self._off_loop(cost, reduce_all, reduced)
+        return False
+
+    def _key(self, number: int) -> Key:
+        return Key(self._backend.context, 0, self.operation.call.seq, number)
+
+    # ── off the loop ─────────────────────────────────────────────────────────────────────────────────
+
+    def _off_loop(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        self._busy += 1
+        over = self._backend.offload.run(cost, job, done)
+        if over:
+            self._busy -= 1
+        return over
+
+    def _landed(self) -> bool:
+        """A thread has let go. False if the collective was condemned meanwhile."""
+        self._busy -= 1
+        if self._dead and not self._busy:
+            self._backend.quietened()
+        return not self._dead
+
+    def _emptied(self) -> None:
+        if self._landed():
+            self._backend.completed(self)

@@ -1,0 +1,1 @@
+"""The `aiodist` command."""

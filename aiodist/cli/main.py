@@ -1,0 +1,67 @@
+"""`aiodist <command> …`: finds the command's module, and turns errors into one line and an exit code.
+
+Exit codes: the command's own; 2 for a command line without meaning, 1 for what the world did.
+Modules are imported only when their command is used: the launcher starts fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from aiodist.errors import AiodistError, UsageError
+
+COMMANDS = {
+    "run": "start a job's workers on this node (torchrun's flags)",
+    "env": "show what placement would be detected here, and why",
+    "store": "run a standalone rendezvous server",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the arguments after the program's name; None: this process's.
+
+    Returns:
+        The exit code.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    if sys.platform == "win32":
+        return _fail("aiodist", "Windows is not supported; use Linux, macOS or WSL", 2)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_usage(), file=sys.stdout if args else sys.stderr)
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"aiodist {version('aiodist')}")
+        except PackageNotFoundError:
+            print("aiodist (not installed)")
+        return 0
+    name = args[0]
+    if name not in COMMANDS:
+        return _fail("aiodist", f"there is no command {name!r}; there are: {', '.join(COMMANDS)}", 2)
+    command: Callable[[list[str]], int] = import_module(f"aiodist.cli.{name}").main
+    try:
+        return command(args[1:])
+    except UsageError as error:
+        return _fail(f"aiodist {name}", str(error), 2)
+    except AiodistError as error:
+        return _fail(f"aiodist {name}", str(error), 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(who: str, text: str, code: int) -> int:
+    print(f"{who}: error: {text}", file=sys.stderr)
+    return code
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return f"usage: aiodist COMMAND …\n\n{rows}\n\n'aiodist COMMAND --help' says more."

@@ -1,0 +1,303 @@
+"""`aiodist run`: torchrun's command line → a Plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from aiodist.errors import UsageError
+from aiodist.launch.plan import DEFAULT_PREFIX, Plan
+
+_DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port
+_STREAMS = (0, 1, 2, 3)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the job's exit code."""
+    plan = make_plan(argv, os.environ)
+    from aiodist.launch.agent import run  # asyncio only once the command line is right
+
+    return run(plan)
+
+
+def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """The plan that a command line asks for.
+
+    Args:
+        argv: after 'run'.
+        environ: PET_<NAME> gives the default of --name, as for torchrun.
+
+    Raises:
+        UsageError: a value without meaning, or a script that is not there.
+        SystemExit: argparse's own errors (code 2), and --help (0).
+    """
+    args = _parser(environ).parse_args(list(argv))
+    nnodes = 1 if args.standalone else _nnodes(args.nnodes)
+    nproc = workers_per_node(args.nproc_per_node, environ)
+    if _integer("--max-restarts", args.max_restarts) != 0:
+        raise UsageError("--max-restarts: restarts do not exist yet", hint="Leave it out, or give 0")
+    conf = _pairs(args.rdzv_conf)
+    address, port = _meeting_place(args, nnodes)
+    node_rank: int | None = 0
+    if nnodes > 1:
+        node_rank = None if args.node_rank is None else _integer("--node-rank", args.node_rank)
+        if node_rank is None and args.rdzv_backend == "static":
+            raise UsageError(
+                f"a job of {nnodes} nodes needs --node-rank", hint=f"0 to {nnodes - 1}, another on each node"
+            )
+    elif args.node_rank is not None and not args.standalone:
+        node_rank = _integer("--node-rank", args.node_rank)
+    timeout = conf.get("timeout") or conf.get("join_timeout") or environ.get("AIODIST_TIMEOUT") or "300"
+    return Plan(
+        command=_command(args),
+        nproc=nproc,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr=address,
+        master_port=port,
+        job=args.rdzv_id,
+        role=args.role,
+        local_addr=args.local_addr,
+        log_dir=args.log_dir,
+        redirects=_per_rank("--redirects", args.redirects, nproc),
+        tee=_per_rank("--tee", args.tee, nproc),
+        shown=_ranks("--local-ranks-filter", args.local_ranks_filter, nproc),
+        prefix=args.line_prefix_template,
+        meet_timeout=_number("the timeout in --rdzv-conf or AIODIST_TIMEOUT", timeout),
+        shutdown_timeout=_number("--shutdown-timeout", args.shutdown_timeout),
+        signals=_signals(args.signals_to_handle),
+    )
+
+
+def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
+    """--nproc-per-node: a number, 'cpu', 'gpu', or 'auto' (GPUs if there are any, else CPUs)."""
+    if text in ("auto", "gpu"):
+        gpus = _gpus(environ)
+        if gpus:
+            return gpus
+        if text == "gpu":
+            raise UsageError("--nproc-per-node gpu: there is no GPU here", hint="Give a number, or cpu")
+    if text in ("auto", "cpu"):
+        return _cpus()
+    return _integer("--nproc-per-node", text, "a number, auto, cpu or gpu")
+
+
+def _gpus(environ: Mapping[str, str]) -> int:
+    """NVIDIA GPUs that a worker would see; asks the kernel, since a CUDA call would cost a second."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return 0 if visible.strip() in ("", "-1", "NoDevFiles") else len(visible.split(","))
+    known = Path("/proc/driver/nvidia/gpus")
+    if known.is_dir():
+        return len(list(known.iterdir()))
+    return sum(re.fullmatch(r"nvidia\d+", entry.name) is not None for entry in Path("/dev").iterdir())
+
+
+def _cpus() -> int:
+    """CPUs that this process may use: its affinity, and its container's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroup v2, or 'max'
+        return count
+
+
+def _command(args: argparse.Namespace) -> tuple[str, ...]:
+    script, rest = args.script, tuple(args.script_args)
+    if args.no_python and args.module:
+        raise UsageError("--no-python and --module exclude each other")
+    if args.no_python:
+        found = shutil.which(script)
+        if found is None:
+            raise UsageError(f"there is no command {script!r}", hint="Give a path, or something on PATH")
+        return (found, *rest)
+    if args.module:
+        return (sys.executable, "-u", "-m", script, *rest)
+    if not Path(script).exists():
+        hint = "Use -m for a module, --no-python for another program"
+        raise UsageError(f"there is no script {script!r} in {Path.cwd()}", hint=hint)
+    return (sys.executable, "-u", script, *rest)
+
+
+def _meeting_place(args: argparse.Namespace, nnodes: int) -> tuple[str, int | None]:
+    """MASTER_ADDR and MASTER_PORT; None: any free port."""
+    address: str | None = args.master_addr
+    port = None if args.master_port is None else _integer("--master-port", args.master_port)
+    if args.rdzv_endpoint and not args.standalone:
+        host, colon, digits = args.rdzv_endpoint.rpartition(":")
+        if not colon or args.rdzv_endpoint.endswith("]"):
+            host, digits = args.rdzv_endpoint, str(port or _DEFAULT_PORT)
+        address, port = host.strip("[]"), _integer("the port of --rdzv-endpoint", digits)
+    if args.standalone:
+        return "127.0.0.1", None
+    if nnodes == 1:
+        return address or "127.0.0.1", port or None
+    if not address:
+        raise UsageError(
+            f"a job of {nnodes} nodes needs --master-addr",
+            hint="The address of node 0, the same on every node (or --rdzv-endpoint host:port)",
+        )
+    return address, port if port is not None else _DEFAULT_PORT
+
+
+def _nnodes(text: str) -> int:
+    low, colon, high = text.partition(":")
+    if colon and low != high:
+        raise UsageError(
+            f"--nnodes {text}: a number of nodes that changes does not exist yet", hint="Give one number"
+        )
+    return _integer("--nnodes", low)
+
+
+def _per_rank(option: str, text: str, nproc: int) -> dict[int, int]:
+    """'3' (all ranks) or '0:3,1:1' → local rank → streams (1 stdout, 2 stderr, 3 both)."""
+    if ":" not in text:
+        streams = _integer(option, text)
+        chosen = dict.fromkeys(range(nproc), streams)
+    else:
+        chosen = {}
+        for pair in text.split(","):
+            rank, _, streams_text = pair.partition(":")
+            chosen[_integer(option, rank)] = _integer(option, streams_text)
+    for local_rank, streams in chosen.items():
+        if streams not in _STREAMS or not 0 <= local_rank < nproc:
+            hint = f"0 none, 1 stdout, 2 stderr, 3 both; local ranks go from 0 to {nproc - 1}"
+            raise UsageError(f"{option} {text} has no meaning", hint=hint)
+    return {local_rank: streams for local_rank, streams in chosen.items() if streams}
+
+
+def _ranks(option: str, text: str, nproc: int) -> frozenset[int] | None:
+    if not text:
+        return None
+    ranks = frozenset(_integer(option, part) for part in text.split(","))
+    if not ranks <= set(range(nproc)):
+        raise UsageError(f"{option} {text}: local ranks go from 0 to {nproc - 1}")
+    return ranks
+
+
+def _signals(text: str) -> tuple[int, ...]:
+    chosen = []
+    for name in text.split(","):
+        found = getattr(signal, name.strip(), None)
+        if not isinstance(found, signal.Signals) or found in (signal.SIGKILL, signal.SIGSTOP):
+            raise UsageError(f"--signals-to-handle: {name!r} is no signal that can be handled")
+        chosen.append(int(found))
+    return tuple(chosen)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """'a=1,b=2' → a dict."""
+    pairs = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UsageError(f"--rdzv-conf {text!r}: {part!r} is not key=value")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _integer(option: str, text: str | int, wanted: str = "a number") -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{option} must be {wanted}, got {text!r}") from None
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option} must be a number of seconds, got {text!r}") from None
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aiodist run",
+        allow_abbrev=False,
+        description="Start a job's workers on this node; stop all when one fails, and say which and why.",
+        epilog="Each option is also read from PET_<NAME> in the environment; --a-b may be written --a_b.",
+    )
+
+    def option(*names: str, default: str | None, help: str, metavar: str | None = None) -> None:
+        name = next(n for n in names if n.startswith("--"))[2:]
+        value = environ.get(f"PET_{name.replace('-', '_').upper()}", default)
+        parser.add_argument(
+            *_spellings(names), default=value, help=help, metavar=metavar, dest=name.replace("-", "_")
+        )
+
+    def switch(*names: str, help: str) -> None:
+        name = next(n for n in names if n.startswith("--"))[2:]
+        value = environ.get(f"PET_{name.replace('-', '_').upper()}", "0").lower() in ("1", "true", "yes")
+        parser.add_argument(
+            *_spellings(names), action="store_true", default=value, help=help, dest=name.replace("-", "_")
+        )
+
+    option("--nnodes", default="1", metavar="N", help="nodes in the job (1)")
+    option(
+        "--nproc-per-node",
+        default="1",
+        metavar="N",
+        help="workers on this node: a number, auto, cpu or gpu (1)",
+    )
+    option("--node-rank", default=None, metavar="R", help="this node's number, from 0")
+    option("--master-addr", default=None, metavar="ADDR", help="address of node 0")
+    option("--master-port", default=None, metavar="PORT", help="port there at which the nodes meet (29500)")
+    switch("--standalone", help="one node, whatever else is said")
+    option("--rdzv-backend", default="static", help="static, or c10d: node ranks by arrival")
+    option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="as --master-addr and --master-port")
+    option("--rdzv-id", default=None, metavar="ID", help="the job's name")
+    option(
+        "--rdzv-conf", default="", metavar="K=V,…", help="timeout=SECONDS to wait for the other nodes (300)"
+    )
+    option("--local-addr", default=None, metavar="ADDR", help="this node's address, as peers are told")
+    option("--role", default="default", help="exported as ROLE_NAME")
+    switch("-m", "--module", help="the script is a module, as for python -m")
+    switch("--no-python", help="the script is a program of its own")
+    switch("--run-path", help="accepted; a script is run as it is anyway")
+    option("--max-restarts", default="0", metavar="0", help="only 0 so far")
+    option("--monitor-interval", default="0", metavar="S", help="accepted; deaths are seen at once")
+    option("--start-method", default="spawn", help="accepted; workers are always new processes")
+    option("--log-dir", default=None, metavar="DIR", help="folder for files of -r and -t")
+    option(
+        "-r",
+        "--redirects",
+        default="0",
+        metavar="R",
+        help="to files: 1 stdout, 2 stderr, 3 both; or RANK:R,…",
+    )
+    option("-t", "--tee", default="0", metavar="T", help="to files and console, likewise")
+    option("--local-ranks-filter", default="", metavar="0,1…", help="show only these local ranks")
+    option(
+        "--line-prefix-template",
+        default=environ.get("PET_LOG_LINE_PREFIX_TEMPLATE", DEFAULT_PREFIX),
+        help="${host} ${rank} ${local_rank} ${node_rank} ${role_name}",
+    )
+    option("--shutdown-timeout", default="30", metavar="S", help="seconds between SIGTERM and SIGKILL (30)")
+    option(
+        "--signals-to-handle",
+        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        metavar="SIG,…",
+        help="what ends the job",
+    )
+    parser.add_argument("script", help="script, module or program of a worker")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
+    return parser
+
+
+def _spellings(names: tuple[str, ...]) -> list[str]:
+    """Each long option with underscores too; torchrun's other names for ours."""
+    spelled = list(names)
+    for name in names:
+        under = name if not name.startswith("--") else "--" + name[2:].replace("-", "_")
+        if under not in spelled:
+            spelled.append(under)
+    if "--line-prefix-template" in names:
+        spelled += ["--log-line-prefix-template", "--log_line_prefix_template"]
+    return spelled

@@ -1,0 +1,63 @@
+"""Who has arrived, and who disagrees: one question to all members of a group. Pure.
+
+An operation without progress asks its group's leader (group rank 0), the leader asks every member what
+it issued under that number, and the answers give one of two verdicts. Costs nothing while all is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aiodist.types import agree
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Members issued different operations under one number: what each said, by global rank."""
+
+    said: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """These members had not issued the operation when asked. Empty: all had."""
+
+    ranks: tuple[int, ...]
+
+
+class Inquiry:
+    """The leader's ledger for one operation.
+
+    Args:
+        members: global ranks of the group.
+        seq: the operation's number.
+    """
+
+    def __init__(self, members: Iterable[int], seq: int) -> None:
+        self.seq = seq
+        self.askers: set[int] = set()
+        self._members = frozenset(members)
+        self._answers: dict[int, tuple[bool, bytes, str]] = {}
+
+    def answer(self, rank: int, arrived: bool, signature: bytes, words: str) -> None:
+        """A member's answer. An empty signature says: arrived, and long forgotten what it was."""
+        if rank in self._members:
+            self._answers[rank] = (arrived, signature, words)
+
+    def complete(self) -> bool:
+        """Whether all have answered."""
+        return len(self._answers) == len(self._members)
+
+    def verdict(self) -> Disagreement | Absence:
+        """What the answers so far say. Who has not answered counts as absent."""
+        known = {
+            rank: (signature, words)
+            for rank, (arrived, signature, words) in self._answers.items()
+            if arrived and signature
+        }
+        signatures = [signature for signature, _ in known.values()]
+        if any(not agree(signatures[0], other) for other in signatures[1:]):
+            return Disagreement({rank: words for rank, (_, words) in known.items()})
+        arrived = {rank for rank, answer in self._answers.items() if answer[0]}
+        return Absence(tuple(sorted(self._members - arrived)))

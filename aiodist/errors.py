@@ -1,0 +1,226 @@
+"""Every error that aiodist raises, and what to do about each.
+
+    AiodistError
+    ├── UsageError (ValueError)          you asked for something that has no meaning; nothing was sent
+    ├── RendezvousError                  the processes could not meet
+    │   ├── RendezvousTimeout            … in time; names who is missing
+    │   └── AuthenticationError          … because one is a stranger or speaks another version
+    ├── GroupClosed                      you closed the group
+    ├── GroupBroken                      the world broke the group
+    │   ├── PeerLost                     a process died or became unreachable; names its ranks
+    │   ├── CollectiveTimeout (TimeoutError)   an operation ran out of time; names who had not arrived
+    │   ├── CollectiveMismatch           ranks issued different operations; says who said what
+    │   ├── GroupAborted                 a member called abort(); carries the reason
+    │   ├── Evicted                      the others went on without this process
+    │   └── QuorumLost                   too few are left to go on
+    ├── WireError                        bytes that are not this protocol
+    └── BackendUnavailable               the backend's library or hardware is not here
+
+Whose fault it was is in the type: `UsageError` and `GroupClosed` are yours, `GroupBroken` is the
+world's. Every error carries `hint`, one line that says what to do next; it is part of `str(error)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """'rank 3', 'ranks 1, 2 and 5'; long lists are cut after ten."""
+    listed = sorted(ranks)
+    if len(listed) == 1:
+        return f"rank {listed[0]}"
+    if len(listed) > 10:
+        return f"ranks {', '.join(map(str, listed[:10]))} and {len(listed) - 10} more"
+    return f"ranks {', '.join(map(str, listed[:-1]))} and {listed[-1]}"
+
+
+class AiodistError(Exception):
+    """The base of all errors of aiodist.
+
+    Args:
+        message: one line that says what happened.
+        hint: one line that says what to do next; shown after the message.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class UsageError(AiodistError, ValueError):
+    """The call has no meaning as it stands. Raised before anything is sent; no number was taken."""
+
+
+class RendezvousError(AiodistError):
+    """The processes could not meet."""
+
+
+class RendezvousTimeout(RendezvousError):
+    """Not everybody came in time.
+
+    Attributes:
+        missing: the ranks that never arrived (empty where that cannot be known).
+    """
+
+    def __init__(self, message: str, *, missing: Sequence[int] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.missing = tuple(missing)
+
+
+class AuthenticationError(RendezvousError):
+    """The other side does not belong to this job, or speaks another protocol version or byte order."""
+
+
+class GroupClosed(AiodistError):
+    """The group was closed by this process."""
+
+
+class GroupBroken(AiodistError):
+    """The group can do no more work, through no fault of the call that reports it.
+
+    The tensors of a failed in-place operation are undefined. A Work that fails with this has stopped
+    touching its buffers.
+
+    Attributes:
+        op: the operation that reports it ('all_reduce'), or '' where the group broke between operations.
+        seq: the operation's number in its group, or None.
+        group: the group's name.
+    """
+
+    def __init__(
+        self, message: str, *, op: str = "", seq: int | None = None, group: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.op = op
+        self.seq = seq
+        self.group = group
+
+    def during(self, op: str, seq: int | None, group: str) -> GroupBroken:
+        """A copy of this error for one operation, so that each Work says which one it was."""
+        copy = self.__class__.__new__(self.__class__)
+        copy.__dict__.update(self.__dict__)
+        Exception.__init__(copy, self.message)
+        copy.op, copy.seq, copy.group = op, seq, group
+        copy.__cause__ = self.__cause__
+        return copy
+
+    def __str__(self) -> str:
+        where = ""
+        if self.op:
+            number = "" if self.seq is None else f" #{self.seq}"
+            where = f" (in {self.op}{number} of group '{self.group}')"
+        text = f"{self.message}{where}"
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+class PeerLost(GroupBroken):
+    """A member of the group died or became unreachable.
+
+    Attributes:
+        ranks: global ranks of the lost members.
+        cause: how it was noticed ('process 4711 exited', 'connection ended without goodbye', …).
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        cause: str,
+        *,
+        op: str = "",
+        seq: int | None = None,
+        group: str = "",
+        hint: str = "Look at that rank's output first; its peers stopped because of it",
+    ) -> None:
+        super().__init__(f"lost {name_ranks(ranks)}: {cause}", op=op, seq=seq, group=group, hint=hint)
+        self.ranks = tuple(sorted(ranks))
+        self.cause = cause
+
+
+class CollectiveTimeout(GroupBroken, TimeoutError):
+    """An operation did not complete within its timeout.
+
+    Attributes:
+        missing: global ranks that had not arrived at the operation, as far as is known.
+        timeout: seconds that were allowed.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        missing: Sequence[int] = (),
+        *,
+        op: str = "",
+        seq: int | None = None,
+        group: str = "",
+        hint: str = "Raise timeout= if that rank is only slow; else see what it does instead",
+    ) -> None:
+        who = f"{name_ranks(missing)} had not arrived" if missing else "all had arrived"
+        message = f"no completion within {timeout:g} s: {who}"
+        super().__init__(message, op=op, seq=seq, group=group, hint=hint)
+        self.missing = tuple(sorted(missing))
+        self.timeout = timeout
+
+
+class CollectiveMismatch(GroupBroken):
+    """Ranks issued different operations under the same number.
+
+    Attributes:
+        said: what each rank (global) issued, in words.
+    """
+
+    def __init__(
+        self,
+        said: Mapping[int, str],
+        *,
+        op: str = "",
+        seq: int | None = None,
+        group: str = "",
+        hint: str = "Every member must issue the same operations in the same order",
+    ) -> None:
+        parts = "; ".join(f"rank {rank}: {said[rank]}" for rank in sorted(said))
+        super().__init__(f"ranks disagree: {parts}", op=op, seq=seq, group=group, hint=hint)
+        self.said = dict(said)
+
+
+class GroupAborted(GroupBroken):
+    """A member called `abort`, or left `async with` by an exception.
+
+    Attributes:
+        rank: the global rank that aborted.
+        reason: what it gave as the reason.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        reason: str,
+        *,
+        op: str = "",
+        seq: int | None = None,
+        group: str = "",
+        hint: str = "The cause is in that rank's output",
+    ) -> None:
+        super().__init__(f"rank {rank} aborted the group: {reason}", op=op, seq=seq, group=group, hint=hint)
+        self.rank = rank
+        self.reason = reason
+
+
+class Evicted(GroupBroken):
+    """The other members went on without this process."""
+
+
+class QuorumLost(GroupBroken):
+    """Too few members are left to form the next epoch."""
+
+
+class WireError(AiodistError):
+    """Bytes arrived that are not this protocol."""
+
+
+class BackendUnavailable(AiodistError):
+    """The backend's library or hardware is not on this machine; the hint names the one thing to install."""

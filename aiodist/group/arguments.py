@@ -1,0 +1,118 @@
+"""Checks on what users pass, before anything is sent and before a number is taken."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.errors import UsageError
+from aiodist.tensors import like, overlaps, view
+
+
+def group_rank(value: object, size: int, name: str) -> int:
+    """A rank of the group, from any integer type; `UsageError` names the argument."""
+    try:
+        rank = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} must be a rank (an integer), got {value!r}") from None
+    if not 0 <= rank < size:
+        raise UsageError(f"{name}={rank} is not a rank of this group, which has ranks 0 to {size - 1}")
+    return rank
+
+
+def peer_rank(value: object, me: int, size: int, name: str) -> int:
+    """The other side of a message: a rank of the group that is not this one."""
+    rank = group_rank(value, size, name)
+    if rank == me:
+        raise UsageError(f"{name}={rank} is this rank itself", hint="Messages go between different ranks")
+    return rank
+
+
+def message_tag(value: object) -> int:
+    """A tag, 0 to 2³¹ - 1."""
+    try:
+        tag = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"tag must be an integer, got {value!r}") from None
+    if not 0 <= tag < 2**31:
+        raise UsageError(f"tag={tag} is outside 0 to 2147483647")
+    return tag
+
+
+def readable(tensor: Any, name: str) -> Array:
+    """The array of a tensor that is read."""
+    return view(tensor, writable=False, what=name).array
+
+
+def writable(tensor: Any, name: str) -> Array:
+    """The array of a tensor that is written."""
+    return view(tensor, writable=True, what=name).array
+
+
+def output(out: Any, source: Any, array: Array, shape: tuple[int, ...], *, may_share: bool = False) -> tuple[Any, Array]:
+    """The user's `out`, checked, or a new tensor of the family of `source`.
+
+    Args:
+        out: what the user passed, or None.
+        source: the input tensor, and `array` its array.
+        shape: that the output must have.
+        may_share: whether the output may overlap the input.
+
+    Returns:
+        The tensor that the Work will give, and its array.
+    """
+    if out is None:
+        out = like(source, shape, array.dtype)
+        return out, writable(out, "out")
+    target = writable(out, "out")
+    if target.shape != shape:
+        raise UsageError(f"out has shape {target.shape}, the result has {shape}")
+    same_dtype("out", target, array)
+    if not may_share:
+        apart("out", target, "tensor", array)
+    return out, target
+
+
+def same_dtype(name: str, array: Array, other: Array) -> None:
+    """Refuse an array whose dtype differs."""
+    if array.dtype != other.dtype:
+        raise UsageError(f"{name} has dtype {array.dtype.name}, the other tensor {other.dtype.name}")
+
+
+def apart(name: str, array: Array, other_name: str, other: Array) -> None:
+    """Refuse arrays that share memory."""
+    if overlaps(array, other):
+        raise UsageError(f"{name} and {other_name} share memory", hint=f"Pass a separate {name}")
+
+
+def members(ranks: Any, size: int) -> tuple[int, ...]:
+    """The ranks of a new group: sorted, each once; None means all."""
+    if ranks is None:
+        return tuple(range(size))
+    try:
+        listed = [group_rank(rank, size, "ranks") for rank in ranks]
+    except TypeError:
+        raise UsageError(f"ranks must be a list of ranks, got {ranks!r}") from None
+    if not listed:
+        raise UsageError("ranks is empty: a group has at least one member")
+    if len(set(listed)) != len(listed):
+        raise UsageError(f"ranks names a rank twice: {listed}")
+    return tuple(sorted(listed))
+
+
+def split_axis(array: Array, size: int) -> tuple[int, ...]:
+    """The shape of one rank's part when the first axis is divided by the group's size."""
+    if array.ndim == 0:
+        raise UsageError("reduce_scatter divides the first axis, and a 0-d tensor has none")
+    if array.shape[0] % size:
+        raise UsageError(
+            f"the first axis has {array.shape[0]} elements, which {size} ranks cannot share equally",
+            hint=f"Pad it to a multiple of {size}",
+        )
+    return (array.shape[0] // size, *array.shape[1:])
+
+
+NOTHING: Array = np.empty(0, np.uint8)

@@ -1,0 +1,133 @@
+"""What a group has issued and what has not ended: the registry, its deadlines and its stall clock.
+
+One timer serves all operations of a group. It is armed when something is in flight, so an operation
+costs no timer of its own, and a loop of operations that take microseconds sees it ten times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiodist.backends.base import Operation
+from aiodist.types import Call, Kind
+
+STALL = 0.1  # seconds without progress after which an operation asks who is missing (law 4)
+PATIENCE = 4.0  # it asks again after 4 times as long, and again
+REMEMBERED = 64  # calls that a member can still describe after they ended
+
+
+@dataclass(slots=True)
+class Entry:
+    """One operation in flight; times in seconds of the loop's clock."""
+
+    timeout: float
+    deadline: float
+    ask_at: float
+    asked: float = STALL
+
+
+class Flight:
+    """The operations of one group on this rank.
+
+    Args:
+        loop: whose clock and timers are used.
+        stalled: called with a collective that has made no progress for a while.
+        expired: called with an operation whose deadline has passed, and its timeout.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stalled: Callable[[Operation], None],
+        expired: Callable[[Operation, float], None],
+    ) -> None:
+        self._loop = loop
+        self._stalled = stalled
+        self._expired = expired
+        self._open: dict[Operation, Entry] = {}
+        self._recent: dict[int, Call] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._idle: list[asyncio.Future[None]] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def issue(self, operation: Operation, timeout: float) -> None:
+        """An operation begins."""
+        now = self._loop.time()
+        ask_at = now + min(STALL, timeout / 2)
+        self._open[operation] = Entry(timeout, now + timeout, ask_at)
+        call = operation.call
+        if call.kind is not Kind.send and call.kind is not Kind.recv:
+            self._recent[call.seq] = call
+            self._recent.pop(call.seq - REMEMBERED, None)
+        if self._timer is None or ask_at < self._due:
+            self._arm(ask_at)
+
+    def ended(self, operation: Operation) -> None:
+        """An operation has ended."""
+        self._open.pop(operation, None)
+        if not self._open and self._idle:
+            self._wake()
+
+    def call(self, seq: int) -> Call | None:
+        """The collective issued under a number, unless that is long ago."""
+        return self._recent.get(seq)
+
+    def collectives(self) -> list[int]:
+        """Numbers of the collectives in flight."""
+        kinds = (Kind.send, Kind.recv)
+        return [operation.call.seq for operation in self._open if operation.call.kind not in kinds]
+
+    def fail_all(self, error: BaseException) -> None:
+        """Everything in flight fails; no buffer is touched any more."""
+        operations, self._open = list(self._open), {}
+        self._disarm()
+        for operation in operations:
+            operation.work._fail(error)
+        self._wake()
+
+    async def drain(self) -> None:
+        """Return when nothing is in flight."""
+        while self._open:
+            idle: asyncio.Future[None] = self._loop.create_future()
+            self._idle.append(idle)
+            await idle
+
+    def close(self) -> None:
+        """Stop the timer."""
+        self._disarm()
+
+    def _wake(self) -> None:
+        idle, self._idle = self._idle, []
+        for waiter in idle:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _arm(self, when: float) -> None:
+        self._disarm()
+        self._due = when
+        self._timer = self._loop.call_at(when, self._tick)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for operation, entry in list(self._open.items()):
+            if operation not in self._open:
+                continue  # ended by what an earlier one set off
+            if entry.deadline <= now:
+                self._expired(operation, entry.timeout)
+            elif entry.ask_at <= now:
+                entry.asked *= PATIENCE
+                entry.ask_at = now + entry.asked
+                self._stalled(operation)
+        if self._open:
+            self._arm(max(now, min(min(e.ask_at, e.deadline) for e in self._open.values())))

@@ -1,0 +1,140 @@
+"""Bytes of a worker's output → whole lines, and the last words of a worker that failed. Pure.
+
+A carriage return ends a line too: progress bars write '\\r 40%' over and over. On a terminal such a
+line is *live* (drawn over by the next); elsewhere it is a line like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MAX_LINE = 64 * 1024  # a longer line is cut, so that a worker that writes no newline costs bounded memory
+_ENDS = re.compile(rb"[\r\n]")
+
+# Endings that only say that *another* rank is in trouble.
+_SYMPTOMS = ("PeerLost", "GroupAborted", "CollectiveTimeout", "QuorumLost", "Evicted")
+_ERROR_LINE = re.compile(r"^(?:  [|+ ]*)?((?:\w+\.)*\w+)(?::|$)")
+_TRACE = ("Traceback (most recent call last)", "Fatal Python error:")
+_CHAIN = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+
+
+class Piece(NamedTuple):
+    """One line without its end. `live`: the next one draws over it."""
+
+    text: bytes
+    live: bool
+
+
+class LineSplitter:
+    """Cuts a byte stream into whole lines.
+
+    Args:
+        in_place: whether a line that ends in a carriage return is live (a terminal shows it).
+    """
+
+    def __init__(self, *, in_place: bool = False) -> None:
+        self._in_place = in_place
+        self._partial = b""
+        self._returned: bytes | None = None  # the line that a carriage return just ended
+
+    def feed(self, data: bytes) -> list[Piece]:
+        """The lines that `data` completes."""
+        pieces: list[Piece] = []
+        data = self._partial + data
+        start = 0
+        for match in _ENDS.finditer(data, len(self._partial)):
+            text, start = data[start : match.start()], match.end()
+            if match.group() == b"\n":
+                if text or self._returned is None:
+                    pieces.append(Piece(text, False))
+                elif self._in_place:  # '\r\n', perhaps apart: what was live is there to stay
+                    pieces.append(Piece(self._returned, False))
+                self._returned = None
+            elif text:
+                pieces.append(Piece(text, self._in_place))
+                self._returned = text
+        self._partial = data[start:]
+        if self._partial:
+            self._returned = None
+        while len(self._partial) > MAX_LINE:
+            pieces.append(Piece(self._partial[:MAX_LINE], False))
+            self._partial = self._partial[MAX_LINE:]
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """What is left when the stream has ended: a last line without a newline."""
+        text, self._partial = self._partial, b""
+        if not text and self._in_place and self._returned is not None:
+            text = self._returned
+        self._returned = None
+        return [Piece(text, False)] if text else []
+
+
+class LastWords:
+    """Keeps the end of a worker's stderr, to show why it failed."""
+
+    def __init__(self, lines: int = 400, width: int = 2000) -> None:
+        self._lines: deque[str] = deque(maxlen=lines)
+        self._width = width
+
+    def add(self, line: bytes) -> None:
+        """One line, without its end."""
+        self._lines.append(line[: self._width].decode("utf-8", "replace").rstrip())
+
+    def excerpt(self, limit: int = 40) -> tuple[str, ...]:
+        """At most `limit` lines: from the last traceback on (with its causes), else the last ten."""
+        lines = list(self._lines)
+        start = _trace_start(lines)
+        if start is None:
+            return tuple(_strip(lines)[-10:])
+        return tuple(_shorten(_strip(lines[start:]), limit))
+
+    @property
+    def symptom(self) -> bool:
+        """Whether the traceback ends in an error that only reports another rank's trouble."""
+        lines = list(self._lines)
+        start = _trace_start(lines)
+        if start is None:
+            return False
+        name = ""
+        for line in lines[start:]:
+            match = _ERROR_LINE.match(line)
+            if match and not line.startswith(("Traceback", *_CHAIN)):
+                name = match.group(1).rpartition(".")[2]
+        return name in _SYMPTOMS
+
+
+def _trace_start(lines: Sequence[str]) -> int | None:
+    """Index of the last traceback's first line, taken back over the causes chained before it."""
+    starts = [i for i, line in enumerate(lines) if any(mark in line for mark in _TRACE)]
+    if not starts:
+        return None
+    start = starts.pop()
+    while starts and any(line in _CHAIN for line in lines[max(0, start - 3) : start]):
+        start = starts.pop()
+    return start
+
+
+def _strip(lines: Sequence[str]) -> list[str]:
+    """Without the empty lines at both ends."""
+    kept = list(lines)
+    while kept and not kept[-1]:
+        kept.pop()
+    while kept and not kept[0]:
+        kept.pop(0)
+    return kept
+
+
+def _shorten(lines: list[str], limit: int) -> list[str]:
+    """At most `limit` lines; the middle goes, since both ends of a traceback matter."""
+    if len(lines) <= limit:
+        return lines
+    head = limit // 4
+    tail = limit - head - 1
+    return [*lines[:head], f"  … {len(lines) - head - tail} lines left out …", *lines[-tail:]]

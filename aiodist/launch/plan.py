@@ -1,0 +1,172 @@
+"""What is to be run: everything the command line says, checked, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from string import Template
+
+from aiodist.errors import UsageError
+
+DEFAULT_PREFIX = "${host}:${rank}│ "
+TO_FILE_STDOUT, TO_FILE_STDERR = 1, 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One node's share of a job.
+
+    Args:
+        command: argv of every worker.
+        nproc: workers on this node.
+        nnodes: nodes in the job; each runs one agent.
+        node_rank: this node's number; None lets the order of arrival decide (rdzv-backend c10d).
+        master_addr: where the nodes meet, and MASTER_ADDR of the workers.
+        master_port: likewise; None picks a free one (only with one node).
+        job: name of the job; agents and workers of another name are refused. None picks one.
+        role: torch's role name, exported as ROLE_NAME.
+        local_addr: address of this node that peers are told, exported as AIODIST_HOST.
+        log_dir: folder for the workers' output; None makes a temporary one if files are asked for.
+        redirects: local rank → bits 1 (stdout) and 2 (stderr): to a file instead of the console.
+        tee: likewise, to a file as well as to the console.
+        shown: local ranks whose output goes to the console; None: all.
+        prefix: template of the line prefix: ${host} ${rank} ${local_rank} ${node_rank} ${role_name}.
+        meet_timeout: seconds to wait for the other nodes.
+        shutdown_timeout: seconds between SIGTERM and SIGKILL.
+        signals: numbers of the signals that end the job.
+    """
+
+    command: tuple[str, ...]
+    nproc: int = 1
+    nnodes: int = 1
+    node_rank: int | None = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    job: str | None = None
+    role: str = "default"
+    local_addr: str | None = None
+    log_dir: str | None = None
+    redirects: Mapping[int, int] = field(default_factory=dict)
+    tee: Mapping[int, int] = field(default_factory=dict)
+    shown: frozenset[int] | None = None
+    prefix: str = DEFAULT_PREFIX
+    meet_timeout: float = 300.0
+    shutdown_timeout: float = 30.0
+    signals: tuple[int, ...] = (15, 2, 1, 3)
+
+    def __post_init__(self) -> None:
+        if self.nproc < 1:
+            raise UsageError(f"--nproc-per-node must be at least 1, got {self.nproc}")
+        if self.nnodes < 1:
+            raise UsageError(f"--nnodes must be at least 1, got {self.nnodes}")
+        if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
+            raise UsageError(
+                f"--node-rank {self.node_rank} is outside a job of {self.nnodes} node(s)",
+                hint=f"Node ranks go from 0 to {self.nnodes - 1}; --nnodes is the same on every node",
+            )
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise UsageError(f"--master-port {self.master_port} is not a port")
+        if self.nnodes > 1 and self.master_port is None:
+            raise UsageError("a job of several nodes needs --master-port", hint="The same on every node")
+        if not self.shutdown_timeout >= 0:
+            raise UsageError(f"--shutdown-timeout must not be negative, got {self.shutdown_timeout:g}")
+        if not self.meet_timeout > 0:
+            raise UsageError(f"the timeout to meet must be positive, got {self.meet_timeout:g}")
+        self.prefix_of(rank=0, local_rank=0, node_rank=0, host="")
+
+    def prefix_of(self, *, rank: int, local_rank: int, node_rank: int, host: str) -> str:
+        """The line prefix of one worker; `UsageError` if the template names something unknown."""
+        try:
+            return Template(self.prefix).substitute(
+                host=host, rank=rank, local_rank=local_rank, node_rank=node_rank, role_name=self.role
+            )
+        except (KeyError, ValueError) as error:
+            raise UsageError(
+                f"line prefix {self.prefix!r} has an unknown or broken placeholder: {error}",
+                hint="Known: ${host} ${rank} ${local_rank} ${node_rank} ${role_name}",
+            ) from None
+
+    def filed(self, local_rank: int, bit: int) -> bool:
+        """Whether this stream of the worker (1 stdout, 2 stderr) is written to a file."""
+        return bool((self.redirects.get(local_rank, 0) | self.tee.get(local_rank, 0)) & bit)
+
+    def on_console(self, local_rank: int, bit: int) -> bool:
+        """Whether this stream of the worker is shown."""
+        if self.shown is not None and local_rank not in self.shown:
+            return False
+        return bool(self.tee.get(local_rank, 0) & bit) or not self.redirects.get(local_rank, 0) & bit
+
+    @property
+    def wants_files(self) -> bool:
+        """Whether any worker's output goes to a file."""
+        return any(self.filed(local, bit) for local in range(self.nproc) for bit in (1, 2))
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where this node's workers sit in the job; known once all nodes have met.
+
+    Args:
+        node_rank: this node.
+        nnodes: all nodes.
+        first_rank: global rank of local rank 0.
+        nproc: workers here.
+        world_size: workers everywhere.
+        master_addr: MASTER_ADDR of the workers.
+        master_port: MASTER_PORT of the workers; bound by nobody once they start.
+        store: 'host:port' of the job's store.
+        job: the job's name.
+        secret: shared by the job.
+        host: this node's short name, for prefixes and reports.
+    """
+
+    node_rank: int
+    nnodes: int
+    first_rank: int
+    nproc: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    store: str
+    job: str
+    secret: str
+    host: str
+
+
+def worker_environment(base: Mapping[str, str], plan: Plan, seat: Seat, local_rank: int) -> dict[str, str]:
+    """The environment of one worker: torchrun's names, NODE_RANK, and how to reach our store.
+
+    `base` is the agent's own environment; what a user may want to tune there is left as it is.
+    """
+    rank = seat.first_rank + local_rank
+    env = dict(base)
+    env.pop("TORCHELASTIC_ERROR_FILE", None)  # an outer launcher's file is not ours to write
+    env.pop("AIODIST_SECRET_FILE", None)  # AIODIST_SECRET below says it already
+    env.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(seat.world_size),
+        LOCAL_WORLD_SIZE=str(seat.nproc),
+        NODE_RANK=str(seat.node_rank),
+        GROUP_RANK=str(seat.node_rank),
+        GROUP_WORLD_SIZE=str(seat.nnodes),
+        ROLE_NAME=plan.role,
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(seat.world_size),
+        MASTER_ADDR=seat.master_addr,
+        MASTER_PORT=str(seat.master_port),
+        TORCHELASTIC_RUN_ID=seat.job,
+        TORCHELASTIC_USE_AGENT_STORE="False",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+        AIODIST_JOB=seat.job,
+        AIODIST_STORE=seat.store,
+        AIODIST_SECRET=seat.secret,
+    )
+    if plan.local_addr:
+        env["AIODIST_HOST"] = plan.local_addr
+    if seat.nproc > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: n workers with n × cores threads crawl
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    env.setdefault("PYTHONFAULTHANDLER", "1")  # so that a segmentation fault leaves a traceback too
+    return env

@@ -1,0 +1,100 @@
+"""The verdict in words: the last lines that a failed job writes. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+from aiodist.errors import name_ranks
+from aiodist.launch.verdict import Ending, Verdict, signal_name
+
+_RED, _BOLD, _RESET = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+_HINTS = {
+    signal.SIGKILL: "nobody here sent it: often the kernel, out of memory; see dmesg",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "a crash in native code, or no room left in /dev/shm",
+    signal.SIGABRT: "native code gave up; its last lines say why",
+    signal.SIGILL: "a library built for another processor",
+}
+
+
+def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: int = 80) -> str:
+    """The lines to show at the end, each ended by a newline; '' for a job that went well.
+
+    Args:
+        verdict: of the job.
+        nnodes: nodes of the job; with more than one, every rank is shown with its host.
+        colour: whether to use terminal colours.
+        width: of the rule above and below; text is never cut.
+    """
+    if verdict.code == 0:
+        return ""
+    if verdict.signum:
+        return _interrupted(verdict)
+    title = (
+        f"{name_ranks([verdict.culprit.rank])} failed first" if verdict.culprit else "the job was cut short"
+    )
+    rows: list[str] = []
+    if verdict.culprit:
+        rows += _culprit(verdict.culprit)
+    rows += _others(verdict, nnodes)
+    rows.append(f"exit code {verdict.code}")
+    top = f"╭─ aiodist run: {title} "
+    top += "─" * max(0, width - len(top))
+    bottom = "╰" + "─" * max(0, width - 1)
+    bar = "│"
+    if colour:
+        top, bottom, bar = f"{_RED}{_BOLD}{top}{_RESET}", f"{_RED}{bottom}{_RESET}", f"{_RED}│{_RESET}"
+    body = "".join(f"{bar} {row}".rstrip() + "\n" for row in rows)
+    return f"{top}\n{body}{bottom}\n"
+
+
+def how_it_ended(ending: Ending) -> str:
+    """'exit code 7', 'killed by SIGSEGV (a crash in native code)'."""
+    if ending.code >= 0:
+        return f"exit code {ending.code}"
+    hint = _HINTS.get(signal.Signals(-ending.code)) if -ending.code in set(signal.Signals) else None
+    return f"killed by {signal_name(-ending.code)}" + (f" ({hint})" if hint else "")
+
+
+def _culprit(ending: Ending) -> list[str]:
+    where = f"host {ending.host}, local rank {ending.local_rank}, pid {ending.pid}"
+    rows = [f"{how_it_ended(ending)} after {ending.at_ns / 1e9:.2f} s · {where}"]
+    rows += ["", *ending.words] if ending.words else ["it wrote nothing to stderr"]
+    return [*rows, ""]
+
+
+def _others(verdict: Verdict, nnodes: int) -> list[str]:
+    """One row for each way that other ranks ended, first those that say something."""
+    ways: dict[str, list[Ending]] = {}
+    for ending in (*verdict.failures, *verdict.endings):
+        if ending is verdict.culprit or any(ending in seen for seen in ways.values()):
+            continue
+        ways.setdefault(_way(ending), []).append(ending)
+    rows = []
+    for way, endings in ways.items():
+        on = f" on {', '.join(sorted({e.host for e in endings}))}" if nnodes > 1 else ""
+        rows.append(f"{name_ranks([e.rank for e in endings])}{on}: {way}")
+    rows += [
+        f"node {node}: lost; its agent ended or became unreachable without a report" for node in verdict.lost
+    ]
+    return rows
+
+
+def _way(ending: Ending) -> str:
+    if ending.failed:
+        because = ", because of another rank" if ending.symptom else ""
+        return f"{how_it_ended(ending)}{because}"
+    if ending.stopped:
+        ignored = ", since it did not end on SIGTERM" if ending.asked == signal.SIGKILL else ""
+        return f"stopped by aiodist run ({signal_name(ending.asked)}{ignored})"
+    return "ended well"
+
+
+def _interrupted(verdict: Verdict) -> str:
+    forced = [e.rank for e in verdict.endings if e.asked == signal.SIGKILL]
+    more = f"; {name_ranks(forced)} had to be killed" if forced else ""
+    count = len(verdict.endings)
+    return (
+        f"aiodist run: stopped by {signal_name(verdict.signum)}: all {count} worker(s) have ended{more}; "
+        f"exit code {verdict.code}\n"
+    )

@@ -1,0 +1,152 @@
+"""When to stop the workers of one node, and with which signal: a pure machine.
+
+    running ──first failure, another node's failure, operator's signal──▶ stopping ──all ended──▶ over
+
+Stopping climbs a ladder: SIGTERM, and SIGKILL after the shutdown timeout; Ctrl-C starts one rung
+lower, with SIGINT. Each further signal of the operator climbs one rung at once.
+
+A failure whose traceback only reports another rank's trouble is a *symptom*: its culprit is about to
+end by itself, so the machine gives it a moment before it stops the rest, and the verdict can name it.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+SYMPTOM_GRACE = 0.5
+INTERRUPT_GRACE = 10.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker ended. `failed`: not with code 0; `symptom`: because of another rank."""
+
+    local_rank: int
+    failed: bool
+    symptom: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The operator sent this signal to the agent."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another node's part has failed or is lost."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed; sent at the moments that `Wake` asked for."""
+
+
+Event = Ended | Asked | Elsewhere | Tick
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send this signal to these workers, by local rank."""
+
+    signum: int
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Send a Tick at this time."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Over:
+    """All workers have ended; nothing follows."""
+
+
+Action = Send | Wake | Over
+
+
+class Supervisor:
+    """The machine of one node. Times are seconds of any monotonic clock.
+
+    Args:
+        count: workers of this node, local ranks 0 to count - 1.
+        shutdown_timeout: seconds between SIGTERM and SIGKILL.
+    """
+
+    def __init__(self, count: int, shutdown_timeout: float) -> None:
+        self._alive = set(range(count))
+        self._patience = shutdown_timeout
+        self._ladder: list[tuple[int, float]] = []  # (signal, seconds until the next) still to come
+        self._next_rung: float | None = None
+        self._stop_at: float | None = None  # the end of a symptom's grace
+        self.stopping = False
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Local ranks that still run."""
+        return tuple(sorted(self._alive))
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about `event`, in this order."""
+        match event:
+            case Ended():
+                return self._ended(event, now)
+            case Asked(signum):
+                return self._asked(signum, now)
+            case Elsewhere():
+                return self._stop(now)
+            case Tick():
+                return self._tick(now)
+
+    def _ended(self, event: Ended, now: float) -> list[Action]:
+        if event.local_rank not in self._alive:
+            return []
+        self._alive.discard(event.local_rank)
+        if not self._alive:
+            self._next_rung = self._stop_at = None
+            return [Over()]
+        if not event.failed or self.stopping:
+            return []
+        if not event.symptom:
+            return self._stop(now)
+        if self._stop_at is None:
+            self._stop_at = now + SYMPTOM_GRACE
+            return [Wake(self._stop_at)]
+        return []
+
+    def _asked(self, signum: int, now: float) -> list[Action]:
+        if self.stopping:
+            return self._climb(now)
+        return self._stop(now, interrupt=signum == signal.SIGINT)
+
+    def _stop(self, now: float, *, interrupt: bool = False) -> list[Action]:
+        if self.stopping or not self._alive:
+            return []
+        self.stopping = True
+        self._stop_at = None
+        self._ladder = [(signal.SIGTERM, self._patience), (signal.SIGKILL, 0.0)]
+        if interrupt:
+            self._ladder.insert(0, (signal.SIGINT, min(INTERRUPT_GRACE, self._patience)))
+        return self._climb(now)
+
+    def _climb(self, now: float) -> list[Action]:
+        if not self._ladder or not self._alive:
+            return []
+        signum, patience = self._ladder.pop(0)
+        actions: list[Action] = [Send(signum, self.alive)]
+        self._next_rung = now + patience if self._ladder else None
+        if self._next_rung is not None:
+            actions.append(Wake(self._next_rung))
+        return actions
+
+    def _tick(self, now: float) -> list[Action]:
+        if self._stop_at is not None and now >= self._stop_at:
+            return self._stop(now)
+        if self._next_rung is not None and now >= self._next_rung:
+            return self._climb(now)
+        return []

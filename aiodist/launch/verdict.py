@@ -1,0 +1,153 @@
+"""What became of a job: one verdict from all nodes' reports, the same on every node. Pure.
+
+The rank that failed first decides the exit code, as a shell would give it (128 + signal). Two things
+blur who was first, and both are dealt with: workers that *we* stopped are no failures, and workers
+that died of another's death (`symptom`) give way to the one they died of, whatever the order.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from aiodist.errors import WireError
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
+NEVER = 1 << 62  # the turn of a node where nothing went wrong
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one worker ended.
+
+    Args:
+        rank: global rank.
+        local_rank: its number on its node.
+        node_rank: its node.
+        host: its node's name.
+        pid: its process.
+        code: exit code; negative: the signal that killed it.
+        at_ns: monotonic ns since its node's workers began.
+        asked: the last signal that we had sent it before; 0: it ended of itself.
+        symptom: its traceback only reports another rank's trouble.
+        words: the end of its stderr.
+    """
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str
+    pid: int
+    code: int
+    at_ns: int
+    asked: int = 0
+    symptom: bool = False
+    words: tuple[str, ...] = ()
+
+    @property
+    def stopped(self) -> bool:
+        """It ended because we asked it to."""
+        killed_by = -self.code if self.code < 0 else self.code - 128
+        return bool(self.asked) and (self.code == 0 or killed_by in _STOPPING)
+
+    @property
+    def failed(self) -> bool:
+        """It ended badly, and not because we asked it to."""
+        return self.code != 0 and not self.stopped
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would report: 128 + signal for a killed process."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one agent says at the end.
+
+    Args:
+        node_rank: the node.
+        host: its name.
+        endings: its workers'; only those that failed need `words`.
+        turn: when its first trouble came, counted over all nodes (`NEVER`: none).
+        signum: the operator's signal that stopped it, 0: none.
+        lost: nodes that stopped answering.
+    """
+
+    node_rank: int
+    host: str
+    endings: tuple[Ending, ...] = ()
+    turn: int = NEVER
+    signum: int = 0
+    lost: tuple[int, ...] = ()
+
+    def to_json(self) -> bytes:
+        """For the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> NodeReport:
+        """Raises `WireError` on anything but `to_json`'s bytes."""
+        try:
+            raw: dict[str, Any] = json.loads(data)
+            endings = tuple(
+                Ending(**{**ending, "words": tuple(ending["words"])}) for ending in raw.pop("endings")
+            )
+            return cls(endings=endings, **{**raw, "lost": tuple(raw["lost"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise WireError(f"a node's report is unreadable: {error}") from error
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of the job.
+
+    Args:
+        code: what every agent exits with.
+        culprit: the worker that failed first, if one did and it decided.
+        signum: the operator's signal, if that decided.
+        lost: nodes that stopped answering or sent no report.
+        endings: all workers', by rank.
+        failures: the failed ones, first first.
+    """
+
+    code: int
+    culprit: Ending | None = None
+    signum: int = 0
+    lost: tuple[int, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    failures: tuple[Ending, ...] = field(default=())
+
+
+def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
+    """The verdict on a job from its nodes' reports; nodes without a report are lost."""
+    turns = {report.node_rank: report.turn for report in reports}
+    lost = {node for report in reports for node in report.lost}
+    lost |= set(range(nnodes)) - turns.keys()
+    endings = tuple(sorted((e for report in reports for e in report.endings), key=lambda e: e.rank))
+    failures = tuple(
+        sorted(
+            (e for e in endings if e.failed),
+            key=lambda e: (e.symptom, turns[e.node_rank], e.at_ns, e.rank),
+        )
+    )
+    first = min(reports, key=lambda r: (r.turn, r.node_rank), default=None)
+    if first is not None and first.signum and first.turn != NEVER:
+        return Verdict(128 + first.signum, None, first.signum, tuple(sorted(lost)), endings, failures)
+    if failures:
+        culprit = failures[0]
+        return Verdict(culprit.exit_code, culprit, 0, tuple(sorted(lost)), endings, failures)
+    signum = next((report.signum for report in reports if report.signum), 0)
+    code = 1 if lost else 128 + signum if signum else 0
+    return Verdict(code, None, signum, tuple(sorted(lost)), endings, failures)
+
+
+def signal_name(signum: int) -> str:
+    """'SIGTERM'; 'signal 99' where it has no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

@@ -1,0 +1,88 @@
+"""What happens to a store, and what it wants done about it: the words of `StoreMachine`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A client has proven itself; `client` is the id that it chose for all its connections."""
+
+    client: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client asks for something; fields as in `aiodist.wire.messages.Request`."""
+
+    client: bytes
+    id: int
+    method: str
+    args: list[Any]
+    settled: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A client's connection ended; it may come back."""
+
+    client: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time that the last `Wake` asked for has come."""
+
+
+Event = Connected | Request | Disconnected | Tick
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a request. `value` is shared between receivers: encode it once, never change it."""
+
+    client: bytes
+    id: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Answer a request with an error.
+
+    Args:
+        kind: 'usage', 'timeout', 'conflict' (others contradict this request) or 'lost' (the session is).
+        missing: for a gather's timeout, the ranks that had not come.
+    """
+
+    client: bytes
+    id: int
+    kind: str
+    message: str
+    hint: str = ""
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """News for a watch: a list of [key, value or None where it was deleted, revision]."""
+
+    client: bytes
+    id: int
+    value: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Send a `Tick` at this time; replaces the wish before it."""
+
+    at: float
+
+
+Effect = Reply | Failure | Push | Wake

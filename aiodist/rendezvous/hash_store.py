@@ -1,0 +1,120 @@
+"""A store inside one event loop: for tests, for a world of one, and for clusters in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiodist.errors import UsageError
+from aiodist.rendezvous.events import Connected, Event, Failure, Push, Reply, Request, Tick, Wake
+from aiodist.rendezvous.machine import StoreMachine
+from aiodist.rendezvous.machine_store import MachineStore, error_of
+from aiodist.rendezvous.store import Watch, check_key, closed_error
+from aiodist.types import Timeout
+
+_CLIENT = b"here"
+
+
+class HashStore(MachineStore):
+    """A `StoreMachine` called directly. All ranks of its loop share one object. The clock is the loop's."""
+
+    def __init__(self, timeout: Timeout = None) -> None:
+        super().__init__(timeout)
+        self._machine = StoreMachine()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._next_id = 0
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._watches: dict[int, Watch] = {}
+        self._settled: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
+        loop = self._check_use()
+        id = self._new_id()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._pending[id] = answer
+        if timeout is not None:
+            args = [*args, timeout]
+        self._request(id, method, args)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._pending.pop(id, None) is not None:
+                self._request(self._new_id(), "cancel", [id])
+            elif not answer.cancelled():
+                answer.exception()  # the answer came too late for its reader; asyncio need not complain
+            raise
+
+    def watch(self, prefix: str = "") -> Watch:
+        self._check_use()
+        id = self._new_id()
+
+        def on_close() -> None:
+            if self._watches.pop(id, None) is not None:
+                self._request(self._new_id(), "cancel", [id])
+
+        watch = self._watches[id] = Watch(on_close)
+        self._request(id, "watch", [check_key(prefix)])
+        return watch
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        pending, self._pending = self._pending, {}
+        watches, self._watches = self._watches, {}
+        for answer in pending.values():
+            if not answer.done():
+                answer.set_exception(closed_error())
+        for watch in watches.values():
+            watch.end(closed_error())
+
+    def _check_use(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise closed_error()
+        if self._loop is None:
+            self._loop = loop
+            self._feed(Connected(_CLIENT))
+        elif self._loop is not loop:
+            raise UsageError(
+                "this HashStore belongs to another event loop", hint="Use a TcpStore across loops"
+            )
+        return loop
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _request(self, id: int, method: str, args: list[Any]) -> None:
+        settled, self._settled = self._settled, []
+        self._feed(Request(_CLIENT, id, method, args, settled))
+
+    def _feed(self, event: Event) -> None:
+        assert self._loop is not None
+        for effect in self._machine.handle(event, self._loop.time()):
+            match effect:
+                case Reply(_, id, value):
+                    self._settled.append(id)
+                    # Lists are shared between the ranks that get them; each gets its own.
+                    self._settle(id, list(value) if isinstance(value, list) else value, None)
+                case Failure(_, id, kind, message, hint, missing):
+                    self._settled.append(id)
+                    self._settle(id, None, error_of(kind, message, hint, missing))
+                case Push(_, id, news):
+                    if watch := self._watches.get(id):
+                        watch.feed(news)
+                case Wake(at):
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    self._timer = self._loop.call_at(at, self._feed, Tick())
+
+    def _settle(self, id: int, value: Any, error: Exception | None) -> None:
+        answer = self._pending.pop(id, None)
+        if answer is None or answer.done():
+            return
+        if error is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(error)

@@ -1,0 +1,150 @@
+"""Sockets for rendezvous: bind exactly one address, and say who sits on a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from aiodist.errors import RendezvousError
+
+BACKLOG = 1024  # asyncio's default of 100 drops connects when a large job starts
+_LISTEN = "0A"  # in /proc/net/tcp
+
+Resolved = tuple[socket.AddressFamily, tuple[Any, ...]]
+
+
+def join_address(host: str, port: int) -> str:
+    """'host:port', an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a numeric address can be reached from this host only."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+async def resolve(host: str, port: int) -> list[Resolved]:
+    """The addresses of a host; numeric ones without asking the resolver. `OSError` if there are none."""
+    flags = socket.AI_NUMERICSERV
+    try:
+        infos = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM, 0, flags | socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
+
+
+async def listen(host: str, port: int) -> socket.socket:
+    """A non-blocking socket that listens on exactly the address given; port 0 picks a free one.
+
+    Raises:
+        RendezvousError: the port is in use (says by whom, where that can be found), or the address is not
+            one of this host.
+    """
+    if not host:
+        raise RendezvousError(
+            "no address to listen on", hint="Give one; '0.0.0.0' means all, if you mean that"
+        )
+    try:
+        addresses = await resolve(host, port)
+    except OSError as error:
+        raise RendezvousError(f"cannot listen on '{host}': {describe(error)}") from None
+    failure: OSError | None = None
+    for family, address in addresses:
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
+        except OSError as error:
+            failure = failure or error
+            continue
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+            sock.bind(address)
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRINUSE:
+                raise _in_use(str(address[0]), port) from None
+            failure = failure or error  # a name may have an address that this host cannot use (IPv6 off)
+        else:
+            return sock
+    assert failure is not None
+    if failure.errno == errno.EADDRNOTAVAIL:
+        raise RendezvousError(
+            f"cannot listen on {host}: it is not an address of this host ({socket.gethostname()})",
+            hint="Run rank 0 on the host that MASTER_ADDR names, or set MASTER_ADDR to this host",
+        )
+    raise RendezvousError(f"cannot listen on {join_address(host, port)}: {describe(failure)}")
+
+
+async def connect(host: str, port: int) -> socket.socket:
+    """A connected, non-blocking socket; tries every address of the host. `OSError` from the last one."""
+    loop = asyncio.get_running_loop()
+    failure: OSError = OSError(f"'{host}' has no address")
+    for family, address in await resolve(host, port):
+        sock = socket.socket(family, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            if sock.getsockname() == sock.getpeername():
+                # Linux may connect a socket to itself when nobody listens on an ephemeral port.
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure
+
+
+def describe(error: BaseException) -> str:
+    """An OS error in the OS's words, without numbers."""
+    if isinstance(error, OSError):
+        if error.errno is not None and error.errno > 0 and not isinstance(error, socket.gaierror):
+            return os.strerror(error.errno)
+        return error.strerror or str(error)
+    return str(error)
+
+
+def _in_use(host: str, port: int) -> RendezvousError:
+    owner = port_owner(port)
+    by = f" by {owner}" if owner else ""
+    return RendezvousError(
+        f"port {port} on {host} is in use{by}",
+        hint="Stop that process, or choose another MASTER_PORT (0 lets the launcher find a free one)",
+    )
+
+
+def port_owner(port: int) -> str:
+    """'pid 4711 (python)' of who listens on a port of this host; '' where /proc does not say."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return ""
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it is somebody else's, or it is gone
+            for descriptor in (process / "fd").iterdir():
+                if str(descriptor.readlink()) in inodes:
+                    return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
+    return "a process of another user"

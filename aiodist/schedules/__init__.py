@@ -1,0 +1,8 @@
+"""Collective algorithms as data: schedules, their selection, and the prover that checks them."""
+
+from __future__ import annotations
+
+from aiodist.schedules.select import select
+from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, chunk_bounds
+
+__all__ = ["Recv", "RecvReduce", "Schedule", "Send", "Step", "chunk_bounds", "select"]

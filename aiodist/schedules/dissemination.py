@@ -1,0 +1,22 @@
+"""The dissemination barrier: in round k everybody tells the rank 2^k further on.
+
+Source: D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier synchronization", Int. J.
+Parallel Programming 17 (1988).
+"""
+
+from __future__ import annotations
+
+from aiodist.schedules.steps import Recv, Schedule, Send, Step, schedule
+
+
+def barrier(rank: int, size: int) -> Schedule:
+    """Afterwards every rank knows that every rank has come; any size.
+
+    No buffer: the messages are empty. Rounds: ceil(log2 n). Messages sent by a rank: one a round.
+    """
+    rounds: list[tuple[Step, ...]] = []
+    distance = 1
+    while distance < size:
+        rounds.append((Send((rank + distance) % size, 0, 0), Recv((rank - distance) % size, 0, 0)))
+        distance *= 2
+    return schedule("dissemination", 1, rounds)

@@ -1,0 +1,246 @@
+"""Proof that the schedules of all ranks together do what their operation promises.
+
+The prover runs the ranks without data. A chunk holds not a number but an expression: which ranks'
+values were combined, in which order. The execution is the strictest that an executor may choose:
+ranks proceed independently, a message is transferred only once both ends have reached its round
+(nothing is buffered), and a round ends when all its messages are through. What completes here
+completes on every transport.
+
+The order in which ranks proceed is an argument. By rules 4 and 5 of `steps` it cannot matter to the
+outcome; the tests choose it at random and see that it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send
+from aiodist.types import NO_ROOT, Kind
+
+Pick = Callable[[int], int]  # given how many ranks could go next, which one does
+
+
+class ScheduleError(Exception):
+    """The schedules break a rule, or do not compute what they promise."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known of schedules that passed.
+
+    Attributes:
+        rounds: of the longest schedule.
+        sent: chunks sent by each rank.
+        depth: the most reductions that a value passes through; bounds the rounding of half precision.
+    """
+
+    rounds: int
+    sent: tuple[int, ...]
+    depth: int
+
+
+class _Expressions:
+    """Ordered reduction trees, hash-consed: equal trees have equal numbers. 0 … size-1 are leaves."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._leaves: list[tuple[int, ...]] = [(rank,) for rank in range(size)]
+        self._depths = [0] * size
+
+    def combine(self, left: int, right: int) -> int:
+        number = self._numbers.get((left, right))
+        if number is None:
+            number = self._numbers[left, right] = len(self._leaves)
+            self._leaves.append(self._leaves[left] + self._leaves[right])
+            self._depths.append(1 + max(self._depths[left], self._depths[right]))
+        return number
+
+    def leaves(self, number: int) -> tuple[int, ...]:
+        """Origins from left to right."""
+        return self._leaves[number]
+
+    def depth(self, number: int) -> int:
+        return self._depths[number]
+
+
+class _Run:
+    """One symbolic execution."""
+
+    def __init__(self, kind: Kind, schedules: Sequence[Schedule]) -> None:
+        self.schedules = schedules
+        self.size = size = len(schedules)
+        self.chunks = schedules[0].chunks
+        self.expressions = _Expressions(size)
+        self.held: list[list[int | None]] = [[rank] * self.chunks for rank in range(size)]
+        if kind is Kind.all_gather:
+            self.held = [[rank if c == rank else None for c in range(self.chunks)] for rank in range(size)]
+        self.heard: list[set[int]] = [{rank} for rank in range(size)]
+        self.reductions = [0] * self.chunks
+        self.sent = [0] * size
+        self._round = [-1] * size
+        self._open = [0] * size  # messages of the present round that are not through
+        self._offers: dict[tuple[int, int, int], tuple[Send, list[int | None], set[int]]] = {}
+        self._wants: dict[tuple[int, int, int], Recv | RecvReduce] = {}
+
+    def execute(self, pick: Pick) -> None:
+        ready = list(range(self.size))
+        while ready:
+            rank = ready.pop(pick(len(ready)))
+            self._round[rank] += 1
+            index = self._round[rank]
+            if index == len(self.schedules[rank].rounds):
+                continue
+            ready += self._enter(rank, index)
+        self._check_ended()
+
+    def _enter(self, rank: int, index: int) -> list[int]:
+        """Post the steps of a round; returns the ranks whose rounds are thereby done."""
+        steps = self.schedules[rank].rounds[index]
+        check_round(rank, index, self.size, self.chunks, steps)
+        self._open[rank] = len(steps)
+        done = [] if steps else [rank]
+        for step in steps:
+            if isinstance(step, Send):
+                key = (rank, step.peer, index)
+                before = self.held[rank][step.start : step.stop]
+                self._offers[key] = (step, before, set(self.heard[rank]))
+                self.sent[rank] += step.stop - step.start
+            else:
+                key = (step.peer, rank, index)
+                self._wants[key] = step
+            if key in self._offers and key in self._wants:
+                self._transfer(key)
+                done += [end for end in key[:2] if self._finished_one(end)]
+        return done
+
+    def _finished_one(self, rank: int) -> bool:
+        self._open[rank] -= 1
+        return self._open[rank] == 0
+
+    def _transfer(self, key: tuple[int, int, int]) -> None:
+        source, rank, index = key
+        send, values, heard = self._offers.pop(key)
+        step = self._wants.pop(key)
+        if (send.start, send.stop) != (step.start, step.stop):
+            raise ScheduleError(f"round {index}: rank {source} sends {send}, rank {rank} expects {step}")
+        mine = self.held[rank]
+        for chunk, value in enumerate(values, send.start):
+            if value is None:
+                raise ScheduleError(f"round {index}: rank {source} sends chunk {chunk} before it has it")
+            if isinstance(step, RecvReduce):
+                own = mine[chunk]
+                if own is None:
+                    raise ScheduleError(
+                        f"round {index}: rank {rank} reduces into chunk {chunk} before it has it"
+                    )
+                value = self.expressions.combine(*((value, own) if step.left else (own, value)))
+                self.reductions[chunk] += 1
+            mine[chunk] = value
+        self.heard[rank] |= heard
+
+    def _check_ended(self) -> None:
+        stuck = [f"{source}→{rank} in round {index}" for source, rank, index in self._offers | self._wants]
+        if stuck:
+            raise ScheduleError(f"these messages have only one end: {', '.join(sorted(stuck))}")
+
+
+def check_round(
+    rank: int, index: int, size: int, chunks: int, steps: tuple[Send | Recv | RecvReduce, ...]
+) -> None:
+    """Check rules 2 and 4 to 6 of `steps` for one round of one rank; raises `ScheduleError`."""
+    where = f"rank {rank}, round {index}"
+    written: set[int] = set()
+    ends: set[tuple[bool, int]] = set()
+    receiving = False
+    for step in steps:
+        sending = isinstance(step, Send)
+        if not 0 <= step.peer < size or step.peer == rank:
+            raise ScheduleError(f"{where}: {step} has no such peer")
+        if not 0 <= step.start <= step.stop <= chunks:
+            raise ScheduleError(f"{where}: {step} leaves the buffer of {chunks} chunks")
+        if (sending, step.peer) in ends:
+            raise ScheduleError(f"{where}: a second message with rank {step.peer} in one direction")
+        ends.add((sending, step.peer))
+        if sending and receiving:
+            raise ScheduleError(f"{where}: a send stands after a receive")
+        if not sending:
+            receiving = True
+            span = set(range(step.start, step.stop))
+            if span & written:
+                raise ScheduleError(f"{where}: two steps write chunk {min(span & written)}")
+            written |= span
+    for step in steps:
+        if isinstance(step, Send) and not step.copy:
+            torn = written.intersection(range(step.start, step.stop))
+            if torn:
+                raise ScheduleError(f"{where}: chunk {min(torn)} is sent while it is written")
+
+
+def prove(
+    kind: Kind, schedules: Sequence[Schedule], root: int = NO_ROOT, pick: Pick = lambda ready: 0
+) -> Proof:
+    """Prove that schedules carry out an operation.
+
+    Shown is: no rule of `steps` is broken; nothing deadlocks, also without any buffering; every rank
+    that is promised a result has it; every rank's value is in it exactly once; for all_reduce, all
+    ranks hold the identical expression, and either it was computed once and handed out, or it combines
+    the ranks in order (law 3: one answer).
+
+    Args:
+        kind: the operation that the schedules promise.
+        schedules: those of all ranks, by rank.
+        root: for broadcast and reduce.
+        pick: chooses which of n ranks proceeds next, 0 ≤ result < n.
+
+    Raises:
+        ScheduleError: with the first thing that is wrong.
+    """
+    if len({schedule.chunks for schedule in schedules}) != 1:
+        raise ScheduleError("ranks divide the buffer differently")
+    run = _Run(kind, schedules)
+    run.execute(pick)
+    for rank in range(run.size):
+        _check_result(kind, run, rank, root)
+    if kind is Kind.all_reduce:
+        _check_one_answer(run)
+    final = [value for held in run.held for value in held if value is not None]
+    return Proof(
+        rounds=max(len(schedule.rounds) for schedule in schedules),
+        sent=tuple(run.sent),
+        depth=max(map(run.expressions.depth, final)),
+    )
+
+
+def _check_result(kind: Kind, run: _Run, rank: int, root: int) -> None:
+    everyone = list(range(run.size))
+    if kind is Kind.barrier and run.heard[rank] != set(everyone):
+        raise ScheduleError(f"rank {rank} leaves the barrier before {set(everyone) - run.heard[rank]} came")
+    for chunk, value in enumerate(run.held[rank]):
+        expected: list[int] | None = None
+        if kind is Kind.all_reduce or (kind is Kind.reduce and rank == root):
+            expected = everyone
+        elif kind is Kind.broadcast:
+            expected = [root]
+        elif kind is Kind.all_gather:
+            expected = [chunk]
+        elif kind is Kind.reduce_scatter and chunk == rank:
+            expected = everyone
+        found = [] if value is None else sorted(run.expressions.leaves(value))
+        if expected is not None and found != expected:
+            raise ScheduleError(
+                f"rank {rank}, chunk {chunk}: holds the values of ranks {found}, not {expected}"
+            )
+
+
+def _check_one_answer(run: _Run) -> None:
+    for chunk in range(run.chunks):
+        answers = {run.held[rank][chunk] for rank in range(run.size)}
+        if len(answers) != 1:
+            raise ScheduleError(f"chunk {chunk}: ranks hold {len(answers)} different expressions")
+        (answer,) = answers
+        assert answer is not None
+        ordered = run.expressions.leaves(answer) == tuple(range(run.size))
+        if run.reductions[chunk] != run.size - 1 and not ordered:
+            raise ScheduleError(f"chunk {chunk} is reduced more than once, and not in the order of ranks")

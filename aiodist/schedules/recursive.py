@@ -1,0 +1,107 @@
+"""Recursive algorithms for all_reduce: partners at distance 1, 2, 4, …
+
+Logarithmically many rounds: for small and medium messages. Both work on p participants, the largest
+power of two that is not above the size. Of the first 2(n-p) ranks each even one folds its tensor into
+its right neighbour first, and gets the result back at the end. A participant therefore stands for one
+rank or two neighbours, and participants are in rank order. Every partial covers an interval of ranks,
+and the interval of the lower ranks is always the left operand.
+
+Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations
+in MPICH", IJHPCA 19 (2005), sections 4.5 and 4.6; R. Rabenseifner, "Optimization of Collective
+Reduction Operations", ICCS 2004.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, schedule
+
+Rounds = list[tuple[Step, ...]]
+
+
+def participants(size: int) -> int:
+    """The largest power of two that is not above `size`."""
+    return 1 << (size.bit_length() - 1)
+
+
+def _folded(
+    name: str, rank: int, size: int, chunks: int, core: Callable[[int, Callable[[int], int]], Rounds]
+) -> Schedule:
+    """Wrap `core(number, rank_of)`, which speaks of participants, into fold and unfold rounds."""
+    count = participants(size)
+    folded = size - count
+
+    def rank_of(number: int) -> int:
+        return 2 * number + 1 if number < folded else number + folded
+
+    if not folded:
+        return schedule(name, chunks, core(rank, rank_of))
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+    if rank >= 2 * folded:
+        middle = core(rank - folded, rank_of)
+    elif rank % 2:
+        before = (RecvReduce(rank - 1, 0, chunks, left=True),)
+        middle = core(rank // 2, rank_of)
+        after = (Send(rank - 1, 0, chunks),)
+    else:
+        before = (Send(rank + 1, 0, chunks),)
+        middle = [()] * len(core(rank // 2, rank_of))  # idle, but rounds are counted
+        after = (Recv(rank + 1, 0, chunks),)
+    return schedule(name, chunks, [before, *middle, after])
+
+
+def doubling(rank: int, size: int) -> Schedule:
+    """Recursive doubling: partners exchange everything they have, and both reduce.
+
+    Buffer: the tensor, in one chunk. All ranks compute the same expression over the ranks in order,
+    with the lower-ranked partial on the left, so all get the same bits.
+    Rounds: log2(p), and 2 more unless n is a power of two. Bytes sent by a rank: log2(p) tensors, one
+    more by a rank that folds back.
+    """
+    count = participants(size)
+
+    def core(number: int, rank_of: Callable[[int], int]) -> Rounds:
+        rounds: Rounds = []
+        distance = 1
+        while distance < count:
+            partner = number ^ distance
+            peer = rank_of(partner)
+            rounds.append((Send(peer, 0, 1, copy=True), RecvReduce(peer, 0, 1, left=partner < number)))
+            distance *= 2
+        return rounds
+
+    return _folded("recursive_doubling", rank, size, 1, core)
+
+
+def halving(rank: int, size: int) -> Schedule:
+    """Rabenseifner's algorithm: reduce-scatter by recursive halving, all-gather by recursive doubling.
+
+    Buffer: the tensor, in p chunks. Each chunk is reduced once, over the ranks in order, and handed out.
+    Rounds: 2 log2(p), and 2 more unless n is a power of two. Bytes sent by a rank: 2(p-1)/p of the
+    tensor, one tensor more by a rank that folds back.
+    """
+    count = participants(size)
+
+    def core(number: int, rank_of: Callable[[int], int]) -> Rounds:
+        # Near partners first, or a partial would not cover an interval of ranks. The chunks that a
+        # participant answers for then follow the bits of its number from the lowest one up.
+        start, stop = 0, count
+        reduce: Rounds = []
+        gather: Rounds = []
+        distance = 1
+        while distance < count:
+            partner = number ^ distance
+            peer = rank_of(partner)
+            middle = (start + stop) // 2
+            keep, give = ((start, middle), (middle, stop))
+            if number > partner:
+                keep, give = give, keep
+            reduce.append((Send(peer, *give), RecvReduce(peer, *keep, left=partner < number)))
+            gather.append((Send(peer, *keep), Recv(peer, *give)))
+            start, stop = keep
+            distance *= 2
+        return reduce + gather[::-1]
+
+    return _folded("recursive_halving", rank, size, count, core)

@@ -1,0 +1,102 @@
+"""What a collective algorithm is made of: rounds of Send, Recv and RecvReduce.
+
+A schedule is one rank's part of an operation, as data. It knows chunk indices and peers; it knows
+nothing of bytes, dtypes, sockets or time. An executor carries it out over channels; the prover carries
+it out over symbols, so that what is proved and what runs is the same object.
+
+Rules of a schedule (the prover checks each of them):
+
+1. The steps of a round run concurrently. A rank enters a round when its previous round is done.
+2. Both ends of a message name it by the same round, and a pair of ranks has at most one message in
+   each direction in a round. So (source, destination, round) names a message.
+3. Both ends name the same chunks.
+4. No two steps of a round write the same chunk.
+5. A round does not send a chunk that it writes, unless the Send says `copy`.
+6. Sends stand before receives in a round, so that an executor which takes them in order has made
+   every copy before anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send chunks `start` to `stop` of the buffer to `peer` (a group rank).
+
+    `copy`: the same round also writes these chunks. The executor sends what they hold when the round
+    begins: it takes a private copy before it posts any receive of the round, unless the transport
+    reports at once that it no longer needs the buffer. Only algorithms for small messages ask for it.
+    """
+
+    peer: int
+    start: int
+    stop: int
+    copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Receive chunks `start` to `stop` from `peer`, over what the buffer held there."""
+
+    peer: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecvReduce:
+    """Receive chunks `start` to `stop` from `peer` and combine them with what the buffer holds.
+
+    `left`: whether the received partial is the left operand. It matters for the bits: the two zeros
+    under MIN, the payload of a NaN.
+    """
+
+    peer: int
+    start: int
+    stop: int
+    left: bool
+
+
+Step = Send | Recv | RecvReduce
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One rank's part of an operation.
+
+    Args:
+        name: the algorithm, for logs and benchmarks.
+        chunks: into how many chunks the operation's buffer is divided (see `chunk_bounds`).
+        rounds: the steps of each round.
+        writes: whether any step writes the buffer. A rank whose tensor must survive (reduce, on ranks
+            other than the root) needs a working copy only if this is true.
+    """
+
+    name: str
+    chunks: int
+    rounds: tuple[tuple[Step, ...], ...]
+    writes: bool
+
+
+def schedule(name: str, chunks: int, rounds: list[tuple[Step, ...]]) -> Schedule:
+    """Make a `Schedule`; `writes` follows from the steps. Rounds are kept also where they are empty,
+    since their index names messages."""
+    writes = any(not isinstance(step, Send) and step.stop > step.start for steps in rounds for step in steps)
+    return Schedule(name, chunks, tuple(rounds), writes)
+
+
+def chunk_bounds(count: int, chunks: int) -> list[int]:
+    """Where each chunk begins, in elements, and at last where the last one ends.
+
+    Args:
+        count: elements of the buffer; may be fewer than `chunks`, then some chunks are empty.
+        chunks: how many chunks, at least one.
+
+    Returns:
+        `chunks + 1` numbers. Chunk sizes differ by at most one, the larger ones come first, and they
+        are equal where `chunks` divides `count`.
+    """
+    base, extra = divmod(count, chunks)
+    return [base * i + min(i, extra) for i in range(chunks + 1)]

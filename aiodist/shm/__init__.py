@@ -1,0 +1,1 @@
+"""Memory that one process writes and others on the same host map read-only."""

@@ -1,0 +1,121 @@
+"""Memory that its owner writes and others map read-only: a sealed memfd.
+
+The owner maps the file writable and then seals it: no later mapping can be writable
+(F_SEAL_FUTURE_WRITE), and its size is fixed, so that a reader cannot be made to fault. The file has no
+name, so there is nothing to remove and nothing to leak: it is gone with the last process that maps
+it, however that ends. It comes with a nonce at its start; a peer that can tell it has mapped it.
+
+See memfd_create(2), fcntl(2) "File Sealing".
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+
+from aiodist.errors import BackendUnavailable, WireError
+
+PAGE = 4096
+"""Bytes at the start of an arena that hold its nonce; what the owner shares begins behind them."""
+
+NONCE_BYTES = 32
+
+ARENA_LIMIT = 1 << 40
+"""Bytes of the largest arena that a peer's word is taken for."""
+
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
+_SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
+
+
+def available() -> bool:
+    """Whether this platform has memfd with seals (Linux)."""
+    return sys.platform == "linux" and hasattr(os, "memfd_create")
+
+
+class Arena:
+    """The owner's side.
+
+    Args:
+        nbytes: usable bytes; rounded up to whole pages.
+        nonce: NONCE_BYTES random bytes.
+
+    Attributes:
+        fd: the file, to be passed to readers.
+        nbytes: of the file: PAGE more than is usable.
+        view: all of it, writable.
+    """
+
+    def __init__(self, nbytes: int, nonce: bytes) -> None:
+        if not available():
+            raise BackendUnavailable("shared memory needs Linux", hint="Set AIODIST_TRANSPORT=tcp")
+        if len(nonce) != NONCE_BYTES:
+            raise ValueError(f"an arena's nonce has {NONCE_BYTES} bytes, got {len(nonce)}")
+        import fcntl
+
+        self.nbytes = PAGE + -(-nbytes // PAGE) * PAGE
+        self.nonce = nonce
+        self.fd = os.memfd_create("aiodist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, self.nbytes)
+            self._map = mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.view = memoryview(self._map)
+        self.view[:NONCE_BYTES] = nonce
+
+    def close_fd(self) -> None:
+        """The readers have the file; the mapping stays."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def close(self) -> None:
+        """Unmap. Readers keep their mappings. May be called twice."""
+        self.close_fd()
+        self.view.release()
+        _unmap(self._map)
+
+
+class Window:
+    """A reader's side: somebody else's arena, mapped read-only.
+
+    Args:
+        fd: the file that was passed; the caller still closes it.
+        nbytes: of the file, as its owner says.
+
+    Raises:
+        WireError: it is not a sealed arena of that size.
+
+    Attributes:
+        nonce: what its owner wrote at the start.
+        view: all of it, read-only.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        import fcntl
+
+        if not PAGE < nbytes <= ARENA_LIMIT or os.fstat(fd).st_size != nbytes:
+            raise WireError(f"an arena of {nbytes} bytes that has {os.fstat(fd).st_size}")
+        # Without the seal on its size, its owner could cut it off under us (SIGBUS).
+        if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
+            raise WireError("an arena that is not sealed")
+        self.nbytes = nbytes
+        self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        self.view = memoryview(self._map)
+        self.nonce = bytes(self.view[:NONCE_BYTES])
+
+    def close(self) -> None:
+        """Unmap. May be called twice."""
+        self.view.release()
+        _unmap(self._map)
+
+
+def _unmap(mapping: mmap.mmap) -> None:
+    try:
+        mapping.close()
+    except BufferError:
+        pass  # somebody still looks at a piece: it is unmapped when that is dropped

@@ -1,0 +1,10 @@
+"""Tensors of every family as NumPy arrays on the same memory, and back."""
+
+from __future__ import annotations
+
+from aiodist.tensors.family import like, wrap
+from aiodist.tensors.overlap import overlaps
+from aiodist.tensors.staging import Staged
+from aiodist.tensors.view import TensorView, view
+
+__all__ = ["Staged", "TensorView", "like", "overlaps", "view", "wrap"]

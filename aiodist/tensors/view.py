@@ -1,0 +1,226 @@
+"""A NumPy array over whatever the caller holds: the memory is shared, never copied.
+
+Accepted are NumPy arrays, PyTorch CPU tensors (torch is never imported here: who holds a tensor has
+imported it), objects with the buffer protocol, `__array_interface__` or DLPack.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiodist.errors import UsageError
+from aiodist.types import BFLOAT16, DTYPES, check_dtype
+
+Array = npt.NDArray[Any]
+
+_KDL_CPU = 1  # DLPack's device type of host memory
+_BITS_DTYPE = {"torch.bfloat16": ("int16", BFLOAT16)}  # torch dtypes that NumPy knows only through others
+
+
+class TensorView:
+    """An argument as aiodist sees it.
+
+    The view keeps the caller's object alive, and may be kept as long as an operation borrows it.
+
+    Attributes:
+        source: the caller's object.
+        array: an ndarray that shares its memory, with its shape and strides.
+        contiguous: whether the elements lie in C order without gaps (so do those of empty and 0-d ones).
+    """
+
+    __slots__ = ("array", "contiguous", "source")
+
+    def __init__(self, source: Any, array: Array) -> None:
+        self.source = source
+        self.array = array
+        self.contiguous: bool = array.flags.c_contiguous
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """One of `types.DTYPES`."""
+        return self.array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents; () for a 0-d tensor."""
+        return self.array.shape
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return self.array.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.array.nbytes
+
+    @property
+    def vector(self) -> Array:
+        """The elements as a 1-D array on the same memory; only where `contiguous`."""
+        assert self.contiguous
+        return self.array.reshape(-1)
+
+    @property
+    def flat(self) -> memoryview:
+        """The elements as bytes on the same memory; only where `contiguous`."""
+        return self.vector.view(np.uint8).data
+
+
+def view(obj: Any, *, writable: bool, what: str = "tensor") -> TensorView:
+    """See an argument as an array that shares its memory.
+
+    Args:
+        obj: the caller's tensor.
+        writable: whether the operation writes to it.
+        what: the argument's name in the caller's call, for the error ('tensor', 'out').
+
+    Raises:
+        UsageError: it is no tensor, lies on a device, is read-only or overlaps itself where it would be
+            written, or has a dtype or byte order that cannot be communicated.
+    """
+    array = obj if type(obj) is np.ndarray else _array_of(obj, what)
+    dtype = array.dtype
+    if not dtype.isnative:
+        raise UsageError(
+            f"{what} has byte order {dtype.str!r}, which is not this machine's",
+            hint=f"Convert it: {what}.astype({what}.dtype.newbyteorder('='))",
+        )
+    check_dtype(dtype)
+    if writable:
+        _check_writable(array, what)
+    return TensorView(obj, array)
+
+
+def _array_of(obj: Any, what: str) -> Array:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
+        return _torch_array(torch, obj, what)
+    if isinstance(obj, np.ma.MaskedArray):
+        raise UsageError(f"{what} is a masked array; its mask would be lost", hint="Pass .data or .filled(…)")
+    if isinstance(obj, np.ndarray):
+        return obj.view(np.ndarray)  # np.matrix, np.memmap… as what they hold
+    if isinstance(obj, bool | int | float | complex | np.generic):
+        raise UsageError(
+            f"{what} is a single {type(obj).__name__}, and has no memory to share",
+            hint=f"Wrap it in an array: np.array({obj!r})",
+        )
+    if isinstance(obj, str | list | tuple | dict | set) or obj is None:
+        raise _no_tensor(obj, what)
+    if hasattr(obj, "__cuda_array_interface__"):
+        raise _on_device(what, "a CUDA device")
+    for attempt in (_buffer_array, _interface_array, _dlpack_array):
+        array = attempt(obj, what)
+        if array is not None:
+            return array
+    raise _no_tensor(obj, what)
+
+
+def _torch_array(torch: Any, tensor: Any, what: str) -> Array:
+    if tensor.device.type != "cpu":
+        raise _on_device(what, f"device {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise UsageError(f"{what} is sparse ({tensor.layout})", hint=f"Pass {what}.to_dense()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise UsageError(
+            f"{what} is a lazy conjugate or negative: its memory holds other values than it shows",
+            hint=f"Pass {what}.resolve_conj().resolve_neg()",
+        )
+    tensor = tensor.detach()
+    bits = _BITS_DTYPE.get(str(tensor.dtype))
+    try:
+        if bits is None:
+            array: Array = tensor.numpy()
+            return array
+        array = tensor.view(getattr(torch, bits[0])).numpy()
+        return array.view(bits[1])
+    except (TypeError, RuntimeError) as error:
+        names = ", ".join(d.name for d in DTYPES)
+        raise UsageError(
+            f"{what} of {tensor.dtype} cannot be communicated", hint=f"Convert to one of: {names}"
+        ) from error
+
+
+def _buffer_array(obj: Any, what: str) -> Array | None:
+    try:
+        buffer = memoryview(obj)
+    except TypeError:
+        return None
+    try:
+        return np.asarray(buffer)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UsageError(
+            f"{what} is a buffer of format {buffer.format!r}, which NumPy cannot read",
+            hint="Cast it: memoryview(…).cast('B')",
+        ) from error
+
+
+def _interface_array(obj: Any, what: str) -> Array | None:
+    if not hasattr(obj, "__array_interface__"):
+        return None
+    return np.asarray(obj)
+
+
+def _dlpack_array(obj: Any, what: str) -> Array | None:
+    if not (hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__")):
+        return None
+    device = obj.__dlpack_device__()
+    if int(device[0]) != _KDL_CPU:
+        raise _on_device(what, f"DLPack device {tuple(map(int, device))}")
+    from_dlpack: Callable[[Any], Array] = np.from_dlpack
+    try:
+        return from_dlpack(obj)
+    except (TypeError, RuntimeError, BufferError, ValueError) as error:
+        raise UsageError(f"{what} exports no memory that NumPy can read: {error}") from error
+
+
+def _check_writable(array: Array, what: str) -> None:
+    if not array.flags.writeable:
+        raise UsageError(
+            f"{what} is read-only, and this operation writes to it",
+            hint="Pass a writable array as out=" if what != "out" else "Pass a writable array",
+        )
+    if not array.flags.c_contiguous and overlaps_itself(array):
+        raise UsageError(
+            f"{what} overlaps itself: several elements (strides {array.strides}) share memory",
+            hint="Pass a copy; an expanded or broadcast tensor cannot be written to",
+        )
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Whether two elements of a strided array share a byte. Exact; cheap for all usual strides."""
+    if array.size <= 1:
+        return False
+    extents = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    reach = array.itemsize  # bytes that the dimensions so far cover
+    for stride, extent in extents:
+        if stride < reach:
+            break
+        reach += stride * (extent - 1)
+    else:
+        return False
+    if extents[0][0] < array.itemsize:
+        return True
+    starts = np.zeros(1, np.int64)  # strides that interleave: look at every element's place
+    for stride, extent in extents:
+        starts = (starts[:, None] + stride * np.arange(extent)).reshape(-1)
+    starts.sort()
+    return bool((np.diff(starts) < array.itemsize).any())
+
+
+def _no_tensor(obj: Any, what: str) -> UsageError:
+    return UsageError(
+        f"{what} must be an array or tensor, got {type(obj).__name__}",
+        hint="Pass a NumPy array, a torch CPU tensor, a buffer or a DLPack object",
+    )
+
+
+def _on_device(what: str, where: str) -> UsageError:
+    return UsageError(
+        f"{what} lies on {where}; this backend reads host memory", hint="Copy it to the host first"
+    )

@@ -1,0 +1,284 @@
+"""What a channel is: the seams between operations (above) and connections (below).
+
+A *channel* is the directed message path from one process to another. Its sending end is an
+`Outgoing`, its receiving end an `Incoming`; an `Endpoint` is one process's set of both. Messages
+are matched by `Key`, never by order of arrival, so that any number of operations share a channel.
+
+The rules that every implementation obeys (`testing.conformance_channel` checks them):
+
+1. `send` and `recv` return True when the operation is over already: `done` is then never called.
+   They return False when `done` will be called once, later; never from inside `send` or `recv`.
+2. From the call until it is over the buffer is borrowed; the caller keeps it alive and unchanged.
+3. After `cancel(context)` has returned, no buffer of that context is touched, no `done` of it is called.
+4. No payload byte travels without a place, beyond the eager budget of a (channel, context). A
+   stalled context delays no other.
+5. The end of a peer is reported once: `Observer.lost`, or `Observer.goodbye` if it closed on purpose.
+6. Everything happens on the event loop's thread; callbacks may call any method again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+SEGMENT = 256 * 1024
+"""Bytes of the largest piece in which a message travels, and of the largest piece a `Fold` is given."""
+
+EAGER_MESSAGE = 8 * 1024
+"""Bytes of the largest message that may travel before its receive is posted."""
+
+EAGER_BUDGET = 64 * 1024
+"""Bytes, frame headers counted, that a (channel, context) may have sent eagerly and unmatched."""
+
+CONTROL_MESSAGE = 64 * 1024
+"""Bytes of the largest message of a `ControlLink`."""
+
+Done = Callable[[], None]
+Route = Literal["tcp", "shm"]
+
+
+class Key(NamedTuple):
+    """Names one message of a channel. At most one send and one receive may be in flight under a key.
+
+    Args:
+        context: 64 bits that name a group at an epoch.
+        stream: 0 for collectives, 1 + tag for point-to-point messages (32 bits).
+        seq: number of the operation in the group, or of the message in its stream (64 bits).
+        part: which message of the operation: its round (32 bits).
+    """
+
+    context: int
+    stream: int
+    seq: int
+    part: int
+
+
+class Into:
+    """Receive into memory.
+
+    Args:
+        view: writable, contiguous, format 'B', of exactly the message's size. Its contents are
+            undefined until the receive is done.
+    """
+
+    __slots__ = ("view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+
+class Fold:
+    """Receive through a function, which sees each segment in order of offset as it arrives.
+
+    Args:
+        fold: called as `fold(segment, offset)`. The segment is read-only by contract, at most SEGMENT
+            bytes, a multiple of 16 bytes unless it is the last, and valid during the call alone (it may
+            be a buffer that is used again, or a peer's mapped memory). It must not raise.
+            A message of 0 bytes makes no call.
+    """
+
+    __slots__ = ("fold",)
+
+    def __init__(self, fold: Callable[[memoryview, int], None]) -> None:
+        self.fold = fold
+
+
+Sink = Into | Fold
+
+
+class Observer(Protocol):
+    """Whoever wants to know what comes from peers. One for all channels of an endpoint.
+
+    Called from the loop, never from inside a method of a channel or endpoint that the observer's
+    owner called; every method may call channels again (`arrived` may well post the receive, or cancel).
+    """
+
+    def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
+        """A message, or the offer of one, came in from `rank`. Once a message, before it is matched and
+        before any of its bytes reach a sink.
+
+        A message whose `nbytes` differs from the posted receive's is not delivered: the receive stays
+        pending, so that whoever compares signatures here can say who disagreed.
+        """
+
+    def lost(self, rank: int, cause: str) -> None:
+        """A connection with `rank` could not be made, or ended without goodbye. At most once a rank."""
+
+    def goodbye(self, rank: int) -> None:
+        """`rank` closed its endpoint on purpose; all it sent has arrived. At most once a rank, instead of
+        `lost`."""
+
+
+class Outgoing(ABC):
+    """The sending end of a channel."""
+
+    rank: int
+    """The peer's rank."""
+
+    @abstractmethod
+    def send(self, key: Key, signature: bytes, data: memoryview, done: Done) -> bool:
+        """Start sending one message.
+
+        Args:
+            key: its name; used once in a context's life.
+            signature: 32 bytes that the peer's observer is shown.
+            data: contiguous bytes (format 'B'), possibly none; borrowed until the send is over. Over
+                means that the buffer may be reused, not that the peer has the message.
+            done: called once, later, if this returns False, unless the context is cancelled or the
+                peer is lost first.
+
+        Returns:
+            True if the buffer is free again already.
+        """
+
+    @abstractmethod
+    def cancel(self, context: int) -> None:
+        """Forget all sends of a context, for good: sends made in it later are ignored (False, never done).
+
+        The channel stays usable for other contexts. The peer is told nothing: its receives stay
+        pending until it cancels them itself.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close gracefully: what was begun is sent, then goodbye. Further sends are ignored."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Close at once, without goodbye; no `done` is called any more."""
+
+
+class Incoming(ABC):
+    """The receiving end of a channel. It exists before the peer connects."""
+
+    rank: int
+    """The peer's rank."""
+
+    @abstractmethod
+    def recv(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:
+        """Post the receive of one message.
+
+        Args:
+            key: its name.
+            nbytes: its size; a message of another size is not delivered (see `Observer.arrived`).
+            sink: where the bytes go; borrowed until the receive is over.
+            done: called once, later, if this returns False, unless the context is cancelled or the
+                peer is lost first.
+
+        Returns:
+            True if the message was here already and is in the sink.
+
+        Raises:
+            UsageError: a receive is posted under this key.
+        """
+
+    @abstractmethod
+    def cancel(self, context: int) -> None:
+        """Forget all posted receives of a context; what still arrives for them is dropped.
+
+        Sinks are untouched after this returns, `done` is not called. Do not post under the same keys again.
+        """
+
+    @abstractmethod
+    def retire(self, context: int) -> None:
+        """As `cancel`, and the context is dead for good: all that was stored for it is freed, all that
+        still comes is dropped unreported, and receives posted in it are ignored (False, never done)."""
+
+    @abstractmethod
+    def pending(self, context: int, stream: int) -> list[tuple[int, int, bytes]]:
+        """The messages that arrived or were offered in a stream and match no posted receive, as
+        (seq, nbytes, signature), in order of seq (messages of `part` 0 only)."""
+
+
+class ControlLink(ABC):
+    """A small two-way connection for messages that carry no bulk. Ordered and reliable.
+
+    Attributes:
+        rank: the peer's rank.
+        on_message: called with each message (bytes). Set both callbacks in the same step of the loop in
+            which the link was handed over; nothing is delivered earlier.
+        on_closed: called once as (goodbye, cause) when the peer closes (goodbye True) or is gone (False).
+            Not called after this side's own `close` or `kill`.
+    """
+
+    rank: int
+    on_message: Callable[[bytes], None]
+    on_closed: Callable[[bool, str], None]
+
+    @abstractmethod
+    def send(self, message: bytes) -> None:
+        """Send 1 to CONTROL_MESSAGE bytes. Ignored when the link is closed.
+
+        A peer that reads nothing while a bounded queue fills up counts as lost.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close gracefully: what was sent is flushed, then goodbye. Nothing is delivered any more."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Close at once, without goodbye."""
+
+
+class Endpoint(ABC):
+    """One process's end of all its channels and control links.
+
+    Attributes:
+        rank: this process's global rank.
+        card: what peers must know to dial (msgpack-able, secret-free). Complete once the endpoint exists.
+        observer: told what comes from peers; set it before the first channel is asked for.
+        on_control: called as (rank, link) for each control link that a peer dialed.
+    """
+
+    rank: int
+    card: dict[str, Any]
+    observer: Observer
+    on_control: Callable[[int, ControlLink], None]
+
+    @abstractmethod
+    def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
+        """Learn the cards of peers. Needed before dialing them."""
+
+    @abstractmethod
+    async def prove_local(self, ranks: Iterable[int]) -> set[int]:
+        """Which of `ranks` share memory with this process, found by doing it. Their outgoing channels
+        stand on shared memory afterwards. Call it before they are first used."""
+
+    @abstractmethod
+    def route(self, rank: int, route: Route) -> None:
+        """Fix what the outgoing channel to `rank` runs over. `UsageError` once it was used over the other."""
+
+    @abstractmethod
+    def outgoing(self, rank: int) -> Outgoing:
+        """The channel to `rank`; returns at once, dials when first used. Failure goes to `Observer.lost`."""
+
+    @abstractmethod
+    def incoming(self, rank: int) -> Incoming:
+        """The channel from `rank`; receives can be posted before it connects."""
+
+    @abstractmethod
+    def link_control(self, rank: int) -> Awaitable[ControlLink]:
+        """Dial a control link to `rank`. Raises `PeerLost` if that cannot be done."""
+
+    @abstractmethod
+    def peer_pid(self, rank: int) -> int | None:
+        """The process id of a peer on this host, as the kernel vouches for it; None where unknown."""
+
+    @abstractmethod
+    def cancel(self, context: int) -> None:
+        """`cancel` on every channel that exists, both ways."""
+
+    @abstractmethod
+    def retire(self, context: int) -> None:
+        """`Outgoing.cancel` and `Incoming.retire` on every channel."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close gracefully: what was begun is sent, every peer is told goodbye; the wait is bounded.
+        Returns with no task, socket or mapping open."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Close at once without goodbye, as if the process had died. Needs no running loop."""

@@ -1,0 +1,84 @@
+"""What a connection must do so that `sending` and `receiving` can build a channel on it.
+
+A link moves frames: ordered, reliable, one connection between two processes. Matching, eager limits and
+READY are not its business. The process that sends messages dials; frames of the receiver travel back
+on the same link.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from aiodist.transport.base import Key
+from aiodist.wire.frame import Frame
+
+BURST = 1 << 20
+"""Bytes that a link moves in one direction before it lets the loop turn."""
+
+NO_GOODBYE = "connection ended without goodbye"
+"""The cause of a loss that the other side gave no reason for: its process is gone."""
+
+
+class LinkUser(Protocol):
+    """Called by a link, from the loop, with the link in a state in which any of its methods may be called."""
+
+    def received(self, frame: Frame, payload: memoryview) -> None:
+        """A whole frame. The payload is valid during the call only; MAPPED frames arrive as DATA."""
+
+    def place(self, frame: Frame) -> memoryview:
+        """Memory for the payload of a DATA frame, which is about to arrive piece by piece."""
+
+    def placed(self, frame: Frame) -> None:
+        """The payload is in the memory that `place` gave (or in what `divert` put in its stead)."""
+
+    def writable(self) -> None:
+        """`room` is True again, and what was borrowed by `write` is free."""
+
+    def ended(self, goodbye: bool, moved: bool, cause: str) -> None:
+        """The peer closed on purpose (goodbye; moved: only this link), or the connection is lost. Once."""
+
+
+class Link(ABC):
+    """One end of a connection.
+
+    Attributes:
+        room: whether `write` may be called. When it is False, `LinkUser.writable` will be called later.
+        on_closed: called when a link that this side closed gracefully is gone. Not after `kill`.
+    """
+
+    room: bool
+    on_closed: Callable[[], None] | None = None
+
+    @abstractmethod
+    def start(self, user: LinkUser) -> None:
+        """Begin to deliver frames (never from inside this call)."""
+
+    @abstractmethod
+    def post(self, header: bytes, payload: memoryview | None = None) -> None:
+        """Send a small frame. The payload is copied where it cannot leave at once. Never calls back."""
+
+    @abstractmethod
+    def write(self, key: Key, payload: memoryview, offset: int, total: int, signature: bytes) -> bool:
+        """Send a segment as DATA; only while `room`. Never calls back.
+
+        Returns:
+            True if the payload has been taken; False if it is borrowed until `writable` or `keep`.
+        """
+
+    @abstractmethod
+    def keep(self) -> None:
+        """Copy what is still borrowed; the owner's memory is not touched afterwards."""
+
+    @abstractmethod
+    def divert(self, place: memoryview) -> None:
+        """The rest of the payload that is arriving goes to `place` (at least as large) instead."""
+
+    @abstractmethod
+    def close(self, moved: bool = False) -> None:
+        """Say goodbye after what was sent, and go when the peer has answered. The user hears no more."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End at once; nobody is called."""

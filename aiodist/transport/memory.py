@@ -1,0 +1,103 @@
+"""A whole cluster in one process: endpoints that find each other in a `MemoryNetwork`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiodist.errors import PeerLost
+from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
+from aiodist.transport.memory_link import Delay, MemoryControl, MemoryLink
+from aiodist.transport.peers import LINGER, ChannelEndpoint, Peer
+
+
+class MemoryNetwork:
+    """Where the endpoints of one event loop find each other.
+
+    Args:
+        delay: `delay(src, dst)` → seconds that the next frame takes; None: none. Frames stay in order.
+    """
+
+    def __init__(self, delay: Delay | None = None) -> None:
+        self.delay = delay
+        self.endpoints: dict[int, MemoryEndpoint] = {}
+
+    def seconds(self, src: int, dst: int) -> float:
+        """How long a connection attempt takes."""
+        return 0.0 if self.delay is None else self.delay(src, dst)
+
+
+class MemoryEndpoint(ChannelEndpoint):
+    """An endpoint over memory links. See `ChannelEndpoint` for the other arguments.
+
+    Args:
+        network: shared by all endpoints of the cluster.
+        rank: this endpoint's.
+        loop: None: the running one.
+    """
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        rank: int,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        eager_budget: int = EAGER_BUDGET,
+        linger: float = LINGER,
+    ) -> None:
+        super().__init__(
+            asyncio.get_running_loop() if loop is None else loop,
+            rank,
+            eager_budget=eager_budget,
+            linger=linger,
+        )
+        self.card = {"memory": rank}
+        self._network = network
+        self._dialed: set[int] = set()
+        network.endpoints[rank] = self
+
+    def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
+        pass
+
+    async def prove_local(self, ranks: Iterable[int]) -> set[int]:
+        return set()
+
+    def route(self, rank: int, route: Route) -> None:
+        pass
+
+    async def link_control(self, rank: int) -> ControlLink:
+        self._check_open()
+        await asyncio.sleep(self._network.seconds(self.rank, rank))
+        remote = self._network.endpoints.get(rank)
+        if remote is None or remote._closing or self._closing:
+            raise PeerLost([rank], "it is not in the network")
+        mine = MemoryControl(rank, self._controls.discard)
+        theirs = MemoryControl(self.rank, remote._controls.discard)
+        MemoryControl.join(self._loop, mine, theirs, self._network.delay)
+        self._controls.add(mine)
+        remote._controls.add(theirs)
+        remote.on_control(self.rank, theirs)
+        return mine
+
+    def kill(self) -> None:
+        if self._network.endpoints.get(self.rank) is self:
+            del self._network.endpoints[self.rank]
+        super().kill()
+
+    def _dial(self, peer: Peer) -> None:
+        if peer.rank not in self._dialed:
+            self._dialed.add(peer.rank)
+            self._loop.call_later(self._network.seconds(self.rank, peer.rank), self._connect, peer)
+
+    def _connect(self, peer: Peer) -> None:
+        remote = self._network.endpoints.get(peer.rank)
+        if remote is None or remote._closing:
+            self._lost(peer, "it is not in the network")
+        elif not self._closed:
+            mine, theirs = MemoryLink.pair(self._loop, self.rank, peer.rank, self._network.delay)
+            if (caller := remote._peer(self.rank)).ended:
+                theirs.kill()
+            else:
+                caller.receiver.attach(theirs)
+            peer.sender.attach(mine)

@@ -1,0 +1,233 @@
+"""What endpoints do alike: a channel each way per peer, one report of each peer's end, orderly closing."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+
+from aiodist.errors import UsageError
+from aiodist.transport.base import (
+    EAGER_BUDGET,
+    ControlLink,
+    Endpoint,
+    Incoming,
+    Key,
+    Observer,
+    Outgoing,
+    Route,
+)
+from aiodist.transport.receiving import Receiver
+from aiodist.transport.sending import Sender
+
+LINGER = 5.0
+"""Seconds that closing waits for peers to take what was sent and to answer goodbye."""
+
+
+class Silent:
+    """An observer that does not care."""
+
+    def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
+        """Nothing."""
+
+    def lost(self, rank: int, cause: str) -> None:
+        """Nothing."""
+
+    def goodbye(self, rank: int) -> None:
+        """Nothing."""
+
+
+class Peer:
+    """What an endpoint knows of one rank.
+
+    Attributes:
+        ended: its loss or goodbye was reported; nothing more will be.
+        route: what the outgoing channel shall run over; None: not decided.
+        over: what the outgoing channel's link runs over, once there is one.
+        pid: on this host, as the kernel says.
+    """
+
+    __slots__ = ("ended", "over", "pid", "rank", "receiver", "route", "sender")
+
+    def __init__(self, rank: int, sender: Sender, receiver: Receiver) -> None:
+        self.rank = rank
+        self.sender = sender
+        self.receiver = receiver
+        self.ended = False
+        self.route: Route | None = None
+        self.over: Route | None = None
+        self.pid: int | None = None
+
+
+class ChannelEndpoint(Endpoint):
+    """The part of an endpoint that does not depend on how links are made.
+
+    Args:
+        loop: the event loop that everything happens on.
+        rank: this process's global rank.
+        eager_budget: bytes per (channel, context); the same on every rank.
+            0: every send waits for its receive.
+        linger: seconds that `aclose` waits for peers.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        rank: int,
+        *,
+        eager_budget: int = EAGER_BUDGET,
+        linger: float = LINGER,
+    ) -> None:
+        self.rank = rank
+        self.card = {}
+        self.observer: Observer = Silent()
+        self.on_control = _refuse_control
+        self._loop = loop
+        self._eager_budget = eager_budget
+        self._linger = linger
+        self._peers: dict[int, Peer] = {}
+        self._retired: set[int] = set()
+        self._controls: set[ControlLink] = set()
+        self._closing = False
+        self._closed = False
+
+    @abstractmethod
+    def _dial(self, peer: Peer) -> None:
+        """Get a link to a peer for its sender, once; asked for by its first send. Answers later."""
+
+    # Endpoint.
+
+    def outgoing(self, rank: int) -> Outgoing:
+        return self._peer(rank).sender
+
+    def incoming(self, rank: int) -> Incoming:
+        return self._peer(rank).receiver
+
+    def peer_pid(self, rank: int) -> int | None:
+        peer = self._peers.get(rank)
+        return None if peer is None else peer.pid
+
+    def cancel(self, context: int) -> None:
+        for peer in self._peers.values():
+            peer.sender.cancel(context)
+            peer.receiver.cancel(context)
+
+    def retire(self, context: int) -> None:
+        self._retired.add(context)
+        for peer in self._peers.values():
+            peer.sender.cancel(context)
+            peer.receiver.retire(context)
+
+    async def aclose(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._stop_accepting()
+        try:
+            # First what we sent: a peer that has answered goodbye here has taken all of it, so that
+            # it hears the goodbyes of the second step after the data.
+            senders = [peer.sender for peer in self._peers.values()]
+            await self._close_all([_closer(sender) for sender in senders], self._linger)
+            receivers = [peer.receiver for peer in self._peers.values()]
+            for control in tuple(self._controls):
+                control.close()
+            await self._close_all([receiver.close for receiver in receivers], min(self._linger, 1.0))
+            await self._settle()
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        self._closing = self._closed = True
+        for peer in self._peers.values():
+            peer.sender.on_closed = None
+            peer.sender.kill()
+            peer.receiver.kill()
+        for control in tuple(self._controls):
+            control.kill()
+        self._controls.clear()
+
+    # For subclasses.
+
+    def _stop_accepting(self) -> None:
+        """Closing begins: take no new connections."""
+
+    async def _settle(self) -> None:
+        """Wait, bounded, for whatever else is closing."""
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise UsageError("the endpoint is closed")
+
+    def _peer(self, rank: int) -> Peer:
+        peer = self._peers.get(rank)
+        if peer is None:
+            self._check_open()
+            sender = Sender(
+                rank,
+                lambda: self._dial(peer),
+                lambda *end: self._ended(peer, *end),
+                eager_budget=self._eager_budget,
+            )
+            receiver = Receiver(
+                rank,
+                self._arrived,
+                lambda *end: self._ended(peer, *end),
+                eager_budget=self._eager_budget,
+                retired=self._retired,
+            )
+            peer = self._peers[rank] = Peer(rank, sender, receiver)
+        return peer
+
+    def _lost(self, peer: Peer, cause: str) -> None:
+        """Report a loss, once, and end all that connects us."""
+        peer.sender.fail()
+        peer.receiver.kill()
+        if not peer.ended and not self._closing:
+            peer.ended = True
+            self.observer.lost(peer.rank, cause)
+
+    def _arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
+        self.observer.arrived(rank, key, signature, nbytes)
+
+    def _ended(self, peer: Peer, goodbye: bool, cause: str) -> None:
+        if not goodbye:
+            self._lost(peer, cause)
+        elif not peer.ended and not self._closing:
+            peer.ended = True
+            self.observer.goodbye(peer.rank)
+
+    async def _close_all(self, closers: Iterable[Callable[[Callable[[], None]], None]], limit: float) -> None:
+        """Call each with a callback, and wait until all were called back, at most `limit` seconds."""
+        waiting = 1
+        over = self._loop.create_future()
+
+        def one_less() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting and not over.done():
+                over.set_result(None)
+
+        for close in closers:
+            waiting += 1
+            close(one_less)
+        one_less()
+        timer = self._loop.call_later(limit, lambda: over.done() or over.set_result(None))
+        try:
+            await over
+        finally:
+            timer.cancel()
+
+
+def _closer(sender: Sender) -> Callable[[Callable[[], None]], None]:
+    def close(on_closed: Callable[[], None]) -> None:
+        if sender.over:
+            on_closed()
+        else:
+            sender.on_closed = on_closed
+            sender.close()
+
+    return close
+
+
+def _refuse_control(rank: int, link: ControlLink) -> None:
+    link.kill()

@@ -1,0 +1,269 @@
+"""The sending half of matching: eager within a budget, otherwise OFFER, READY, DATA.
+
+A message of at most EAGER_MESSAGE bytes goes at once while its context has budget; its bytes are then
+copied by the connection, so that `send` is over when it returns. Any other message is offered, unless
+the peer's READY is here already, and its segments follow when READY comes. Segments of several ready
+messages take turns, so that a long one does not hold up the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from aiodist.errors import WireError
+from aiodist.transport.base import EAGER_BUDGET, EAGER_MESSAGE, SEGMENT, Done, Key, Outgoing
+from aiodist.transport.link import Link
+from aiodist.wire.frame import HEADER, NO_SIGNATURE, Frame, Type, pack
+
+_CREDIT, _READY = int(Type.CREDIT), int(Type.READY)
+
+
+class _Message:
+    """A message under way; `sent` counts the bytes that were given to the link."""
+
+    __slots__ = ("data", "done", "key", "nbytes", "sent", "signature")
+
+    def __init__(self, key: Key, signature: bytes, data: memoryview, done: Done) -> None:
+        self.key = key
+        self.signature = signature
+        self.data = data
+        self.done = done
+        self.nbytes = len(data)
+        self.sent = 0
+
+
+class Sender(Outgoing):
+    """An `Outgoing` over whatever link it is given. Also the link's user.
+
+    Args:
+        rank: the peer.
+        dial: asks for a link, because there is something to send; answered by `attach`, later.
+        on_end: called as (goodbye, cause) when the link ends by the peer or by accident.
+        eager_budget: bytes per context; 0 makes every send wait for its receive.
+
+    Attributes:
+        used: something was sent.
+        over: it can send nothing any more.
+        on_closed: called once when this end is over, after `close` when the peer has answered.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        dial: Callable[[], None],
+        on_end: Callable[[bool, str], None],
+        *,
+        eager_budget: int = EAGER_BUDGET,
+    ) -> None:
+        self.rank = rank
+        self.used = False
+        self.link: Link | None = None
+        self.on_closed: Callable[[], None] | None = None
+        self._dial = dial
+        self._on_end = on_end
+        self._budget = eager_budget
+        self._spent: dict[int, int] = {}  # context → eager bytes that were not matched yet
+        self._backlog: list[_Message] = []  # sent before there was a link
+        self._offered: dict[Key, _Message] = {}
+        self._ready: dict[Key, int] = {}  # READY came before the send → bytes that are expected
+        self._active: deque[_Message] = deque()
+        self._leaving: _Message | None = None  # the link still borrows its last segment given
+        self._cancelled: set[int] = set()
+        self._pumping = False
+        self._closing = False
+        self.over = False
+
+    # Outgoing.
+
+    def send(self, key: Key, signature: bytes, data: memoryview, done: Done) -> bool:
+        if self.over or self._closing or key[0] in self._cancelled:
+            return False
+        self.used = True
+        if self.link is None:
+            self._backlog.append(_Message(key, signature, data, done))
+            self._dial()
+            return False
+        return self._start(self.link, key, signature, data, done)
+
+    def cancel(self, context: int) -> None:
+        self._cancelled.add(context)
+        self._spent.pop(context, None)
+        self._backlog = [message for message in self._backlog if message.key.context != context]
+        self._active = deque(message for message in self._active if message.key.context != context)
+        for key in [key for key in self._offered if key.context == context]:
+            del self._offered[key]
+        for key in [key for key in self._ready if key.context == context]:
+            del self._ready[key]
+        if self._leaving is not None and self._leaving.key.context == context:
+            self._leaving = None
+            if self.link is not None:
+                self.link.keep()
+        self._close_if_idle()
+
+    def close(self) -> None:
+        if self.over or self._closing:
+            return
+        self._closing = True
+        self._offered.clear()
+        self._ready.clear()
+        self._close_if_idle()
+
+    def kill(self) -> None:
+        link = self.link
+        self._forget()
+        if link is not None:
+            link.kill()
+
+    # The owner's side.
+
+    def attach(self, link: Link) -> None:
+        """There is a link now: send what waited for it. Called from the loop."""
+        if self.over:
+            link.kill()
+            return
+        self.link = link
+        link.start(self)
+        backlog, self._backlog = self._backlog, []
+        for message in backlog:
+            # A `done` may cancel or kill meanwhile.
+            if self.over or message.key.context in self._cancelled:
+                continue
+            if self._start(link, message.key, message.signature, message.data, message.done):
+                message.done()
+        self._close_if_idle()
+
+    def detach(self) -> Link | None:
+        """Close an unused link, so that another may be attached. Returns it; it says when it is gone."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.close(moved=True)
+        return link
+
+    def fail(self) -> None:
+        """There will be no link, or the peer is lost otherwise: forget everything, end the link."""
+        self.kill()
+
+    # LinkUser.
+
+    def received(self, frame: Frame, payload: memoryview) -> None:
+        kind, context = frame.type, frame.context
+        if kind == _CREDIT:
+            spent = self._spent.get(context, 0) - frame.word
+            if spent > 0:
+                self._spent[context] = spent
+            else:
+                self._spent.pop(context, None)
+            return
+        if kind != _READY:
+            raise WireError(f"a {Type(kind).name} frame from a receiver")
+        if self._closing or context in self._cancelled:
+            return
+        key = Key(context, frame.stream, frame.seq, frame.part)
+        message = self._offered.get(key)
+        if message is None:
+            self._ready[key] = frame.total
+        elif message.nbytes == frame.total:
+            # Where sizes differ the peer sees that by our offer; both sides wait until somebody cancels.
+            del self._offered[key]
+            self._active.append(message)
+            self._pump()
+
+    def place(self, frame: Frame) -> memoryview:
+        raise WireError("a DATA frame from a receiver")
+
+    def placed(self, frame: Frame) -> None:
+        raise AssertionError
+
+    def writable(self) -> None:
+        message, self._leaving = self._leaving, None
+        if message is not None and message.sent == message.nbytes:
+            message.done()
+        self._pump()
+
+    def ended(self, goodbye: bool, moved: bool, cause: str) -> None:
+        self._forget()
+        self._on_end(goodbye, cause)
+
+    # Inside.
+
+    def _start(self, link: Link, key: Key, signature: bytes, data: memoryview, done: Done) -> bool:
+        nbytes = len(data)
+        if nbytes <= EAGER_MESSAGE:
+            context = key[0]
+            spent = self._spent.get(context, 0) + nbytes + HEADER
+            if spent <= self._budget:
+                self._spent[context] = spent
+                header = pack(Type.EAGER, *key, nbytes=nbytes, total=nbytes, signature=signature)
+                link.post(header, data if nbytes else None)
+                return True
+        return self._begin(link, _Message(key, signature, data, done))
+
+    def _begin(self, link: Link, message: _Message) -> bool:
+        """Offer a message, or send it right away where READY is here; True if all of it left."""
+        key = message.key
+        if self._ready.pop(key, None) != message.nbytes:
+            self._offered[key] = message
+            link.post(pack(Type.OFFER, *key, total=message.nbytes, signature=message.signature))
+            return False
+        if self._active or self._pumping or not link.room:
+            self._active.append(message)
+            return False
+        # Nothing else is under way, so no other message's `done` can become due in here.
+        while link.room:
+            if self._write(link, message):
+                return True
+            if self._leaving is message and message.sent == message.nbytes:
+                return False
+        self._active.append(message)
+        return False
+
+    def _write(self, link: Link, message: _Message) -> bool:
+        """Give the next segment to the link; True if that was the last and nothing of it is borrowed."""
+        start = message.sent
+        stop = message.sent = min(start + SEGMENT, message.nbytes)
+        signature = NO_SIGNATURE if start else message.signature
+        if link.write(message.key, message.data[start:stop], start, message.nbytes, signature):
+            return stop == message.nbytes
+        self._leaving = message
+        return False
+
+    def _pump(self) -> None:
+        """Write segments of ready messages in turn, as long as the link has room."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._active and (link := self.link) is not None and link.room:
+                message = self._active.popleft()
+                over = self._write(link, message)
+                if message.sent < message.nbytes:
+                    self._active.append(message)
+                if over:
+                    message.done()
+        finally:
+            self._pumping = False
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if not self._closing or self.over or self._active or self._backlog or self._leaving is not None:
+            return
+        link = self.link
+        if link is not None:
+            link.on_closed, self.on_closed = self.on_closed, None
+        self._forget()
+        if link is not None:
+            link.close()
+
+    def _forget(self) -> None:
+        self.over = True
+        self.link = None
+        self._leaving = None
+        self._backlog.clear()
+        self._offered.clear()
+        self._ready.clear()
+        self._active.clear()
+        self._spent.clear()
+        on_closed, self.on_closed = self.on_closed, None
+        if on_closed is not None:
+            on_closed()

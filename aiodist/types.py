@@ -1,0 +1,194 @@
+"""What an operation is: reduce ops, dtypes, and the description that every rank must agree on.
+
+A `Call` is the agreed part of one operation: what, on how many elements, of which dtype. Its
+`signature` is 32 bytes that travel in the header of an operation's first frames, so that ranks that
+disagree are told so without an extra round (law 4).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+
+import ml_dtypes
+import numpy as np
+
+from aiodist.errors import UsageError
+
+Timeout = float | timedelta | None
+
+
+def seconds(timeout: float | timedelta, name: str = "timeout") -> float:
+    """A timeout as seconds; `UsageError` unless it is a positive number."""
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UsageError(f"{name} must be a positive number of seconds or a timedelta, got {timeout!r}")
+    return float(value)
+
+
+class ReduceOp(enum.IntEnum):
+    """How elements of different ranks combine (torch's names)."""
+
+    SUM = 1
+    AVG = 2
+    PRODUCT = 3
+    MIN = 4
+    MAX = 5
+    BAND = 6
+    BOR = 7
+    BXOR = 8
+
+
+class Kind(enum.IntEnum):
+    """The operations that a backend carries out."""
+
+    all_reduce = 1
+    broadcast = 2
+    reduce = 3
+    all_gather = 4
+    reduce_scatter = 5
+    barrier = 6
+    send = 7
+    recv = 8
+    new_group = 9
+
+
+# The wire code of each dtype. Codes are part of the protocol: append, never renumber.
+DTYPES: tuple[np.dtype[np.generic], ...] = tuple(
+    np.dtype(t)
+    for t in (
+        np.bool_,
+        np.uint8,
+        np.int8,
+        np.uint16,
+        np.int16,
+        np.uint32,
+        np.int32,
+        np.uint64,
+        np.int64,
+        np.float16,
+        ml_dtypes.bfloat16,
+        np.float32,
+        np.float64,
+        np.complex64,
+        np.complex128,
+    )
+)
+DTYPE_CODES: dict[np.dtype[np.generic], int] = {dtype: code for code, dtype in enumerate(DTYPES)}
+BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+MAX_ITEMSIZE = 16
+
+_FLOATING = {np.dtype(t) for t in (np.float16, np.float32, np.float64, np.complex64, np.complex128)} | {BFLOAT16}
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+
+
+def check_dtype(dtype: np.dtype[np.generic]) -> int:
+    """The wire code of a dtype; `UsageError` names the dtypes that exist where it has none."""
+    code = DTYPE_CODES.get(dtype)
+    if code is None:
+        names = ", ".join(d.name for d in DTYPES)
+        raise UsageError(f"dtype {dtype} cannot be communicated", hint=f"Convert to one of: {names}")
+    return code
+
+
+def check_reduction(op: ReduceOp, dtype: np.dtype[np.generic]) -> ReduceOp:
+    """Refuse combinations without meaning: AVG of integers, MIN of complex, bitwise of floats."""
+    if not isinstance(op, ReduceOp):
+        raise UsageError(f"op must be a ReduceOp, got {op!r}", hint="Write dist.ReduceOp.SUM")
+    if op is ReduceOp.AVG and dtype not in _FLOATING:
+        raise UsageError(f"AVG of {dtype.name} has no exact meaning", hint="Use SUM, or a floating dtype")
+    if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind == "c":
+        raise UsageError(f"{op.name} of {dtype.name}: complex numbers have no order")
+    if op in _BITWISE and dtype in _FLOATING:
+        raise UsageError(f"{op.name} of {dtype.name}: bitwise reductions need integers or bool")
+    return op
+
+
+_SIGNATURE = struct.Struct("<BBBBiQQII")
+SIGNATURE_BYTES = _SIGNATURE.size
+NO_ROOT = -1
+
+
+@dataclass(frozen=True)
+class Call:
+    """What every member must agree on for one operation.
+
+    Args:
+        kind: the operation.
+        seq: its number in the group (collectives count per group, point-to-point per src, dst, tag).
+        dtype: of the elements.
+        shape: of the tensor that all ranks hold alike (for all_gather and reduce_scatter: the input).
+        reduce: for reductions.
+        root: group rank of the source or destination, NO_ROOT where there is none.
+        offer: bits for paths that this rank could take; taken only if all offer (law 3).
+        detail: anything else that must be equal, in words (the ranks of a new group).
+    """
+
+    kind: Kind
+    seq: int
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...] = ()
+    reduce: ReduceOp | None = None
+    root: int = NO_ROOT
+    offer: int = 0
+    detail: str = ""
+
+    @cached_property
+    def count(self) -> int:
+        """Elements in `shape`."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in `shape`."""
+        return self.count * self.dtype.itemsize
+
+    @cached_property
+    def signature(self) -> bytes:
+        """32 bytes that are equal on two ranks exactly when their calls agree (offers aside)."""
+        shape_sum = zlib.crc32(f"{self.shape}{self.detail}".encode())
+        return _SIGNATURE.pack(
+            self.kind,
+            DTYPE_CODES[self.dtype],
+            self.reduce or 0,
+            len(self.shape) & 0xFF,
+            self.root,
+            self.count,
+            self.seq,
+            shape_sum,
+            self.offer,
+        )
+
+    def describe(self) -> str:
+        """The call in a user's words: 'all_reduce(float32[3, 4], SUM)'."""
+        if self.kind in (Kind.barrier, Kind.new_group):
+            return f"{self.kind.name}({self.detail})"
+        parts = [f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"]
+        if self.reduce is not None:
+            parts.append(self.reduce.name)
+        if self.root != NO_ROOT:
+            role = "dst" if self.kind in (Kind.reduce, Kind.send) else "src"
+            parts.append(f"{role}={self.root}")
+        return f"{self.kind.name}({', '.join(parts)})"
+
+
+def agree(mine: bytes, theirs: bytes) -> bool:
+    """Whether two signatures name the same operation. The last four bytes, offers, may differ."""
+    return mine[:-4] == theirs[:-4]
+
+
+def describe_signature(signature: bytes) -> str:
+    """A peer's signature in words; the shape is not in it, so the element count stands for it."""
+    kind, dtype, reduce, _ndim, root, count, _seq, _shape, _offer = _SIGNATURE.unpack(signature)
+    try:
+        call = Call(Kind(kind), 0, DTYPES[dtype], (count,), ReduceOp(reduce) if reduce else None, root)
+    except (ValueError, IndexError):
+        return f"an operation this version does not know (code {kind})"
+    return call.describe()

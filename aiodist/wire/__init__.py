@@ -1,0 +1,1 @@
+"""What travels between processes, byte by byte: the handshake, frame headers, rendezvous messages. No I/O."""

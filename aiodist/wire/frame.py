@@ -1,0 +1,150 @@
+"""The frames of a data link: a fixed header of 96 bytes, then the payload, if any.
+
+    offset  bytes  field
+         0      1  type
+         1      1  flags
+         2      2  (zero)
+         4      4  stream
+         8      8  context
+        16      8  seq
+        24      4  part
+        28      4  nbytes     payload bytes of this frame
+        32      8  offset     where they belong in the message
+        40      8  total      bytes of the whole message
+        48      8  word       by type: see `Frame`
+        56      8  (zero)
+        64     32  signature
+
+Little-endian. Everything is validated before anybody acts on it; nonsense raises `WireError`.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from aiodist.errors import WireError
+
+HEADER = 96
+"""Bytes of a frame header."""
+
+PAYLOAD_LIMIT = 1 << 20
+"""Bytes of the largest payload of one frame."""
+
+MESSAGE_LIMIT = 1 << 48
+"""Bytes of the largest message; a larger figure on the wire is nonsense."""
+
+NO_SIGNATURE = bytes(32)
+
+_HEADER = struct.Struct("<BBHIQQIIQQQQ32s")
+_pack = _HEADER.pack
+_unpack_from = _HEADER.unpack_from
+assert _HEADER.size == HEADER
+
+
+class Type(enum.IntEnum):
+    """What a frame says.
+
+    The sender of a channel says EAGER, OFFER, DATA, MAPPED, ARENA; the receiver READY, CREDIT, RELEASE,
+    ARENA; both say GOODBYE.
+    """
+
+    EAGER = 1  # a whole message; the receiver may have no place for it yet
+    OFFER = 2  # a message of `total` bytes waits for READY
+    READY = 3  # there is a place for the message, of `total` bytes
+    DATA = 4  # a segment of a message that is READY
+    MAPPED = 5  # the same, but the bytes lie in the sender's arena at `word`; no payload
+    CREDIT = 6  # `word` bytes of the context's eager budget are free again
+    RELEASE = 7  # the arena blocks in the bit set `word` are free again
+    ARENA = 8  # sender: an arena of `word` bytes comes with this frame; receiver: its nonce, as signature
+    GOODBYE = 9  # nothing follows; this end is closed on purpose
+
+
+class Flag(enum.IntFlag):
+    """Bits of a header's flags."""
+
+    NONE = 0
+    MOVED = 1  # on GOODBYE: only this link ends; the channel goes on over another
+
+
+class Frame(NamedTuple):
+    """A parsed header.
+
+    Args:
+        type: see `Type`; kept as a plain int, because this is made for every frame.
+        nbytes: payload bytes that follow the header.
+        offset: of the payload in its message.
+        total: bytes of the whole message.
+        word: for MAPPED the offset in the arena, for CREDIT bytes, for RELEASE a bit set of blocks, for
+            ARENA its size.
+        signature: 32 bytes; given with EAGER, OFFER, DATA and MAPPED.
+    """
+
+    type: int
+    flags: int
+    context: int
+    stream: int
+    seq: int
+    part: int
+    nbytes: int
+    offset: int
+    total: int
+    word: int
+    signature: bytes
+
+
+_EAGER, _OFFER, _READY, _DATA, _MAPPED = Type.EAGER, Type.OFFER, Type.READY, Type.DATA, Type.MAPPED
+_TYPES = frozenset(int(kind) for kind in Type)
+_WITHOUT_PAYLOAD = frozenset(
+    int(kind) for kind in (Type.OFFER, Type.READY, Type.CREDIT, Type.RELEASE, Type.ARENA, Type.GOODBYE)
+)
+
+
+def pack(
+    kind: int,
+    context: int = 0,
+    stream: int = 0,
+    seq: int = 0,
+    part: int = 0,
+    *,
+    nbytes: int = 0,
+    offset: int = 0,
+    total: int = 0,
+    word: int = 0,
+    signature: bytes = NO_SIGNATURE,
+    flags: int = 0,
+) -> bytes:
+    """A frame's header. The arguments are `Frame`'s.
+
+    Raises:
+        struct.error: a field does not fit, which is the caller's mistake.
+    """
+    return _pack(kind, flags, 0, stream, context, seq, part, nbytes, offset, total, word, 0, signature)
+
+
+def parse(buffer: bytes | bytearray | memoryview, start: int = 0) -> Frame:
+    """The header at `start` of `buffer`, which holds at least HEADER bytes from there.
+
+    Raises:
+        WireError: it is not a frame of this protocol.
+    """
+    kind, flags, zero, stream, context, seq, part, nbytes, offset, total, word, zeros, signature = (
+        _unpack_from(buffer, start)
+    )
+    if kind not in _TYPES or zero or zeros:
+        raise WireError(f"a frame of unknown type {kind}", hint="Is every rank's aiodist the same version?")
+    if nbytes > PAYLOAD_LIMIT or total > MESSAGE_LIMIT or offset + nbytes > total:
+        raise WireError(f"a {Type(kind).name} frame of {nbytes} bytes at {offset} of {total}")
+    if nbytes and kind in _WITHOUT_PAYLOAD:
+        raise WireError(f"a {Type(kind).name} frame with a payload of {nbytes} bytes")
+    if kind == _EAGER and nbytes != total:
+        raise WireError(f"an EAGER frame with {nbytes} of {total} bytes")
+    if not nbytes and (kind == _MAPPED or (kind == _DATA and total)):
+        raise WireError(f"a {Type(kind).name} frame without bytes in a message of {total}")
+    return Frame(kind, flags, context, stream, seq, part, nbytes, offset, total, word, signature)
+
+
+def payload_bytes(frame: Frame) -> int:
+    """How many bytes follow this header on the connection."""
+    return 0 if frame.type == _MAPPED else frame.nbytes

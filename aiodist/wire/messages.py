@@ -1,0 +1,152 @@
+"""What a store and its clients say to each other: msgpack in frames with a length in front.
+
+    frame       u32 little-endian size, then that many bytes of msgpack
+    request     [id, settled, method, args]       client → server
+    response    [id, status, value]               server → client
+
+`id` counts up in one client, over all its connections; the answer carries it, so a request that waits
+holds up no other. `settled` lists ids whose answers have arrived: the server may forget them. That is what
+makes a request that is sent again after a broken connection happen once.
+
+These bytes are read only behind a completed handshake. Still nothing is trusted: sizes are bounded
+before anything is allocated, map keys are strings or bytes only, extension types are refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from aiodist.errors import WireError
+
+MAX_FRAME = 8 << 20
+_SIZE = struct.Struct("<I")
+
+
+class Status(enum.IntEnum):
+    """What a response is."""
+
+    reply = 0  # value: the answer
+    failure = 1  # value: [kind, message, hint, missing ranks]
+    push = 2  # value: news for a watch; more may follow under the same id
+    closing = 3  # value: why; the server is about to end every connection on purpose (id 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a client.
+
+    Args:
+        id: counts up from 1 in a client.
+        settled: ids whose answers the client has; never sent again.
+        method: the name of a store operation.
+        args: its arguments: None, bool, int, float, str, bytes and lists of these.
+    """
+
+    id: int
+    settled: list[int]
+    method: str
+    args: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer, or one piece of news, of the server."""
+
+    id: int
+    status: Status
+    value: Any
+
+
+class FrameParser:
+    """Cuts a stream of bytes into frames.
+
+    Args:
+        limit: bytes of the largest frame; a larger one is refused when its size arrives.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self._limit = limit
+        self._inbox = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+        """The payloads that are complete with `data`, in order.
+
+        Raises:
+            WireError: a frame announces more than the limit; the stream is lost from here.
+        """
+        inbox = self._inbox
+        inbox += data
+        frames = []
+        start = 0
+        while len(inbox) - start >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(inbox, start)
+            if size > self._limit:
+                raise WireError(f"a frame of {size} bytes; at most {self._limit} are allowed")
+            begin = start + _SIZE.size
+            if len(inbox) - begin < size:
+                break
+            start = begin + size
+            frames.append(bytes(inbox[begin:start]))
+        del inbox[:start]
+        return frames
+
+
+def pack(value: Any) -> bytes:
+    """A value as msgpack. `WireError` where it has no encoding."""
+    try:
+        packed: bytes = msgpack.packb(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"this value cannot be sent ({error})") from None
+    return packed
+
+
+def encode_request(request: Request) -> bytes:
+    """The frame of a request. `WireError` if it is larger than a frame may be."""
+    return frame(pack([request.id, request.settled, request.method, request.args]))
+
+
+def encode_response(id: int, status: Status, packed: bytes) -> bytes:
+    """The frame of a response whose value was packed before (once for many receivers)."""
+    return frame(b"\x93" + pack(id) + pack(int(status)) + packed)  # 0x93: an array of three
+
+
+def frame(payload: bytes) -> bytes:
+    """A payload with its size in front."""
+    if len(payload) > MAX_FRAME:
+        raise WireError(
+            f"a message of {len(payload)} bytes; at most {MAX_FRAME} are allowed",
+            hint="Keep large data out of the store, or split it over several keys",
+        )
+    return _SIZE.pack(len(payload)) + payload
+
+
+def decode_request(payload: bytes) -> Request:
+    """A request from a frame's payload. `WireError` unless it is one."""
+    match _unpack(payload):
+        case [int(id), list(settled), str(method), list(args)] if all(type(i) is int for i in settled):
+            return Request(id, settled, method, args)
+    raise WireError("a message that is not a request")
+
+
+def decode_response(payload: bytes) -> Response:
+    """A response from a frame's payload. `WireError` unless it is one."""
+    match _unpack(payload):
+        case [int(id), int(status), value] if 0 <= status < len(Status):
+            return Response(id, Status(status), value)
+    raise WireError("a message that is not a response")
+
+
+def _unpack(payload: bytes) -> Any:
+    try:
+        return msgpack.unpackb(payload, strict_map_key=True, ext_hook=_no_extension)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"a message that cannot be read ({type(error).__name__})") from None
+
+
+def _no_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code}")

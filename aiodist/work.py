@@ -1,0 +1,245 @@
+"""Work: the awaitable handle of one operation.
+
+A Work is started when you get it. Awaiting it gives the result, any number of times, from any task of
+the group's loop. It is not a Future and cannot be cancelled: peers count on the operation. Cancelling
+a task that awaits it ends that wait and nothing else (law 2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, cast
+
+from aiodist.errors import GroupBroken, UsageError
+from aiodist.types import Call, seconds
+
+T = TypeVar("T")
+
+
+class Pulse:
+    """Keeps `while True: await pg.all_reduce(x)` from starving its loop (law 7).
+
+    A Work that is done when awaited costs no turn of the loop. That is fast, and it means that a task
+    which only awaits finished Works never lets another task run. The pulse notes when the loop last
+    turned; after `limit` seconds without a turn the next await yields once.
+
+    One exists for each loop. A turn is noticed by a callback that is queued at most once a turn, so the
+    price on the fast path is one clock reading.
+    """
+
+    __slots__ = ("_limit", "_loop", "_since")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: float = 0.001) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._since: float | None = None
+
+    def overdue(self) -> bool:
+        """Whether the caller ought to yield to the loop now."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            self._loop.call_soon(self._turned)
+            return False
+        return now - self._since > self._limit
+
+    def _turned(self) -> None:
+        self._since = None
+
+
+_PENDING = 0
+_DONE = 1
+_FAILED = 2
+
+
+class Work(Generic[T]):
+    """The handle of one started operation; what every method of a group returns.
+
+    `await work` gives the result. Until then the operation borrows the tensors that it was given: do not
+    write to them, nor read those that it writes, before the Work is done, also if your await was
+    cancelled. The Work keeps them alive. A Work that fails has stopped touching them.
+
+    Attributes:
+        op: the operation's name, 'all_reduce'.
+        seq: its number in the group (for point-to-point: among the messages of the same peer and tag).
+        group: the process group that it belongs to.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_awaited",
+        "_callbacks",
+        "_error",
+        "_loop",
+        "_pulse",
+        "_result",
+        "_state",
+        "_waiters",
+        "call",
+        "group",
+    )
+
+    def __init__(self, group: Any, call: Call, loop: asyncio.AbstractEventLoop, pulse: Pulse, held: bool) -> None:
+        self.group = group
+        self.call = call
+        self._loop = loop
+        self._pulse = pulse
+        self._state = _PENDING
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None
+        self._callbacks: list[Callable[[Work[T]], object]] | None = None
+        self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
+
+    @property
+    def op(self) -> str:
+        """The operation's name."""
+        return self.call.kind.name
+
+    @property
+    def seq(self) -> int:
+        """The operation's number."""
+        return self.call.seq
+
+    # ── for the one who waits ────────────────────────────────────────────────────────────────────────
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self._awaited = True
+        if self._state == _PENDING:
+            yield from self._suspend()
+        elif self._pulse.overdue():
+            yield
+        return self.result()
+
+    def _suspend(self) -> Generator[Any, None, None]:
+        # The private accessor does not raise, and is 3 times cheaper than get_running_loop with a try.
+        if asyncio._get_running_loop() is not self._loop:
+            raise UsageError(
+                "this Work belongs to another event loop",
+                hint="Await it on the loop that made the group; from threads use aiodist.portal",
+            )
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        if self._waiters is None:
+            self._waiters = [waiter]
+        else:
+            self._waiters.append(waiter)
+        try:
+            yield from waiter
+        except asyncio.CancelledError:
+            if self._waiters is not None:
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+            raise
+
+    async def wait(self, timeout: float | timedelta | None = None) -> T:
+        """Wait with this awaiter's own patience.
+
+        Args:
+            timeout: seconds, or a timedelta; None waits as long as the operation may take.
+
+        Raises:
+            TimeoutError: the time is over. The operation goes on and can be awaited again; an
+                operation's own `timeout=` is what breaks the group.
+        """
+        if timeout is None:
+            return await self
+        async with asyncio.timeout(seconds(timeout)):
+            return await self
+
+    def done(self) -> bool:
+        """Whether the operation has ended, well or not."""
+        return self._state != _PENDING
+
+    def result(self) -> T:
+        """The result of a Work that is done; raises what it failed with.
+
+        Raises:
+            asyncio.InvalidStateError: the operation has not ended yet.
+        """
+        if self._state == _DONE:
+            return cast(T, self._result)
+        if self._state == _PENDING:
+            raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
+        assert self._error is not None
+        self._awaited = True
+        raise self._error.with_traceback(None)
+
+    def exception(self) -> BaseException | None:
+        """What a Work that is done failed with, or None.
+
+        Raises:
+            asyncio.InvalidStateError: the operation has not ended yet.
+        """
+        if self._state == _PENDING:
+            raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
+        self._awaited = True
+        return self._error
+
+    def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:
+        """Call `fn(work)` on the loop once the operation has ended; soon, if it already has."""
+        self._awaited = True
+        if self._state != _PENDING:
+            self._loop.call_soon(fn, self)
+        elif self._callbacks is None:
+            self._callbacks = [fn]
+        else:
+            self._callbacks.append(fn)
+
+    def is_completed(self) -> bool:
+        """torch's name for `done()`."""
+        return self._state != _PENDING
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended well."""
+        return self._state == _DONE
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Make a device stream wait for the operation. Host operations have no stream: a UsageError."""
+        raise UsageError(f"{self.op} runs on the host and has no stream", hint="Write `await work`")
+
+    def __repr__(self) -> str:
+        state = ("pending", "done", f"failed: {self._error}")[self._state]
+        return f"<Work {self.op} #{self.seq} {state}>"
+
+    def __del__(self) -> None:
+        if not self._awaited:
+            warnings.warn(
+                f"{self.op} #{self.seq} was never awaited; write `await` before the call, "
+                "or async_op=True to hold its handle",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    # ── for the one who carries it out ───────────────────────────────────────────────────────────────
+
+    def _finish(self, result: T) -> None:
+        """The operation ended well. Called once, on the loop."""
+        if self._state == _PENDING:
+            self._result = result
+            self._state = _DONE
+            if self._waiters is not None or self._callbacks is not None:
+                self._wake()
+
+    def _fail(self, error: BaseException) -> None:
+        """The operation failed, and its buffers are no longer touched. Called once, on the loop."""
+        if self._state == _PENDING:
+            if isinstance(error, GroupBroken):
+                error = error.during(self.op, self.seq, self.group.name)
+            self._error = error
+            self._state = _FAILED
+            self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+        callbacks, self._callbacks = self._callbacks, None
+        for fn in callbacks or ():
+            self._loop.call_soon(fn, self)

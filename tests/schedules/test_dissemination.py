@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from aiodist.schedules import dissemination
+from aiodist.schedules.prover import ScheduleError, prove
+from aiodist.schedules.steps import Schedule
+from aiodist.types import Kind
+
+
+@pytest.mark.parametrize("size", range(1, 65))
+def test_nobody_leaves_before_everybody_came(size: int) -> None:
+    schedules = [dissemination.barrier(rank, size) for rank in range(size)]
+    proof = prove(Kind.barrier, schedules)
+    assert proof.rounds == (size - 1).bit_length()
+    assert sum(proof.sent) == 0
+
+
+def test_one_round_fewer_would_not_do() -> None:
+    full = [dissemination.barrier(rank, 5) for rank in range(5)]
+    short = [Schedule(s.name, s.chunks, s.rounds[:-1], s.writes) for s in full]
+    with pytest.raises(ScheduleError, match="leaves the barrier before"):
+        prove(Kind.barrier, short)

@@ -1,0 +1,90 @@
+"""The store's messages: any split of the stream, bounded, and nothing but messages gets through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist.errors import WireError
+from aiodist.wire import messages
+from aiodist.wire.messages import FrameParser, Request, Response, Status
+
+ints = st.integers(0, 2**63 - 1)
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text() | st.binary()
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_leaves=8)
+
+
+@given(ints, st.lists(ints, max_size=5), st.text(max_size=20), st.lists(values, max_size=4))
+def test_a_request_survives(id: int, settled: list[int], method: str, args: list[Any]) -> None:
+    request = Request(id, settled, method, args)
+    [payload] = FrameParser().feed(messages.encode_request(request))
+    assert messages.decode_request(payload) == request
+
+
+@given(ints, st.sampled_from(Status), values)
+def test_a_response_survives(id: int, status: Status, value: Any) -> None:
+    [payload] = FrameParser().feed(messages.encode_response(id, status, messages.pack(value)))
+    assert messages.decode_response(payload) == Response(id, status, value)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 30))
+def test_frames_come_out_of_any_split(payloads: list[bytes], step: int) -> None:
+    stream = b"".join(map(messages.frame, payloads))
+    parser = FrameParser()
+    out = []
+    for start in range(0, len(stream), step):
+        out += parser.feed(stream[start : start + step])
+    assert out == payloads
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_no_message(noise: bytes) -> None:
+    for decode in (messages.decode_request, messages.decode_response):
+        try:
+            decode(noise)
+        except WireError:
+            pass
+
+
+def test_a_huge_announcement_is_refused_when_it_arrives() -> None:
+    with pytest.raises(WireError, match="at most 8388608"):
+        FrameParser().feed(b"\xff\xff\xff\xff")
+
+
+def test_a_huge_message_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(WireError, match="split it over several keys"):
+        messages.encode_request(Request(1, [], "set", ["key", bytes(messages.MAX_FRAME)]))
+
+
+def test_what_msgpack_cannot_say_is_refused() -> None:
+    with pytest.raises(WireError, match="cannot be sent"):
+        messages.pack(object())
+    with pytest.raises(WireError, match="cannot be sent"):
+        messages.pack(2**70)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x91" * 100_000,  # a list in a list in a list …
+        msgpack.packb([1, [], "get", [msgpack.ExtType(5, b"x")]]),
+        msgpack.packb([1, [], "get", [{1: 2}]]),
+        msgpack.packb([1, ["x"], "get", []]),
+        msgpack.packb([1, [], "get", []]) + b"x",
+        b"\xdd\xff\xff\xff\xff",
+    ],
+    ids=["deep", "extension", "integer map key", "settled", "behind", "long list"],
+)
+def test_unwelcome_requests(payload: bytes) -> None:
+    with pytest.raises(WireError):
+        messages.decode_request(payload)
+
+
+def test_unwelcome_responses() -> None:
+    for value in ([1, 9, None], [1, -1, None], [1, 0], {"id": 1}, ["1", 0, None]):
+        with pytest.raises(WireError):
+            messages.decode_response(messages.pack(value))
