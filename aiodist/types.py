@@ -11,24 +11,14 @@ import enum
 import struct
 import zlib
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 
 import ml_dtypes
 import numpy as np
 
 from aiodist.errors import UsageError
-
-Timeout = float | timedelta | None
-
-
-def seconds(timeout: float | timedelta, name: str = "timeout") -> float:
-    """A timeout as seconds; `UsageError` unless it is a positive number."""
-    value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UsageError(f"{name} must be a positive number of seconds or a timedelta, got {timeout!r}")
-    return float(value)
-
+from aiodist.timeouts import Timeout as Timeout
+from aiodist.timeouts import seconds as seconds
 
 class ReduceOp(enum.IntEnum):
     """How elements of different ranks combine (torch's names)."""

@@ -42,6 +42,8 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     nproc = workers_per_node(args.nproc_per_node, environ)
     if _integer("--max-restarts", args.max_restarts) != 0:
         raise UsageError("--max-restarts: restarts do not exist yet", hint="Leave it out, or give 0")
+    if args.rdzv_backend not in ("static", "c10d"):
+        raise UsageError(f"--rdzv-backend {args.rdzv_backend} does not exist here", hint="Use static or c10d")
     conf = _pairs(args.rdzv_conf)
     address, port = _meeting_place(args, nnodes)
     node_rank: int | None = 0

@@ -97,6 +97,7 @@ class ProcessGroup:
         self._control = control
         self._closer = closer
         self._issued = 0
+        self._messages: dict[tuple[Kind, int, int], int] = {}  # issued, by kind, peer and tag
         self._children = 0
         self._error: GroupBroken | None = None
         self._failed = False  # the Works have failed: nothing touches their buffers
@@ -422,7 +423,10 @@ class ProcessGroup:
         limit = self.timeout if timeout is None else seconds(timeout)
         dtype, shape = agreed if isinstance(agreed, tuple) else (agreed.dtype, agreed.shape)
         if kind is Kind.send or kind is Kind.recv:
-            call = Call(kind, 0, dtype, shape, None, peer)
+            stream = (kind, peer, tag)
+            number = self._messages.get(stream, 0)
+            self._messages[stream] = number + 1
+            call = Call(kind, number, dtype, shape, None, peer)
         else:
             call = Call(kind, self._issued, dtype, shape, reduce, root, 0, detail)
             self._issued += 1

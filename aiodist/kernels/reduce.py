@@ -1,7 +1,13 @@
 """Reductions of one array into another, in place.
 
-`reduce_into` is what stands behind every RecvReduce. It allocates nothing: the half precisions are
-widened to float32 in blocks that stay in the cache, through scratch memory that each thread keeps.
+`reduce_into` is what stands behind every RecvReduce. It allocates nothing that grows with the arrays: the
+half precisions are widened to float32 in blocks that stay in the cache, through scratch memory that
+each thread keeps.
+
+Where ranks compute the same reduction each for itself they must get the same bits (law 3). So a result
+depends on the operands and on which of them is left, and on nothing else: not on which one is `dst`, on
+addresses, or on how an array is cut into segments. The one exception are the sign and payload of a NaN
+that comes from two NaNs; `finish` makes them one.
 
 What the operations mean where it is not obvious:
 
@@ -10,8 +16,6 @@ What the operations mean where it is not obvious:
 * float16 and bfloat16: computed in float32 and rounded to nearest even, once for each call.
 * MIN and MAX give NaN where either operand is NaN.
 * AVG reduces as SUM; `finish` divides at the end.
-* The sum of two NaNs is a NaN, but which payload and sign it has depends on where SIMD lanes begin,
-  that is on the addresses of the arrays. Nothing else depends on them.
 
 All functions release the GIL where NumPy does, and may run in any thread.
 """
@@ -88,7 +92,9 @@ def reduce_into(dst: Array, src: Array, op: ReduceOp, *, src_left: bool) -> None
         return
     # Overflow and NaN are answers here, not news: no RuntimeWarning. (0.9 µs, so not for integers.)
     with np.errstate(all="ignore"):
-        if dst.dtype == BFLOAT16 or (dst.dtype == _FLOAT16 and op not in _ORDER):
+        if dst.dtype.kind == "c" and op is ReduceOp.PRODUCT:
+            _multiply_complex(left, right, dst)
+        elif dst.dtype == BFLOAT16 or (dst.dtype == _FLOAT16 and op not in _ORDER):
             _reduce_halves(left, right, dst, ufunc)
         else:
             ufunc(left, right, out=dst)
@@ -104,17 +110,38 @@ def _reduce_halves(left: Array, right: Array, dst: Array, ufunc: np.ufunc) -> No
         np.copyto(part, a, casting="unsafe")
 
 
-def finish(dst: Array, op: ReduceOp, size: int) -> None:
+def _multiply_complex(left: Array, right: Array, dst: Array) -> None:
+    """In real steps: NumPy's own product rounds differently where it may use a fused multiply-add, and
+    whether it may depends on which operand is overwritten and on the length."""
+    for start in range(0, len(dst), BLOCK):
+        a, b, part = (array[start : start + BLOCK] for array in (left, right, dst))
+        real, imag = a.real * b.real, a.real * b.imag
+        real -= a.imag * b.imag
+        imag += a.imag * b.real
+        part.real, part.imag = real, imag
+
+
+def finish(dst: Array, op: ReduceOp, size: int, *, one_nan: bool = False) -> None:
     """What remains once all ranks' values are combined: AVG divides by the number of ranks.
 
-    Every rank does this on its own copy, with the same result. Nothing happens for other operations.
+    Every rank does this on its own copy, with the same result.
 
     Args:
-        dst: 1-D array, written in place.
+        dst: contiguous 1-D array, written in place.
         size: ranks in the group.
+        one_nan: also replace every NaN by the same NaN. For schedules in which ranks compute the same
+            reduction each for itself (`Schedule.repeats`).
     """
-    if op is not ReduceOp.AVG or size == 1:
-        return
+    if op is ReduceOp.AVG and size > 1:
+        _divide(dst, size)
+    if one_nan and dst.dtype.kind not in "biu":
+        parts = dst.view(dst.real.dtype) if dst.dtype.kind == "c" else dst
+        nans = np.isnan(parts)
+        if nans.any():
+            parts[nans] = np.nan
+
+
+def _divide(dst: Array, size: int) -> None:
     with np.errstate(all="ignore"):
         if dst.dtype != BFLOAT16 and dst.dtype != _FLOAT16:
             np.divide(dst, size, out=dst)

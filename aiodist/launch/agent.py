@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from aiodist.errors import UsageError
 from aiodist.launch.guardian import Guardian, die_with_parent
 from aiodist.launch.lines import LastWords
 from aiodist.launch.logs import LogFiles
@@ -41,6 +42,7 @@ from aiodist.launch.worker import Worker, spawn
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_SWEEP_GRACE = 2.0  # seconds, at most, for what a worker left behind
 _LAST_FLUSH = 1.0  # seconds for a stuck console after the operator asked for the end
 
 
@@ -76,6 +78,7 @@ class Agent:
         self._guardian = guardian
         self._tie = die_with_parent()
         self._supervisor = Supervisor(plan.nproc, plan.shutdown_timeout)
+        self._sweep_grace = min(_SWEEP_GRACE, plan.shutdown_timeout)
         self._workers: list[Worker] = []
         self._endings: list[Ending] = []
         self._sweeps: list[asyncio.Task[None]] = []
@@ -106,8 +109,12 @@ class Agent:
 
     async def _run_workers(self, nodes: Nodes) -> int:
         seat = nodes.seat
-        self._start_workers(seat)
-        nodes.watch(lambda: self._handle(Elsewhere()))
+        try:
+            self._start_workers(seat)
+        except UsageError as error:
+            await self._give_up(error)
+            raise
+        nodes.watch(self._trouble_elsewhere)
         await self._over.wait()
         await asyncio.gather(*self._sweeps)
         verdict = judge(await self._all_reports(), seat.nnodes)
@@ -167,6 +174,14 @@ class Agent:
                     self._loop.call_at(at, self._handle, Tick())
                 case Over():
                     self._over.set()
+
+    def _trouble_elsewhere(self) -> None:
+        alive = len(self._supervisor.alive)
+        if alive and not self._supervisor.stopping:
+            lost = ", ".join(map(str, self._nodes.lost))
+            why = f"node {lost} stopped answering" if lost else "the job ends because of another node"
+            self._say(f"{why}; {alive} worker(s) here are asked to end")
+        self._handle(Elsewhere())
 
     def _trouble(self) -> None:
         """The first trouble on this node: take our turn among the nodes."""
@@ -248,7 +263,7 @@ class Agent:
             words=worker.words.excerpt() if worker.code != 0 else (),
         )
         self._endings.append(ending)
-        self._sweeps.append(self._loop.create_task(worker.sweep()))
+        self._sweeps.append(self._loop.create_task(worker.sweep(self._sweep_grace)))
         was_stopping = self._supervisor.stopping
         actions = self._supervisor.handle(Ended(local_rank, ending.failed, ending.symptom), self._loop.time())
         if ending.failed:
@@ -269,7 +284,7 @@ class Agent:
         while any(worker.code is None and not worker.poll() for worker in self._workers):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         if len(self._sweeps) < len(self._workers):  # only after an error on the way
-            await asyncio.gather(*(worker.sweep() for worker in self._workers))
+            await asyncio.gather(*(worker.sweep(self._sweep_grace) for worker in self._workers))
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -277,6 +292,15 @@ class Agent:
         seat = self._nodes.seat
         endings = tuple(self._endings)
         return NodeReport(seat.node_rank, seat.host, endings, turn, self._signum, self._nodes.lost)
+
+    async def _give_up(self, error: UsageError) -> None:
+        """Our workers cannot be started: tell the other nodes, and wait until theirs have ended."""
+        await self._kill_all()
+        nodes = self._nodes
+        report = replace(self._report(await nodes.take_turn()), error=str(error))
+        await nodes.publish(report)
+        await nodes.alarm()
+        await nodes.reports(report)
 
     async def _all_reports(self) -> list[NodeReport]:
         """Ours, and the other nodes' when they are over; a signal meanwhile ends them, or the wait."""
@@ -325,6 +349,6 @@ def _stdin_is_for_workers() -> bool:
 
 def _columns() -> int:
     try:
-        return min(100, os.get_terminal_size(2).columns)
+        return min(100, os.get_terminal_size(2).columns or 80)
     except OSError:
         return 80

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from aiodist.environment import job_id
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.launch.nodes import Nodes
 from aiodist.launch.plan import Plan, Seat
@@ -46,7 +47,7 @@ async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
     secret = job_secret(environ, plan.nnodes, plan.master_addr)
     if plan.nnodes == 1:
         return await _alone(plan, environ, secret)
-    job = plan.job or environ.get("AIODIST_JOB") or "default"
+    job = plan.job or job_id(environ)
     try:
         bell = await _ring(plan, job, secret)
     except RendezvousError:

@@ -235,7 +235,7 @@ class Relay:
             self._console.line(self._prefix, text)
             return
         try:
-            columns = os.get_terminal_size(2).columns
+            columns = os.get_terminal_size(2).columns or 80
         except OSError:
             columns = 80
         self._console.live_line(self._prefix, text, max(1, columns - self._prefix_width - 1))

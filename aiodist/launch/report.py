@@ -33,7 +33,7 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
     title = (
         f"{name_ranks([verdict.culprit.rank])} failed first" if verdict.culprit else "the job was cut short"
     )
-    rows: list[str] = []
+    rows = [verdict.error, ""] if verdict.error else []
     if verdict.culprit:
         rows += _culprit(verdict.culprit)
     rows += _others(verdict, nnodes)

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from aiodist.environment import secret
 from aiodist.errors import UsageError
 
 
@@ -21,10 +22,8 @@ def job_secret(environ: Mapping[str, str], nnodes: int, master_addr: str) -> str
     Raises:
         UsageError: the file cannot be read, or is open to others; or there is no secret.
     """
-    if given := environ.get("AIODIST_SECRET"):
-        return given
-    if path := environ.get("AIODIST_SECRET_FILE"):
-        return _read(Path(path))
+    if given := secret(environ):
+        return given.decode()
     if nnodes == 1:
         return secrets.token_hex(16)
     home = Path(environ.get("HOME") or "~").expanduser() / ".aiodist" / "secret"

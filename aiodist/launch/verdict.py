@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aiodist.errors import WireError
@@ -75,6 +75,7 @@ class NodeReport:
         turn: when its first trouble came, counted over all nodes (`NEVER`: none).
         signum: the operator's signal that stopped it, 0: none.
         lost: nodes that stopped answering.
+        error: why it could not start its workers, '': it could.
     """
 
     node_rank: int
@@ -83,6 +84,7 @@ class NodeReport:
     turn: int = NEVER
     signum: int = 0
     lost: tuple[int, ...] = ()
+    error: str = ""
 
     def to_json(self) -> bytes:
         """For the store."""
@@ -112,6 +114,7 @@ class Verdict:
         lost: nodes that stopped answering or sent no report.
         endings: all workers', by rank.
         failures: the failed ones, first first.
+        error: why a node could not start its workers, if that decided.
     """
 
     code: int
@@ -119,7 +122,8 @@ class Verdict:
     signum: int = 0
     lost: tuple[int, ...] = ()
     endings: tuple[Ending, ...] = ()
-    failures: tuple[Ending, ...] = field(default=())
+    failures: tuple[Ending, ...] = ()
+    error: str = ""
 
 
 def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
@@ -134,15 +138,16 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
             key=lambda e: (e.symptom, turns[e.node_rank], e.at_ns, e.rank),
         )
     )
+    job = Verdict(0, None, 0, tuple(sorted(lost)), endings, failures)
     first = min(reports, key=lambda r: (r.turn, r.node_rank), default=None)
-    if first is not None and first.signum and first.turn != NEVER:
-        return Verdict(128 + first.signum, None, first.signum, tuple(sorted(lost)), endings, failures)
+    if first is not None and first.turn != NEVER:
+        if first.error:
+            return replace(job, code=2, error=f"node {first.node_rank} ({first.host}): {first.error}")
+        if first.signum:
+            return replace(job, code=128 + first.signum, signum=first.signum)
     if failures:
-        culprit = failures[0]
-        return Verdict(culprit.exit_code, culprit, 0, tuple(sorted(lost)), endings, failures)
-    signum = next((report.signum for report in reports if report.signum), 0)
-    code = 1 if lost else 128 + signum if signum else 0
-    return Verdict(code, None, signum, tuple(sorted(lost)), endings, failures)
+        return replace(job, code=failures[0].exit_code, culprit=failures[0])
+    return replace(job, code=1) if lost else job
 
 
 def signal_name(signum: int) -> str:

@@ -14,8 +14,8 @@ from aiodist.launch.guardian import Guardian
 from aiodist.launch.lines import LastWords
 from aiodist.launch.output import Relay
 
-_SWEEP_GRACE = 2.0  # seconds for what a worker left behind, between SIGTERM and SIGKILL
 _SWEEP_POLL = 0.01
+_SWEEP_LIMIT = 2.0  # seconds to wait for what SIGKILL does not end
 
 
 class Worker:
@@ -93,9 +93,13 @@ class Worker:
         except OSError:
             pass
 
-    async def sweep(self) -> None:
-        """After its end: end what it left behind in its process group."""
-        deadline = time.monotonic() + _SWEEP_GRACE
+    async def sweep(self, grace: float) -> None:
+        """After its end: end what it left behind in its process group.
+
+        Args:
+            grace: seconds between SIGTERM and SIGKILL.
+        """
+        deadline = time.monotonic() + grace
         signum = signal.SIGKILL if self.asked == signal.SIGKILL else signal.SIGTERM
         last = 0
         while self._signal_group(signum if signum != last else 0):
@@ -103,7 +107,7 @@ class Worker:
             if time.monotonic() > deadline:
                 if signum == signal.SIGKILL:
                     break  # not ours to kill (another user's), or beyond killing: do not hang on it
-                signum, deadline = signal.SIGKILL, time.monotonic() + _SWEEP_GRACE
+                signum, deadline = signal.SIGKILL, time.monotonic() + _SWEEP_LIMIT
             await asyncio.sleep(_SWEEP_POLL)
         self._guardian.remove(self.pid)
 
@@ -115,7 +119,24 @@ class Worker:
             return False
         except OSError:
             return True
-        return True
+        return _has_living(self.pid)
+
+
+def _has_living(group: int) -> bool:
+    """Whether a process group has more than zombies, which a container's init may never collect."""
+    try:
+        pids = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return True  # no /proc here: a signal that arrives is all we can know
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, _parent, its_group = file.read().rpartition(b")")[2].split()[:3]
+        except (OSError, ValueError):  # it has gone meanwhile
+            continue
+        if int(its_group) == group and state not in b"ZX":
+            return True
+    return False
 
 
 def spawn(

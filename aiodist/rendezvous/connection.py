@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import cast
@@ -40,6 +41,7 @@ class Connection(asyncio.Protocol):
         self._on_ready = on_ready
         self._on_frames = on_frames
         self._on_lost = on_lost
+        self._heard = False
         self._open = False
         self._parser = FrameParser()
         self._transport: asyncio.Transport | None = None
@@ -62,6 +64,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             if not self._open:
+                self._heard = True
                 if not self._shake_hands(data):
                     return
                 data = self.handshake.leftover
@@ -73,7 +76,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_deadline()
-        if self._error is None and error is None and not self._open:
+        if error is None and self._heard and not self._open:
             error = RendezvousError("the connection was closed during the handshake")
         self._on_lost(self, self._error or error)
 
@@ -126,11 +129,12 @@ class Connection(asyncio.Protocol):
 
 def _keep_alive(sock: socket.socket) -> None:
     """Notice within about 25 s that the other host is gone, however quiet the connection is."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):  # macOS calls them otherwise
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    with contextlib.suppress(OSError):  # the peer is gone already
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):  # macOS calls them otherwise
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _text(address: object) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,19 +34,12 @@ from aiodist.rendezvous.events import (
     Tick,
     Wake,
 )
+from aiodist.rendezvous.schema import RefusedError, check_args
 
 SESSION_GRACE = 60.0
 INT64 = range(-(2**63), 2**63)
 
 Call = tuple[bytes, int]  # client and request id: names one call for good
-
-
-class RefusedError(Exception):
-    """A request has no meaning; becomes a `Failure`."""
-
-    def __init__(self, message: str, hint: str = "", kind: str = "usage") -> None:
-        super().__init__(message)
-        self.message, self.hint, self.kind = message, hint, kind
 
 
 def _lost() -> RefusedError:
@@ -81,6 +73,7 @@ class _Round:
     cards: dict[int, bytes] = field(default_factory=dict)
     calls: dict[int, Call] = field(default_factory=dict)
     timeouts: dict[int, float] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)  # came, and gave up
 
 
 @dataclass(slots=True)
@@ -146,14 +139,11 @@ class StoreMachine:
         call = (client, id)
         if call in self._in_round:
             return  # sent again over a new connection; it still stands where it stood
-        method = _METHODS.get(request.method)
         try:
             if session.lost:
                 raise _lost()
-            if method is None:
-                raise RefusedError(f"the store has no method '{request.method}'")
-            _check_args(request.method, request.args, method.schema)
-            method.run(self, call, now, *request.args)
+            check_args(request.method, request.args)
+            getattr(self, f"_do_{request.method}")(call, now, *request.args)
         except RefusedError as refused:
             self._answer(call, Failure(client, id, refused.kind, refused.message, refused.hint))
 
@@ -251,16 +241,20 @@ class StoreMachine:
             self._forget_waiter(call)
             listed = ", ".join(f"'{key}'" for key in absent[:5])
             listed += f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-            message = f"nobody set {listed} within {waiter.timeout:g} s"
+            message = f"nobody set {listed} within {round(waiter.timeout, 3):g} s"
             self._answer(
                 call, Failure(*call, "timeout", message, "See whether the process that sets it runs")
             )
             return
         name, rank = self._in_round[call]
         gather = self._rounds[name]
-        missing = tuple(r for r in range(gather.size) if r not in gather.cards)
+        gather.gone.add(rank)
+        away = set(range(gather.size)) - gather.cards.keys()
+        missing = tuple(sorted(away - gather.gone or away))
         self._leave_round(call)
-        message = f"{name_ranks(missing)} did not come to '{name}' within {gather.timeouts[rank]:g} s"
+        message = (
+            f"{name_ranks(missing)} did not come to '{name}' within {round(gather.timeouts[rank], 3):g} s"
+        )
         hint = "See whether every process was started, with the same WORLD_SIZE and store, and what it prints"
         self._answer(call, Failure(*call, "timeout", message, hint, missing), keep=True)
 
@@ -407,6 +401,7 @@ class StoreMachine:
         gather.cards[rank] = card
         gather.calls[rank] = call
         gather.timeouts[rank] = timeout
+        gather.gone.discard(rank)
         self._in_round[call] = (name, rank)
         if len(gather.cards) < size:
             self._set_timer(now + timeout, "call", call)
@@ -439,62 +434,3 @@ class StoreMachine:
 
     def _do_ping(self, call: Call, now: float) -> None:
         self._reply(call)
-
-
-# Methods and what their arguments must be.
-
-
-def _is(*types: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) in types
-
-
-def _list_of(kind: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) is list and all(type(item) is kind for item in value)
-
-
-def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and value >= 0
-
-
-_TEXT, _BYTES, _INT = _is(str), _is(bytes), _is(int)
-_TEXTS, _MANY_BYTES, _INTS = _list_of(str), _list_of(bytes), _list_of(int)
-
-
-@dataclass(frozen=True, slots=True)
-class _Method:
-    run: Callable[..., None]
-    schema: tuple[Callable[[Any], bool], ...]
-
-
-_METHODS = {
-    "set": _Method(StoreMachine._do_set, (_TEXT, _BYTES, _is(int, float, type(None)))),
-    "multi_set": _Method(StoreMachine._do_multi_set, (_TEXTS, _MANY_BYTES)),
-    "multi_get": _Method(StoreMachine._do_multi_get, (_TEXTS, _is_seconds)),
-    "wait": _Method(StoreMachine._do_wait, (_TEXTS, _is_seconds)),
-    "check": _Method(StoreMachine._do_check, (_TEXTS,)),
-    "add": _Method(StoreMachine._do_add, (_TEXT, _INT)),
-    "append": _Method(StoreMachine._do_append, (_TEXT, _BYTES)),
-    "compare_set": _Method(StoreMachine._do_compare_set, (_TEXT, _BYTES, _BYTES)),
-    "delete_key": _Method(StoreMachine._do_delete_key, (_TEXT,)),
-    "list_keys": _Method(StoreMachine._do_list_keys, (_TEXT,)),
-    "num_keys": _Method(StoreMachine._do_num_keys, (_TEXT,)),
-    "gather": _Method(StoreMachine._do_gather, (_TEXT, _INT, _INT, _BYTES, _is_seconds)),
-    "watch": _Method(StoreMachine._do_watch, (_TEXT,)),
-    "cancel": _Method(StoreMachine._do_cancel, (_INT,)),
-    "resume": _Method(StoreMachine._do_resume, (_INTS,)),
-    "goodbye": _Method(StoreMachine._do_goodbye, ()),
-    "ping": _Method(StoreMachine._do_ping, ()),
-}
-
-
-def _check_args(method: str, args: list[Any], schema: tuple[Callable[[Any], bool], ...]) -> None:
-    if len(args) != len(schema):
-        raise RefusedError(f"{method} takes {len(schema)} arguments, got {len(args)}")
-    for number, (value, fits) in enumerate(zip(args, schema, strict=True), 1):
-        if not fits(value):
-            raise RefusedError(f"argument {number} of {method} cannot be a {type(value).__name__}")
-
-
-def methods() -> Iterator[str]:
-    """The names of all methods."""
-    return iter(_METHODS)

@@ -8,13 +8,16 @@ import errno
 import ipaddress
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
-from aiodist.errors import RendezvousError
+from aiodist.errors import AiodistError, RendezvousError, UsageError
 
 BACKLOG = 1024  # asyncio's default of 100 drops connects when a large job starts
 _LISTEN = "0A"  # in /proc/net/tcp
+_LINK_LOCAL = "20"  # in /proc/net/if_inet6
+_SIOCGIFADDR = 0x8915  # Linux
 
 Resolved = tuple[socket.AddressFamily, tuple[Any, ...]]
 
@@ -111,8 +114,34 @@ async def connect(host: str, port: int) -> socket.socket:
     raise failure
 
 
+def interface_address(name: str) -> str:
+    """The first address of a network interface of this host, IPv4 before IPv6.
+
+    Raises:
+        UsageError: there is no such interface, or it has no address.
+    """
+    names = [known for _, known in socket.if_nameindex()]
+    if name not in names:
+        raise UsageError(f"there is no network interface '{name}'", hint=f"There are: {', '.join(names)}")
+    with contextlib.suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        import fcntl
+
+        answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, _, interface = line.split()
+            if interface == name and scope != _LINK_LOCAL:
+                return str(ipaddress.IPv6Address(int(digits, 16)))
+    raise UsageError(
+        f"the network interface '{name}' has no address that could be found", hint="Set AIODIST_HOST instead"
+    )
+
+
 def describe(error: BaseException) -> str:
-    """An OS error in the OS's words, without numbers."""
+    """An error in one line: an OS error in the OS's words, without numbers."""
+    if isinstance(error, AiodistError):
+        return error.message
     if isinstance(error, OSError):
         if error.errno is not None and error.errno > 0 and not isinstance(error, socket.gaierror):
             return os.strerror(error.errno)

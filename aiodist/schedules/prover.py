@@ -241,6 +241,9 @@ def _check_one_answer(run: _Run) -> None:
             raise ScheduleError(f"chunk {chunk}: ranks hold {len(answers)} different expressions")
         (answer,) = answers
         assert answer is not None
+        once = run.reductions[chunk] == run.size - 1
         ordered = run.expressions.leaves(answer) == tuple(range(run.size))
-        if run.reductions[chunk] != run.size - 1 and not ordered:
+        if not once and not ordered:
             raise ScheduleError(f"chunk {chunk} is reduced more than once, and not in the order of ranks")
+        if not once and not all(schedule.repeats for schedule in run.schedules):
+            raise ScheduleError(f"chunk {chunk} is reduced more than once, and the schedule does not say so")

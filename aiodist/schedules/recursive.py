@@ -26,7 +26,13 @@ def participants(size: int) -> int:
 
 
 def _folded(
-    name: str, rank: int, size: int, chunks: int, core: Callable[[int, Callable[[int], int]], Rounds]
+    name: str,
+    rank: int,
+    size: int,
+    chunks: int,
+    core: Callable[[int, Callable[[int], int]], Rounds],
+    *,
+    repeats: bool,
 ) -> Schedule:
     """Wrap `core(number, rank_of)`, which speaks of participants, into fold and unfold rounds."""
     count = participants(size)
@@ -36,7 +42,7 @@ def _folded(
         return 2 * number + 1 if number < folded else number + folded
 
     if not folded:
-        return schedule(name, chunks, core(rank, rank_of))
+        return schedule(name, chunks, core(rank, rank_of), repeats)
     before: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()
     if rank >= 2 * folded:
@@ -49,7 +55,7 @@ def _folded(
         before = (Send(rank + 1, 0, chunks),)
         middle = [()] * len(core(rank // 2, rank_of))  # idle, but rounds are counted
         after = (Recv(rank + 1, 0, chunks),)
-    return schedule(name, chunks, [before, *middle, after])
+    return schedule(name, chunks, [before, *middle, after], repeats)
 
 
 def doubling(rank: int, size: int) -> Schedule:
@@ -72,7 +78,7 @@ def doubling(rank: int, size: int) -> Schedule:
             distance *= 2
         return rounds
 
-    return _folded("recursive_doubling", rank, size, 1, core)
+    return _folded("recursive_doubling", rank, size, 1, core, repeats=True)
 
 
 def halving(rank: int, size: int) -> Schedule:
@@ -104,4 +110,4 @@ def halving(rank: int, size: int) -> Schedule:
             distance *= 2
         return reduce + gather[::-1]
 
-    return _folded("recursive_halving", rank, size, count, core)
+    return _folded("recursive_halving", rank, size, count, core, repeats=False)

@@ -72,19 +72,22 @@ class Schedule:
         rounds: the steps of each round.
         writes: whether any step writes the buffer. A rank whose tensor must survive (reduce, on ranks
             other than the root) needs a working copy only if this is true.
+        repeats: whether several ranks compute the same reduction, each for itself, instead of one that
+            hands it out. The bits then agree only if the arithmetic does (see `kernels.finish`).
     """
 
     name: str
     chunks: int
     rounds: tuple[tuple[Step, ...], ...]
     writes: bool
+    repeats: bool = False
 
 
-def schedule(name: str, chunks: int, rounds: list[tuple[Step, ...]]) -> Schedule:
+def schedule(name: str, chunks: int, rounds: list[tuple[Step, ...]], repeats: bool = False) -> Schedule:
     """Make a `Schedule`; `writes` follows from the steps. Rounds are kept also where they are empty,
     since their index names messages."""
     writes = any(not isinstance(step, Send) and step.stop > step.start for steps in rounds for step in steps)
-    return Schedule(name, chunks, tuple(rounds), writes)
+    return Schedule(name, chunks, tuple(rounds), writes, repeats)
 
 
 def chunk_bounds(count: int, chunks: int) -> list[int]:

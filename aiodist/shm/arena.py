@@ -54,7 +54,7 @@ class Arena:
             raise ValueError(f"an arena's nonce has {NONCE_BYTES} bytes, got {len(nonce)}")
         import fcntl
 
-        self.nbytes = PAGE + -(-nbytes // PAGE) * PAGE
+        self.nbytes = self.file_bytes(nbytes)
         self.nonce = nonce
         self.fd = os.memfd_create("aiodist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -66,6 +66,11 @@ class Arena:
             raise
         self.view = memoryview(self._map)
         self.view[:NONCE_BYTES] = nonce
+
+    @staticmethod
+    def file_bytes(nbytes: int) -> int:
+        """Bytes of the file of an arena with `nbytes` usable bytes."""
+        return PAGE + -(-nbytes // PAGE) * PAGE
 
     def close_fd(self) -> None:
         """The readers have the file; the mapping stays."""

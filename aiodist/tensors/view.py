@@ -167,6 +167,8 @@ def _interface_array(obj: Any, what: str) -> Array | None:
 
 
 def _dlpack_array(obj: Any, what: str) -> Array | None:
+    """NumPy sees memory as read-only where the producer does not say that it may be written (the protocol
+    can say so since version 1.0, NumPy asks since 2.1). It may be immutable, so that is believed."""
     if not (hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__")):
         return None
     device = obj.__dlpack_device__()

@@ -1,1 +1,47 @@
-"""Channels: directed, ordered message paths between processes, over memory, TCP or shared memory."""
+"""Channels: directed message paths between processes, over memory, TCP or shared memory.
+
+`base` says what a channel is; `sending` and `receiving` match messages over any `link`; `stream` (TCP,
+Unix), `mapped` (shared memory) and `memory_link` (in one process) move the frames; the endpoints in
+`endpoint` and `memory` make the links.
+"""
+
+from aiodist.transport.base import (
+    CONTROL_MESSAGE,
+    EAGER_BUDGET,
+    EAGER_MESSAGE,
+    SEGMENT,
+    ControlLink,
+    Done,
+    Endpoint,
+    Fold,
+    Incoming,
+    Into,
+    Key,
+    Observer,
+    Outgoing,
+    Route,
+    Sink,
+)
+from aiodist.transport.endpoint import SocketEndpoint
+from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
+
+__all__ = [
+    "CONTROL_MESSAGE",
+    "EAGER_BUDGET",
+    "EAGER_MESSAGE",
+    "SEGMENT",
+    "ControlLink",
+    "Done",
+    "Endpoint",
+    "Fold",
+    "Incoming",
+    "Into",
+    "Key",
+    "MemoryEndpoint",
+    "MemoryNetwork",
+    "Observer",
+    "Outgoing",
+    "Route",
+    "Sink",
+    "SocketEndpoint",
+]

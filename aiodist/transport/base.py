@@ -196,10 +196,9 @@ class ControlLink(ABC):
 
     Attributes:
         rank: the peer's rank.
-        on_message: called with each message (bytes). Set both callbacks in the same step of the loop in
-            which the link was handed over; nothing is delivered earlier.
+        on_message: called with each message (bytes). Nothing at all is delivered before it is set.
         on_closed: called once as (goodbye, cause) when the peer closes (goodbye True) or is gone (False).
-            Not called after this side's own `close` or `kill`.
+            Not called after this side's own `close` or `kill`. Set it before `on_message`.
     """
 
     rank: int

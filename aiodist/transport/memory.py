@@ -8,8 +8,10 @@ from typing import Any
 
 from aiodist.errors import PeerLost
 from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
-from aiodist.transport.memory_link import Delay, MemoryControl, MemoryLink
+from aiodist.transport.control_link import MemoryControl
+from aiodist.transport.memory_link import MemoryLink
 from aiodist.transport.peers import LINGER, ChannelEndpoint, Peer
+from aiodist.transport.pipe import Delay
 
 
 class MemoryNetwork:
@@ -72,9 +74,9 @@ class MemoryEndpoint(ChannelEndpoint):
         remote = self._network.endpoints.get(rank)
         if remote is None or remote._closing or self._closing:
             raise PeerLost([rank], "it is not in the network")
-        mine = MemoryControl(rank, self._controls.discard)
-        theirs = MemoryControl(self.rank, remote._controls.discard)
-        MemoryControl.join(self._loop, mine, theirs, self._network.delay)
+        mine = MemoryControl(self._loop, rank, self._forget_control)
+        theirs = MemoryControl(self._loop, self.rank, remote._forget_control)
+        MemoryControl.join(mine, theirs, self._network.delay)
         self._controls.add(mine)
         remote._controls.add(theirs)
         remote.on_control(self.rank, theirs)

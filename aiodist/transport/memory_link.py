@@ -7,57 +7,15 @@ of segments at a time, which makes a sender wait as a socket would.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
 
-from aiodist.errors import UsageError, WireError
-from aiodist.transport.base import CONTROL_MESSAGE, ControlLink, Key
+from aiodist.errors import WireError
+from aiodist.transport.base import Key
 from aiodist.transport.link import NO_GOODBYE, Link, LinkUser
+from aiodist.transport.pipe import Delay, Pipe
 from aiodist.wire.frame import Flag, Type, pack, parse
 
 WINDOW = 1 << 20
-Delay = Callable[[int, int], float]
-
-_Item = TypeVar("_Item")
 _NOTHING = memoryview(b"")
-
-
-class Pipe(Generic[_Item]):
-    """One direction: items arrive in order, each after its delay, never inside `push`.
-
-    Args:
-        loop: its clock and queue.
-        deliver: called with each item.
-        delay: seconds for the next item; None: as soon as the loop turns.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        deliver: Callable[[_Item], None],
-        delay: Callable[[], float] | None = None,
-    ) -> None:
-        self._loop = loop
-        self._deliver = deliver
-        self._delay = delay
-        self._queue: deque[_Item] = deque()
-        self._last = 0.0
-
-    def push(self, item: _Item) -> None:
-        """Send one item; lost silently when the loop is closed."""
-        if self._loop.is_closed():
-            return
-        self._queue.append(item)
-        if self._delay is None:
-            self._loop.call_soon(self._pop)
-        else:
-            # Timers of equal time may fire in any order, so each delivers the oldest item, not its own.
-            self._last = max(self._last, self._loop.time() + self._delay())
-            self._loop.call_at(self._last, self._pop)
-
-    def _pop(self) -> None:
-        self._deliver(self._queue.popleft())
 
 
 class MemoryLink(Link):
@@ -79,9 +37,8 @@ class MemoryLink(Link):
     ) -> tuple[MemoryLink, MemoryLink]:
         """The two ends of a link between ranks `a` and `b`."""
         ends = cls(), cls()
-        for (mine, other), (src, dst) in zip((ends, ends[::-1]), ((a, b), (b, a)), strict=True):
-            late = None if delay is None else _bind(delay, src, dst)
-            mine._out = Pipe(loop, other._arrived, late)
+        for mine, other, src, dst in ((*ends, a, b), (*ends[::-1], b, a)):
+            mine._out = Pipe(loop, other._arrived, delay, src, dst)
             mine._other = other
         return ends
 
@@ -160,64 +117,3 @@ class MemoryLink(Link):
                 self.on_closed()
         elif user is not None:
             user.ended(goodbye, moved, cause)
-
-
-class MemoryControl(ControlLink):
-    """One end of an in-process control link; made in pairs."""
-
-    def __init__(self, rank: int, forget: Callable[[ControlLink], None]) -> None:
-        self.rank = rank
-        self.on_message = _ignore
-        self.on_closed = _ignore
-        self._forget = forget
-        self._out: Pipe[bytes | bool]
-        self._over = False
-
-    @classmethod
-    def join(
-        cls, loop: asyncio.AbstractEventLoop, a: MemoryControl, b: MemoryControl, delay: Delay | None = None
-    ) -> None:
-        """Connect two ends, each made with the other's rank."""
-        for mine, other in ((a, b), (b, a)):
-            late = None if delay is None else _bind(delay, other.rank, mine.rank)
-            mine._out = Pipe(loop, other._arrived, late)
-
-    def send(self, message: bytes) -> None:
-        check_control(message)
-        if not self._over:
-            self._out.push(bytes(message))
-
-    def close(self) -> None:
-        self._end(goodbye=True)
-
-    def kill(self) -> None:
-        self._end(goodbye=False)
-
-    def _end(self, goodbye: bool) -> None:
-        if not self._over:
-            self._over = True
-            self._forget(self)
-            self._out.push(goodbye)
-
-    def _arrived(self, item: bytes | bool) -> None:
-        if self._over:
-            return
-        if isinstance(item, bytes):
-            self.on_message(item)
-            return
-        self._end(goodbye=True)
-        self.on_closed(item, "" if item else NO_GOODBYE)
-
-
-def check_control(message: bytes) -> None:
-    """`UsageError` unless a control message has 1 to CONTROL_MESSAGE bytes."""
-    if not 0 < len(message) <= CONTROL_MESSAGE:
-        raise UsageError(f"a control message has 1 to {CONTROL_MESSAGE} bytes, this one {len(message)}")
-
-
-def _bind(delay: Delay, src: int, dst: int) -> Callable[[], float]:
-    return lambda: delay(src, dst)
-
-
-def _ignore(*_: object) -> None:
-    pass

@@ -88,6 +88,7 @@ class ChannelEndpoint(Endpoint):
         self._peers: dict[int, Peer] = {}
         self._retired: set[int] = set()
         self._controls: set[ControlLink] = set()
+        self._controls_gone: Callable[[], None] | None = None
         self._closing = False
         self._closed = False
 
@@ -129,9 +130,8 @@ class ChannelEndpoint(Endpoint):
             senders = [peer.sender for peer in self._peers.values()]
             await self._close_all([_closer(sender) for sender in senders], self._linger)
             receivers = [peer.receiver for peer in self._peers.values()]
-            for control in tuple(self._controls):
-                control.close()
-            await self._close_all([receiver.close for receiver in receivers], min(self._linger, 1.0))
+            last = [receiver.close for receiver in receivers]
+            await self._close_all([*last, self._close_controls], min(self._linger, 1.0))
             await self._settle()
         finally:
             self.kill()
@@ -152,7 +152,21 @@ class ChannelEndpoint(Endpoint):
         """Closing begins: take no new connections."""
 
     async def _settle(self) -> None:
-        """Wait, bounded, for whatever else is closing."""
+        """End whatever else there is."""
+
+    def _forget_control(self, control: ControlLink) -> None:
+        self._controls.discard(control)
+        if not self._controls and self._controls_gone is not None:
+            self._controls_gone()
+            self._controls_gone = None
+
+    def _close_controls(self, on_closed: Callable[[], None]) -> None:
+        if not self._controls:
+            on_closed()
+            return
+        self._controls_gone = on_closed
+        for control in tuple(self._controls):
+            control.close()
 
     def _check_open(self) -> None:
         if self._closing:
@@ -162,19 +176,9 @@ class ChannelEndpoint(Endpoint):
         peer = self._peers.get(rank)
         if peer is None:
             self._check_open()
-            sender = Sender(
-                rank,
-                lambda: self._dial(peer),
-                lambda *end: self._ended(peer, *end),
-                eager_budget=self._eager_budget,
-            )
-            receiver = Receiver(
-                rank,
-                self._arrived,
-                lambda *end: self._ended(peer, *end),
-                eager_budget=self._eager_budget,
-                retired=self._retired,
-            )
+            budget = self._eager_budget
+            sender = Sender(rank, self._dial_rank, self._ended, eager_budget=budget)
+            receiver = Receiver(rank, self._arrived, self._ended, eager_budget=budget, retired=self._retired)
             peer = self._peers[rank] = Peer(rank, sender, receiver)
         return peer
 
@@ -186,10 +190,14 @@ class ChannelEndpoint(Endpoint):
             peer.ended = True
             self.observer.lost(peer.rank, cause)
 
+    def _dial_rank(self, rank: int) -> None:
+        self._dial(self._peers[rank])
+
     def _arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
         self.observer.arrived(rank, key, signature, nbytes)
 
-    def _ended(self, peer: Peer, goodbye: bool, cause: str) -> None:
+    def _ended(self, rank: int, goodbye: bool, cause: str) -> None:
+        peer = self._peers[rank]
         if not goodbye:
             self._lost(peer, cause)
         elif not peer.ended and not self._closing:
@@ -199,23 +207,28 @@ class ChannelEndpoint(Endpoint):
     async def _close_all(self, closers: Iterable[Callable[[Callable[[], None]], None]], limit: float) -> None:
         """Call each with a callback, and wait until all were called back, at most `limit` seconds."""
         waiting = 1
-        over = self._loop.create_future()
+        over: asyncio.Future[None] = self._loop.create_future()
 
         def one_less() -> None:
             nonlocal waiting
             waiting -= 1
-            if not waiting and not over.done():
-                over.set_result(None)
+            if not waiting:
+                _set(over)
 
         for close in closers:
             waiting += 1
             close(one_less)
         one_less()
-        timer = self._loop.call_later(limit, lambda: over.done() or over.set_result(None))
+        timer = self._loop.call_later(limit, _set, over)
         try:
             await over
         finally:
             timer.cancel()
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _closer(sender: Sender) -> Callable[[Callable[[], None]], None]:

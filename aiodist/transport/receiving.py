@@ -52,7 +52,7 @@ class Receiver(Incoming):
     Args:
         rank: the peer.
         arrived: the observer's method, called as (rank, key, signature, nbytes).
-        on_end: called as (goodbye, cause) when the link ends by the peer or by accident.
+        on_end: called as (rank, goodbye, cause) when the link ends by the peer or by accident.
         eager_budget: the sender's; a quarter of it is returned at a time.
         retired: contexts that were dead before this channel was asked for.
     """
@@ -61,7 +61,7 @@ class Receiver(Incoming):
         self,
         rank: int,
         arrived: Arrived,
-        on_end: Callable[[bool, str], None],
+        on_end: Callable[[int, bool, str], None],
         *,
         eager_budget: int = EAGER_BUDGET,
         retired: Iterable[int] = (),
@@ -192,7 +192,7 @@ class Receiver(Incoming):
                 receive.ready = False
             return
         self._forget()
-        self._on_end(goodbye, cause)
+        self._on_end(self.rank, goodbye, cause)
 
     # Inside.
 

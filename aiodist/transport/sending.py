@@ -38,8 +38,8 @@ class Sender(Outgoing):
 
     Args:
         rank: the peer.
-        dial: asks for a link, because there is something to send; answered by `attach`, later.
-        on_end: called as (goodbye, cause) when the link ends by the peer or by accident.
+        dial: called as (rank) to ask for a link, when there is something to send; `attach` answers it.
+        on_end: called as (rank, goodbye, cause) when the link ends by the peer or by accident.
         eager_budget: bytes per context; 0 makes every send wait for its receive.
 
     Attributes:
@@ -51,8 +51,8 @@ class Sender(Outgoing):
     def __init__(
         self,
         rank: int,
-        dial: Callable[[], None],
-        on_end: Callable[[bool, str], None],
+        dial: Callable[[int], None],
+        on_end: Callable[[int, bool, str], None],
         *,
         eager_budget: int = EAGER_BUDGET,
     ) -> None:
@@ -82,7 +82,7 @@ class Sender(Outgoing):
         self.used = True
         if self.link is None:
             self._backlog.append(_Message(key, signature, data, done))
-            self._dial()
+            self._dial(self.rank)
             return False
         return self._start(self.link, key, signature, data, done)
 
@@ -183,7 +183,7 @@ class Sender(Outgoing):
 
     def ended(self, goodbye: bool, moved: bool, cause: str) -> None:
         self._forget()
-        self._on_end(goodbye, cause)
+        self._on_end(self.rank, goodbye, cause)
 
     # Inside.
 
@@ -210,12 +210,18 @@ class Sender(Outgoing):
             self._active.append(message)
             return False
         # Nothing else is under way, so no other message's `done` can become due in here.
+        over = self._write_out(link, message)
+        if message.sent < message.nbytes:
+            self._active.append(message)
+        return over
+
+    def _write_out(self, link: Link, message: _Message) -> bool:
+        """Segments of one message as long as there is room; True if the last has left."""
         while link.room:
             if self._write(link, message):
                 return True
-            if self._leaving is message and message.sent == message.nbytes:
-                return False
-        self._active.append(message)
+            if message.sent == message.nbytes:
+                break
         return False
 
     def _write(self, link: Link, message: _Message) -> bool:

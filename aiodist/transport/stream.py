@@ -281,14 +281,9 @@ class StreamLink(Link):
                 break
             if frame.type != _DATA:
                 raise WireError(f"a {Type(frame.type).name} frame of {size} bytes")
-            if self._closing or self._user is None:
-                place = memoryview(bytearray(size))
-            else:
-                place = self._user.place(frame)
-                if self._over:
-                    return
-                if self._closing:
-                    place = memoryview(bytearray(size))
+            place = self._place_for(frame)
+            if place is None:
+                return
             place[:have] = staging[begin : self._end]
             self._frame, self._place, self._filled = frame, place, have
             self._start = self._end = 0
@@ -297,6 +292,18 @@ class StreamLink(Link):
         if left and self._start:
             staging[:left] = bytes(staging[self._start : self._end])
         self._start, self._end = 0, left
+
+    def _place_for(self, frame: Frame) -> memoryview | None:
+        """Where a payload goes; None if the user ended the link instead of saying so."""
+        place = None
+        if self._user is not None and not self._closing:
+            place = self._user.place(frame)
+        return self._bin_or(place, frame.nbytes)
+
+    def _bin_or(self, place: memoryview | None, nbytes: int) -> memoryview | None:
+        if self._over:
+            return None
+        return memoryview(bytearray(nbytes)) if place is None or self._closing else place
 
     def _guard(self, callback: Callable[..., None], *args: object) -> None:
         """Call the user; an error that is not the peer's goes to the loop's handler, and reading goes on."""

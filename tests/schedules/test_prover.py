@@ -56,6 +56,13 @@ def test_the_same_wrong_order_everywhere_is_found() -> None:
     refuted(Kind.all_reduce, 1, first, second, match="not in the order of ranks")
 
 
+def test_repeating_without_saying_so_is_found() -> None:
+    first: Rounds = [(Send(1, 0, 1, copy=True), RecvReduce(1, 0, 1, left=False))]
+    second: Rounds = [(Send(0, 0, 1, copy=True), RecvReduce(0, 0, 1, left=True))]
+    refuted(Kind.all_reduce, 1, first, second, match="the schedule does not say so")
+    prove(Kind.all_reduce, [schedule("right", 1, rounds, repeats=True) for rounds in (first, second)])
+
+
 def test_a_deadlock_is_found() -> None:
     first: Rounds = [(Send(1, 0, 1),), (Recv(1, 0, 1),)]
     second: Rounds = [(Send(0, 0, 1),), (Recv(0, 0, 1),)]

@@ -44,7 +44,6 @@ class Messages:
 
     def __init__(self, backend: HostBackend) -> None:
         self._backend = backend
-        self._sent: dict[tuple[int, int], int] = {}
         self._claimed: dict[tuple[int, int], int] = {}
         self._posted: dict[tuple[int, int, int], Operation] = {}
         self._queues: dict[int, deque[Operation]] = {}
@@ -57,8 +56,7 @@ class Messages:
         """Start a send."""
         backend = self._backend
         peer, tag = operation.peer, operation.tag
-        number = self._sent.get((peer, tag), 0)
-        self._sent[peer, tag] = number + 1
+        number = operation.call.seq
         job = prepare_message(operation)
         signature = _signature(operation, number)
 

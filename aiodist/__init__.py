@@ -1,0 +1,219 @@
+"""aiodist: the asyncio-native distributed runtime.
+
+    import aiodist as dist, numpy as np
+
+    async def main():
+        async with await dist.init_process_group() as pg:
+            grad = np.ones(1_000_000, np.float32)
+            work = pg.all_reduce(grad, async_op=True)    # already running
+            ...                                          # compute meanwhile
+            await work
+
+    dist.run(main())
+
+Start several processes of it with `aiodist run --nproc-per-node 4 script.py`.
+"""
+
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiodist.ddp import GradientSync
+    from aiodist.errors import (
+        AiodistError,
+        AuthenticationError,
+        BackendUnavailable,
+        CollectiveMismatch,
+        CollectiveTimeout,
+        Evicted,
+        GroupAborted,
+        GroupBroken,
+        GroupClosed,
+        PeerLost,
+        QuorumLost,
+        RendezvousError,
+        RendezvousTimeout,
+        UsageError,
+        WireError,
+    )
+    from aiodist.functional import (
+        GroupMember,
+        all_gather,
+        all_gather_into_tensor,
+        all_reduce,
+        barrier,
+        broadcast,
+        get_backend,
+        get_global_rank,
+        get_group_rank,
+        get_process_group_ranks,
+        get_rank,
+        get_world_size,
+        irecv,
+        isend,
+        new_group,
+        recv,
+        reduce,
+        reduce_scatter,
+        reduce_scatter_tensor,
+        send,
+    )
+    from aiodist.group import ProcessGroup
+    from aiodist.rendezvous import (
+        FileStore,
+        HashStore,
+        PrefixStore,
+        Store,
+        StoreServer,
+        TcpStore,
+        register_rendezvous_handler,
+    )
+    from aiodist.runtime import (
+        destroy_process_group,
+        get_node_local_rank,
+        init_process_group,
+        is_available,
+        is_initialized,
+        run,
+    )
+    from aiodist.types import ReduceOp
+    from aiodist.work import Work
+
+__version__ = "0.1.0"
+
+# Loaded at first use: the launcher and `import aiodist` itself need neither NumPy nor uvloop. A test
+# holds this table against the imports above.
+_HOME = {
+    "aiodist.ddp": ("GradientSync",),
+    "aiodist.errors": (
+        "AiodistError",
+        "AuthenticationError",
+        "BackendUnavailable",
+        "CollectiveMismatch",
+        "CollectiveTimeout",
+        "Evicted",
+        "GroupAborted",
+        "GroupBroken",
+        "GroupClosed",
+        "PeerLost",
+        "QuorumLost",
+        "RendezvousError",
+        "RendezvousTimeout",
+        "UsageError",
+        "WireError",
+    ),
+    "aiodist.functional": (
+        "GroupMember",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "barrier",
+        "broadcast",
+        "get_backend",
+        "get_global_rank",
+        "get_group_rank",
+        "get_process_group_ranks",
+        "get_rank",
+        "get_world_size",
+        "irecv",
+        "isend",
+        "new_group",
+        "recv",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "send",
+    ),
+    "aiodist.group": ("ProcessGroup",),
+    "aiodist.rendezvous": (
+        "FileStore",
+        "HashStore",
+        "PrefixStore",
+        "Store",
+        "StoreServer",
+        "TcpStore",
+        "register_rendezvous_handler",
+    ),
+    "aiodist.runtime": (
+        "destroy_process_group",
+        "get_node_local_rank",
+        "init_process_group",
+        "is_available",
+        "is_initialized",
+        "run",
+    ),
+    "aiodist.types": ("ReduceOp",),
+    "aiodist.work": ("Work",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "AiodistError",
+    "AuthenticationError",
+    "BackendUnavailable",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "Evicted",
+    "FileStore",
+    "GradientSync",
+    "GroupAborted",
+    "GroupBroken",
+    "GroupClosed",
+    "GroupMember",
+    "HashStore",
+    "PeerLost",
+    "PrefixStore",
+    "ProcessGroup",
+    "QuorumLost",
+    "ReduceOp",
+    "RendezvousError",
+    "RendezvousTimeout",
+    "Store",
+    "StoreServer",
+    "TcpStore",
+    "UsageError",
+    "WireError",
+    "Work",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "destroy_process_group",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "register_rendezvous_handler",
+    "run",
+    "send",
+]
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'aiodist' has no attribute {name!r}")
+    found: object = getattr(import_module(module), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

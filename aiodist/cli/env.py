@@ -1,0 +1,28 @@
+"""`aiodist env`: the placement that aiodist would detect in this environment, and the evidence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print `name  value` lines; `UsageError` where the environment contradicts itself."""
+    parser = argparse.ArgumentParser(prog="aiodist env", description=__doc__)
+    parser.parse_args(list(argv))
+    from aiodist.environment import job_id, placement
+
+    rows = {name: str(value) for name, value in asdict(placement(os.environ)).items()}
+    rows["job"] = job_id(os.environ)
+    rows["store"] = os.environ.get("AIODIST_STORE", "none: rank 0 hosts it")
+    rows["secret"] = "set" if _has_secret() else "none"
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _has_secret() -> bool:
+    return bool(os.environ.get("AIODIST_SECRET") or os.environ.get("AIODIST_SECRET_FILE"))

@@ -1,0 +1,8 @@
+"""Data-parallel training."""
+
+from __future__ import annotations
+
+from aiodist.ddp.buckets import Bucket
+from aiodist.ddp.sync import GradientSync
+
+__all__ = ["Bucket", "GradientSync"]

@@ -1,0 +1,222 @@
+"""Who am I? Environment variables → rank, world, node and master. Pure: the environment is an argument.
+
+The rules are a table, one row a launcher; the first row whose evidence is there decides. Later
+launchers are more rows. Nothing is guessed that a variable does not say: a node's number is never
+`rank // local size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aiodist.errors import UsageError
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A process's place in its job. None: the environment does not say.
+
+    Attributes:
+        rank: global rank.
+        world_size: processes in the job.
+        local_rank: rank on the node.
+        local_world_size: processes on the node.
+        node_rank: number of the node.
+        node_count: nodes in the job.
+        master_addr: host where the processes meet.
+        master_port: port there.
+        launcher: what started the process: 'arguments', 'aiodist', 'torchrun', 'generic', 'alone'…
+        evidence: the variables that say so, 'RANK=3 WORLD_SIZE=8'.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    node_count: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    launcher: str = "alone"
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One row: how a launcher is recognised and which variables it sets; the first that is set counts.
+
+    Args:
+        name: for people.
+        evidence: it is this launcher if all of these are set.
+        any_of: … and, unless empty, at least one of these.
+    """
+
+    name: str
+    evidence: tuple[str, ...]
+    any_of: tuple[str, ...] = ()
+    rank: tuple[str, ...] = ("RANK",)
+    world_size: tuple[str, ...] = ("WORLD_SIZE",)
+    local_rank: tuple[str, ...] = ("LOCAL_RANK",)
+    local_world_size: tuple[str, ...] = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    node_rank: tuple[str, ...] = ("GROUP_RANK", "NODE_RANK", "CROSS_RANK")
+    node_count: tuple[str, ...] = ("GROUP_WORLD_SIZE", "NNODES", "CROSS_SIZE")
+
+
+LAUNCHERS = (
+    Launcher(
+        "environment",
+        ("AIODIST_RANK",),
+        rank=("AIODIST_RANK",),
+        world_size=("AIODIST_WORLD_SIZE", "WORLD_SIZE"),
+        local_rank=("AIODIST_LOCAL_RANK", "LOCAL_RANK"),
+        local_world_size=("AIODIST_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        node_rank=("AIODIST_NODE_RANK", "NODE_RANK"),
+        node_count=("AIODIST_NNODES", "NNODES"),
+    ),
+    Launcher("aiodist", ("AIODIST_STORE", "RANK")),
+    # Before Slurm and MPI: torchrun runs inside srun and mpirun.
+    Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK")),
+    # One of these alone is a half-set environment: an error that says what is missing, not a world of 1.
+    Launcher(
+        "generic",
+        (),
+        any_of=("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"),
+    ),
+)
+_HINT = "Start with `aiodist run`, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+
+
+@dataclass
+class _Reader:
+    """Reads numbers, and remembers what was read."""
+
+    environ: Environ
+    seen: dict[str, str] = field(default_factory=dict)
+
+    def number(self, names: tuple[str, ...], *, least: int = 0) -> int | None:
+        for name in names:
+            text = self.environ.get(name, "")
+            if not text:
+                continue
+            self.seen[name] = text
+            try:
+                value = int(text)
+            except ValueError:
+                raise UsageError(f"{name}={text!r} is not a number", hint=_HINT) from None
+            if value < least:
+                raise UsageError(f"{name}={text} must be at least {least}", hint=_HINT)
+            return value
+        return None
+
+    @property
+    def evidence(self) -> str:
+        return " ".join(f"{name}={text}" for name, text in self.seen.items())
+
+
+def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placement:
+    """A process's place, from explicit arguments first, then from the environment.
+
+    Args:
+        environ: the environment variables, `os.environ` say; an empty one counts as absent.
+        rank: explicit global rank, -1 for none.
+        world_size: explicit number of processes, -1 for none.
+
+    Raises:
+        UsageError: a variable is missing, no number or out of range; names it and its value.
+    """
+    master_addr = environ.get("MASTER_ADDR") or None
+    master_port = _port(environ)
+    launcher = next((row for row in LAUNCHERS if _matches(row, environ)), None)
+    if launcher is None:
+        if rank == -1 and world_size == -1:
+            return Placement(
+                0, 1, 0, 1, 0, 1, master_addr, master_port, "alone", "no variable of a launcher is set"
+            )
+        launcher = Launcher("arguments", ())
+    reader = _Reader(environ)
+    local_rank = reader.number(launcher.local_rank)
+    local_size = reader.number(launcher.local_world_size, least=1)
+    node_rank = reader.number(launcher.node_rank)
+    node_count = reader.number(launcher.node_count, least=1)
+    given_rank = rank if rank >= 0 else reader.number(launcher.rank)
+    given_size = world_size if world_size >= 0 else reader.number(launcher.world_size, least=1)
+    if given_size is None and node_count is not None and local_size is not None:
+        given_size = node_count * local_size
+    if given_rank is None and node_rank is not None and local_rank is not None and local_size is not None:
+        given_rank = node_rank * local_size + local_rank
+        if given_size is not None and given_size % local_size:
+            raise UsageError(
+                f"RANK is not set, and cannot be told: WORLD_SIZE={given_size} is no multiple of "
+                f"LOCAL_WORLD_SIZE={local_size}",
+                hint=_HINT,
+            )
+    _complete(given_rank, given_size, reader.seen)
+    assert given_rank is not None
+    assert given_size is not None
+    by_argument = rank >= 0 and world_size >= 0
+    found = Placement(
+        given_rank,
+        given_size,
+        local_rank,
+        local_size,
+        node_rank,
+        node_count,
+        master_addr,
+        master_port,
+        "arguments" if by_argument else launcher.name,
+        f"rank={rank} world_size={world_size}" if by_argument else reader.evidence,
+    )
+    _check(found, rank >= 0)
+    return found
+
+
+def _matches(row: Launcher, environ: Environ) -> bool:
+    return all(environ.get(name) for name in row.evidence) and (
+        not row.any_of or any(environ.get(name) for name in row.any_of)
+    )
+
+
+def _complete(rank: int | None, world_size: int | None, seen: dict[str, str]) -> None:
+    if rank is not None and world_size is not None:
+        return
+    missing = " and ".join(
+        name for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)) if value is None
+    )
+    verb = "are" if rank is None and world_size is None else "is"
+    others = ", ".join(f"{name}={text}" for name, text in seen.items())
+    because = f", but {others}" if others else ", but MASTER_ADDR is" if rank is None else ""
+    raise UsageError(f"{missing} {verb} not set{because}", hint=_HINT)
+
+
+def _check(found: Placement, rank_is_argument: bool) -> None:
+    name = "rank" if rank_is_argument else "RANK"
+    if found.world_size < 1:
+        raise UsageError(f"world_size={found.world_size} must be at least 1")
+    if found.rank >= found.world_size:
+        raise UsageError(
+            f"{name}={found.rank} is not in a world of WORLD_SIZE={found.world_size}",
+            hint=f"Ranks go from 0 to {found.world_size - 1}",
+        )
+    for small, big, a, b in (
+        (found.local_rank, found.local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        (found.node_rank, found.node_count, "NODE_RANK", "the number of nodes"),
+    ):
+        if small is not None and big is not None and small >= big:
+            raise UsageError(f"{a}={small} is not below {b}={big}", hint=_HINT)
+    if found.local_world_size is not None and found.local_world_size > found.world_size:
+        raise UsageError(
+            f"LOCAL_WORLD_SIZE={found.local_world_size} is more than WORLD_SIZE={found.world_size}",
+            hint=_HINT,
+        )
+
+
+def _port(environ: Environ) -> int | None:
+    text = environ.get("MASTER_PORT", "")
+    if not text:
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise UsageError(f"MASTER_PORT={text!r} is not a port", hint="Ports go from 1 to 65535")
+    return int(text)

@@ -1,0 +1,147 @@
+"""What else the environment says: the job, its secret, and what the user wants to be different."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiodist.errors import UsageError
+
+Environ = Mapping[str, str]
+
+DEFAULT_JOB = "aiodist"
+DEFAULT_TIMEOUT = 300.0
+EAGER_BUDGET = 64 << 10
+TRANSPORTS = ("auto", "shm", "tcp")
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The AIODIST_* variables that tune a job, checked.
+
+    Attributes:
+        transport: AIODIST_TRANSPORT: 'auto', 'shm' or 'tcp'.
+        eager: AIODIST_EAGER: whether a small send may complete before its receive; 0 is for tests.
+        timeout: AIODIST_TIMEOUT: seconds, for meeting and for operations that say nothing else.
+        host: AIODIST_HOST: the address that peers are told, and that is listened on; None: found out.
+        interface: AIODIST_SOCKET_IFNAME: take the address of this network interface instead.
+        allow_insecure: AIODIST_ALLOW_INSECURE: serve other hosts without a secret.
+    """
+
+    transport: str = "auto"
+    eager: bool = True
+    timeout: float = DEFAULT_TIMEOUT
+    host: str | None = None
+    interface: str | None = None
+    allow_insecure: bool = False
+
+    @property
+    def eager_budget(self) -> int:
+        """Bytes that may be under way to one peer, in one group, without a place to go."""
+        return EAGER_BUDGET if self.eager else 0
+
+    @property
+    def agreed(self) -> dict[str, str]:
+        """The variables that every rank must set alike, by name."""
+        return {"AIODIST_TRANSPORT": self.transport, "AIODIST_EAGER": str(int(self.eager))}
+
+
+def tuning(environ: Environ) -> Tuning:
+    """Read and check the tuning variables; an empty one counts as absent.
+
+    Raises:
+        UsageError: a value that means nothing; says which do.
+    """
+    host, interface = environ.get("AIODIST_HOST") or None, environ.get("AIODIST_SOCKET_IFNAME") or None
+    if host and interface:
+        raise UsageError(
+            f"AIODIST_HOST={host} and AIODIST_SOCKET_IFNAME={interface} are both set", hint="Set one of them"
+        )
+    return Tuning(
+        transport=_choice(environ, "AIODIST_TRANSPORT", TRANSPORTS, "auto"),
+        eager=_switch(environ, "AIODIST_EAGER", True),
+        timeout=_seconds(environ, "AIODIST_TIMEOUT", DEFAULT_TIMEOUT),
+        host=host,
+        interface=interface,
+        allow_insecure=_switch(environ, "AIODIST_ALLOW_INSECURE", False),
+    )
+
+
+def job_id(environ: Environ) -> str:
+    """What tells this job's processes from another's at the same address."""
+    return environ.get("AIODIST_JOB") or environ.get("TORCHELASTIC_RUN_ID") or DEFAULT_JOB
+
+
+def secret(environ: Environ) -> bytes:
+    """What the processes of this job know and others do not: AIODIST_SECRET, or the contents of the file
+    that AIODIST_SECRET_FILE names; b'' where neither is set.
+
+    Raises:
+        UsageError: the file cannot be read, is empty, or can be read by everybody.
+    """
+    text, path = environ.get("AIODIST_SECRET", ""), environ.get("AIODIST_SECRET_FILE", "")
+    if text:
+        return text.encode()
+    if not path:
+        return b""
+    try:
+        content = Path(path).read_bytes().strip()
+        open_to_all = Path(path).stat().st_mode & 0o004
+    except OSError as error:
+        raise UsageError(f"AIODIST_SECRET_FILE={path} cannot be read ({error.strerror})") from None
+    if not content:
+        raise UsageError(f"AIODIST_SECRET_FILE={path} is empty", hint="Write a random line into it")
+    if open_to_all:
+        raise UsageError(f"AIODIST_SECRET_FILE={path} can be read by everybody", hint=f"chmod 600 {path}")
+    return content
+
+
+def store_address(environ: Environ) -> tuple[str, int] | None:
+    """Host and port of the store that the launcher hosts (AIODIST_STORE), None where it hosts none."""
+    text = environ.get("AIODIST_STORE", "")
+    return split_address(text, "AIODIST_STORE") if text else None
+
+
+def split_address(text: str, what: str = "address") -> tuple[str, int]:
+    """'host:port' or '[v6]:port' → host, port. `UsageError` names `what` where it is neither."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not colon or not host or (":" in host and not bracketed) or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{what}={text!r} is not host:port", hint="For IPv6 write [address]:port")
+    return host, int(port)
+
+
+def _choice(environ: Environ, name: str, choices: tuple[str, ...], default: str) -> str:
+    value = environ.get(name, "").strip().lower() or default
+    if value not in choices:
+        raise UsageError(f"{name}={environ[name]!r} is not known", hint=f"It can be: {', '.join(choices)}")
+    return value
+
+
+def _switch(environ: Environ, name: str, default: bool) -> bool:
+    value = environ.get(name, "").strip().lower()
+    if not value:
+        return default
+    if value not in _YES + _NO:
+        raise UsageError(f"{name}={environ[name]!r} is neither yes nor no", hint="Write 1 or 0")
+    return value in _YES
+
+
+def _seconds(environ: Environ, name: str, default: float) -> float:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(
+            f"{name}={text!r} is not a positive number of seconds", hint=f"{name}=300 is the default"
+        )
+    return value

@@ -1,0 +1,29 @@
+"""How processes meet: stores, the server behind them, and the schemes that lead there."""
+
+from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.file_store import FileStore
+from aiodist.rendezvous.handlers import Invitation, Meeting, register_rendezvous_handler, rendezvous
+from aiodist.rendezvous.hash_store import HashStore
+from aiodist.rendezvous.meeting import claim_rank, exchange, release_rank, this_process
+from aiodist.rendezvous.prefix_store import PrefixStore
+from aiodist.rendezvous.server import StoreServer
+from aiodist.rendezvous.store import Store, Watch, WatchEvent
+
+__all__ = [
+    "FileStore",
+    "HashStore",
+    "Invitation",
+    "Meeting",
+    "PrefixStore",
+    "Store",
+    "StoreServer",
+    "TcpStore",
+    "Watch",
+    "WatchEvent",
+    "claim_rank",
+    "exchange",
+    "register_rendezvous_handler",
+    "release_rank",
+    "rendezvous",
+    "this_process",
+]

@@ -1,0 +1,248 @@
+"""A store found through a file: whoever comes first hosts it and writes down where.
+
+The file holds one JSON object: the address of the server, the 16 bytes that name this very store, and who
+hosts it. All decisions are made under an exclusive lock on the file:
+
+- empty: host the store here, write down the address;
+- it names a store that answers and is the very one: use it;
+- it names one that is provably gone (nobody listens there, or another store does): host it, overwrite.
+
+A host that does not answer at all is not provably gone; the others then wait until their timeout. The host
+removes the file before it lingers for the others, so that a new job at the same path never meets the old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.machine_store import MachineStore
+from aiodist.rendezvous.server import StoreServer
+from aiodist.rendezvous.sockets import connect, is_loopback, join_address
+from aiodist.rendezvous.store import DEFAULT_TIMEOUT, Watch
+from aiodist.types import Timeout, seconds
+
+LINGER_SECONDS = 5.0
+_POLL = 0.02  # seconds between attempts to lock the file
+PROBE_SECONDS = 1.0  # for a host that the file names to answer, before the lock is given up
+
+
+class FileStore(MachineStore):
+    """A store that a file leads to. Make it with `await FileStore.open(…)`, close it in every process.
+
+    Attributes:
+        path: the file.
+        client: the connection to the store; every process has one.
+        server: the server, in the process that hosts it, else None.
+    """
+
+    def __init__(self, path: Path, client: TcpStore, server: StoreServer | None, linger: float) -> None:
+        super().__init__(client.timeout)
+        self.path = path
+        self.client = client
+        self.server = server
+        self._linger = linger
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        job: str,
+        secret: bytes,
+        timeout: Timeout = None,
+        *,
+        host: str = "127.0.0.1",
+        linger: float = LINGER_SECONDS,
+        rank: int = -1,
+    ) -> FileStore:
+        """Find the store of a file, or host it.
+
+        Args:
+            path: a file of this host, or one that all hosts see; its folder must exist.
+            timeout: seconds for finding it, and the default of every call afterwards.
+            host: the address to listen on, should this process host the store. The default serves this host
+                only; where ranks are on several, each needs one that the others reach.
+            linger: the host waits up to so many seconds at close until the others have left.
+
+        Raises:
+            UsageError: the file cannot be made, or holds something else.
+            RendezvousTimeout: the host that the file names does not answer.
+            AuthenticationError: its store is of another job, version or secret.
+        """
+        file = Path(path)
+        patience = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
+        place = ""
+        try:
+            async with asyncio.timeout(patience):
+                while True:
+                    handle = await _locked(file)
+                    try:
+                        found = _read(handle, file)
+                        place = "" if found is None else _place(found)
+                        gone, client = (
+                            (True, None) if found is None else await _look(found, job, secret, rank)
+                        )
+                        server = None
+                        if gone:
+                            server, client = await _host(handle, host, job, secret, rank)
+                    finally:
+                        os.close(handle)  # and with it the lock
+                    if client is not None:
+                        client.timeout = patience
+                        return cls(file, client, server, linger)
+                    await asyncio.sleep(_POLL)
+        except TimeoutError:
+            where = f"the host of the store ({place}, says {file})" if place else f"the lock on {file}"
+            raise RendezvousTimeout(
+                f"no answer from {where} within {patience:g} s",
+                hint=f"If that job is gone, remove {file}; else see whether its host can be reached",
+            ) from None
+
+    async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
+        return await self.client._call(method, args, timeout)
+
+    def watch(self, prefix: str = "") -> Watch:
+        return self.client.watch(prefix)
+
+    async def aclose(self) -> None:
+        """Leave; the hosting process removes the file, then waits a while for the others to leave."""
+        server, self.server = self.server, None
+        if server is not None:
+            await _remove(self.path, server.instance.hex())
+        await self.client.aclose()
+        if server is not None:
+            await server.aclose(self._linger)
+
+
+async def _locked(file: Path) -> int:
+    """A descriptor of the file, locked; the file is made if need be."""
+    while True:
+        try:
+            handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(
+                f"the rendezvous file {file} cannot be opened ({error.strerror})",
+                hint="Name a file in a folder that exists and that every rank can write to",
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            # Polled, because a blocking lock would need a thread that cannot be stopped.
+            await asyncio.sleep(_POLL * random.uniform(0.5, 1.0))
+            continue
+        except BaseException:
+            os.close(handle)
+            raise
+        # The one that was locked may have been removed meanwhile; then it is no longer the file.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(file)):
+                return handle
+        os.close(handle)
+
+
+def _read(handle: int, file: Path) -> dict[str, Any] | None:
+    content = os.pread(handle, 4096, 0)
+    if not content:
+        return None
+    try:
+        found = json.loads(content)
+        if (
+            isinstance(found["host"], str)
+            and isinstance(found["port"], int)
+            and isinstance(found["store"], str)
+        ):
+            return dict(found)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(
+        f"the rendezvous file {file} holds something else", hint="Name a new file; its content would be lost"
+    )
+
+
+def _place(found: dict[str, Any]) -> str:
+    return f"{join_address(found['host'], found['port'])}, pid {found.get('pid')} on {found.get('on')}"
+
+
+async def _host(handle: int, host: str, job: str, secret: bytes, rank: int) -> tuple[StoreServer, TcpStore]:
+    """Host the store here, and say so in the file."""
+    server = await StoreServer.start(host, 0, job, secret, rank=rank)
+    client = None
+    try:
+        client = await TcpStore.connect(server.host, server.port, job, secret, PROBE_SECONDS, rank=rank)
+        found = {
+            "host": server.host,
+            "port": server.port,
+            "store": server.instance.hex(),
+            "pid": os.getpid(),
+            "on": socket.gethostname(),
+        }
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(found).encode(), 0)
+    except BaseException:
+        if client is not None:
+            await client.aclose()
+        await server.aclose()
+        raise
+    return server, client
+
+
+async def _look(found: dict[str, Any], job: str, secret: bytes, rank: int) -> tuple[bool, TcpStore | None]:
+    """Whether the store that the file names is provably gone, and a client of it if it answers."""
+    here = found.get("on") == socket.gethostname()
+    if is_loopback(found["host"]) and not here:
+        raise UsageError(
+            f"the store of this rendezvous file serves its own host only ({_place(found)})",
+            hint="Set AIODIST_HOST on every host to an address that the others reach",
+        )
+    dead = here and not _exists(found.get("pid"))
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            (await connect(found["host"], found["port"])).close()
+        client = await TcpStore.connect(found["host"], found["port"], job, secret, PROBE_SECONDS, rank=rank)
+    except ConnectionRefusedError:
+        return True, None
+    except AuthenticationError:
+        if dead:  # somebody else has its port now
+            return True, None
+        raise
+    except (OSError, RendezvousTimeout):
+        return dead, None
+    if client.instance.hex() == found["store"]:
+        return False, client
+    await client.aclose()  # a later store, on the port of the one that is meant
+    return True, None
+
+
+def _exists(pid: Any) -> bool:
+    if type(pid) is not int or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+async def _remove(file: Path, store: str) -> None:
+    """Remove the file if it still names this store."""
+    with contextlib.suppress(UsageError, OSError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            handle = await _locked(file)
+        try:
+            found = _read(handle, file)
+            if found is None or found["store"] == store:
+                os.unlink(file)
+        finally:
+            os.close(handle)

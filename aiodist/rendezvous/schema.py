@@ -1,0 +1,71 @@
+"""The methods of a store, and what their arguments must be. What does not fit never reaches the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class RefusedError(Exception):
+    """A request has no meaning, or contradicts others; the machine answers it with a `Failure`.
+
+    Args:
+        message: one line that says what is wrong.
+        hint: what to do about it.
+        kind: as in `Failure`.
+    """
+
+    def __init__(self, message: str, hint: str = "", kind: str = "usage") -> None:
+        super().__init__(message)
+        self.message, self.hint, self.kind = message, hint, kind
+
+
+_Check = Callable[[Any], bool]
+
+
+def _is(*types: type) -> _Check:
+    return lambda value: type(value) in types  # exactly: True is no int here
+
+
+def _list_of(kind: type) -> _Check:
+    return lambda value: type(value) is list and all(type(item) is kind for item in value)
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0
+
+
+_TEXT, _BYTES, _INT = _is(str), _is(bytes), _is(int)
+_TEXTS, _MANY_BYTES, _INTS = _list_of(str), _list_of(bytes), _list_of(int)
+
+METHODS: dict[str, tuple[_Check, ...]] = {
+    "set": (_TEXT, _BYTES, _is(int, float, type(None))),  # key, value, lease in seconds
+    "multi_set": (_TEXTS, _MANY_BYTES),
+    "multi_get": (_TEXTS, _is_seconds),
+    "wait": (_TEXTS, _is_seconds),
+    "check": (_TEXTS,),
+    "add": (_TEXT, _INT),
+    "append": (_TEXT, _BYTES),
+    "compare_set": (_TEXT, _BYTES, _BYTES),  # key, expected, desired
+    "delete_key": (_TEXT,),
+    "list_keys": (_TEXT,),  # prefix
+    "num_keys": (_TEXT,),
+    "gather": (_TEXT, _INT, _INT, _BYTES, _is_seconds),  # name, world size, rank, card
+    "watch": (_TEXT,),
+    "cancel": (_INT,),  # the id of a request whose answer nobody wants any more
+    "resume": (_INTS,),  # the ids of all requests whose answers are still wanted
+    "goodbye": (),
+    "ping": (),
+}
+
+
+def check_args(method: str, args: list[Any]) -> None:
+    """Refuse a method that does not exist, or arguments that it cannot take."""
+    schema = METHODS.get(method)
+    if schema is None:
+        raise RefusedError(f"the store has no method '{method[:40]}'")
+    if len(args) != len(schema):
+        raise RefusedError(f"{method} takes {len(schema)} arguments, got {len(args)}")
+    for number, (value, fits) in enumerate(zip(args, schema, strict=True), 1):
+        if not fits(value):
+            raise RefusedError(f"argument {number} of {method} cannot be a {type(value).__name__}")

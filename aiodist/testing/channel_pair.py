@@ -1,0 +1,103 @@
+"""What the channel checks stand on: two endpoints as a pair, an observer that records, distinct contents."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+from aiodist.transport.base import Endpoint, Into, Key, Sink
+
+
+def content(key: Key, nbytes: int) -> bytes:
+    """Bytes that differ between messages and from their neighbours."""
+    seed = hashlib.blake2b(repr(key).encode(), digest_size=61).digest()  # prime: no period fits a segment
+    return (seed * (nbytes // len(seed) + 1))[:nbytes]
+
+
+def signature(key: Key) -> bytes:
+    """A signature that differs between messages."""
+    return hashlib.blake2b(repr(key).encode(), digest_size=32).digest()
+
+
+class Recorder:
+    """An observer that keeps what it is told, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[tuple[int, Key, bytes, int]] = []
+        self.losses: list[tuple[int, str]] = []
+        self.goodbyes: list[int] = []
+        self.on_arrival: Callable[[Key], None] | None = None
+        self._changed = asyncio.Event()
+
+    def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
+        """A message came in."""
+        self.arrivals.append((rank, key, signature, nbytes))
+        if self.on_arrival is not None:
+            self.on_arrival(key)
+        self._changed.set()
+
+    def lost(self, rank: int, cause: str) -> None:
+        """A peer is gone."""
+        self.losses.append((rank, cause))
+        self._changed.set()
+
+    def goodbye(self, rank: int) -> None:
+        """A peer has closed."""
+        self.goodbyes.append(rank)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something told to this observer makes `condition` true."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Pair:
+    """A channel from rank 0 to rank 1, with sends and receives as futures."""
+
+    def __init__(self, sender: Endpoint, receiver: Endpoint) -> None:
+        self.sender, self.receiver = sender, receiver
+        self.at_sender, self.at_receiver = Recorder(), Recorder()
+        sender.observer, receiver.observer = self.at_sender, self.at_receiver
+        self.out = sender.outgoing(1)
+        self.inc = receiver.incoming(0)
+        self._inside = False
+
+    def send(self, key: Key, data: bytes | bytearray | None = None, nbytes: int = 0) -> asyncio.Future[bool]:
+        """Send; the future holds what `send` returned once the send is over."""
+        view = memoryview(content(key, nbytes) if data is None else data)
+        return self._start(lambda done: self.out.send(key, signature(key), view, done))
+
+    def recv(self, key: Key, nbytes: int, sink: Sink) -> asyncio.Future[bool]:
+        """Receive; the future holds what `recv` returned once the receive is over."""
+        return self._start(lambda done: self.inc.recv(key, nbytes, sink, done))
+
+    async def receive(self, key: Key, nbytes: int) -> bytes:
+        """A message's bytes."""
+        into = bytearray(nbytes)
+        await self.recv(key, nbytes, Into(memoryview(into)))
+        return bytes(into)
+
+    async def passes(self, key: Key, nbytes: int) -> None:
+        """One message goes through whole."""
+        sent = self.send(key, nbytes=nbytes)
+        assert await self.receive(key, nbytes) == content(key, nbytes)
+        await sent
+
+    def _start(self, start: Callable[[Callable[[], None]], bool]) -> asyncio.Future[bool]:
+        over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def done() -> None:
+            assert not self._inside, "done was called inside send or recv"
+            over.set_result(False)  # InvalidStateError if it is called twice
+
+        self._inside = True
+        try:
+            if start(done):
+                assert not over.done(), "done was called although the call returned True"
+                over.set_result(True)
+        finally:
+            self._inside = False
+        return over

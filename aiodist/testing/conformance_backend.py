@@ -1,0 +1,225 @@
+"""What every backend must do, checked through the group on all ranks.
+
+    @spmd(world_size=3)
+    async def test_my_backend(pg):
+        await check_backend(pg)
+
+Checks are chosen by the capabilities that the backend declares, never skipped silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from aiodist.errors import UsageError
+from aiodist.group import ProcessGroup
+from aiodist.testing.programs import Step, laid_out, program, reduced, same, value
+from aiodist.types import Kind, ReduceOp
+from aiodist.work import Work
+
+
+async def check_backend(pg: ProcessGroup, seed: int = 0, length: int = 60) -> None:
+    """Every rank of a group calls this with the same arguments.
+
+    Args:
+        pg: the group; it is usable afterwards.
+        seed: of the random programs.
+        length: operations in each.
+
+    Raises:
+        AssertionError: the backend is wrong; says in which operation.
+    """
+    await check_program(pg, seed, length)
+    await check_concurrent(pg, seed + 1, length)
+    await check_large(pg)
+    await check_handles(pg)
+    if pg.size > 1:
+        await check_messages(pg)
+        if "any-source" in pg._backend.capabilities:
+            await check_any_source(pg)
+    if "one-answer" in pg._backend.capabilities:
+        await check_one_answer(pg)
+    await check_subgroups(pg)
+
+
+async def check_program(pg: ProcessGroup, seed: int, length: int, big: int = 3000) -> None:
+    """A random program, one operation after the other."""
+    for step in program(seed, pg.size, length, big=big):
+        await perform(pg, step)
+
+
+async def check_concurrent(pg: ProcessGroup, seed: int, length: int) -> None:
+    """A random program, all in flight at once."""
+    async with asyncio.TaskGroup() as tasks:
+        for step in program(seed, pg.size, length):
+            tasks.create_task(perform(pg, step))
+
+
+async def perform(pg: ProcessGroup, step: Step) -> None:
+    """One step of a program on this rank, its result checked."""
+    mine = laid_out(value(step, pg.rank), step.layout)
+    before = mine.copy()
+    match step.kind:
+        case Kind.barrier:
+            await pg.barrier()
+        case Kind.all_reduce if step.separate:
+            out = laid_out(np.zeros(step.shape, step.dtype), step.layout)
+            assert await pg.all_reduce(mine, step.op, out) is out
+            same(out, reduced(step, pg.size), step)
+            same_bytes(mine, before, step)
+        case Kind.all_reduce:
+            assert await pg.all_reduce(mine, step.op) is mine
+            same(mine, reduced(step, pg.size), step)
+        case Kind.broadcast:
+            assert await pg.broadcast(mine, step.root) is mine
+            same_bytes(mine, value(step, step.root), step)
+        case Kind.reduce:
+            result = await pg.reduce(mine, step.root, step.op)
+            if pg.rank == step.root:
+                assert result is mine
+                same(mine, reduced(step, pg.size), step)
+            else:
+                assert result is None
+                same_bytes(mine, before, step)
+        case Kind.all_gather:
+            out = laid_out(np.zeros((pg.size, *step.shape), step.dtype), step.layout) if step.separate else None
+            result = await pg.all_gather(mine, out)
+            same_bytes(result, np.stack([value(step, rank) for rank in range(pg.size)]), step)
+            same_bytes(mine, before, step)
+        case Kind.reduce_scatter:
+            result = await pg.reduce_scatter(mine, op=step.op)
+            part = step.shape[0] // pg.size
+            same(result, reduced(step, pg.size)[pg.rank * part : (pg.rank + 1) * part], step)
+            same_bytes(mine, before, step)
+        case Kind.send:
+            target = (step.root + 1) % pg.size
+            if pg.rank == step.root:
+                await pg.send(mine, target, tag=step.salt)
+                same_bytes(mine, before, step)
+            elif pg.rank == target:
+                into = laid_out(np.zeros(step.shape, step.dtype), step.layout)
+                assert await pg.recv(into, step.root, tag=step.salt) == step.root
+                same_bytes(into, value(step, step.root), step)
+
+
+def same_bytes(got: Any, expected: Any, step: Step) -> None:
+    """Fail unless two arrays hold the same bytes."""
+    assert np.asarray(got).tobytes() == np.asarray(expected).tobytes(), step.describe()
+
+
+async def check_large(pg: ProcessGroup) -> None:
+    """Tensors past every threshold: many segments, and reductions off the loop."""
+    for dtype, count in ((np.float32, 1_000_003), (np.float16, 300_001), (np.int64, 131_072)):
+        base = np.arange(count) % 13
+        mine = (base + pg.rank).astype(dtype)
+        await pg.all_reduce(mine)
+        expected = (base * pg.size + sum(range(pg.size))).astype(dtype)
+        assert np.array_equal(mine, expected), f"all_reduce of {count} {np.dtype(dtype).name}"
+    rows = await pg.all_gather(np.arange(200_003) * (pg.rank + 1))
+    for rank in range(pg.size):
+        assert np.array_equal(rows[rank], np.arange(200_003) * (rank + 1))
+    if pg.size > 1 and pg.rank < 2:
+        peer = 1 - pg.rank
+        out, into = np.arange(500_000) + pg.rank, np.zeros(500_000, np.int64)
+        sent = pg.send(out, peer, async_op=True)  # both at once: neither waits for the other
+        await pg.recv(into, peer)
+        await sent
+        assert np.array_equal(into, np.arange(500_000) + peer)
+
+
+async def check_handles(pg: ProcessGroup) -> None:
+    """Work: numbered in the call, awaited often and by many, cancelled without harm, in any order."""
+    tensors = [np.array([pg.rank + 10 * i]) for i in range(5)]
+    works = [pg.all_reduce(tensor, async_op=True) for tensor in tensors]
+    numbers = [work.seq for work in works]
+    assert numbers == list(range(numbers[0], numbers[0] + 5)), "numbers are taken in the call"
+    for i in reversed(range(5)):
+        expected = sum(range(pg.size)) + 10 * i * pg.size
+        assert (await works[i])[0] == expected
+        assert (await works[i]) is tensors[i]
+        assert works[i].done()
+        assert works[i].is_success()
+        assert works[i].exception() is None
+    work = pg.all_reduce(np.array([pg.rank]), async_op=True)
+
+    async def waiter(work: Work[Any]) -> Any:
+        return await work
+
+    first, second = asyncio.create_task(waiter(work)), asyncio.create_task(waiter(work))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second)[0] == sum(range(pg.size))
+    results = await asyncio.gather(*[pg.all_reduce(np.array([i * (pg.rank + 1)])) for i in range(4)])
+    assert [int(r[0]) for r in results] == [i * sum(range(1, pg.size + 1)) for i in range(4)]
+    called: list[Work[Any]] = []
+    work = pg.barrier(async_op=True)
+    work.add_done_callback(called.append)
+    await work
+    await asyncio.sleep(0)
+    assert called == [work]
+
+
+async def check_messages(pg: ProcessGroup) -> None:
+    """Messages match by source and tag, in order, and tags do not disturb each other."""
+    right, left = (pg.rank + 1) % pg.size, (pg.rank - 1) % pg.size
+    sent = [pg.send(np.array([100 * pg.rank + i]), right, tag=i % 2, async_op=True) for i in range(6)]
+    for tag in (1, 0):
+        for i in range(tag, 6, 2):
+            into = np.zeros(1, np.int64)
+            assert await pg.recv(into, left, tag=tag) == left
+            assert into[0] == 100 * left + i
+    await asyncio.gather(*sent)
+    try:
+        pg.send(np.zeros(1), pg.rank)
+    except UsageError:
+        pass
+    else:
+        raise AssertionError("a message to oneself was accepted")
+    await pg.barrier()
+
+
+async def check_any_source(pg: ProcessGroup) -> None:
+    """`recv(src=None)` takes one message from each, small and large, and names the sender."""
+    for count in (3, 50_000):
+        if pg.rank == 0:
+            heard = []
+            for _ in range(pg.size - 1):
+                into = np.zeros(count)
+                source = await pg.recv(into, None, tag=7)
+                assert np.array_equal(into, np.arange(count) + source)
+                heard.append(source)
+            assert sorted(heard) == list(range(1, pg.size))
+        else:
+            await pg.send(np.arange(count, dtype=np.float64) + pg.rank, 0, tag=7)
+        await pg.barrier()
+
+
+async def check_one_answer(pg: ProcessGroup) -> None:
+    """All ranks get the same bits, also where the order of additions matters (law 3)."""
+    for count in (5, 5_000, 400_000):
+        rng = np.random.default_rng(pg.rank)
+        mine = rng.standard_normal(count).astype(np.float32) * np.float32(10) ** rng.integers(-8, 8, count)
+        await pg.all_reduce(mine)
+        rows = await pg.all_gather(mine)
+        for rank in range(pg.size):
+            assert rows[rank].tobytes() == mine.tobytes(), f"ranks {pg.rank} and {rank} have different bits"
+
+
+async def check_subgroups(pg: ProcessGroup) -> None:
+    """Groups of groups: each has numbers of its own, and what is issued in one does not touch another."""
+    evens = await pg.new_group(range(0, pg.size, 2))
+    everybody = await pg.new_group()
+    assert everybody is not None
+    assert (evens is None) == bool(pg.rank % 2)
+    both = everybody.all_reduce(np.array([pg.rank]), async_op=True)
+    if evens is not None:
+        assert evens.ranks == tuple(pg.ranks[r] for r in range(0, pg.size, 2))
+        assert (await evens.all_reduce(np.array([pg.rank + 1]), ReduceOp.MAX))[0] == 2 * (evens.size - 1) + 1
+    assert (await both)[0] == sum(range(pg.size))
+    for group in (evens, everybody):
+        if group is not None:
+            await group.aclose()
+    await pg.barrier()

@@ -1,0 +1,165 @@
+"""Random programs: the same seed gives every rank the same operations, and tells what each must give.
+
+Values are small integers, in whatever dtype, so that every reduction is exact and results are compared
+bit by bit. They differ between ranks and between elements: constant tensors hide wrong indexing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiodist.types import DTYPES, Kind, ReduceOp
+
+Array = npt.NDArray[Any]
+
+COLLECTIVES = (
+    Kind.all_reduce,
+    Kind.broadcast,
+    Kind.reduce,
+    Kind.all_gather,
+    Kind.reduce_scatter,
+    Kind.barrier,
+    Kind.send,
+)
+_ORDERED = {"b", "i", "u", "f", "V", "E"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation of a program, the same on all ranks.
+
+    Args:
+        kind: the operation; `send` stands for a message from `root` to the rank after it.
+        dtype: of the tensors.
+        shape: of every rank's tensor.
+        layout: 'C', 'F', 'strided' or 'reversed': how the tensor lies in memory.
+        op: for reductions.
+        root: group rank.
+        separate: whether the result goes to an `out` of its own.
+        salt: makes the values of this step differ from those of others.
+    """
+
+    kind: Kind
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    layout: str
+    op: ReduceOp
+    root: int
+    separate: bool
+    salt: int
+
+    def describe(self) -> str:
+        """The step in a line, for a failing test."""
+        shape = list(self.shape)
+        return f"{self.kind.name} {self.dtype.name}{shape} {self.layout} {self.op.name} root={self.root}"
+
+
+def program(seed: int, size: int, length: int, kinds: Sequence[Kind] = COLLECTIVES, big: int = 3000) -> list[Step]:
+    """A random program for `size` ranks; shapes of up to about `big` elements."""
+    rng = random.Random(seed)
+    return [_step(rng, size, kinds, big) for _ in range(length)]
+
+
+def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Step:
+    kind = rng.choice([k for k in kinds if size > 1 or k is not Kind.send])
+    dtype = rng.choice(DTYPES)
+    dims = rng.choice([0, 1, 1, 1, 2, 2, 3])
+    shape = tuple(rng.choice([0, 1, 2, 3, 5, rng.randint(1, max(1, int(big ** (1 / max(dims, 1)))))]) for _ in range(dims))
+    if kind is Kind.reduce_scatter:
+        shape = (size * rng.choice([0, 1, 2, rng.randint(1, 1 + big // size)]), *shape[1:2])
+    return Step(
+        kind,
+        dtype,
+        shape,
+        rng.choice(["C", "C", "F", "strided", "reversed"]),
+        rng.choice(operations(dtype)),
+        rng.randrange(size),
+        rng.random() < 0.4,
+        rng.randrange(1000),
+    )
+
+
+def operations(dtype: np.dtype[Any]) -> list[ReduceOp]:
+    """The reductions that have a meaning for a dtype."""
+    found = [ReduceOp.SUM, ReduceOp.PRODUCT]
+    if dtype.kind in "biu":
+        found += [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
+    else:
+        found.append(ReduceOp.AVG)
+    if dtype.kind != "c":
+        found += [ReduceOp.MIN, ReduceOp.MAX]
+    return found
+
+
+def value(step: Step, rank: int) -> Array:
+    """Rank `rank`'s tensor at a step, C-contiguous."""
+    count = int(np.prod(step.shape, dtype=np.int64))
+    index = np.arange(count, dtype=np.int64)
+    if step.op is ReduceOp.PRODUCT and step.kind in (Kind.all_reduce, Kind.reduce, Kind.reduce_scatter):
+        numbers = np.where((index + rank + step.salt) % 5 == 0, 2, 1)  # 2^8 at most: exact in bfloat16
+    elif step.dtype.kind == "b":
+        numbers = (index * 7 + rank * 3 + step.salt) % 3 == 0
+    elif step.op is ReduceOp.AVG:
+        # Multiples of the number of ranks on 8 ranks at most: sums stay exact in 8 bits of mantissa.
+        numbers = (index * 5 + rank * 3 + step.salt) % 29
+    else:
+        numbers = (index * 5 + rank * 11 + step.salt) % 31
+    return np.asarray(numbers).astype(step.dtype).reshape(step.shape)
+
+
+def laid_out(array: Array, layout: str) -> Array:
+    """A copy of an array that lies in memory as asked."""
+    if array.ndim == 0 or layout == "C":
+        return array.copy()
+    if layout == "F":
+        return np.asarray(array, order="F").copy(order="F")
+    if layout == "reversed":
+        copy: Array = array[::-1].copy()[::-1]
+        return copy
+    wide = np.zeros((*array.shape[:-1], array.shape[-1] * 3), array.dtype)
+    view = wide[..., 1::3]
+    view[...] = array
+    return view
+
+
+def reduced(step: Step, size: int) -> Array:
+    """What reducing all ranks' tensors gives, by NumPy."""
+    total = value(step, 0)
+    wide = total.dtype if total.dtype.kind in "biuc" or total.dtype.itemsize > 2 else np.dtype(np.float32)
+    total = total.astype(wide)
+    combine: Any = {
+        ReduceOp.SUM: np.add,
+        ReduceOp.AVG: np.add,
+        ReduceOp.PRODUCT: np.multiply,
+        ReduceOp.MIN: np.minimum,
+        ReduceOp.MAX: np.maximum,
+        ReduceOp.BAND: np.bitwise_and,
+        ReduceOp.BOR: np.bitwise_or,
+        ReduceOp.BXOR: np.bitwise_xor,
+    }[step.op]
+    for rank in range(1, size):
+        total = combine(total, value(step, rank).astype(wide))
+    if step.op is ReduceOp.AVG:
+        total = (total / np.asarray(size, total.dtype)).astype(total.dtype)
+    return np.asarray(total).astype(step.dtype)
+
+
+def same(got: Any, expected: Array, step: Step) -> None:
+    """Fail unless two arrays are equal: bit by bit, averages to within one unit in the last place."""
+    array = np.asarray(got)
+    assert array.dtype == expected.dtype, f"{step.describe()}: dtype {array.dtype}, expected {expected.dtype}"
+    assert array.shape == expected.shape, f"{step.describe()}: shape {array.shape}, expected {expected.shape}"
+    if step.op is ReduceOp.AVG:
+        digits = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6, "complex64": 1e-6}
+        close = np.allclose(
+            array.astype(np.complex128), expected.astype(np.complex128), rtol=digits.get(step.dtype.name, 1e-12)
+        )
+        assert close, f"{step.describe()}: {array!r}, expected {expected!r}"
+    else:
+        assert array.tobytes() == expected.tobytes(), f"{step.describe()}: {array!r}, expected {expected!r}"

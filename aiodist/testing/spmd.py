@@ -1,0 +1,180 @@
+"""`@spmd(world_size=4)`: an async test function that runs on as many real processes.
+
+    from aiodist.testing import spmd
+
+    @spmd(world_size=4)
+    async def test_sum(pg):
+        assert (await pg.all_reduce(np.array([pg.rank])))[0] == 6
+
+pytest sees a plain test. It starts the processes, gives each a rank, a store on loopback and a secret,
+waits with a time limit, and fails with the traceback of the rank that failed first. Arguments other
+than `pg` come from `pytest.mark.parametrize` and must be JSON; `world_size`, `transport` and `timeout`
+among them override the decorator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiodist.rendezvous import StoreServer
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one rank ended: its exit code (negative: the signal), output, and order of ending."""
+
+    rank: int
+    code: int
+    output: str
+    order: int
+
+
+class RanksFailed(AssertionError):
+    """Some ranks did not end as expected."""
+
+
+def spmd(
+    world_size: int = 2,
+    *,
+    transport: str = "auto",
+    timeout: float = 30.0,
+    exits: Mapping[int, int] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run an async test function on real processes.
+
+    Args:
+        world_size: number of processes.
+        transport: AIODIST_TRANSPORT: 'auto', 'shm' or 'tcp'.
+        timeout: seconds for all of it; then every rank's stacks are printed and the test fails.
+        exits: exit codes that are expected, by rank (-9: killed by SIGKILL); 0 for all others.
+        env: further environment variables.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
+        if not parameters or parameters[0].name != "pg":
+            raise TypeError(f"{function.__name__} must take the process group as its first argument, `pg`")
+        path = inspect.getsourcefile(function)
+        assert path is not None
+
+        @functools.wraps(function)
+        def test(**arguments: Any) -> None:
+            size = arguments.pop("world_size", world_size)
+            chosen = arguments.pop("transport", transport)
+            limit = arguments.pop("timeout", timeout)
+            passed = {name: value for name, value in arguments.items() if name in signature.parameters}
+            outcomes = asyncio.run(
+                launch(
+                    ["-m", "aiodist.testing.worker", path, function.__qualname__, json.dumps(passed)],
+                    size,
+                    timeout=limit,
+                    env={"AIODIST_TRANSPORT": chosen, **(env or {})},
+                )
+            )
+            check(outcomes, exits or {})
+
+        shown = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
+        test.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        test.spmd_function = function  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+async def launch(
+    arguments: list[str], size: int, *, timeout: float, env: Mapping[str, str] | None = None
+) -> list[Outcome]:
+    """Run `python *arguments` once a rank and return how each ended.
+
+    Args:
+        arguments: of the Python interpreter.
+        size: number of ranks.
+        timeout: seconds; then the ranks are asked for their stacks (SIGUSR1) and killed.
+        env: further environment variables.
+    """
+    secret = secrets.token_hex(16)
+    server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
+    processes: list[asyncio.subprocess.Process] = []
+    ended: list[int] = []
+
+    async def watch(rank: int, process: asyncio.subprocess.Process) -> Outcome:
+        assert process.stdout is not None
+        output = await process.stdout.read()
+        code = await process.wait()
+        ended.append(rank)
+        return Outcome(rank, code, output.decode(errors="replace"), len(ended))
+
+    try:
+        for rank in range(size):
+            processes.append(
+                await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    start_new_session=True,
+                    env={
+                        **os.environ,
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(size),
+                        "LOCAL_RANK": str(rank),
+                        "LOCAL_WORLD_SIZE": str(size),
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(server.port),
+                        "AIODIST_STORE": f"127.0.0.1:{server.port}",
+                        "AIODIST_JOB": "spmd",
+                        "AIODIST_SECRET": secret,
+                        "OMP_NUM_THREADS": "1",
+                        "OPENBLAS_NUM_THREADS": "1",
+                        **(env or {}),
+                    },
+                )
+            )
+        watches = [asyncio.create_task(watch(rank, process)) for rank, process in enumerate(processes)]
+        _, late = await asyncio.wait(watches, timeout=timeout)
+        if late:
+            _signal(processes, signal.SIGUSR1)  # faulthandler prints every thread's stack
+            await asyncio.wait(watches, timeout=1.0)
+            _signal(processes, signal.SIGKILL)
+        outcomes = await asyncio.gather(*watches)
+        if late:
+            raise RanksFailed(f"no end within {timeout:g} s\n" + "\n".join(map(_report, outcomes)))
+        return outcomes
+    finally:
+        _signal(processes, signal.SIGKILL)
+        for process in processes:
+            await process.wait()
+        await server.aclose()
+
+
+def check(outcomes: list[Outcome], exits: Mapping[int, int]) -> None:
+    """Raise `RanksFailed` unless every rank ended as expected; the first to fail comes first."""
+    wrong = [outcome for outcome in outcomes if outcome.code != exits.get(outcome.rank, 0)]
+    if wrong:
+        wrong.sort(key=lambda outcome: outcome.order)
+        raise RanksFailed("\n".join(map(_report, wrong)))
+
+
+def _report(outcome: Outcome) -> str:
+    return f"── rank {outcome.rank} exited with {outcome.code} ──\n{outcome.output}"
+
+
+def _signal(processes: list[asyncio.subprocess.Process], number: signal.Signals) -> None:
+    for process in processes:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)

@@ -1,0 +1,50 @@
+"""One rank of an `@spmd` test: imports the test's file, joins the group, runs the function."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def load(path: str, qualname: str) -> Any:
+    """The test function inside its decorator, from its file."""
+    file = Path(path)
+    name = f"spmd_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))
+    spec.loader.exec_module(module)
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return getattr(found, "spmd_function", found)
+
+
+async def _run(path: str, qualname: str, arguments: dict[str, Any]) -> None:
+    import aiodist as dist
+
+    function = load(path, qualname)
+    async with await dist.init_process_group(timeout=20) as group:
+        await function(group, **arguments)
+
+
+def main() -> None:
+    """`python -m aiodist.testing.worker FILE FUNCTION ARGUMENTS`; the rank is in the environment."""
+    import aiodist as dist
+
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    path, qualname, arguments = sys.argv[1:]
+    dist.run(_run(path, qualname, json.loads(arguments)))
+
+
+if __name__ == "__main__":
+    main()

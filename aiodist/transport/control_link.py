@@ -1,0 +1,294 @@
+"""Control links: small messages both ways, over a socket or inside a process.
+
+On a socket each message goes as a 32-bit little-endian length and its bytes; the length 0 is goodbye.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from abc import abstractmethod
+from collections.abc import Callable
+
+from aiodist.errors import UsageError
+from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
+from aiodist.transport.link import NO_GOODBYE
+from aiodist.transport.pipe import Delay, Pipe
+
+QUEUE_LIMIT = 1 << 20
+"""Bytes that may wait for a peer that does not read; beyond that it counts as lost."""
+
+LINGER = 5.0
+"""Seconds that a closed link waits for the peer's answer to goodbye."""
+
+_LENGTH = struct.Struct("<I")
+_GOODBYE = _LENGTH.pack(0)
+_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class CallbackControl(ControlLink):
+    """A control link that delivers nothing before `on_message` is set.
+
+    Args:
+        rank: the peer.
+        forget: called once when the link holds nothing any more.
+    """
+
+    def __init__(self, rank: int, forget: Callable[[ControlLink], None]) -> None:
+        self.rank = rank
+        self.on_closed = _ignore
+        self._handler: Callable[[bytes], None] | None = None
+        self._forget = forget
+
+    @property
+    def on_message(self) -> Callable[[bytes], None]:
+        """See `ControlLink`."""
+        return _ignore if self._handler is None else self._handler
+
+    @on_message.setter
+    def on_message(self, handler: Callable[[bytes], None]) -> None:
+        first, self._handler = self._handler is None, handler
+        if first:
+            self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Deliver from now on, not from inside this call."""
+
+
+def check_message(message: bytes) -> None:
+    """`UsageError` unless a control message has 1 to CONTROL_MESSAGE bytes."""
+    if not 0 < len(message) <= CONTROL_MESSAGE:
+        raise UsageError(f"a control message has 1 to {CONTROL_MESSAGE} bytes, this one {len(message)}")
+
+
+class SocketControl(CallbackControl):
+    """A control link over a connected, non-blocking stream socket, which it owns.
+
+    Args:
+        leftover: bytes that were read behind the handshake.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        rank: int,
+        forget: Callable[[ControlLink], None],
+        leftover: bytes = b"",
+    ) -> None:
+        super().__init__(rank, forget)
+        self._loop = loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._in = bytearray(leftover)
+        self._out = bytearray()
+        self._reading = False
+        self._writing = False
+        self._closing = False  # we said goodbye; the peer's is awaited
+        self._answering = False  # both said it; ours is on its way
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self, message: bytes) -> None:
+        check_message(message)
+        if self._over or self._closing or self._answering:
+            return
+        self._write(_LENGTH.pack(len(message)) + message)
+        if len(self._out) > QUEUE_LIMIT:
+            self._loop.call_soon(
+                self._lost, f"it does not read its control link ({QUEUE_LIMIT >> 20} MiB wait)"
+            )
+
+    def close(self) -> None:
+        if self._over or self._closing or self._answering:
+            return
+        self._closing = True
+        self._timer = self._loop.call_later(LINGER, self._shut)
+        self._read()
+        self._write(_GOODBYE)
+
+    def kill(self) -> None:
+        self._shut()
+
+    def _begin(self) -> None:
+        self._loop.call_soon(self._parse)
+        self._read()
+
+    # Writing.
+
+    def _write(self, data: bytes) -> None:
+        sent = 0
+        if not self._out:
+            try:
+                sent = self._sock.send(data, _NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError as error:
+                self._loop.call_soon(self._broken, error)
+                return
+        if sent < len(data):
+            self._out += data[sent:]
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(self._fd, self._flush)
+
+    def _flush(self) -> None:
+        try:
+            sent = self._sock.send(self._out, _NOSIGNAL)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._broken(error)
+            return
+        del self._out[:sent]
+        if not self._out:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+            if self._answering:
+                self._shut()
+
+    def _broken(self, error: OSError) -> None:
+        """Writing failed; what the peer said before is still worth reading, up to the end."""
+        while not self._over and not self._answering and self._readable():
+            pass
+        self._lost(error.strerror or str(error))
+
+    # Reading.
+
+    def _read(self) -> None:
+        if not self._reading and not self._over:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._readable)
+
+    def _readable(self) -> bool:
+        """Read once; whether there may be more."""
+        try:
+            data = self._sock.recv(CONTROL_MESSAGE)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._lost(error.strerror or str(error))
+            return False
+        if not data:
+            self._lost(NO_GOODBYE)
+            return False
+        self._in += data
+        self._parse()
+        return True
+
+    def _parse(self) -> None:
+        buffer = self._in
+        while not self._over and not self._answering and len(buffer) >= _LENGTH.size:
+            (nbytes,) = _LENGTH.unpack_from(buffer)
+            if nbytes > CONTROL_MESSAGE:
+                self._lost(f"protocol error: a control message of {nbytes} bytes")
+                return
+            if not nbytes:
+                self._goodbye()
+                return
+            stop = _LENGTH.size + nbytes
+            if len(buffer) < stop:
+                return
+            message = bytes(buffer[_LENGTH.size : stop])
+            del buffer[:stop]
+            if not self._closing and self._handler is not None:
+                self._handler(message)
+
+    # Ending.
+
+    def _goodbye(self) -> None:
+        if self._closing:
+            self._shut()
+            return
+        self._answering = True
+        self._loop.remove_reader(self._fd)
+        self._reading = False
+        self._write(_GOODBYE)
+        if not self._out:
+            self._shut()
+        else:
+            self._timer = self._loop.call_later(LINGER, self._shut)
+        self.on_closed(True, "")
+
+    def _lost(self, cause: str) -> None:
+        if self._over:
+            return
+        report = not self._closing and not self._answering
+        self._shut()
+        if report:
+            self.on_closed(False, cause)
+
+    def _shut(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+            if self._writing:
+                self._loop.remove_writer(self._fd)
+        self._out.clear()
+        self._sock.close()
+        self._forget(self)
+
+
+class MemoryControl(CallbackControl):
+    """One end of an in-process control link; made in pairs."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, rank: int, forget: Callable[[ControlLink], None]
+    ) -> None:
+        super().__init__(rank, forget)
+        self._loop = loop
+        self._out: Pipe[bytes | bool]
+        self._early: list[bytes | bool] = []
+        self._over = False
+
+    @classmethod
+    def join(cls, a: MemoryControl, b: MemoryControl, delay: Delay | None = None) -> None:
+        """Connect two ends, each made with the other's rank."""
+        a._out = Pipe(a._loop, b._arrived, delay, b.rank, a.rank)
+        b._out = Pipe(b._loop, a._arrived, delay, a.rank, b.rank)
+
+    def send(self, message: bytes) -> None:
+        check_message(message)
+        if not self._over:
+            self._out.push(bytes(message))
+
+    def close(self) -> None:
+        self._stop(goodbye=True)
+
+    def kill(self) -> None:
+        self._stop(goodbye=False)
+
+    def _begin(self) -> None:
+        self._loop.call_soon(self._replay)
+
+    def _replay(self) -> None:
+        early, self._early = self._early, []
+        for item in early:
+            self._arrived(item)
+
+    def _stop(self, goodbye: bool) -> None:
+        if not self._over:
+            self._over = True
+            self._forget(self)
+            self._out.push(goodbye)
+
+    def _arrived(self, item: bytes | bool) -> None:
+        if self._over:
+            return
+        if self._handler is None or self._early:
+            self._early.append(item)
+        elif isinstance(item, bytes):
+            self._handler(item)
+        else:
+            self._stop(goodbye=True)
+            self.on_closed(item, "" if item else NO_GOODBYE)
+
+
+def _ignore(*_: object) -> None:
+    pass

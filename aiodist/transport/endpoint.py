@@ -1,0 +1,397 @@
+"""An endpoint over sockets: it listens, greets whoever dials, and dials whom it sends to.
+
+Each process listens on TCP, and on Linux on an abstract Unix socket too. The sender of a channel dials:
+over the Unix socket, with an arena for the bulk, where the peer shares this host's memory; over TCP
+otherwise. That two ranks are local is proved by doing it (`prove_local`); the boot ids in their cards only
+save the attempt between hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Coroutine, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+from aiodist.errors import AiodistError, AuthenticationError, PeerLost, UsageError
+from aiodist.shm.arena import available
+from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
+from aiodist.transport.control_link import SocketControl
+from aiodist.transport.greeting import Greeting
+from aiodist.transport.listening import Acceptor, not_mine, unix_address
+from aiodist.transport.mapped import MappedLink
+from aiodist.transport.peers import LINGER, ChannelEndpoint, Peer
+from aiodist.transport.stream import StreamLink
+from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
+
+Mode = Literal["tcp", "shm", "auto"]
+
+GREETING_DEADLINE = 5.0
+"""Seconds that a stranger has to prove that it belongs here."""
+
+DIAL_DEADLINE = 20.0
+"""Seconds in which a connection must stand."""
+
+GREETINGS = 1024
+"""Strangers that are greeted at a time; more wait in the backlog."""
+
+_FULL_PAUSE = 0.005  # a Unix listener's backlog is full: unlike TCP, connect() refuses to wait
+
+
+class SocketEndpoint(ChannelEndpoint):
+    """See `Endpoint`; it listens as soon as it exists.
+
+    Args:
+        loop: the event loop, running or about to run.
+        rank: this process's global rank.
+        job: the job's id; peers of another job are refused.
+        secret: the job's secret; peers that do not know it are refused.
+        host: numeric address to listen on (IPv4 or IPv6).
+        mode: "tcp": TCP only, as if every peer were on another host; "shm": shared memory only;
+            "auto": shared memory where it works.
+        advertise: the address that peers dial; `host` if not given.
+        eager_budget: bytes per (channel, context); the same on every rank.
+        linger: seconds that `aclose` waits for peers.
+
+    Raises:
+        RendezvousError: the address cannot be bound.
+        UsageError: mode "shm" on a platform without it.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        rank: int,
+        job: str,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        *,
+        mode: Mode = "auto",
+        advertise: str | None = None,
+        eager_budget: int = EAGER_BUDGET,
+        linger: float = LINGER,
+    ) -> None:
+        super().__init__(loop, rank, eager_budget=eager_budget, linger=linger)
+        if mode == "shm" and not available():
+            raise UsageError("shared memory needs Linux", hint="Set AIODIST_TRANSPORT=tcp")
+        self._job = job
+        self._secret = secret
+        self._mode = mode
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._cards: dict[int, Mapping[str, Any]] = {}
+        self._dialing: dict[int, asyncio.Task[bool]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._links: set[StreamLink] = set()
+        self._greetings: set[Greeting] = set()
+        self._acceptor = Acceptor(loop, self._welcome)
+        port = self._acceptor.listen_tcp(host)
+        self.card = {"nonce": self._nonce, "tcp": [advertise or host, port]}
+        if mode != "tcp" and available():
+            self.card |= {"unix": self._acceptor.listen_unix(), "boot": _boot_id()}
+        self._acceptor.resume()
+
+    @classmethod
+    async def open(
+        cls,
+        *,
+        rank: int,
+        job: str,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        mode: Mode = "auto",
+        eager_budget: int = EAGER_BUDGET,
+        linger: float = LINGER,
+    ) -> SocketEndpoint:
+        """An endpoint on the running loop. The arguments are the class's, but `host` may be a name.
+
+        Raises:
+            RendezvousError: `host` does not resolve, or is no address of this host.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise not_mine(host, error) from error
+        address = str(found[0][4][0])
+        return cls(loop, rank, job, secret, address, mode=mode, eager_budget=eager_budget, linger=linger)
+
+    # Endpoint.
+
+    def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
+        self._cards.update(cards)
+
+    async def prove_local(self, ranks: Iterable[int]) -> set[int]:
+        self._check_open()
+        asked = sorted(set(ranks))
+        attempts = [self._prove(self._peer(rank)) for rank in asked if rank != self.rank]
+        proved = iter(await asyncio.gather(*attempts))
+        return {rank for rank in asked if rank == self.rank or next(proved)}
+
+    def route(self, rank: int, route: Route) -> None:
+        peer = self._peer(rank)
+        if rank in self._dialing and peer.route != route:
+            raise UsageError(f"the channel to rank {rank} is being connected")
+        if peer.over not in (None, route):
+            if peer.sender.used:
+                raise UsageError(f"the channel to rank {rank} runs over {peer.over} already")
+            self._move(peer)
+        peer.route = route
+
+    async def link_control(self, rank: int) -> ControlLink:
+        self._check_open()
+        task: asyncio.Task[ControlLink] = self._spawn(self._dial_control(rank))
+        try:
+            return await task
+        except (OSError, AiodistError, TimeoutError) as error:
+            raise PeerLost([rank], _cannot(error)) from error
+
+    def kill(self) -> None:
+        self._acceptor.close()
+        for task in tuple(self._tasks):
+            if not self._loop.is_closed():
+                task.cancel()
+        super().kill()
+        for link in tuple(self._links):
+            link.kill()
+        for greeting in tuple(self._greetings):
+            greeting.close()
+
+    # Dialing.
+
+    def _dial(self, peer: Peer) -> None:
+        if peer.rank not in self._dialing and not self._closed:
+            self._dialing[peer.rank] = self._spawn(self._dial_data(peer))
+
+    async def _dial_data(self, peer: Peer) -> bool:
+        """Connect the outgoing channel by the first way that works; whether it succeeded."""
+        try:
+            link = await self._first(peer.rank, Purpose.data, self._ways(peer.rank))
+        except (OSError, AiodistError, TimeoutError) as error:
+            del self._dialing[peer.rank]
+            self._lost(peer, _cannot(error))
+            return False
+        self._connected(peer, link)
+        return True
+
+    def _connected(self, peer: Peer, link: StreamLink | SocketControl) -> None:
+        assert isinstance(link, StreamLink)
+        self._dialing.pop(peer.rank, None)
+        peer.over = "shm" if isinstance(link, MappedLink) else "tcp"
+        peer.sender.attach(link)
+
+    async def _prove(self, peer: Peer) -> bool:
+        if peer.sender.link is None and peer.rank not in self._dialing and not peer.sender.over:
+            if "shm" not in self._ways(peer.rank):
+                return False
+            self._dialing[peer.rank] = self._spawn(self._try_local(peer))
+        if task := self._dialing.get(peer.rank):
+            await asyncio.wait([task])
+        return peer.over == "shm"
+
+    async def _try_local(self, peer: Peer) -> bool:
+        """Connect the outgoing channel over shared memory, or not at all."""
+        try:
+            link = await self._connect(peer.rank, Purpose.data, "shm")
+        except (OSError, AiodistError, TimeoutError):
+            del self._dialing[peer.rank]
+            if peer.sender.used:
+                self._dial(peer)  # somebody sent meanwhile
+            return False
+        self._connected(peer, link)
+        return True
+
+    def _move(self, peer: Peer) -> None:
+        """Give up an unused link; the next one is dialed when the peer has let go of this one."""
+        peer.over = None
+        link = peer.sender.detach()
+        if link is None:
+            return
+        gone: asyncio.Future[None] = self._loop.create_future()
+        link.on_closed = partial(gone.set_result, None)
+        self._dialing[peer.rank] = self._spawn(self._redial(peer, gone))
+
+    async def _redial(self, peer: Peer, gone: asyncio.Future[None]) -> bool:
+        await asyncio.wait([gone], timeout=DIAL_DEADLINE)
+        del self._dialing[peer.rank]
+        if peer.sender.used:
+            self._dial(peer)
+        return False
+
+    async def _dial_control(self, rank: int) -> ControlLink:
+        control = await self._first(rank, Purpose.control, self._ways(rank, routed=False))
+        assert isinstance(control, SocketControl)
+        return control
+
+    def _ways(self, rank: int, *, routed: bool = True) -> list[Route]:
+        """How a rank may be reached, best first; routed: as `route` said."""
+        card = self._cards.get(rank)
+        if card is None:
+            raise UsageError(f"rank {rank} was never introduced")
+        local = "unix" in card and self.card.get("boot") == card.get("boot")
+        peer = self._peers.get(rank)
+        if routed and peer is not None and peer.route is not None:
+            return [peer.route]
+        if self._mode == "shm":
+            return ["shm"]
+        return ["shm", "tcp"] if local and self._mode == "auto" else ["tcp"]
+
+    async def _first(self, rank: int, purpose: Purpose, ways: list[Route]) -> StreamLink | SocketControl:
+        """A connection over the first way that works."""
+        for way in ways[:-1]:
+            try:
+                return await self._connect(rank, purpose, way)
+            except AuthenticationError:
+                raise
+            except (OSError, AiodistError, TimeoutError):
+                continue
+        return await self._connect(rank, purpose, ways[-1])
+
+    async def _connect(self, rank: int, purpose: Purpose, way: Route) -> StreamLink | SocketControl:
+        """One connection, from socket to link."""
+        card = self._cards[rank]
+        async with asyncio.timeout(DIAL_DEADLINE):
+            if way == "shm":
+                if "unix" not in card or not available():
+                    raise UsageError(f"rank {rank} shares no memory with this process")
+                sock = await self._connect_unix(unix_address(card["unix"]))
+            else:
+                sock = await self._connect_tcp(*card["tcp"])
+            greeting = self._greeting(sock)
+            try:
+                mine = Identity(self._job, purpose, self.rank, self._nonce)
+                theirs = await greeting.shake(
+                    Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
+                )
+                if theirs.rank != rank or theirs.card != card["nonce"]:
+                    raise AuthenticationError(f"another process has taken the address of rank {rank}")
+                return await self._link(greeting, rank, purpose, dialed=True)
+            finally:
+                greeting.close()
+                self._greetings.discard(greeting)
+
+    async def _connect_unix(self, address: bytes) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            while True:
+                try:
+                    sock.connect(address)
+                    return sock
+                except BlockingIOError:
+                    await asyncio.sleep(_FULL_PAUSE)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _connect_tcp(self, host: str, port: int) -> socket.socket:
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            await self._loop.sock_connect(sock, (host, port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    async def _link(
+        self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool
+    ) -> StreamLink | SocketControl:
+        """What a greeted connection becomes."""
+        pid = greeting.peer_pid()
+        if pid is not None:
+            self._peer(rank).pid = pid
+        if purpose is Purpose.data and greeting.is_unix:
+            memory = await (greeting.offer_arena() if dialed else greeting.take_arena())
+            link: StreamLink = MappedLink(self._loop, greeting.release(), memory, greeting.leftover)
+        else:
+            sock = greeting.release()
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if purpose is Purpose.control:
+                control = SocketControl(self._loop, sock, rank, self._forget_control, greeting.leftover)
+                self._controls.add(control)
+                return control
+            link = StreamLink(self._loop, sock, greeting.leftover)
+        self._links.add(link)
+        link.on_gone = partial(self._links.discard, link)
+        return link
+
+    # Accepting.
+
+    def _welcome(self, sock: socket.socket) -> bool:
+        """A connection came in; whether another may come."""
+        self._spawn(self._greet(self._greeting(sock)))
+        return len(self._greetings) < GREETINGS
+
+    async def _greet(self, greeting: Greeting) -> None:
+        """See who dialed, and hand the connection over."""
+        try:
+            async with asyncio.timeout(GREETING_DEADLINE):
+                mine = Identity(self._job, Purpose.data, self.rank, self._nonce)
+                theirs = await greeting.shake(
+                    Handshake.server(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
+                )
+                card = self._cards.get(theirs.rank)
+                if theirs.rank < 0 or (card is not None and card["nonce"] != theirs.card):
+                    return
+                peer = self._peer(theirs.rank)
+                if theirs.purpose is Purpose.data and (peer.ended or peer.receiver.link is not None):
+                    return
+                link = await self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
+            if isinstance(link, SocketControl):
+                self.on_control(theirs.rank, link)
+            elif peer.ended or peer.receiver.link is not None:
+                link.kill()
+            else:
+                peer.receiver.attach(link)
+        except (OSError, AiodistError, TimeoutError):
+            pass  # it was told why; strangers are no concern of the group
+        finally:
+            greeting.close()
+            self._greetings.discard(greeting)
+            self._acceptor.resume()
+
+    def _greeting(self, sock: socket.socket) -> Greeting:
+        greeting = Greeting(self._loop, sock)
+        self._greetings.add(greeting)
+        return greeting
+
+    # Ending.
+
+    def _stop_accepting(self) -> None:
+        self._acceptor.close()
+
+    async def _settle(self) -> None:
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _cannot(error: BaseException) -> str:
+    """Why a connection could not be made, in one line."""
+    if isinstance(error, TimeoutError):
+        return f"cannot connect to it within {DIAL_DEADLINE:g} s"
+    words = (
+        error.message if isinstance(error, AiodistError) else getattr(error, "strerror", None) or str(error)
+    )
+    return f"cannot connect to it ({words})"
+
+
+def _boot_id() -> str:
+    """Names this boot of this host; processes that share it may share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename

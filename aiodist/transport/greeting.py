@@ -1,0 +1,184 @@
+"""Opening a connection: the handshake over a raw socket, and the arena behind it for links over memory.
+
+Everything here runs before the peer is known, under the caller's deadline: what is read is bounded by
+the handshake's own limits plus one frame, and every descriptor that a stranger sends is closed.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import struct
+
+from aiodist.errors import AiodistError, WireError
+from aiodist.shm.arena import NONCE_BYTES, Arena, Window
+from aiodist.transport.mapped import ARENA_BYTES
+from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
+from aiodist.wire.handshake import Handshake, Identity
+
+_READ = 4096
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Greeting:
+    """One connection until it is handed to a link. Close it, unless it was released.
+
+    Args:
+        sock: connected, non-blocking; owned from now on.
+        loop: the event loop.
+
+    Attributes:
+        leftover: bytes that arrived behind what was asked for.
+        is_unix: whether the peer is on this host.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self.leftover = b""
+        self._loop = loop
+        self._sock: socket.socket | None = sock
+        self.is_unix = sock.family == socket.AF_UNIX
+        self._fds: list[int] = []
+        self._watched = -1
+
+    async def shake(self, handshake: Handshake) -> Identity:
+        """Carry out a handshake.
+
+        Raises:
+            AuthenticationError, WireError: as `Handshake.receive`; a refusal was sent to the peer.
+            ConnectionError: the peer went away.
+        """
+        try:
+            await self._send(handshake.data_to_send())
+            while not handshake.done:
+                handshake.receive(await self._receive())
+                await self._send(handshake.data_to_send())
+        except AiodistError:
+            refusal = handshake.data_to_send()
+            if refusal and self._sock is not None:
+                try:
+                    self._sock.send(refusal)
+                except OSError:
+                    pass
+            raise
+        self.leftover = handshake.leftover
+        assert handshake.peer is not None
+        return handshake.peer
+
+    async def offer_arena(self) -> Arena:
+        """Sender's side: pass an arena, and have the peer prove that it reads it.
+
+        Raises:
+            WireError: it does not.
+            OSError: no memory, or the connection broke.
+        """
+        arena = Arena(ARENA_BYTES, os.urandom(NONCE_BYTES))
+        try:
+            assert self._sock is not None
+            socket.send_fds(self._sock, [pack(Type.ARENA, word=arena.nbytes)], [arena.fd])
+            arena.close_fd()
+            frame = await self._frame()
+            if frame.type != Type.ARENA or frame.signature != arena.nonce:
+                raise WireError("the peer does not see this process's memory")
+        except BaseException:
+            arena.close()
+            raise
+        return arena
+
+    async def take_arena(self) -> Window:
+        """Receiver's side of `offer_arena`.
+
+        Raises:
+            WireError: what came is no arena.
+        """
+        frame = await self._frame()
+        if frame.type != Type.ARENA or frame.word != Arena.file_bytes(ARENA_BYTES) or len(self._fds) != 1:
+            raise WireError("a local connection that does not begin with an arena")
+        window = Window(self._fds[0], frame.word)
+        try:
+            self._close_fds()
+            await self._send(pack(Type.ARENA, signature=window.nonce))
+        except BaseException:
+            window.close()
+            raise
+        return window
+
+    def peer_pid(self) -> int | None:
+        """The process at the other end, as the kernel says; None if it is not on this host."""
+        if self._sock is None or not self.is_unix or not hasattr(socket, "SO_PEERCRED"):
+            return None
+        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return _CREDENTIALS.unpack(raw)[0] or None
+
+    def release(self) -> socket.socket:
+        """The socket, which is the caller's from now on."""
+        sock, self._sock = self._sock, None
+        assert sock is not None
+        self._close_fds()
+        return sock
+
+    def close(self) -> None:
+        """Close what was not released. May be called twice."""
+        self._unwatch()
+        self._close_fds()
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    async def _frame(self) -> Frame:
+        while len(self.leftover) < HEADER:
+            self.leftover += await self._receive()
+        frame, self.leftover = parse(self.leftover), self.leftover[HEADER:]
+        return frame
+
+    async def _send(self, data: bytes) -> None:
+        # A few hundred bytes on a fresh connection always fit.
+        if data and self._sock is not None and self._sock.send(data) != len(data):
+            raise WireError("the peer does not read its handshake")
+
+    async def _receive(self) -> bytes:
+        sock = self._sock
+        assert sock is not None
+        await self._readable(sock)
+        try:
+            if not self.is_unix:
+                data = sock.recv(_READ)
+            else:
+                data, ancillary, _flags, _address = sock.recvmsg(
+                    _READ, socket.CMSG_SPACE(struct.calcsize("i"))
+                )
+                for level, kind, payload in ancillary:
+                    if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                        self._fds.extend(array.array("i", payload[: len(payload) // 4 * 4]))
+        except BlockingIOError:
+            return b""
+        if len(self._fds) > 1:
+            raise WireError("more than one file descriptor came with a handshake")
+        if not data:
+            raise ConnectionResetError("it closed the connection during the handshake")
+        return data
+
+    async def _readable(self, sock: socket.socket) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._watched = sock.fileno()
+        self._loop.add_reader(self._watched, _wake, ready)
+        try:
+            await ready
+        finally:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        # Once only, and before the socket is closed: the number may soon be another socket's.
+        watched, self._watched = self._watched, -1
+        if watched >= 0 and not self._loop.is_closed():
+            self._loop.remove_reader(watched)
+
+    def _close_fds(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,55 @@
+"""One direction of an in-process connection: a queue with a delay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Delay = Callable[[int, int], float]
+"""`delay(src, dst)` → seconds that the next frame takes from one rank to another."""
+
+_Item = TypeVar("_Item")
+
+
+class Pipe(Generic[_Item]):
+    """One direction: items arrive in order, each after its delay, never inside `push`.
+
+    Args:
+        loop: its clock and queue.
+        deliver: called with each item.
+        delay: `delay(src, dst)` → seconds for the next item; None: as soon as the loop turns.
+        src: rank that sends.
+        dst: rank that receives.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deliver: Callable[[_Item], None],
+        delay: Delay | None,
+        src: int,
+        dst: int,
+    ) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._delay = delay
+        self._ends = src, dst
+        self._queue: deque[_Item] = deque()
+        self._last = 0.0
+
+    def push(self, item: _Item) -> None:
+        """Send one item; lost silently when the loop is closed."""
+        if self._loop.is_closed():
+            return
+        self._queue.append(item)
+        if self._delay is None:
+            self._loop.call_soon(self._pop)
+        else:
+            # Timers of equal time may fire in any order, so each delivers the oldest item, not its own.
+            self._last = max(self._last, self._loop.time() + self._delay(*self._ends))
+            self._loop.call_at(self._last, self._pop)
+
+    def _pop(self) -> None:
+        self._deliver(self._queue.popleft())

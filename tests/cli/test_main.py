@@ -1,0 +1,113 @@
+"""The `aiodist` command: dispatch, one-line errors, exit codes, and a start that is quick."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aiodist.errors
+from aiodist.cli.main import COMMANDS, main
+
+ROOT = Path(aiodist.errors.__file__).parents[1]
+
+
+def test_usage_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert main([]) == 2
+    assert "usage: aiodist COMMAND" in capsys.readouterr().err
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch"]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"aiodist: error: there is no command 'launch'; there are: {', '.join(COMMANDS)}\n"
+    )
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("aiodist ")
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--nproc-per-node", "0", __file__]) == 2
+    assert capsys.readouterr().err == "aiodist run: error: --nproc-per-node must be at least 1, got 0\n"
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as info:
+        main([command, "--help"])
+    assert info.value.code == 0
+    assert f"aiodist {command}" in capsys.readouterr().out
+
+
+def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AIODIST_", "TORCHELASTIC_", "PET_")):
+            monkeypatch.delenv(name)
+    values = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "7",
+        "AIODIST_SECRET": "hush",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    rows = dict(line.split(None, 1) for line in out.splitlines())
+    assert (rows["rank"], rows["world_size"], rows["master_addr"]) == ("3", "4", "h")
+    assert rows["secret"] == "set" and "hush" not in out
+    monkeypatch.setenv("RANK", "x")
+    assert main(["env"]) == 2
+    assert "RANK='x'" in capsys.readouterr().err
+
+
+def test_store_serves_until_it_is_told_to_end() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aiodist", "store", "--port", "0", "--job", "j"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    host, _, port = process.stdout.readline().strip().rpartition(":")
+    assert host == "127.0.0.1" and int(port) > 0
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 143
+
+
+def test_store_without_secret_stays_on_loopback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AIODIST_SECRET", "AIODIST_SECRET_FILE", "AIODIST_ALLOW_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["store", "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert "without a secret is open to everybody" in capsys.readouterr().err
+
+
+def test_the_launcher_needs_no_numpy() -> None:
+    """Its start-up time is the job's start-up time."""
+    code = (
+        "import sys, aiodist.launch.agent, aiodist.cli.run, aiodist.rendezvous.client\n"
+        "print([m for m in ('numpy', 'ml_dtypes', 'torch', 'uvloop') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"

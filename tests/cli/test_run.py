@@ -1,0 +1,182 @@
+"""torchrun's command line → a plan, or one clear line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.cli.run import make_plan, workers_per_node
+from aiodist.errors import UsageError
+from aiodist.launch.plan import DEFAULT_PREFIX, Plan
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.touch()
+    return str(path)
+
+
+def plan(*argv: str, **environ: str) -> Plan:
+    return make_plan(argv, environ)
+
+
+def test_defaults(script: str) -> None:
+    assert plan(script) == Plan((sys.executable, "-u", script))
+    assert plan(script).prefix == DEFAULT_PREFIX
+
+
+def test_the_scripts_own_arguments_stay_its_own(script: str) -> None:
+    made = plan("--nproc-per-node", "2", script, "--nproc-per-node", "8", "-m", "--", "x")
+    assert made.nproc == 2
+    assert made.command[2:] == (script, "--nproc-per-node", "8", "-m", "--", "x")
+
+
+def test_module_and_program(script: str) -> None:
+    assert plan("-m", "pkg.train", "--lr", "3").command == (
+        sys.executable,
+        "-u",
+        "-m",
+        "pkg.train",
+        "--lr",
+        "3",
+    )
+    assert plan("--no-python", "sh", "-c", "true").command[1:] == ("-c", "true")
+    assert plan("--no_python", "sh").command[0].endswith("/sh")
+    assert plan("--run-path", script).command == (sys.executable, "-u", script)
+
+
+def test_every_option_with_underscores(script: str) -> None:
+    made = plan(
+        *("--nnodes=2", "--node_rank=1", "--nproc_per_node=3", "--master_addr=h", "--master_port=7"),
+        *("--rdzv_id=j", "--log_dir=l", "--redirects=3", "--tee=0:1,2:2", "--local_ranks_filter=0,2"),
+        *("--max_restarts=0", "--monitor_interval=5", "--shutdown_timeout=2.5", "--local_addr=10.0.0.1"),
+        *("--log_line_prefix_template=[$rank]", "--signals_to_handle=SIGTERM,SIGUSR1", "--role=r"),
+        *("--rdzv_conf=timeout=9,other=x", "--start_method=fork", script),
+    )
+    assert made == Plan(
+        (sys.executable, "-u", script),
+        nproc=3,
+        nnodes=2,
+        node_rank=1,
+        master_addr="h",
+        master_port=7,
+        job="j",
+        role="r",
+        local_addr="10.0.0.1",
+        log_dir="l",
+        redirects={0: 3, 1: 3, 2: 3},
+        tee={0: 1, 2: 2},
+        shown=frozenset({0, 2}),
+        prefix="[$rank]",
+        meet_timeout=9,
+        shutdown_timeout=2.5,
+        signals=(15, 10),
+    )
+
+
+def test_defaults_from_the_environment_as_under_kubeflow(script: str) -> None:
+    made = plan(
+        script,
+        PET_NNODES="2",
+        PET_NPROC_PER_NODE="4",
+        PET_NODE_RANK="1",
+        PET_MASTER_ADDR="job-0",
+        PET_MASTER_PORT="29500",
+    )
+    assert (made.nnodes, made.nproc, made.node_rank) == (2, 4, 1)
+    assert (made.master_addr, made.master_port) == ("job-0", 29500)
+    assert plan("--nnodes", "1", script, PET_NNODES="2").nnodes == 1
+    assert plan("pkg", PET_MODULE="1").command[-2:] == ("-m", "pkg")
+    assert plan(script, PET_STANDALONE="true", PET_NNODES="2").nnodes == 1
+    assert plan(script, PET_LOG_LINE_PREFIX_TEMPLATE="$rank").prefix == "$rank"
+
+
+def test_standalone_ignores_the_rest(script: str) -> None:
+    made = plan("--standalone", "--nnodes=2", "--rdzv-endpoint=h:1", "--node-rank=1", script)
+    assert (made.nnodes, made.node_rank, made.master_addr, made.master_port) == (1, 0, "127.0.0.1", None)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [("h:7", ("h", 7)), ("h", ("h", 29500)), ("[::1]:7", ("::1", 7)), ("[::1]", ("::1", 29500))],
+)
+def test_endpoint(script: str, endpoint: str, expected: tuple[str, int]) -> None:
+    made = plan("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", script)
+    assert (made.master_addr, made.master_port) == expected
+    assert made.node_rank is None, "by arrival"
+
+
+def test_default_port_of_several_nodes(script: str) -> None:
+    assert plan("--nnodes=2", "--node-rank=0", "--master-addr=h", script).master_port == 29500
+    assert plan("--nnodes=2:2", "--node-rank=0", "--master-addr=h", script).nnodes == 2
+
+
+def test_timeout_from_aiodist_timeout(script: str) -> None:
+    assert plan(script, AIODIST_TIMEOUT="7").meet_timeout == 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--nproc-per-node=x"], "--nproc-per-node must be a number, auto, cpu or gpu, got 'x'"),
+        (["--nproc-per-node=0"], "--nproc-per-node must be at least 1"),
+        (["--nnodes=x"], "--nnodes must be a number"),
+        (["--nnodes=1:4"], "--nnodes 1:4"),
+        (["--nnodes=2"], "needs --master-addr"),
+        (["--nnodes=2", "--master-addr=h"], "needs --node-rank"),
+        (["--nnodes=2", "--master-addr=h", "--node-rank=2"], "--node-rank 2 is outside"),
+        (["--node-rank=1"], "--node-rank 1 is outside"),
+        (["--node-rank=x"], "--node-rank must be a number"),
+        (["--master-port=x"], "--master-port must be a number"),
+        (["--max-restarts=3"], "--max-restarts: restarts do not exist yet"),
+        (["--rdzv-backend=etcd"], "--rdzv-backend etcd"),
+        (["--rdzv-conf=timeout"], "is not key=value"),
+        (["--rdzv-conf=timeout=x"], "must be a number of seconds, got 'x'"),
+        (["--redirects=4"], "--redirects 4 has no meaning"),
+        (["--tee=1:1"], "--tee 1:1 has no meaning"),
+        (["--tee=0:x"], "--tee must be a number"),
+        (["--local-ranks-filter=1"], "--local-ranks-filter 1"),
+        (["--signals-to-handle=SIGKILL"], "'SIGKILL' is no signal that can be handled"),
+        (["--signals-to-handle=TERM"], "'TERM' is no signal"),
+        (["--no-python", "-m"], "exclude each other"),
+        (["--line-prefix-template=$planet"], "unknown or broken placeholder"),
+    ],
+)
+def test_refused(script: str, argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as info:
+        plan(*argv, script)
+    assert message in str(info.value)
+    assert "\n" not in str(info.value)
+
+
+def test_no_such_script_or_program() -> None:
+    with pytest.raises(UsageError, match=r"there is no script 'nothing\.py' in "):
+        plan("nothing.py")
+    with pytest.raises(UsageError, match="there is no command 'no-such-command'"):
+        plan("--no-python", "no-such-command")
+
+
+def test_unknown_option(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as info:
+        plan("--nproc", "2", script)
+    assert info.value.code == 2
+    assert "--nproc" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("visible", "count"), [("0,1,2", 3), ("GPU-1", 1)])
+def test_gpus_by_visible_devices(visible: str, count: int) -> None:
+    assert workers_per_node("gpu", {"CUDA_VISIBLE_DEVICES": visible}) == count
+    assert workers_per_node("auto", {"CUDA_VISIBLE_DEVICES": visible}) == count
+
+
+def test_no_gpu_means_cpus() -> None:
+    none: dict[str, Any] = {"CUDA_VISIBLE_DEVICES": ""}
+    assert 1 <= workers_per_node("cpu", none) <= (os.cpu_count() or 1)
+    assert workers_per_node("auto", none) == workers_per_node("cpu", none)
+    with pytest.raises(UsageError, match="there is no GPU here"):
+        workers_per_node("gpu", none)

@@ -1,0 +1,60 @@
+"""Every test leaves the process as it found it: no descriptor, child, thread or unhandled loop error more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def descriptors() -> set[str]:
+    """What this process holds open, apart from plain files and terminals."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if target.startswith(("socket:", "anon_inode:", "pipe:", "/memfd:")):
+            found.add(target if not target.startswith("anon_inode:") else f"{target}#{entry.name}")
+    return found
+
+
+def children() -> set[int]:
+    """Processes that this one started and that still exist."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that leaves something behind, or whose loop swallowed an error."""
+    errors: list[dict[str, Any]] = []
+
+    def note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        errors.append(context)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
+    before = descriptors(), children(), set(threading.enumerate())
+    yield
+    gc.collect()
+    left = [
+        sorted(descriptors() - before[0]),
+        sorted(children() - before[1]),
+        sorted(t.name for t in set(threading.enumerate()) - before[2]),
+    ]
+    assert left == [[], [], []], f"left behind: descriptors, children, threads = {left}"
+    assert not errors, f"errors that the loop swallowed: {errors}"

@@ -1,0 +1,85 @@
+"""Job, secret and tuning variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiodist.environment import Tuning, job_id, secret, split_address, store_address, tuning
+from aiodist.errors import UsageError
+
+
+def test_nothing_set() -> None:
+    assert tuning({}) == Tuning("auto", True, 300.0, None, None, False)
+    assert tuning({"AIODIST_TRANSPORT": "", "AIODIST_TIMEOUT": ""}) == Tuning()
+    assert job_id({}) == "aiodist"
+    assert secret({}) == b""
+    assert store_address({}) is None
+    assert tuning({}).eager_budget == 65536
+
+
+def test_everything_set() -> None:
+    environ = {
+        "AIODIST_TRANSPORT": "TCP",
+        "AIODIST_EAGER": "0",
+        "AIODIST_TIMEOUT": "2.5",
+        "AIODIST_HOST": "10.0.0.1",
+        "AIODIST_ALLOW_INSECURE": "yes",
+    }
+    found = tuning(environ)
+    assert found == Tuning("tcp", False, 2.5, "10.0.0.1", None, True)
+    assert found.eager_budget == 0
+    assert found.agreed == {"AIODIST_TRANSPORT": "tcp", "AIODIST_EAGER": "0"}
+    assert tuning({"AIODIST_SOCKET_IFNAME": "eth0"}).interface == "eth0"
+    assert job_id({"TORCHELASTIC_RUN_ID": "r"}) == "r"
+    assert job_id({"TORCHELASTIC_RUN_ID": "r", "AIODIST_JOB": "j"}) == "j"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("AIODIST_TRANSPORT", "ib", "auto, shm, tcp"),
+        ("AIODIST_EAGER", "maybe", "1 or 0"),
+        ("AIODIST_TIMEOUT", "0", "300"),
+        ("AIODIST_TIMEOUT", "-1", "300"),
+        ("AIODIST_TIMEOUT", "inf", "300"),
+        ("AIODIST_TIMEOUT", "soon", "300"),
+    ],
+)
+def test_values_without_meaning(name: str, value: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        tuning({name: value})
+    assert f"{name}='{value}'" in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_host_or_interface() -> None:
+    with pytest.raises(UsageError, match="both set"):
+        tuning({"AIODIST_HOST": "a", "AIODIST_SOCKET_IFNAME": "b"})
+
+
+def test_the_secret_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    environ = {"AIODIST_SECRET_FILE": str(file)}
+    with pytest.raises(UsageError, match="cannot be read"):
+        secret(environ)
+    file.touch(0o600)
+    with pytest.raises(UsageError, match="is empty"):
+        secret(environ)
+    file.write_bytes(b"hush\n")
+    assert secret(environ) == b"hush"
+    assert secret({**environ, "AIODIST_SECRET": "louder"}) == b"louder"
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match="read by everybody"):
+        secret(environ)
+
+
+def test_addresses() -> None:
+    assert store_address({"AIODIST_STORE": "node-1.cluster:29500"}) == ("node-1.cluster", 29500)
+    assert split_address("[::1]:80") == ("::1", 80)
+    for text in ("host", "host:", ":80", "host:x", "::1:80", "host:70000", "[::1]"):
+        with pytest.raises(UsageError, match="is not host:port"):
+            split_address(text)
+    with pytest.raises(UsageError, match="AIODIST_STORE='here'"):
+        store_address({"AIODIST_STORE": "here"})

@@ -1,0 +1,229 @@
+"""What breaks a group, in one process: mismatch, timeout, abort, departure. Every rank is told who and what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+
+
+async def failure(awaitable: Awaitable[Any]) -> BaseException:
+    """What an awaitable raises."""
+    try:
+        await awaitable
+    except dist.AiodistError as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def f32(count: int = 4) -> Any:
+    return np.zeros(count, np.float32)
+
+
+Call = Callable[[ProcessGroup], Awaitable[Any]]
+
+MISMATCHES: list[tuple[str, Call, Call]] = [
+    ("shape", lambda pg: pg.all_reduce(f32(4)), lambda pg: pg.all_reduce(f32(5))),
+    ("large shape", lambda pg: pg.all_reduce(f32(400_000)), lambda pg: pg.all_reduce(f32(500_000))),
+    ("order of axes", lambda pg: pg.all_reduce(np.zeros((2, 3))), lambda pg: pg.all_reduce(np.zeros((3, 2)))),
+    ("dtype", lambda pg: pg.all_reduce(f32()), lambda pg: pg.all_reduce(np.zeros(4, np.int32))),
+    ("reduce op", lambda pg: pg.all_reduce(f32()), lambda pg: pg.all_reduce(f32(), dist.ReduceOp.MAX)),
+    ("operation", lambda pg: pg.all_reduce(f32()), lambda pg: pg.all_gather(f32())),
+    ("barrier", lambda pg: pg.barrier(), lambda pg: pg.all_reduce(f32())),
+    ("all wait", lambda pg: pg.broadcast(f32(), 0), lambda pg: pg.broadcast(f32(), 1)),
+    ("members", lambda pg: pg.new_group([0]), lambda pg: pg.new_group([0, 1])),
+]
+
+
+@pytest.mark.parametrize(("what", "most", "one"), MISMATCHES, ids=[case[0] for case in MISMATCHES])
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_mismatch_is_told_on_every_rank_with_who_said_what(what: str, most: Call, one: Call, odd: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        # A rank that only sends may have ended its operation well; the next one tells it.
+        first = (one if pg.rank == odd else most)(pg)
+        try:
+            await first
+        except dist.CollectiveMismatch as caught:
+            error: BaseException = caught
+        else:
+            error = await failure(pg.barrier())
+        assert isinstance(error, dist.CollectiveMismatch), error
+        assert len(error.said) >= 2
+        assert len(set(error.said.values())) > 1
+        assert f"rank {odd}: {error.said[odd]}" in str(error)
+        with pytest.raises(dist.CollectiveMismatch):
+            await pg.barrier()
+
+    run_virtual(run_cluster(3, main))
+
+
+def test_point_to_point_mismatch_names_both_sides() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        error = await failure(pg.send(f32(4), 1) if pg.rank == 0 else pg.recv(f32(5), 0))
+        if isinstance(error, dist.CollectiveMismatch):
+            assert error.said == {0: "send(float32[4])", 1: "recv(float32[5])"}
+
+    async def first_sent_then_posted(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            await pg.send(f32(4), 1)  # small: done before its match
+        else:
+            await asyncio.sleep(1)
+            assert isinstance(await failure(pg.recv(np.zeros(4), 0)), dist.CollectiveMismatch)
+        assert isinstance(await failure(pg.barrier()), dist.CollectiveMismatch)
+
+    async def large(pg: ProcessGroup) -> None:
+        call = pg.send(f32(40_000), 1) if pg.rank == 0 else pg.recv(f32(50_000), 0)
+        error = await failure(call)
+        assert isinstance(error, dist.CollectiveMismatch)
+        assert error.said == {0: "send(float32[40000])", 1: "recv(float32[50000])"}
+
+    run_virtual(run_cluster(2, first_sent_then_posted))
+    run_virtual(run_cluster(2, large))
+
+
+def test_timeout_names_who_had_not_arrived() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 2:
+            await asyncio.sleep(6)
+            assert isinstance(await failure(pg.barrier()), dist.CollectiveTimeout)
+            return
+        began = asyncio.get_running_loop().time()
+        error = await failure(pg.all_reduce(f32(), timeout=3))
+        assert isinstance(error, dist.CollectiveTimeout)
+        assert isinstance(error, TimeoutError)
+        assert error.missing == (2,)
+        assert (error.op, error.seq, error.group) == ("all_reduce", 1, "world")
+        assert "rank 2 had not arrived" in str(error)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.3)
+
+    run_virtual(run_cluster(4, main))
+
+
+def test_patience_of_one_awaiter_breaks_nothing() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            work = pg.all_reduce(np.array([1]), async_op=True)
+            with pytest.raises(TimeoutError):
+                await work.wait(0.5)
+            assert not work.done()
+            assert (await work)[0] == 3
+        else:
+            await asyncio.sleep(2)
+            assert (await pg.all_reduce(np.array([2])))[0] == 3
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_cancelled_awaiter_cancels_no_collective() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        tensor = np.array([pg.rank + 1])
+        if pg.rank == 0:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(pg.all_reduce(tensor), 0.1)
+        else:
+            await asyncio.sleep(1)
+            assert (await pg.all_reduce(tensor))[0] == 3
+        await pg.drain()
+        assert tensor[0] == 3
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_abort_reaches_everybody_with_the_reason() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            await asyncio.sleep(0.5)
+            pg.abort("the disk is full")
+        error = await failure(pg.all_reduce(f32()))
+        assert isinstance(error, dist.GroupAborted)
+        assert (error.rank, error.reason) == (1, "the disk is full")
+
+    run_virtual(run_cluster(4, main))
+
+
+def test_leaving_by_an_exception_aborts_with_it() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank == 1:
+            raise ValueError("bad batch")
+        error = await failure(pg.all_reduce(f32()))
+        assert isinstance(error, dist.GroupAborted)
+        assert error.reason == "ValueError: bad batch"
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(run_cluster(3, main))
+    assert [type(error) for error in caught.value.exceptions] == [ValueError]
+
+
+def test_member_that_closed_is_named_at_once() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        child = await pg.new_group()
+        assert child is not None
+        await child.barrier()
+        if pg.rank == 1:
+            await child.aclose()
+            await asyncio.sleep(1)
+            return
+        error = await failure(child.all_reduce(f32()))
+        assert isinstance(error, dist.PeerLost)
+        assert error.ranks == (1,)
+        assert "closed the group" in str(error)
+        assert asyncio.get_running_loop().time() < 0.5
+        await asyncio.sleep(1)
+
+    run_virtual(run_cluster(3, main))
+
+
+def test_early_leaver_does_not_disturb_those_who_need_it_no_more() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        tensor = np.arange(50_000) + pg.rank
+        await pg.broadcast(tensor, 0)  # rank 0 ends first, and closes at once
+        assert tensor[0] == 0
+
+    run_virtual(run_cluster(5, main))
+
+
+def test_a_broken_subgroup_leaves_the_others_whole() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        pair = await pg.new_group([0, 1])
+        if pair is not None:
+            if pg.rank == 0:
+                pair.abort("only here")
+            assert isinstance(await failure(pair.barrier()), dist.GroupAborted)
+        assert (await pg.all_reduce(np.array([pg.rank])))[0] == 3
+
+    run_virtual(run_cluster(3, main))
+
+
+def test_lost_peer_breaks_only_its_groups() -> None:
+    async def main(pg: ProcessGroup) -> str:
+        pair = await pg.new_group([0, 1])
+        await pg.barrier()
+        if pg.rank == 2:
+            pg._backend._engine.endpoint.kill()  # type: ignore[attr-defined]
+            pg._control.kill()
+            raise KeyboardInterrupt
+        error = await failure(pg.all_reduce(f32()))
+        assert isinstance(error, dist.PeerLost)
+        assert error.ranks == (2,)
+        assert pair is not None
+        assert (await pair.all_reduce(np.array([pg.rank + 1])))[0] == 3
+        return "survived"
+
+    async def guarded(pg: ProcessGroup) -> str:
+        try:
+            return await main(pg)
+        except KeyboardInterrupt:
+            return "died"
+
+    assert run_virtual(run_cluster(3, guarded)) == ["survived", "survived", "died"]

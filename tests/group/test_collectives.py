@@ -1,0 +1,68 @@
+"""The full group code against NumPy, over memory channels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist.group import ProcessGroup
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
+from aiodist.transport.memory import MemoryNetwork
+from aiodist.types import ReduceOp
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+async def test_conformance_over_memory(size: int) -> None:
+    await run_cluster(size, lambda pg: check_backend(pg, seed=size))
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 8), seed=st.integers(0, 2**32))
+def test_random_programs_equal_numpy(size: int, seed: int) -> None:
+    run_virtual(run_cluster(size, lambda pg: check_program(pg, seed, 12)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(2, 6), seed=st.integers(0, 2**32))
+def test_random_programs_all_at_once_over_a_slow_network(size: int, seed: int) -> None:
+    delays = np.random.default_rng(seed)
+    network = MemoryNetwork(delay=lambda src, dst: float(delays.exponential(0.001)))
+    run_virtual(run_cluster(size, lambda pg: check_concurrent(pg, seed, 12), network=network))
+
+
+async def test_strided_input_is_staged_and_written_back() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        wide = np.zeros((4, 6), np.int32)
+        column = wide[:, 2]
+        column[:] = np.arange(4) + 10 * pg.rank
+        await pg.all_reduce(column)
+        assert list(column) == [30, 33, 36, 39]
+        wide[:, 2] = 0
+        assert not wide.any()  # nothing beside the column was touched
+
+    await run_cluster(3, main)
+
+
+async def test_out_keeps_the_input_and_may_be_read_only() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        tensor = np.arange(5.0) * (pg.rank + 1)
+        tensor.flags.writeable = False
+        out = np.zeros(5)
+        assert await pg.all_reduce(tensor, out=out) is out
+        assert np.array_equal(out, np.arange(5.0) * 6)
+        assert np.array_equal(tensor, np.arange(5.0) * (pg.rank + 1))
+
+    await run_cluster(3, main)
+
+
+async def test_avg_divides_by_ranks_not_elements() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        tensor = np.array([1.0, 2.0, 9.0]) * (pg.rank + 1)
+        await pg.all_reduce(tensor, ReduceOp.AVG)
+        assert np.array_equal(tensor, np.array([2.5, 5.0, 22.5]))
+
+    await run_cluster(4, main)

@@ -1,0 +1,137 @@
+"""Whole lines out of any chunks; last words out of any stderr."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist.launch.lines import MAX_LINE, LastWords, LineSplitter, Piece
+
+
+def split(chunks: list[bytes], *, in_place: bool = False) -> list[Piece]:
+    splitter = LineSplitter(in_place=in_place)
+    pieces = [piece for chunk in chunks for piece in splitter.feed(chunk)]
+    return pieces + splitter.finish()
+
+
+def test_lines_and_a_last_one_without_newline() -> None:
+    assert split([b"one\n\ntwo", b" more\nthree"]) == [
+        Piece(b"one", False),
+        Piece(b"", False),
+        Piece(b"two more", False),
+        Piece(b"three", False),
+    ]
+
+
+def test_carriage_returns_are_lines_when_not_in_place() -> None:
+    assert split([b"\r 10%\r 20%\r 30%\ndone\r\n"]) == [
+        Piece(b" 10%", False),
+        Piece(b" 20%", False),
+        Piece(b" 30%", False),
+        Piece(b"done", False),
+    ]
+
+
+def test_carriage_returns_are_live_in_place() -> None:
+    assert split([b"\r 10%\r 20%", b"\r 30%\n"], in_place=True) == [
+        Piece(b" 10%", True),
+        Piece(b" 20%", True),
+        Piece(b" 30%", False),
+    ]
+
+
+def test_a_live_line_stays_when_its_newline_comes_apart() -> None:
+    assert split([b"50%\r", b"\nnext\n"], in_place=True) == [
+        Piece(b"50%", True),
+        Piece(b"50%", False),
+        Piece(b"next", False),
+    ]
+
+
+def test_a_live_line_stays_at_the_end() -> None:
+    assert split([b"100%\r"], in_place=True) == [Piece(b"100%", True), Piece(b"100%", False)]
+
+
+def test_an_endless_line_is_cut() -> None:
+    pieces = split([b"x" * (2 * MAX_LINE + 5)])
+    assert [len(piece.text) for piece in pieces] == [MAX_LINE, MAX_LINE, 5]
+
+
+@given(st.lists(st.binary(max_size=12)), st.booleans())
+def test_how_the_bytes_are_chunked_does_not_matter(chunks: list[bytes], in_place: bool) -> None:
+    assert split(chunks, in_place=in_place) == split([b"".join(chunks)], in_place=in_place)
+
+
+@given(st.lists(st.text(alphabet="ab\r\n", max_size=6)))
+def test_no_visible_byte_is_lost(chunks: list[str]) -> None:
+    data = [chunk.encode() for chunk in chunks]
+    visible = b"".join(data).replace(b"\r", b"").replace(b"\n", b"")
+    assert b"".join(piece.text for piece in split(data)) == visible
+
+
+def words_of(text: str) -> LastWords:
+    words = LastWords()
+    for line in text.splitlines():
+        words.add(line.encode())
+    return words
+
+
+TRACE = """noise
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    f()
+{error}
+"""
+
+
+def test_excerpt_begins_at_the_traceback() -> None:
+    excerpt = words_of(TRACE.format(error="ValueError: no") + "\n").excerpt()
+    assert excerpt[0] == "Traceback (most recent call last):"
+    assert excerpt[-1] == "ValueError: no"
+
+
+def test_excerpt_of_a_chain_begins_at_its_cause() -> None:
+    text = (
+        "Traceback (most recent call last):\n  old and unrelated\nKeyError: 0\nwent on\nand on\nand on\n"
+        "Traceback (most recent call last):\n  one\nOSError: 1\n"
+        "\nThe above exception was the direct cause of the following exception:\n\n"
+        "Traceback (most recent call last):\n  two\nValueError: 2\n"
+    )
+    excerpt = words_of(text).excerpt()
+    assert excerpt[1] == "  one"
+    assert excerpt[-1] == "ValueError: 2"
+
+
+def test_excerpt_of_a_crash_and_without_any_trace() -> None:
+    crash = "hello\nFatal Python error: Segmentation fault\n\nCurrent thread (most recent call first):\n  x"
+    assert words_of(crash).excerpt()[0] == "Fatal Python error: Segmentation fault"
+    assert words_of("\n".join(map(str, range(100)))).excerpt() == tuple(map(str, range(90, 100)))
+    assert words_of("").excerpt() == ()
+
+
+def test_excerpt_is_shortened_in_the_middle() -> None:
+    frames = "\n".join(f"  frame {i}" for i in range(200))
+    excerpt = words_of(f"Traceback (most recent call last):\n{frames}\nRecursionError: deep").excerpt(40)
+    assert len(excerpt) == 40
+    assert excerpt[0].startswith("Traceback") and excerpt[-1] == "RecursionError: deep"
+    assert any("lines left out" in line for line in excerpt)
+
+
+@pytest.mark.parametrize(
+    ("error", "symptom"),
+    [
+        ("aiodist.errors.PeerLost: lost rank 1: gone", True),
+        ("aiodist.errors.GroupAborted: rank 1 aborted the group: boom", True),
+        ("aiodist.errors.CollectiveMismatch: ranks disagree", False),
+        ("ValueError: PeerLost is only in the text", False),
+        ("KeyboardInterrupt", False),
+        ("PeerLost", True),
+    ],
+)
+def test_symptoms(error: str, symptom: bool) -> None:
+    assert words_of(TRACE.format(error=error)).symptom is symptom
+
+
+def test_no_traceback_is_no_symptom() -> None:
+    assert not words_of("PeerLost: only a log line").symptom

@@ -1,0 +1,96 @@
+"""What a plan refuses, and what it tells the workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiodist.errors import UsageError
+from aiodist.launch.plan import Plan, Seat, worker_environment
+
+SEAT = Seat(
+    node_rank=1,
+    nnodes=2,
+    first_rank=3,
+    nproc=2,
+    world_size=5,
+    master_addr="10.0.0.1",
+    master_port=29500,
+    store="10.0.0.1:4711",
+    job="j",
+    secret="s",
+    host="box",
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nproc": 0}, "--nproc-per-node must be at least 1, got 0"),
+        ({"nnodes": 0}, "--nnodes must be at least 1"),
+        ({"nnodes": 2, "node_rank": 2, "master_port": 1}, "--node-rank 2 is outside a job of 2"),
+        ({"node_rank": -1}, "--node-rank -1 is outside"),
+        ({"master_port": 70000}, "--master-port 70000 is not a port"),
+        ({"nnodes": 2, "node_rank": 0}, "needs --master-port"),
+        ({"shutdown_timeout": -1.0}, "--shutdown-timeout"),
+        ({"meet_timeout": 0.0}, "must be positive"),
+        ({"prefix": "${planet}"}, "unknown or broken placeholder"),
+        ({"prefix": "$"}, "unknown or broken placeholder"),
+    ],
+)
+def test_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("$", r"\$")):
+        Plan(("true",), **values)
+
+
+def test_prefix() -> None:
+    plan = Plan(("true",), prefix="[${role_name}${rank}/${local_rank}@${node_rank} ${host}]")
+    assert plan.prefix_of(rank=5, local_rank=1, node_rank=2, host="box") == "[default5/1@2 box]"
+
+
+def test_streams() -> None:
+    plan = Plan(("true",), nproc=3, redirects={0: 3}, tee={1: 2}, shown=frozenset({0, 1}))
+    assert plan.wants_files
+    assert [plan.filed(0, 1), plan.filed(0, 2), plan.filed(1, 1), plan.filed(1, 2)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert [plan.on_console(0, 1), plan.on_console(1, 1), plan.on_console(1, 2)] == [False, True, True]
+    assert not plan.on_console(2, 1)
+    assert not Plan(("true",)).wants_files
+
+
+def test_worker_environment() -> None:
+    env = worker_environment({"HOME": "/h", "TORCHELASTIC_ERROR_FILE": "x"}, Plan(("true",), 2), SEAT, 1)
+    assert env["HOME"] == "/h"
+    assert "TORCHELASTIC_ERROR_FILE" not in env
+    expected = {
+        "RANK": "4",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "5",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "AIODIST_STORE": "10.0.0.1:4711",
+        "AIODIST_SECRET": "s",
+        "AIODIST_JOB": "j",
+        "TORCHELASTIC_RUN_ID": "j",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    assert {name: env[name] for name in expected} == expected
+
+
+def test_what_the_user_tuned_stays() -> None:
+    plan = Plan(("true",), 2, local_addr="10.0.0.2")
+    env = worker_environment({"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "0"}, plan, SEAT, 0)
+    assert (env["OMP_NUM_THREADS"], env["PYTHONUNBUFFERED"], env["AIODIST_HOST"]) == ("4", "0", "10.0.0.2")

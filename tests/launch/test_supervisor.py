@@ -1,0 +1,107 @@
+"""When workers are stopped, and how: the machine, without a process."""
+
+from __future__ import annotations
+
+import signal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist.launch.supervisor import (
+    INTERRUPT_GRACE,
+    SYMPTOM_GRACE,
+    Asked,
+    Elsewhere,
+    Ended,
+    Event,
+    Over,
+    Send,
+    Supervisor,
+    Tick,
+    Wake,
+)
+
+TERM, KILL, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGINT
+
+
+def test_a_job_that_goes_well() -> None:
+    machine = Supervisor(3, 30)
+    assert machine.handle(Ended(1, failed=False), 1) == []
+    assert machine.handle(Ended(0, failed=False), 2) == []
+    assert machine.handle(Ended(2, failed=False), 3) == [Over()]
+
+
+def test_the_first_failure_stops_the_rest() -> None:
+    machine = Supervisor(3, 30)
+    assert machine.handle(Ended(1, failed=True), 5) == [Send(TERM, (0, 2)), Wake(35)]
+    assert machine.handle(Ended(0, failed=True), 6) == []
+    assert machine.handle(Tick(), 34) == []
+    assert machine.handle(Tick(), 35) == [Send(KILL, (2,))]
+    assert machine.handle(Ended(2, failed=True), 36) == [Over()]
+
+
+def test_a_symptom_gives_the_culprit_a_moment() -> None:
+    machine = Supervisor(3, 30)
+    assert machine.handle(Ended(0, failed=True, symptom=True), 1) == [Wake(1 + SYMPTOM_GRACE)]
+    assert machine.handle(Ended(1, failed=True), 1.1) == [Send(TERM, (2,)), Wake(31.1)]
+    assert machine.handle(Tick(), 1 + SYMPTOM_GRACE) == []
+
+
+def test_a_symptom_alone_stops_the_rest_after_its_grace() -> None:
+    machine = Supervisor(2, 30)
+    machine.handle(Ended(0, failed=True, symptom=True), 1)
+    assert machine.handle(Tick(), 1 + SYMPTOM_GRACE) == [Send(TERM, (1,)), Wake(31 + SYMPTOM_GRACE)]
+
+
+def test_interrupt_climbs_three_rungs_by_time() -> None:
+    machine = Supervisor(2, 30)
+    assert machine.handle(Asked(INT), 0) == [Send(INT, (0, 1)), Wake(INTERRUPT_GRACE)]
+    assert machine.handle(Tick(), INTERRUPT_GRACE) == [Send(TERM, (0, 1)), Wake(INTERRUPT_GRACE + 30)]
+    assert machine.handle(Tick(), INTERRUPT_GRACE + 30) == [Send(KILL, (0, 1))]
+
+
+def test_each_further_signal_climbs_at_once() -> None:
+    machine = Supervisor(1, 30)
+    machine.handle(Asked(INT), 0)
+    assert machine.handle(Asked(INT), 1) == [Send(TERM, (0,)), Wake(31)]
+    assert machine.handle(Asked(INT), 2) == [Send(KILL, (0,))]
+    assert machine.handle(Asked(INT), 3) == []
+
+
+def test_sigterm_and_another_nodes_failure_start_with_sigterm() -> None:
+    assert Supervisor(1, 30).handle(Asked(TERM), 0) == [Send(TERM, (0,)), Wake(30)]
+    machine = Supervisor(1, 30)
+    assert machine.handle(Elsewhere(), 0) == [Send(TERM, (0,)), Wake(30)]
+    assert machine.handle(Elsewhere(), 1) == []
+
+
+events = st.one_of(
+    st.builds(Ended, st.integers(0, 4), st.booleans(), st.booleans()),
+    st.builds(Asked, st.sampled_from([INT, TERM])),
+    st.just(Elsewhere()),
+    st.just(Tick()),
+)
+
+
+@given(st.lists(st.tuples(events, st.floats(0, 20)), max_size=30))
+def test_laws(script: list[tuple[Event, float]]) -> None:
+    """Only living workers get signals, never a milder one than before; Over comes once, when all ended."""
+    machine = Supervisor(5, 30)
+    alive, now, severity, overs = set(range(5)), 0.0, 0, 0
+    order = {INT: 1, TERM: 2, KILL: 3}
+    for event, passed in script:
+        now += passed
+        if isinstance(event, Ended):
+            alive.discard(event.local_rank)
+        for action in machine.handle(event, now):
+            if isinstance(action, Send):
+                assert set(action.local_ranks) == alive
+                assert order[signal.Signals(action.signum)] > severity
+                severity = order[signal.Signals(action.signum)]
+            elif isinstance(action, Wake):
+                assert action.at >= now
+            else:
+                overs += 1
+                assert not alive
+    assert overs == (not alive)
+    assert machine.alive == tuple(sorted(alive))

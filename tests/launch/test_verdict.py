@@ -1,0 +1,120 @@
+"""Who failed first, and with which code the job ends."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from aiodist.errors import WireError
+from aiodist.launch.verdict import NEVER, Ending, NodeReport, judge, signal_name
+
+
+def ending(rank: int, code: int = 0, **more: object) -> Ending:
+    values: dict[str, object] = {
+        "rank": rank,
+        "local_rank": rank % 2,
+        "node_rank": rank // 2,
+        "host": f"h{rank // 2}",
+        "pid": 100 + rank,
+        "code": code,
+        "at_ns": 1000 + rank,
+    }
+    return Ending(**{**values, **more})  # type: ignore[arg-type]
+
+
+def report(
+    node: int, *endings: Ending, turn: int = NEVER, signum: int = 0, lost: tuple[int, ...] = ()
+) -> NodeReport:
+    return NodeReport(node, f"h{node}", endings, turn, signum, lost)
+
+
+def test_all_well() -> None:
+    assert judge([report(0, ending(0), ending(1))]).code == 0
+
+
+def test_first_failure_decides() -> None:
+    verdict = judge([report(0, ending(0, 3, at_ns=9), ending(1, 7, at_ns=5), turn=1)])
+    assert verdict.code == 7
+    assert verdict.culprit is not None and verdict.culprit.rank == 1
+    assert [e.rank for e in verdict.failures] == [1, 0]
+
+
+def test_a_signal_is_128_and_more() -> None:
+    assert judge([report(0, ending(0, -signal.SIGSEGV), turn=1)]).code == 139
+
+
+def test_whom_we_stopped_did_not_fail() -> None:
+    stopped = ending(0, -signal.SIGTERM, at_ns=1, asked=signal.SIGTERM)
+    verdict = judge([report(0, stopped, ending(1, 7, at_ns=5), turn=1)])
+    assert verdict.culprit is not None and verdict.culprit.rank == 1
+    assert verdict.failures == (verdict.culprit,)
+    assert ending(0, 143, asked=signal.SIGTERM).stopped
+    assert not ending(0, -signal.SIGTERM).stopped, "somebody else's SIGTERM is a failure"
+    assert ending(0, 1, asked=signal.SIGTERM).failed
+
+
+def test_a_symptom_gives_way_to_its_cause() -> None:
+    verdict = judge([report(0, ending(0, 1, at_ns=1, symptom=True), ending(1, 7, at_ns=5), turn=1)])
+    assert verdict.code == 7
+
+
+def test_across_nodes_turns_decide_not_clocks() -> None:
+    verdict = judge(
+        [
+            report(0, ending(0, 3, at_ns=1), ending(1), turn=2),
+            report(1, ending(2, 9, at_ns=99), ending(3), turn=1),
+        ],
+        2,
+    )
+    assert verdict.code == 9
+
+
+def test_a_symptom_on_the_first_node_gives_way_too() -> None:
+    verdict = judge(
+        [report(0, ending(0, 1, symptom=True), turn=1), report(1, ending(2, 9), turn=2)],
+        2,
+    )
+    assert verdict.code == 9
+
+
+def test_the_operator() -> None:
+    stopped = ending(0, -signal.SIGINT, asked=signal.SIGINT)
+    assert judge([report(0, stopped, turn=1, signum=signal.SIGINT)]).code == 130
+    assert judge([report(0, ending(0), turn=1, signum=signal.SIGTERM)]).code == 143
+    other = report(1, ending(2, -signal.SIGTERM, asked=signal.SIGTERM))
+    assert judge([report(0, stopped, turn=1, signum=signal.SIGINT), other], 2).code == 130
+
+
+def test_a_failure_before_the_operator_decides() -> None:
+    reports = [report(0, ending(0, 5), turn=1), report(1, ending(2, 0), turn=2, signum=signal.SIGTERM)]
+    assert judge(reports, 2).code == 5
+
+
+def test_a_node_that_could_not_start() -> None:
+    stopped = report(0, ending(0, -signal.SIGTERM, asked=signal.SIGTERM))
+    verdict = judge([stopped, replace(report(1, turn=1), error="no such program")], 2)
+    assert (verdict.code, verdict.error) == (2, "node 1 (h1): no such program")
+
+
+def test_a_lost_node() -> None:
+    verdict = judge([report(0, ending(0, -signal.SIGTERM, asked=signal.SIGTERM), lost=(1,))], 2)
+    assert (verdict.code, verdict.lost) == (1, (1,))
+    assert judge([report(0, ending(0))], 3).lost == (1, 2)
+
+
+def test_report_survives_json() -> None:
+    before = report(1, ending(2, 9, words=("a", "é")), turn=4, signum=2, lost=(0,))
+    assert NodeReport.from_json(before.to_json()) == before
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"endings": [1]}', b"\xff"])
+def test_a_broken_report_is_a_wire_error(data: bytes) -> None:
+    with pytest.raises(WireError):
+        NodeReport.from_json(data)
+
+
+def test_names() -> None:
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(99) == "signal 99"

@@ -1,0 +1,297 @@
+"""Socket endpoints: who gets in, what runs over what, and what is said about those who are gone."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgpack
+import pytest
+
+from aiodist.errors import PeerLost, RendezvousError, UsageError
+from aiodist.shm.arena import available
+from aiodist.testing.channel_pair import Pair, Recorder
+from aiodist.transport import SEGMENT, Into, Key, SocketEndpoint
+from aiodist.transport import endpoint as module
+from aiodist.transport.endpoint import Mode
+from aiodist.transport.listening import unix_address
+
+needs_memfd = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
+
+
+@asynccontextmanager
+async def endpoints(
+    count: int = 2, mode: Mode = "auto", introduce: bool = True, **different: Any
+) -> AsyncIterator[list[SocketEndpoint]]:
+    """Endpoints of ranks 0…; `different` overrides arguments of the last one."""
+    made = []
+    for rank in range(count):
+        arguments: dict[str, Any] = {"rank": rank, "job": "job", "secret": b"secret", "mode": mode}
+        made.append(await SocketEndpoint.open(**(arguments | (different if rank == count - 1 else {}))))
+    for one in made:
+        one.observer = Recorder()
+        if introduce:
+            one.introduce({rank: other.card for rank, other in enumerate(made)})
+    try:
+        yield made
+    finally:
+        await asyncio.gather(*(one.aclose() for one in made))
+
+
+def recorder(endpoint: SocketEndpoint) -> Recorder:
+    assert isinstance(endpoint.observer, Recorder)
+    return endpoint.observer
+
+
+def start(endpoint: SocketEndpoint, rank: int) -> None:
+    endpoint.outgoing(rank).send(Key(1, 0, 0, 0), bytes(32), memoryview(b"hello"), lambda: None)
+
+
+async def loss(endpoint: SocketEndpoint) -> str:
+    """The cause of the only loss that an endpoint reports."""
+    await recorder(endpoint).until(lambda: bool(recorder(endpoint).losses))
+    ((_, cause),) = recorder(endpoint).losses
+    return cause
+
+
+@pytest.mark.parametrize("mode", ["tcp", "auto"])
+@pytest.mark.parametrize(
+    ("different", "cause"),
+    [({"secret": b"other"}, "secret"), ({"job": "other"}, "belongs to job 'other'")],
+)
+async def test_strangers_are_refused(mode: Mode, different: dict[str, Any], cause: str) -> None:
+    async with endpoints(mode=mode, **different) as (mine, theirs):
+        start(mine, 1)
+        assert cause in await loss(mine)
+        with pytest.raises(PeerLost, match=cause):
+            await mine.link_control(1)
+        assert not recorder(theirs).arrivals
+        assert not recorder(theirs).losses
+
+
+async def test_a_rank_that_was_never_introduced() -> None:
+    async with endpoints(introduce=False) as (mine, _theirs):
+        start(mine, 1)
+        assert await loss(mine) == "cannot connect to it (rank 1 was never introduced)"
+
+
+async def test_another_process_at_the_address() -> None:
+    async with endpoints() as (mine, theirs):
+        mine.introduce({1: {**theirs.card, "nonce": bytes(16)}})
+        start(mine, 1)
+        assert "another process has taken the address of rank 1" in await loss(mine)
+
+
+async def test_a_second_process_with_a_rank_does_not_get_in() -> None:
+    async with endpoints() as (mine, theirs):
+        pair = Pair(mine, theirs)
+        await pair.passes(Key(1, 0, 0, 0), SEGMENT)
+        impostor = await SocketEndpoint.open(rank=0, job="job", secret=b"secret")
+        impostor.introduce({1: theirs.card})
+        impostor.observer = Recorder()
+        start(impostor, 1)
+        assert "cannot connect" in await loss(impostor)
+        await pair.passes(Key(1, 0, 1, 0), SEGMENT)
+        assert not pair.at_receiver.losses
+        impostor.kill()
+
+
+async def test_garbage_and_silence_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GREETING_DEADLINE", 0.01)
+    loop = asyncio.get_running_loop()
+    async with endpoints() as (mine, theirs):
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b""):
+            sock = socket.socket()
+            sock.setblocking(False)
+            await loop.sock_connect(sock, tuple(theirs.card["tcp"]))
+            await loop.sock_sendall(sock, data)
+            while await loop.sock_recv(sock, 4096):
+                pass
+            sock.close()
+        assert not recorder(theirs).losses
+        monkeypatch.undo()
+        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), 100)
+
+
+@needs_memfd
+@pytest.mark.parametrize("count", [1, 2])
+async def test_descriptors_of_strangers_are_closed(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GREETING_DEADLINE", 0.01)
+    loop = asyncio.get_running_loop()
+    async with endpoints() as (_mine, theirs):
+        reading, writing = os.pipe()
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
+        sock.connect(unix_address(theirs.card["unix"]))
+        sock.sendmsg(
+            [b"AIODIST"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [writing] * count))]
+        )
+        os.close(writing)
+        while await loop.sock_recv(sock, 4096):
+            pass
+        sock.close()
+        assert os.read(reading, 1) == b""  # nobody holds the other end any more
+        os.close(reading)
+
+
+async def test_an_address_that_is_not_ours() -> None:
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        with pytest.raises(RendezvousError, match="Set AIODIST_HOST"):
+            await SocketEndpoint.open(rank=0, job="job", secret=b"", host=host)
+
+
+async def test_ipv6() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    pair = [await SocketEndpoint.open(rank=r, job="j", secret=b"", host="::1", mode="tcp") for r in range(2)]
+    for one in pair:
+        one.introduce({rank: other.card for rank, other in enumerate(pair)})
+    await Pair(pair[0], pair[1]).passes(Key(1, 0, 0, 0), 1000)
+    await asyncio.gather(*(one.aclose() for one in pair))
+
+
+@needs_memfd
+async def test_locality_is_proved_and_used() -> None:
+    async with endpoints(3) as made:
+        assert [await one.prove_local(range(3)) for one in made] == [{0, 1, 2}] * 3
+        assert await made[0].prove_local([2]) == {2}
+        assert made[0].peer_pid(1) == made[1].peer_pid(0) == os.getpid()
+        await Pair(made[0], made[2]).passes(Key(1, 0, 0, 0), 3 * SEGMENT)
+        assert await made[0].prove_local([2]) == {2}
+    async with endpoints(2, "tcp") as made:
+        assert await made[0].prove_local([0, 1]) == {0}
+        await Pair(made[0], made[1]).passes(Key(1, 0, 0, 0), SEGMENT)
+        assert await made[0].prove_local([0, 1]) == {0}
+        assert made[0].peer_pid(1) is None
+
+
+@needs_memfd
+async def test_another_boot_is_another_host() -> None:
+    async with endpoints() as (mine, theirs):
+        mine.introduce({1: {**theirs.card, "boot": "another"}})
+        assert await mine.prove_local([1]) == set()
+        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), SEGMENT)
+        assert mine.peer_pid(1) is None
+
+
+@needs_memfd
+async def test_memory_that_does_not_work_falls_back_to_tcp() -> None:
+    async with endpoints() as (mine, theirs):
+        mine.introduce({1: {**theirs.card, "unix": b"aiodist-nobody"}})
+        assert await mine.prove_local([1]) == set()
+        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), SEGMENT)
+    async with endpoints(mode="shm") as (mine, theirs):
+        mine.introduce({1: {**theirs.card, "unix": b"aiodist-nobody"}})
+        start(mine, 1)
+        assert await loss(mine) == "cannot connect to it (Connection refused)"
+
+
+@needs_memfd
+async def test_a_route_can_change_until_the_channel_is_used() -> None:
+    async with endpoints() as (mine, theirs):
+        pair = Pair(mine, theirs)
+        posted = asyncio.ensure_future(pair.receive(Key(1, 0, 0, 0), SEGMENT))
+        assert await mine.prove_local([1]) == {1}
+        mine.route(1, "shm")
+        mine.route(1, "tcp")
+        sent = pair.send(Key(1, 0, 0, 0), nbytes=SEGMENT)
+        await asyncio.gather(posted, sent)
+        assert not (pair.at_receiver.losses or pair.at_receiver.goodbyes)
+        mine.route(1, "tcp")
+        with pytest.raises(UsageError, match="runs over tcp already"):
+            mine.route(1, "shm")
+
+
+@pytest.mark.parametrize("mode", ["tcp", "auto"])
+async def test_a_peer_that_does_not_answer_goodbye_is_not_waited_for(mode: Mode) -> None:
+    async with endpoints(mode=mode) as (mine, theirs):
+        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), 100)
+        (link,) = theirs._links
+        asyncio.get_running_loop().remove_reader(link._fd)  # as if it were stopped
+        mine._linger = 0.01
+        await mine.aclose()
+        assert not mine._links
+
+
+async def test_after_the_end() -> None:
+    async with endpoints() as (mine, theirs):
+        await mine.aclose()
+        await mine.aclose()
+        mine.kill()
+        with pytest.raises(UsageError, match="closed"):
+            mine.outgoing(1)
+        with pytest.raises(UsageError, match="closed"):
+            await mine.link_control(1)
+        start(theirs, 0)
+        assert "cannot connect" in await loss(theirs)
+
+
+def test_killed_after_its_loop() -> None:
+    made: list[SocketEndpoint] = []
+
+    async def main() -> None:
+        for rank in range(2):
+            made.append(await SocketEndpoint.open(rank=rank, job="j", secret=b""))
+        for one in made:
+            one.introduce({rank: other.card for rank, other in enumerate(made)})
+        await Pair(made[0], made[1]).passes(Key(1, 0, 0, 0), SEGMENT)
+        await made[0].link_control(1)
+
+    asyncio.run(main())
+    for one in made:
+        one.kill()
+
+
+CHILD = """
+import asyncio, msgpack, os, sys
+from aiodist.transport import Key, SEGMENT, SocketEndpoint
+
+async def main():
+    endpoint = await SocketEndpoint.open(rank=1, job="job", secret=b"s", mode=sys.argv[1])
+    card = msgpack.packb(endpoint.card)
+    os.write(1, len(card).to_bytes(4, "big") + card)
+    endpoint.introduce({0: msgpack.unpackb(sys.stdin.buffer.read())})
+    data = memoryview(bytes(SEGMENT * 64))
+    endpoint.outgoing(0).send(Key(1, 0, 0, 0), bytes(32), data, lambda: None)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("mode", ["tcp", pytest.param("shm", marks=needs_memfd)])
+async def test_a_killed_process_is_lost_once(mode: Mode) -> None:
+    mine = await SocketEndpoint.open(rank=0, job="job", secret=b"s", mode=mode)
+    observer = mine.observer = Recorder()
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CHILD, mode), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    size = int.from_bytes(await child.stdout.readexactly(4), "big")
+    mine.introduce({1: msgpack.unpackb(await child.stdout.readexactly(size))})
+    sink = memoryview(bytearray(SEGMENT * 64))
+    arrived: list[bool] = []
+    observer.on_arrival = lambda key: child.send_signal(signal.SIGKILL)
+    mine.incoming(1).recv(Key(1, 0, 0, 0), len(sink), Into(sink), lambda: arrived.append(True))
+    child.stdin.write(msgpack.packb(mine.card))
+    child.stdin.close()
+    await observer.until(lambda: bool(observer.losses))
+    assert [rank for rank, _ in observer.losses] == [1]
+    if mode == "shm":
+        assert mine.peer_pid(1) == child.pid
+    await child.wait()
+    await mine.aclose()
+    assert len(observer.losses) == 1
+    assert not observer.goodbyes

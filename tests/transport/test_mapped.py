@@ -1,0 +1,81 @@
+"""Links over shared memory refuse what would read or free the wrong memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, Window, available
+from aiodist.transport.base import SEGMENT, Fold, Key
+from aiodist.transport.mapped import ARENA_BYTES, BLOCKS, MappedLink
+from aiodist.transport.receiving import Receiver
+from aiodist.transport.sending import Sender
+from aiodist.wire.frame import Type, pack
+
+pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
+
+KEY = Key(1, 0, 0, 0)
+
+
+def link_and_socket(*, sends: bool) -> tuple[MappedLink, socket.socket]:
+    mine, theirs = socket.socketpair()
+    mine.setblocking(False)
+    arena = Arena(ARENA_BYTES, bytes(NONCE_BYTES))
+    memory: Arena | Window = arena
+    if not sends:
+        memory = Window(arena.fd, arena.nbytes)
+        arena.close()
+    else:
+        arena.close_fd()
+    return MappedLink(asyncio.get_running_loop(), mine, memory), theirs
+
+
+@pytest.mark.parametrize(
+    ("word", "nbytes"),
+    [
+        (0, SEGMENT),
+        (PAGE + 1, SEGMENT),
+        (PAGE + BLOCKS * SEGMENT, SEGMENT),
+        (1 << 63, SEGMENT),
+        (PAGE, SEGMENT + 16),
+    ],
+)
+async def test_a_segment_outside_the_blocks_is_refused(word: int, nbytes: int) -> None:
+    link, theirs = link_and_socket(sends=False)
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    receiver = Receiver(0, lambda *_: None, lambda rank, goodbye, cause: ended.set_result(cause))
+    receiver.recv(KEY, SEGMENT * 4, Fold(lambda segment, offset: None), lambda: None)
+    receiver.attach(link)
+    theirs.send(pack(Type.MAPPED, *KEY, nbytes=nbytes, total=SEGMENT * 4, word=word))
+    assert (await ended).startswith("protocol error: a segment of")
+    theirs.close()
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 1 << 60])
+async def test_a_block_that_is_not_out_cannot_come_back(blocks: int) -> None:
+    link, theirs = link_and_socket(sends=True)
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    sender = Sender(0, lambda rank: None, lambda rank, goodbye, cause: ended.set_result(cause))
+    sender.attach(link)
+    theirs.send(pack(Type.RELEASE, word=blocks))
+    assert (await ended).startswith("protocol error: blocks")
+    theirs.close()
+
+
+async def test_a_sender_out_of_blocks_waits_for_them() -> None:
+    link, theirs = link_and_socket(sends=True)
+    sender = Sender(0, lambda rank: None, lambda rank, goodbye, cause: None)
+    sender.attach(link)
+    data = bytes(i % 251 for i in range(SEGMENT)) * (BLOCKS + 2)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    assert not sender.send(KEY, bytes(32), memoryview(data), lambda: done.set_result(None))
+    theirs.send(pack(Type.READY, *KEY, total=len(data)))
+    while link.room:
+        await asyncio.sleep(0)
+    assert not done.done()
+    theirs.send(pack(Type.RELEASE, word=0b101))
+    await done
+    sender.kill()
+    theirs.close()

@@ -1,0 +1,203 @@
+"""Stream links: frames come through however the bytes are cut, and a peer's nonsense ends the link."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist.errors import WireError
+from aiodist.transport.base import Key
+from aiodist.transport.stream import StreamLink
+from aiodist.wire.frame import HEADER, Flag, Frame, Type, pack
+
+KEY = Key(1, 2, 3, 4)
+
+
+class User:
+    """A link's user that keeps what it gets and can be waited for."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[Frame, bytes]] = []
+        self.ends: list[tuple[bool, bool, str]] = []
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.writables = 0
+        self.fail = False
+        self._place = bytearray()
+
+    def received(self, frame: Frame, payload: memoryview) -> None:
+        self.frames.append((frame, bytes(payload)))
+        if self.fail:
+            raise ZeroDivisionError
+
+    def place(self, frame: Frame) -> memoryview:
+        self._place = bytearray(frame.nbytes)
+        return memoryview(self._place)
+
+    def placed(self, frame: Frame) -> None:
+        self.received(frame, memoryview(self._place))
+
+    def writable(self) -> None:
+        self.writables += 1
+
+    def ended(self, goodbye: bool, moved: bool, cause: str) -> None:
+        self.ends.append((goodbye, moved, cause))
+        self.over.set_result(None)
+
+
+@asynccontextmanager
+async def opened(leftover: bytes = b"") -> AsyncIterator[tuple[StreamLink, User, socket.socket]]:
+    """A link, its user, and the bare socket at the other end."""
+    mine, theirs = socket.socketpair()
+    mine.setblocking(False)
+    theirs.setblocking(False)
+    link = StreamLink(asyncio.get_running_loop(), mine, leftover)
+    user = User()
+    link.start(user)
+    try:
+        yield link, user, theirs
+    finally:
+        link.kill()
+        theirs.close()
+
+
+def message(kind: Type, payload: bytes, **fields: Any) -> bytes:
+    return pack(kind, *KEY, nbytes=len(payload), total=len(payload), **fields) + payload
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 100, 8192, 8193, 20_000, 150_000]), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(1, 100_000), min_size=1, max_size=10),
+    leftover=st.integers(0, 300),
+)
+def test_frames_survive_any_cut(sizes: list[int], cuts: list[int], leftover: int) -> None:
+    payloads = [bytes((index + i * 7) % 251 for i in range(size)) for index, size in enumerate(sizes)]
+    stream = b"".join(message(Type.DATA, payload) for payload in payloads) + pack(Type.GOODBYE)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with opened(stream[:leftover]) as (_link, user, theirs):
+            at, turn = min(leftover, len(stream)), 0
+            while at < len(stream):
+                step = cuts[turn % len(cuts)]
+                await loop.sock_sendall(theirs, stream[at : at + step])
+                await asyncio.sleep(0)
+                at, turn = at + step, turn + 1
+            await user.over
+            assert [payload for _, payload in user.frames] == payloads
+            assert user.ends == [(True, False, "")]
+            assert await loop.sock_recv(theirs, 1000) == pack(Type.GOODBYE)
+            assert await loop.sock_recv(theirs, 1000) == b""
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (b"GET / HTTP/1.1\r\n" + bytes(HEADER), "protocol error: a frame of unknown type 71"),
+        (
+            pack(Type.MAPPED, nbytes=8, total=8),
+            "protocol error: a MAPPED frame on a link without shared memory",
+        ),
+        (message(Type.EAGER, bytes(9000)), "protocol error: a EAGER frame of 9000 bytes"),
+    ],
+)
+async def test_nonsense_ends_the_link(raw: bytes, cause: str) -> None:
+    async with opened() as (_link, user, theirs):
+        theirs.send(raw[: HEADER + 10])
+        await user.over
+        assert user.ends == [(False, False, cause)]
+        assert theirs.recv(10) == b""
+
+
+async def test_an_end_without_goodbye_is_a_loss_after_what_was_sent() -> None:
+    async with opened() as (link, user, theirs):
+        theirs.send(message(Type.EAGER, b"last words"))
+        theirs.close()
+        link.post(pack(Type.CREDIT, word=1))  # fails: there is nobody; reading goes on to the end
+        link.post(pack(Type.CREDIT, word=1))
+        assert not user.ends
+        await user.over
+        assert [payload for _, payload in user.frames] == [b"last words"]
+        assert [(goodbye, moved) for goodbye, moved, _ in user.ends] == [(False, False)]
+
+
+async def test_a_link_that_moves_says_so() -> None:
+    async with opened() as (_link, user, theirs):
+        theirs.send(pack(Type.GOODBYE, flags=Flag.MOVED))
+        await user.over
+        assert user.ends == [(True, True, "")]
+
+
+async def test_closing_waits_for_the_answer() -> None:
+    async with opened() as (link, user, theirs):
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        link.on_closed = lambda: gone.set_result(None)
+        link.post(pack(Type.CREDIT, word=7))
+        link.close()
+        link.close()
+        assert theirs.recv(1000) == pack(Type.CREDIT, word=7) + pack(Type.GOODBYE)
+        assert not gone.done()
+        theirs.send(message(Type.EAGER, b"too late") + message(Type.DATA, bytes(60_000)) + pack(Type.GOODBYE))
+        await gone
+        assert not user.frames
+        assert not user.ends
+
+
+async def test_a_full_socket_borrows_until_writable() -> None:
+    loop = asyncio.get_running_loop()
+    async with opened() as (link, user, theirs):
+        data = bytearray(i % 253 for i in range(1 << 20))
+        total = bytearray()
+        at = 0
+        while link.room and at < len(data):
+            link.write(KEY, memoryview(data)[at : at + 65_536], at, len(data), bytes(32))
+            at += 65_536
+        assert not link.room
+        link.post(pack(Type.CREDIT, word=5), memoryview(b""))
+        link.keep()
+        expected = b"".join(
+            pack(Type.DATA, *KEY, nbytes=65_536, offset=i, total=len(data)) + data[i : i + 65_536]
+            for i in range(0, at, 65_536)
+        ) + pack(Type.CREDIT, word=5)
+        data[:] = bytes(len(data))  # ours again
+        while len(total) < len(expected):
+            total += await loop.sock_recv(theirs, 1 << 20)
+        assert total == expected
+        while not user.writables:
+            await asyncio.sleep(0)
+        assert link.room
+
+
+async def test_a_callback_that_fails_loses_no_frames() -> None:
+    loop = asyncio.get_running_loop()
+    complaints: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, context: complaints.append(context))
+    # The suite's own check for swallowed errors replaces the loop's method; this one is expected.
+    loop.call_exception_handler = complaints.append  # type: ignore[method-assign]
+    async with opened() as (_link, user, theirs):
+        user.fail = True
+        theirs.send(message(Type.EAGER, b"one") + message(Type.EAGER, b"two") + pack(Type.GOODBYE))
+        await user.over
+        assert [payload for _, payload in user.frames] == [b"one", b"two"]
+        assert [type(context["exception"]) for context in complaints] == [ZeroDivisionError] * 2
+
+
+async def test_a_user_that_refuses_a_frame_ends_the_link() -> None:
+    async with opened() as (_link, user, theirs):
+
+        def refuse(frame: Frame, payload: memoryview) -> None:
+            raise WireError("not now")
+
+        user.received = refuse  # type: ignore[method-assign]
+        theirs.send(message(Type.EAGER, b"one"))
+        await user.over
+        assert user.ends == [(False, False, "protocol error: not now")]

@@ -1,0 +1,99 @@
+"""The frame header: what is packed is parsed, and nonsense is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist.errors import WireError
+from aiodist.wire.frame import (
+    HEADER,
+    MESSAGE_LIMIT,
+    PAYLOAD_LIMIT,
+    Frame,
+    Type,
+    pack,
+    parse,
+    payload_bytes,
+)
+
+
+def unsigned(bits: int) -> st.SearchStrategy[int]:
+    return st.integers(0, (1 << bits) - 1)
+
+
+@given(
+    kind=st.sampled_from(Type),
+    key=st.tuples(unsigned(64), unsigned(32), unsigned(64), unsigned(32)),
+    flags=unsigned(8),
+    nbytes=st.integers(1, PAYLOAD_LIMIT),
+    offset=st.integers(0, 1 << 40),
+    rest=st.integers(0, 1 << 40),
+    word=unsigned(64),
+    signature=st.binary(min_size=32, max_size=32),
+    start=st.integers(0, 9),
+)
+def test_round_trip(
+    kind: Type,
+    key: tuple[int, int, int, int],
+    flags: int,
+    nbytes: int,
+    offset: int,
+    rest: int,
+    word: int,
+    signature: bytes,
+    start: int,
+) -> None:
+    total = offset + nbytes + rest
+    if kind is Type.EAGER:
+        offset, total = 0, nbytes
+    elif kind not in (Type.DATA, Type.MAPPED):
+        nbytes = 0
+    packed = pack(
+        kind, *key, nbytes=nbytes, offset=offset, total=total, word=word, signature=signature, flags=flags
+    )
+    assert len(packed) == HEADER
+    frame = parse(bytes(start) + packed + b"next", start)
+    assert frame == Frame(kind, flags, *key, nbytes, offset, total, word, signature)
+    assert payload_bytes(frame) == (0 if kind is Type.MAPPED else nbytes)
+
+
+@given(st.binary(min_size=HEADER, max_size=HEADER))
+def test_any_bytes_parse_or_are_refused(raw: bytes) -> None:
+    try:
+        frame = parse(raw)
+    except WireError:
+        return
+    assert frame.type in set(Type)
+    assert frame.offset + frame.nbytes <= frame.total <= MESSAGE_LIMIT
+    assert frame.nbytes <= PAYLOAD_LIMIT
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        bytes(HEADER),
+        pack(0),
+        pack(len(Type) + 1),
+        pack(Type.READY)[:2] + b"\1" + pack(Type.READY)[3:],
+        pack(Type.READY)[:56] + b"\1" + pack(Type.READY)[57:],
+        pack(Type.OFFER, total=MESSAGE_LIMIT + 1),
+        pack(Type.DATA, nbytes=PAYLOAD_LIMIT + 1, total=1 << 30),
+        pack(Type.DATA, nbytes=9, offset=8, total=16),
+        pack(Type.DATA, nbytes=1, offset=(1 << 64) - 1, total=1 << 20),
+        pack(Type.DATA, total=16),
+        pack(Type.MAPPED),
+        pack(Type.EAGER, nbytes=8, total=16),
+        pack(Type.EAGER, total=16),
+        *(pack(kind, nbytes=1, total=1) for kind in Type if kind not in (Type.EAGER, Type.DATA, Type.MAPPED)),
+    ],
+)
+def test_nonsense_is_refused(raw: bytes) -> None:
+    with pytest.raises(WireError):
+        parse(raw)
+
+
+def test_messages_of_no_bytes() -> None:
+    assert parse(pack(Type.EAGER)).total == 0
+    assert parse(pack(Type.DATA)).nbytes == 0
