@@ -14,11 +14,20 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from aiodist.environment import Tuning, job_id, secret, tuning
-from aiodist.errors import BackendUnavailable, UsageError
+from aiodist.errors import BackendUnavailable, RendezvousError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
 from aiodist.group.world import Settings, World
-from aiodist.rendezvous import Meeting, Store, claim_rank, rendezvous
+from aiodist.rendezvous import (
+    Meeting,
+    PrefixStore,
+    Store,
+    TcpStore,
+    claim_rank,
+    release_rank,
+    rendezvous,
+    this_process,
+)
 from aiodist.transport import SocketEndpoint
 from aiodist.types import Timeout, seconds
 
@@ -181,7 +190,8 @@ async def _meet(
             f"store= needs rank and world_size, got rank={rank}, world_size={world_size}",
             hint="Pass 0 ≤ rank < world_size",
         )
-    return Meeting(store=store, rank=rank, world_size=world_size, server=None, address="127.0.0.1")
+    address = store.address if isinstance(store, TcpStore) else "127.0.0.1"
+    return Meeting(store, rank, world_size, address=address, owns_store=False)
 
 
 async def assemble(
@@ -190,13 +200,15 @@ async def assemble(
     """The world's group of a meeting; closing it ends the meeting."""
     name = group_name or "world"
     loop = asyncio.get_running_loop()
+    store = PrefixStore(f"aiodist/{name}", meeting.store)
+    me = this_process()
     try:
-        await claim_rank(meeting.store, meeting.rank, name)
+        await claim_rank(store, meeting.rank, me)
         endpoint = await SocketEndpoint.open(
             rank=meeting.rank,
             job=job_id(environ),
             secret=secret(environ),
-            host=tuned.host or meeting.address,
+            host=meeting.address,
             mode=tuned.transport,
             eager_budget=tuned.eager_budget,
         )
@@ -208,10 +220,15 @@ async def assemble(
         with contextlib.suppress(UsageError):
             if loop is asyncio.get_running_loop() and find_default() is group:
                 set_default(None)
-        await meeting.aclose()
+        try:
+            await release_rank(store, meeting.rank, me)
+        except RendezvousError:
+            pass  # whoever hosted the store is gone; so is the claim
+        finally:
+            await meeting.aclose()
 
     group: ProcessGroup | None = None
     settings = Settings(name, job_id(environ), tuned.transport, tuned.agreed, timeout)
     world = World(endpoint, meeting.world_size, settings, leave)
-    group = await world.open(meeting.store)
+    group = await world.open(store)
     return group

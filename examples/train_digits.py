@@ -108,9 +108,8 @@ async def main() -> None:
     async with await dist.init_process_group() as pg:
         if options.batch % pg.size:
             raise SystemExit(f"--batch {options.batch} cannot be shared equally by {pg.size} ranks")
-        network = Network(seed=pg.rank)  # rank 0's weights reach all ranks through GradientSync
-        sync = dist.GradientSync(pg, network.weights)
-        await sync.synced()
+        network = Network(seed=pg.rank)
+        sync = await dist.GradientSync(pg, network.weights)  # now all have rank 0's weights
         began = time.perf_counter()
         for epoch in range(options.epochs):
             loss = np.zeros(1, np.float32)

@@ -80,16 +80,20 @@ class LastWords:
     """Keeps the end of a worker's stderr, to show why it failed."""
 
     def __init__(self, lines: int = 400, width: int = 2000) -> None:
-        self._lines: deque[str] = deque(maxlen=lines)
+        self._lines: deque[bytes] = deque(maxlen=lines)
         self._width = width
 
-    def add(self, line: bytes) -> None:
-        """One line, without its end."""
-        self._lines.append(line[: self._width].decode("utf-8", "replace").rstrip())
+    def add(self, *lines: bytes) -> None:
+        """The next lines, without their ends."""
+        kept = lines[-(self._lines.maxlen or 0) :]
+        self._lines.extend(line[: self._width] for line in kept)
+
+    def _decoded(self) -> list[str]:
+        return [line.decode("utf-8", "replace").rstrip() for line in self._lines]
 
     def excerpt(self, limit: int = 40) -> tuple[str, ...]:
         """At most `limit` lines: from the last traceback on (with its causes), else the last ten."""
-        lines = list(self._lines)
+        lines = self._decoded()
         start = _trace_start(lines)
         if start is None:
             return tuple(_strip(lines)[-10:])
@@ -98,7 +102,7 @@ class LastWords:
     @property
     def symptom(self) -> bool:
         """Whether the traceback ends in an error that only reports another rank's trouble."""
-        lines = list(self._lines)
+        lines = self._decoded()
         start = _trace_start(lines)
         if start is None:
             return False

@@ -12,9 +12,11 @@ import asyncio
 import os
 import select
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 
-from aiodist.launch.lines import LastWords, LineSplitter
+from aiodist.launch.lines import LastWords, LineSplitter, Piece
 
 CHUNK = 4096  # PIPE_BUF: after POLLOUT a pipe takes that much without blocking, and in one piece
 HIGH = 1 << 20
@@ -57,9 +59,10 @@ class Console:
         """Call once, as soon as there is room again."""
         self._on_room.append(callback)
 
-    def line(self, prefix: bytes, text: bytes) -> None:
-        """A whole line."""
-        self.write((_CLEAR if self._live else b"") + prefix + text + b"\n")
+    def line(self, prefix: bytes, *texts: bytes) -> None:
+        """Whole lines, each with the prefix."""
+        ends = b"\n" + prefix
+        self.write((_CLEAR if self._live else b"") + prefix + ends.join(texts) + b"\n")
         self._live = False
 
     def live_line(self, prefix: bytes, text: bytes, columns: int) -> None:
@@ -222,23 +225,21 @@ class Relay:
             return 0
         if self._file is not None:
             self._store(data)
-        for text, live in self._splitter.feed(data):
-            self._show(text, live)
+        self._show(self._splitter.feed(data))
         return len(data)
 
-    def _show(self, text: bytes, live: bool) -> None:
-        if self._words is not None and not live:
-            self._words.add(text)
-        if self._console is None:
-            return
-        if not live:
-            self._console.line(self._prefix, text)
-            return
-        try:
-            columns = os.get_terminal_size(2).columns or 80
-        except OSError:
-            columns = 80
-        self._console.live_line(self._prefix, text, max(1, columns - self._prefix_width - 1))
+    def _show(self, pieces: Sequence[Piece]) -> None:
+        for live, run in groupby(pieces, key=attrgetter("live")):
+            texts = [piece.text for piece in run]
+            if self._words is not None and not live:
+                self._words.add(*texts)
+            if self._console is None:
+                continue
+            if live:
+                columns = max(1, _columns() - self._prefix_width - 1)
+                self._console.live_line(self._prefix, texts[-1], columns)
+            else:
+                self._console.line(self._prefix, *texts)
 
     def _store(self, data: bytes) -> None:
         assert self._file is not None
@@ -258,8 +259,15 @@ class Relay:
         self._open = False
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
-        for text, live in self._splitter.finish():
-            self._show(text, live)
+        self._show(self._splitter.finish())
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _columns() -> int:
+    """Columns of the terminal behind stderr."""
+    try:
+        return os.get_terminal_size(2).columns or 80
+    except OSError:
+        return 80

@@ -20,6 +20,14 @@ def signature(key: Key) -> bytes:
     return hashlib.blake2b(repr(key).encode(), digest_size=32).digest()
 
 
+async def turn_until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until a state is reached that nobody reports."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0)
+
+
 class Recorder:
     """An observer that keeps what it is told, and can be waited for."""
 

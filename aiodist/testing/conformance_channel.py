@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from aiodist.testing.channel_pair import Pair, Recorder, content, signature
+from aiodist.testing.channel_pair import Pair, Recorder, content, signature, turn_until
 from aiodist.transport.base import (
     CONTROL_MESSAGE,
     EAGER_BUDGET,
@@ -96,14 +96,6 @@ async def check_sizes(pair: Pair, budget: int) -> None:
 
 def _have(recorder: Recorder, count: int) -> bool:
     return len(recorder.arrivals) >= count
-
-
-async def _turn_until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until a state is reached that nobody reports."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0)
 
 
 def _append(pieces: bytearray, total: int, segment: memoryview, offset: int) -> None:
@@ -191,7 +183,7 @@ async def check_cancel_recv(pair: Pair, budget: int) -> None:
     received = pair.recv(key, nbytes, Into(memoryview(sink)))
     never = pair.recv(Key(10, 0, 1, 0), nbytes, Into(memoryview(bytearray(nbytes))))
     sent = pair.send(key, nbytes=nbytes)
-    await _turn_until(lambda: any(sink[:64]))  # so that it is in the middle
+    await turn_until(lambda: any(sink[:64]))  # so that it is in the middle
     pair.inc.cancel(10)
     sink[:] = b"\xee" * nbytes
     for seq in range(3):
@@ -324,7 +316,7 @@ async def check_kill(pair: Pair, budget: int) -> None:
     sink = bytearray(SEGMENT * 64)
     received = pair.recv(Key(23, 0, 1, 0), len(sink), Into(memoryview(sink)))
     sent = pair.send(Key(23, 0, 1, 0), nbytes=len(sink))
-    await _turn_until(lambda: any(sink[:64]))
+    await turn_until(lambda: any(sink[:64]))
     pair.sender.kill()
     await pair.at_receiver.until(lambda: bool(pair.at_receiver.losses))
     assert [rank for rank, _ in pair.at_receiver.losses] == [0]
@@ -356,7 +348,7 @@ async def check_control(pair: Pair, budget: int) -> None:
             content(Key(0, 0, seq, 0), n) for seq, n in enumerate((1, 100, CONTROL_MESSAGE, 5, 30_000))
         ]
         mine.send(messages[0])  # before anybody listens
-        await _turn_until(lambda: bool(accepted))  # noqa: B023
+        await turn_until(lambda: bool(accepted))  # noqa: B023
         theirs = accepted[0]
         assert (mine.rank, theirs.rank) == (1, 0)
         got: list[bytes] = []

@@ -207,7 +207,6 @@ def test_what_a_good_worker_leaves_behind_is_ended(start: Start) -> None:
 def test_usr1_is_passed_on(start: Start) -> None:
     job = start(
         """
-        import threading
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
         here()
         wait()
@@ -222,8 +221,7 @@ def test_a_reader_that_goes_away_does_not_stop_the_job(start: Start) -> None:
     job = start(
         """
         here()
-        signal.signal(signal.SIGUSR1, lambda *_: None)
-        signal.pause()
+        until_go()
         for _ in range(100):
             print("x" * 1000, flush=True)
         tell("done")
@@ -232,7 +230,7 @@ def test_a_reader_that_goes_away_does_not_stop_the_job(start: Start) -> None:
     job.expect(2)
     assert job.process.stdout is not None
     job.process.stdout.close()
-    job.process.send_signal(signal.SIGUSR1)
+    job.go.touch()
     assert sorted(job.expect(4))[::2] == ["0 done", "1 done"]
     _, err = job.process.communicate()
     assert (job.process.returncode, err) == (0, "")
@@ -303,4 +301,4 @@ def test_on_a_terminal_prefixes_have_colours_and_progress_is_drawn_over(tmp_path
     os.close(follower)
     os.close(leader)
     prefix, over = "\x1b[36m0|\x1b[0m", "\r\x1b[K"
-    assert shown == f"{prefix} 10%{over}{prefix} 20%{over}{prefix}100%\r\n"
+    assert shown.endswith(f"{prefix} 20%{over}{prefix}100%\r\n")

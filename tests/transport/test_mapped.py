@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, Window, available
+from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import SEGMENT, Fold, Key
 from aiodist.transport.mapped import ARENA_BYTES, BLOCKS, MappedLink
 from aiodist.transport.receiving import Receiver
@@ -72,8 +73,7 @@ async def test_a_sender_out_of_blocks_waits_for_them() -> None:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     assert not sender.send(KEY, bytes(32), memoryview(data), lambda: done.set_result(None))
     theirs.send(pack(Type.READY, *KEY, total=len(data)))
-    while link.room:
-        await asyncio.sleep(0)
+    await turn_until(lambda: not link.room)
     assert not done.done()
     theirs.send(pack(Type.RELEASE, word=0b101))
     await done

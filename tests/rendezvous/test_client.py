@@ -1,0 +1,328 @@
+"""The client and the server over real connections: strangers, broken connections, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.rendezvous import StoreServer, TcpStore, WatchEvent, exchange
+from aiodist.rendezvous import client as client_module
+from aiodist.rendezvous import connection as connection_module
+from aiodist.rendezvous.sockets import describe, interface_address, port_owner
+from aiodist.testing.conformance_store import arrived
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StoreServer]:
+    async with await StoreServer.start(HOST, 0, "job", b"secret") as server:
+        yield server
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port that nobody listens on, kept from others while the test runs."""
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        yield sock.getsockname()[1]
+
+
+async def connect(server: StoreServer, rank: int = 1, timeout: float = 10.0) -> TcpStore:
+    return await TcpStore.connect(HOST, server.port, "job", b"secret", timeout, rank=rank)
+
+
+def cut(server: StoreServer) -> None:
+    """End every connection, as a network would."""
+    for connection in server._clients.values():
+        connection.abort()
+
+
+# Finding each other.
+
+
+async def test_an_unreachable_store_is_named_with_the_reason(free_port: int) -> None:
+    said = rf"^cannot reach the store at {HOST}:{free_port} \(Connection refused\) after 0.1 s. See whether its host"
+    with pytest.raises(RendezvousTimeout, match=said):
+        await TcpStore.connect(HOST, free_port, "job", b"", 0.1)
+
+
+async def test_who_does_not_answer_as_a_store_is_named() -> None:
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(asyncio.Protocol, HOST, 0) as stranger:
+        port = stranger.sockets[0].getsockname()[1]
+        with pytest.raises(RendezvousTimeout, match="accepts connections, but does not answer as a store"):
+            await TcpStore.connect(HOST, port, "job", b"", 0.1)
+
+
+async def test_a_store_that_starts_late_is_found(free_port: int) -> None:
+    connecting = asyncio.ensure_future(TcpStore.connect(HOST, free_port, "job", b"", 10))
+    await asyncio.sleep(0)
+    async with await StoreServer.start(HOST, free_port, "job", b""), await connecting as store:
+        assert store.address == HOST
+
+
+async def test_a_port_in_use_is_named_with_its_owner(server: StoreServer) -> None:
+    said = rf"^port {server.port} on {HOST} is in use by pid {os.getpid()} \("
+    with pytest.raises(RendezvousError, match=said) as caught:
+        await StoreServer.start(HOST, server.port, "job", b"")
+    assert "MASTER_PORT" in caught.value.hint
+    assert port_owner(server.port).startswith(f"pid {os.getpid()} ")
+
+
+async def test_an_address_of_another_host_is_refused() -> None:
+    with pytest.raises(RendezvousError, match="192.0.2.1: it is not an address of this host"):
+        await StoreServer.start("192.0.2.1", 0, "job", b"")
+
+
+async def test_the_server_listens_on_its_address_only(server: StoreServer) -> None:
+    assert server.host == HOST
+    with pytest.raises(RendezvousTimeout, match="Connection refused"):
+        await TcpStore.connect("127.0.0.2", server.port, "job", b"secret", 0.05)
+
+
+# Strangers.
+
+
+@pytest.mark.parametrize(
+    ("job", "secret", "said"),
+    [
+        ("other", b"secret", "the store belongs to job 'job', this process to 'other'"),
+        ("job", b"wrong", "the store has another secret than this process"),
+        ("job", b"", "the store has another secret than this process"),
+    ],
+)
+async def test_a_stranger_is_refused(
+    server: StoreServer, job: str, secret: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "aiodist.store"):
+        with pytest.raises(AuthenticationError) as caught:
+            await TcpStore.connect(HOST, server.port, job, secret, 10, rank=3)
+        async with await connect(server) as store:
+            await store.set("still", "served")
+    assert caught.value.message == said
+    assert "rank 3" in caplog.text
+
+
+class OtherVersion(asyncio.Protocol):
+    """Stands between a client and the server, and makes the client one of protocol 2."""
+
+    def __init__(self, server: StoreServer) -> None:
+        self.handshake = server._accept().handshake
+        server._strangers.clear()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        hello = data[:8] + b"\x02" + data[9:]
+        with pytest.raises(AuthenticationError, match="rank 1 speaks protocol 2, this process 1"):
+            self.handshake.receive(hello)
+        self.transport.write(self.handshake.data_to_send())
+        self.transport.close()
+
+
+async def test_mixed_versions_are_refused_in_one_line(server: StoreServer) -> None:
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: OtherVersion(server), HOST, 0) as between:
+        port = between.sockets[0].getsockname()[1]
+        with pytest.raises(AuthenticationError) as caught:
+            await TcpStore.connect(HOST, port, "job", b"secret", 10, rank=1)
+    assert str(caught.value) == (
+        "the store speaks protocol 1, this process 2. Install the same aiodist on every host"
+    )
+
+
+async def test_noise_and_silence_disturb_nobody(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with await connect(server) as store:
+        for noise in (b"GET / HTTP/1.1\r\n\r\n", b"AIODIST" + b"\xff" * 5, os.urandom(100_000)):
+            reader, writer = await asyncio.open_connection(HOST, server.port)
+            writer.write(noise)
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await reader.readexactly(1)
+            writer.close()
+        monkeypatch.setattr(connection_module, "HANDSHAKE_SECONDS", 0.01)
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await reader.readexactly(1)  # whoever says nothing is sent away
+        writer.close()
+        await store.set("k", "v")
+        assert not server._strangers
+
+
+async def test_a_client_that_breaks_the_protocol_is_sent_away(server: StoreServer) -> None:
+    async with await connect(server) as good:
+        bad = await connect(server)
+        assert bad._connection is not None
+        bad._connection.write(b"\xff\xff\xff\xff")
+        with pytest.raises(RendezvousError):
+            await bad.get("never", timeout=5)
+        await bad.aclose()
+        await good.set("k", "v")
+
+
+async def test_what_is_too_large_is_refused_alone(server: StoreServer) -> None:
+    async with await connect(server) as store:
+        half = bytes(5 << 20)
+        with pytest.raises(UsageError, match="split it"):
+            await store.multi_set(["a", "b"], [half, half])
+        await store.set("a", half)
+        await store.set("b", half)
+        with pytest.raises(UsageError, match="Ask for fewer keys"):
+            await store.multi_get(["a", "b"])
+        assert await store.get("b") == half
+
+
+# Broken connections.
+
+
+async def test_a_broken_connection_is_replaced_and_nothing_happens_twice(server: StoreServer) -> None:
+    async with await connect(server) as one, await connect(server) as two:
+        waits = asyncio.ensure_future(one.get("late"))
+        meets = asyncio.ensure_future(one.barrier("b", 2, 0))
+        await arrived(one)
+        adds = [asyncio.ensure_future(one.add("n", 1)) for _ in range(200)]
+        for number in range(5):
+            await two.add("n", 1000)
+            cut(server)
+            adds += [asyncio.ensure_future(one.add("n", 1)) for _ in range(number)]
+        await two.set("late", "at last")
+        await two.barrier("b", 2, 1)
+        assert await waits == b"at last"
+        await meets
+        await asyncio.gather(*adds)
+        assert await two.get("n") == b"5210"
+
+
+async def test_a_watch_survives_a_broken_connection(server: StoreServer) -> None:
+    async with await connect(server) as one, await connect(server) as two:
+        await two.multi_set(["w/a", "w/b"], ["1", "1"])
+        watch = one.watch("w/")
+        assert [await anext(watch), await anext(watch)] == [WatchEvent("w/a", b"1"), WatchEvent("w/b", b"1")]
+        [connection] = [c for k, c in server._clients.items() if k == one._identity.card]
+        connection.abort()
+        await two.delete_key("w/a")
+        await two.set("w/c", "2")
+        events = {await anext(watch), await anext(watch)}
+        assert events == {WatchEvent("w/a", None), WatchEvent("w/c", b"2")}
+        await watch.aclose()
+
+
+async def test_a_store_that_dies_fails_what_waits(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RECONNECT_SECONDS", 0.1)
+    store = await connect(server)
+    waits = asyncio.ensure_future(store.get("never"))
+    await arrived(store)
+    assert server._server is not None
+    server._server.close()
+    cut(server)
+    with pytest.raises(RendezvousError, match=r"^lost the store: cannot reach .* \(Connection refused\)"):
+        await waits
+    with pytest.raises(RendezvousError, match="lost the store"):
+        await store.set("k", "v")
+    await store.aclose()
+
+
+async def test_a_store_that_is_closed_says_so() -> None:
+    async with await StoreServer.start(HOST, 0, "job", b"secret") as server:
+        store = await connect(server)
+        waits = asyncio.ensure_future(store.get("never"))
+        await arrived(store)
+    with pytest.raises(RendezvousError, match="is gone: its host closed it"):
+        await waits
+    await store.aclose()
+
+
+async def test_a_store_that_is_restarted_is_another(free_port: int) -> None:
+    async with await StoreServer.start(HOST, free_port, "job", b"") as first:
+        store = await TcpStore.connect(HOST, free_port, "job", b"", 10)
+        waits = asyncio.ensure_future(store.get("never"))
+        await arrived(store)
+        assert first._server is not None
+        first._server.close()
+        cut(first)
+        async with await StoreServer.start(HOST, free_port, "job", b""):
+            with pytest.raises(RendezvousError, match="does not know this client any more"):
+                await waits
+            await store.aclose()
+
+
+async def test_a_silent_store_is_a_timeout(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_GRACE", 0.0)
+    async with await connect(server) as store:
+        monkeypatch.setattr(server, "_handle", lambda event: None)
+        with pytest.raises(RendezvousTimeout, match=r"gave no answer to multi_get within 0.05 s"):
+            await store.get("k", timeout=0.05)
+        monkeypatch.undo()
+
+
+async def test_the_host_lingers_until_all_have_left(server: StoreServer) -> None:
+    one, two = await connect(server), await connect(server)
+    closing = asyncio.ensure_future(server.aclose(linger=10))
+    await one.set("k", "v")
+    await one.aclose()
+    assert await two.get("k") == b"v"
+    assert not closing.done()
+    await two.aclose()
+    await closing
+
+
+async def test_the_host_lingers_no_longer_than_that(server: StoreServer) -> None:
+    store = await connect(server)
+    await server.aclose(linger=0.02)
+    with pytest.raises(RendezvousError, match="its host closed it"):
+        await store.set("k", "v")
+    await store.aclose()
+
+
+async def test_a_world_that_is_never_complete_names_who_is_missing(server: StoreServer) -> None:
+    async with await connect(server, 0) as one, await connect(server, 2) as two:
+        calls = (exchange(store, rank, 4, b"card", 0.1) for store, rank in ((one, 0), (two, 2)))
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, RendezvousTimeout)
+            assert error.missing == (1, 3)
+            assert str(error).startswith(
+                "the world of 4 is not complete: ranks 1 and 3 never arrived within 0.1 s"
+            )
+
+
+async def test_many_clients_meet(server: StoreServer) -> None:
+    count = 200
+    stores = await asyncio.gather(*(connect(server, rank) for rank in range(count)))
+    worlds = await asyncio.gather(*(exchange(s, r, count, b"card %d" % r) for r, s in enumerate(stores)))
+    assert all(world == [b"card %d" % r for r in range(count)] for world in worlds)
+    await asyncio.gather(*(store.aclose() for store in stores))
+
+
+async def test_a_store_belongs_to_its_loop(server: StoreServer) -> None:
+    async with await connect(server) as store:
+
+        def elsewhere() -> None:
+            with asyncio.Runner() as runner, pytest.raises(UsageError, match="another event loop"):
+                runner.run(store.get("k"))
+
+        await asyncio.to_thread(elsewhere)
+
+
+# Words and addresses.
+
+
+def test_an_interface_has_an_address() -> None:
+    assert interface_address("lo") == HOST
+    with pytest.raises(UsageError, match="no network interface 'nope0'"):
+        interface_address("nope0")
+
+
+def test_errors_are_described_without_numbers() -> None:
+    assert describe(ConnectionRefusedError(111, "Connect call failed ('::1', 5)")) == "Connection refused"
+    assert describe(socket.gaierror(-2, "Name or service not known")) == "Name or service not known"
+    assert describe(UsageError("message", hint="hint")) == "message"

@@ -1,0 +1,117 @@
+"""A store found through a file: who hosts, who joins, and files of jobs that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.rendezvous import FileStore, StoreServer, exchange
+from aiodist.rendezvous import file_store as module
+
+
+async def opened(file: Path, rank: int = -1, secret: bytes = b"s", timeout: float = 10) -> FileStore:
+    return await FileStore.open(file, "job", secret, timeout, rank=rank, linger=5)
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def entry(**changes: Any) -> str:
+    found = {
+        "host": "127.0.0.1",
+        "port": 1,
+        "store": "00" * 16,
+        "pid": dead_pid(),
+        "on": socket.gethostname(),
+    }
+    return json.dumps({**found, **changes})
+
+
+async def test_one_hosts_and_all_meet(tmp_path: Path) -> None:
+    file = tmp_path / "meet"
+    stores = await asyncio.gather(*(opened(file, rank) for rank in range(8)))
+    assert sum(store.server is not None for store in stores) == 1
+    worlds = await asyncio.gather(*(exchange(s, r, 8, b"%d" % r) for r, s in enumerate(stores)))
+    assert worlds == [[b"%d" % r for r in range(8)]] * 8
+    await asyncio.gather(*(store.aclose() for store in stores))
+    assert not file.exists()
+
+
+async def test_the_next_job_never_meets_the_last_one(tmp_path: Path) -> None:
+    file = tmp_path / "meet"
+    host, guest = await opened(file), await opened(file)
+    closing = asyncio.ensure_future(host.aclose())
+    async with guest.watch(""):
+        while file.exists():
+            await guest.check([])
+        later = await opened(file)
+        assert later.server is not None
+        assert not closing.done()
+    await guest.aclose()
+    await closing
+    assert file.exists()
+    await later.aclose()
+
+
+@pytest.mark.parametrize("how", ["refused", "other store", "other job, dead host"])
+async def test_a_stale_file_is_taken_over(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "meet"
+    job = "other" if "job" in how else "job"
+    async with await StoreServer.start("127.0.0.1", 0, job, b"s") as server:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            port = unused.getsockname()[1] if how == "refused" else server.port
+            file.write_text(entry(port=port))
+            async with await opened(file) as store:
+                assert store.server is not None
+                assert json.loads(file.read_text())["port"] == store.server.port
+
+
+async def test_a_host_that_is_silent_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROBE_SECONDS", 0.02)
+    file = tmp_path / "meet"
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(asyncio.Protocol, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        file.write_text(entry(port=port, pid=1))
+        with pytest.raises(
+            RendezvousTimeout, match=rf"127.0.0.1:{port}, pid 1 .* within 0.2 s. If that job is gone"
+        ):
+            await opened(file, timeout=0.2)
+        file.write_text(entry(port=port))  # … but its process is
+        async with await opened(file) as store:
+            assert store.server is not None
+
+
+async def test_the_wrong_secret_is_refused(tmp_path: Path) -> None:
+    async with await opened(tmp_path / "meet"):
+        with pytest.raises(AuthenticationError, match="another secret"):
+            await opened(tmp_path / "meet", secret=b"x")
+
+
+async def test_a_store_on_another_hosts_loopback_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "meet").write_text(entry(on="elsewhere"))
+    with pytest.raises(UsageError, match=r"serves its own host only .* on elsewhere\). Set AIODIST_HOST"):
+        await opened(tmp_path / "meet")
+
+
+async def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "precious"
+    for content in ("precious", "{}", '{"host": 1, "port": 2, "store": ""}', "[]"):
+        file.write_text(content)
+        with pytest.raises(UsageError, match="holds something else"):
+            await opened(file)
+        assert file.read_text() == content
+    with pytest.raises(UsageError, match="cannot be opened"):
+        await opened(tmp_path / "no folder" / "meet")

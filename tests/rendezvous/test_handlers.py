@@ -1,0 +1,214 @@
+"""From a URL and an environment to a meeting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.rendezvous import (
+    HashStore,
+    Invitation,
+    Meeting,
+    StoreServer,
+    claim_rank,
+    exchange,
+    handlers,
+    register_rendezvous_handler,
+    rendezvous,
+    this_process,
+)
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((HOST, 0))
+        yield sock.getsockname()[1]
+
+
+def environ(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
+    place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
+    return {**place, **more}
+
+
+@pytest.mark.parametrize("scheme", ["env", "tcp", "file", "store"])
+async def test_all_meet(scheme: str, port: int, tmp_path: Path) -> None:
+    def call(rank: int) -> asyncio.Task[Meeting]:
+        url, env, given = "env://", environ(rank, 3, port), (-1, -1)
+        if scheme == "tcp":
+            url, env, given = f"tcp://{HOST}:{port}?world_size=3", {}, (rank, -1)
+        elif scheme == "file":
+            url, env, given = f"file://{tmp_path}/meet%20here?rank={rank}&world_size=3", {}, (-1, -1)
+        elif scheme == "store":
+            env["AIODIST_STORE"] = f"{HOST}:{server.port}"
+        return asyncio.ensure_future(rendezvous(url, *given, timeout=10, environ=env, secret=b"s"))
+
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(await StoreServer.start(HOST, 0, "aiodist", b"s"))
+        meetings = [await call(0), *await asyncio.gather(call(2), call(1))]
+        cards = await asyncio.gather(
+            *(exchange(m.store, m.rank, m.world_size, b"%d" % m.rank) for m in meetings)
+        )
+        assert cards == [[b"0", b"1", b"2"]] * 3
+        assert [m.rank for m in meetings] == [0, 2, 1]
+        assert {m.address for m in meetings} == {HOST}
+        assert [m.server is not None for m in meetings] == [scheme in ("env", "tcp"), False, False]
+        await asyncio.gather(*(meeting.aclose() for meeting in meetings))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_alone_needs_nothing() -> None:
+    async with await rendezvous("env://") as meeting:
+        assert isinstance(meeting.store, HashStore)
+        assert (meeting.rank, meeting.world_size, meeting.address) == (0, 1, HOST)
+
+
+async def test_the_users_store_stays_open() -> None:
+    async with HashStore() as store:
+        async with Meeting(store, 0, 1, owns_store=False):
+            pass
+        await store.set("k", "v")
+
+
+async def test_the_host_lingers(port: int) -> None:
+    host, guest = await asyncio.gather(
+        *(rendezvous("env://", timeout=10, environ=environ(rank, 2, port)) for rank in range(2))
+    )
+    closing = asyncio.ensure_future(host.aclose())
+    await guest.store.set("k", "v")
+    assert await guest.store.get("k") == b"v"
+    assert not closing.done()
+    await guest.aclose()
+    await closing
+
+
+# Bad input.
+
+
+async def test_master_port_in_use(port: int) -> None:
+    async with await StoreServer.start(HOST, port, "other", b""):
+        with pytest.raises(RendezvousError, match=rf"port {port} on {HOST} is in use by pid {os.getpid()}"):
+            await rendezvous("env://", timeout=10, environ=environ(0, 2, port))
+
+
+async def test_master_addr_unreachable(port: int) -> None:
+    with pytest.raises(RendezvousTimeout, match=rf"{HOST}:{port} \(Connection refused\) after 0.1 s"):
+        await rendezvous("env://", timeout=0.1, environ=environ(1, 2, port))
+
+
+async def test_master_addr_of_another_host() -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}
+    with pytest.raises(RendezvousError, match=r"192.0.2.1: it is not an address of this host .* Run rank 0"):
+        await rendezvous("env://", timeout=1, environ=env, secret=b"s")
+    async with await rendezvous("tcp://192.0.2.1:0", 0, 1, 1, {"AIODIST_HOST": HOST}, b"s") as meeting:
+        assert meeting.server is not None and meeting.server.host == HOST
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+async def test_a_missing_variable_is_named(name: str) -> None:
+    env = environ(0, 2, 29500)
+    del env[name]
+    with pytest.raises(UsageError, match=rf"^{name} is not set"):
+        await rendezvous("env://", timeout=1, environ=env)
+
+
+async def test_two_processes_with_one_rank(port: int) -> None:
+    async with await rendezvous("env://", timeout=10, environ=environ(0, 2, port)) as host:
+        async with await rendezvous("env://", timeout=10, environ=environ(1, 2, port)) as one:
+            await claim_rank(one.store, 1, b"pid 4711 on host a")
+            async with await rendezvous("env://", timeout=10, environ=environ(1, 2, port)) as two:
+                said = r"^rank 1 is taken by pid 4711 on host a; this is pid \d+ on host .*\. Give each"
+                with pytest.raises(RendezvousError, match=said):
+                    await claim_rank(two.store, 1, this_process())
+        assert host.rank == 0
+
+
+async def test_the_wrong_secret(port: int) -> None:
+    async with await rendezvous("env://", timeout=10, environ=environ(0, 2, port), secret=b"right"):
+        with pytest.raises(AuthenticationError, match="another secret"):
+            await rendezvous("env://", timeout=10, environ=environ(1, 2, port), secret=b"wrong")
+
+
+async def test_no_open_door_without_a_secret(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"tcp://0.0.0.0:{port}?rank=0&world_size=1"
+    with pytest.raises(UsageError, match=r"without a secret.*AIODIST_SECRET"):
+        await rendezvous(url, timeout=5)
+    with pytest.raises(UsageError, match="without a secret"):
+        await rendezvous("file:///nowhere", 0, 1, 5, {"AIODIST_HOST": "192.0.2.1"})
+    async with await rendezvous(url, timeout=5, secret=b"s") as meeting:
+        assert meeting.server is not None
+    async with await rendezvous(url, timeout=5, environ={"AIODIST_ALLOW_INSECURE": "1"}) as meeting:
+        assert meeting.server is not None
+
+
+async def test_a_name_that_means_loopback_is_pointed_out(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+        return [(socket.AF_INET, ("127.0.1.1", port))]
+
+    monkeypatch.setattr(handlers, "resolve", resolve)
+    monkeypatch.setattr("aiodist.rendezvous.sockets.resolve", resolve)
+    env = environ(0, 4, port, MASTER_ADDR="node-1", LOCAL_WORLD_SIZE="2")
+    with caplog.at_level(logging.WARNING):
+        async with await rendezvous("env://", timeout=5, environ=env):
+            pass
+    assert "node-1 is 127.0.1.1 here" in caplog.text
+
+
+async def test_peers_are_told_what_the_user_says(port: int) -> None:
+    url = f"tcp://{HOST}:{port}?rank=0&world_size=1"
+    async with await rendezvous(url, timeout=5, environ={"AIODIST_HOST": "10.1.2.3"}) as meeting:
+        assert meeting.address == "10.1.2.3"
+    async with await rendezvous(url, timeout=5, environ={"AIODIST_SOCKET_IFNAME": "lo"}) as meeting:
+        assert meeting.address == HOST
+    with pytest.raises(UsageError, match="no network interface"):
+        await rendezvous(url, timeout=5, environ={"AIODIST_SOCKET_IFNAME": "nope0"})
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("etcd://h:1", r"no known scheme\. There are: env://, tcp://, file://"),
+        ("here", "no known scheme"),
+        ("tcp://h", "is not host:port"),
+        ("tcp://h:1", "needs rank and world_size"),
+        ("tcp://h:1?rank=x&world_size=2", "rank in init_method=.* is not a number"),
+        ("tcp://h:0?rank=0&world_size=2", "names no port"),
+        ("tcp://h:1?rank=2&world_size=2", "rank=2 is not in a world"),
+        ("file://relative/path?rank=0&world_size=1", "names no file"),
+        ("file:///path", "needs rank and world_size"),
+    ],
+)
+async def test_senseless_urls(url: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        await rendezvous(url, timeout=1)
+
+
+async def test_schemes_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "_handlers", dict(handlers._handlers))
+
+    async def mine(invitation: Invitation) -> Meeting:
+        assert (invitation.rank, invitation.world_size, invitation.timeout) == (1, 2, 7.0)
+        return Meeting(HashStore(), 1, 2, address=invitation.parts.netloc)
+
+    register_rendezvous_handler("mine", mine)
+    async with await rendezvous("mine://there?rank=1", world_size=2, timeout=7) as meeting:
+        assert meeting.address == "there"
+    for scheme in ("mine", "tcp"):
+        with pytest.raises(UsageError, match="already"):
+            register_rendezvous_handler(scheme, mine)
+    for scheme in ("", "Mine", "a b", "a:"):
+        with pytest.raises(UsageError, match="not a URL scheme"):
+            register_rendezvous_handler(scheme, mine)
