@@ -12,11 +12,20 @@ from dataclasses import dataclass
 from aiodist.types import agree
 
 
+SILENT = "nothing yet"
+
+
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Members issued different operations under one number: what each said, by global rank."""
+    """Members issued different operations under one number.
+
+    Args:
+        said: what each issued, by global rank.
+        partial: whether some had not issued theirs, or can no longer tell.
+    """
 
     said: dict[int, str]
+    partial: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,14 @@ class Inquiry:
         self.seq = seq
         self.askers: set[int] = set()
         self._members = frozenset(members)
+        self.rounds = 0
         self._answers: dict[int, tuple[bool, bytes, str]] = {}
+
+    def begin(self) -> tuple[int, ...]:
+        """Begin a round of questions; returns whom to ask: all who have not said that they arrived."""
+        self.rounds += 1
+        self._answers = {rank: answer for rank, answer in self._answers.items() if answer[0]}
+        return tuple(sorted(self._members - self._answers.keys()))
 
     def answer(self, rank: int, arrived: bool, signature: bytes, words: str) -> None:
         """A member's answer. An empty signature says: arrived, and long forgotten what it was."""
@@ -58,6 +74,7 @@ class Inquiry:
         }
         signatures = [signature for signature, _ in known.values()]
         if any(not agree(signatures[0], other) for other in signatures[1:]):
-            return Disagreement({rank: words for rank, (_, words) in known.items()})
+            said = {rank: words for rank, (_, words) in known.items()}
+            return Disagreement({rank: said.get(rank, SILENT) for rank in self._members}, len(said) < len(self._members))
         arrived = {rank for rank, answer in self._answers.items() if answer[0]}
         return Absence(tuple(sorted(self._members - arrived)))

@@ -451,15 +451,15 @@ class ProcessGroup:
             self._late.append(work)
 
     def _check_here(self, closed_is_wrong: bool = True) -> None:
-        if asyncio._get_running_loop() is not self._loop:
-            raise UsageError(
-                f"group '{self.name}' belongs to another event loop or thread",
-                hint="Call it on the loop that made it; synchronous code and other threads use aiodist.portal",
-            )
         if self._forked:
             raise GroupClosed(
                 f"group '{self.name}' belongs to the parent of this forked process",
                 hint="Call init_process_group in the child",
+            )
+        if asyncio._get_running_loop() is not self._loop:
+            raise UsageError(
+                f"group '{self.name}' belongs to another event loop or thread",
+                hint="Call it on the loop that made it; synchronous code and other threads use aiodist.portal",
             )
         if closed_is_wrong and self._closing is not None:
             raise GroupClosed(f"group '{self.name}' is closed")

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiodist")
 
 ANSWERS = 0.25  # seconds that members have to answer before a verdict is given without them
-SUSPICION = 1.0  # seconds after which a mismatch seen here is told without the leader
+AGAIN = 0.05  # seconds between rounds of questions once members disagree
+ROUNDS = 6  # of questions, at most
+SUSPICION = 2.0  # seconds after which a mismatch seen here is told without the leader
 
 
 class Watch:
@@ -148,11 +150,16 @@ class Watch:
         inquiry = self._inquiries.get(seq)
         if inquiry is None:
             inquiry = self._inquiries[seq] = Inquiry(self._members - self._left.keys(), seq)
-            self._later(ANSWERS, lambda: self._judge(seq))
             inquiry.askers.add(asker)
-            self._control.tell(self._members - self._left.keys(), Say.where, self._context, seq)
+            self._question(inquiry)
         else:
             inquiry.askers.add(asker)
+
+    def _question(self, inquiry: Inquiry) -> None:
+        asked = inquiry.begin()
+        number = inquiry.rounds
+        self._later(ANSWERS, lambda: self._judge(inquiry) if inquiry.rounds == number else None)
+        self._control.tell(asked, Say.where, self._context, inquiry.seq)
 
     def _answer(self, seq: int, leader: int) -> None:
         arrived = seq < self._group.issued_count()
@@ -166,17 +173,21 @@ class Watch:
         if inquiry is not None:
             inquiry.answer(message.origin, bool(arrived), bytes(signature), str(words))
             if inquiry.complete():
-                self._judge(seq)
+                self._judge(inquiry)
 
-    def _judge(self, seq: int) -> None:
-        inquiry = self._inquiries.pop(seq, None)
-        if inquiry is None:
+    def _judge(self, inquiry: Inquiry) -> None:
+        if self._inquiries.get(inquiry.seq) is not inquiry:
             return
         match inquiry.verdict():
+            case Disagreement(_, partial) if partial and inquiry.rounds < ROUNDS:
+                # Who is about to arrive shall be heard, too. The group is beyond saving, so there is time.
+                number = inquiry.rounds
+                self._later(AGAIN, lambda: self._question(inquiry) if inquiry.rounds == number else None)
             case Disagreement(said):
                 self._group.break_(CollectiveMismatch(said))
             case Absence(ranks):
-                self._control.tell(inquiry.askers, Say.missing, self._context, seq, ranks)
+                del self._inquiries[inquiry.seq]
+                self._control.tell(inquiry.askers, Say.missing, self._context, inquiry.seq, ranks)
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────────
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -43,6 +44,7 @@ from aiodist.launch.worker import Worker, spawn
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _SWEEP_GRACE = 2.0  # seconds, at most, for what a worker left behind
+_OTHERS = 10.0  # seconds for other nodes to end, beyond their shutdown timeout
 _LAST_FLUSH = 1.0  # seconds for a stuck console after the operator asked for the end
 
 
@@ -115,6 +117,8 @@ class Agent:
             await self._give_up(error)
             raise
         nodes.watch(self._trouble_elsewhere)
+        if self._interrupt.done():  # in the same moment as the last node arrived
+            self._asked(self._interrupt.result())
         await self._over.wait()
         await asyncio.gather(*self._sweeps)
         verdict = judge(await self._all_reports(), seat.nnodes)
@@ -300,7 +304,9 @@ class Agent:
         report = replace(self._report(await nodes.take_turn()), error=str(error))
         await nodes.publish(report)
         await nodes.alarm()
-        await nodes.reports(report)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._plan.shutdown_timeout + _OTHERS):
+                await nodes.reports(report)
 
     async def _all_reports(self) -> list[NodeReport]:
         """Ours, and the other nodes' when they are over; a signal meanwhile ends them, or the wait."""

@@ -129,15 +129,14 @@ class TcpStore(MachineStore):
     async def aclose(self) -> None:
         if self._closed is None:
             self._finish(closed_error())
-            connection = self._connection
-            if connection is not None:
-                connection.write(encode_request(Request(self._new_id(), [], "goodbye", [])))
-                connection.close()
+            if self._connection is not None:
+                self._connection.write(encode_request(Request(self._new_id(), [], "goodbye", [])))
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             await asyncio.wait([self._reconnecting])
             self._reconnecting = None
         if self._connection is not None:
+            self._connection.close()
             try:
                 async with asyncio.timeout(GOODBYE_SECONDS):
                     await self._lost.wait()

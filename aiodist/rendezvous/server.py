@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from typing import Any
@@ -88,15 +89,18 @@ class StoreServer:
         Args:
             linger: wait up to so many seconds for all clients to leave by themselves.
         """
-        if self._server is None:
+        server = self._server
+        if server is None:
             return
         if linger > 0:
             try:
                 async with asyncio.timeout(linger):
-                    await self._alone.wait()
+                    await self._empty.wait()
             except TimeoutError:
                 _log.info("store closed with %d clients left after %g s", len(self._clients), linger)
-        server, self._server = self._server, None
+        if self._server is not server:  # closed by another task meanwhile
+            return
+        self._server = None
         server.close()
         goodbye = encode_response(0, Status.closing, pack("its host closed it"))
         for connection in self._clients.values():
@@ -106,13 +110,13 @@ class StoreServer:
             connection.abort()
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._empty.wait()
-        except TimeoutError:  # somebody does not read
-            for connection in self._clients.values():
-                connection.abort()
-            await self._empty.wait()
+        for abort in (False, True):
+            if abort:  # somebody does not read
+                for connection in self._clients.values():
+                    connection.abort()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._empty.wait()
         await server.wait_closed()
 
     async def __aenter__(self) -> StoreServer:
@@ -170,14 +174,10 @@ class StoreServer:
             self._feed(Disconnected(client))
 
     def _count(self) -> None:
-        for event, holds in (
-            (self._alone, not self._clients),
-            (self._empty, not self._clients and not self._strangers),
-        ):
-            if holds:
-                event.set()
-            else:
-                event.clear()
+        if self._clients or self._strangers:
+            self._empty.clear()
+        else:
+            self._empty.set()
 
     # The machine.
 

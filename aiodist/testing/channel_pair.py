@@ -63,14 +63,14 @@ class Recorder:
 
 
 class Pair:
-    """A channel from rank 0 to rank 1, with sends and receives as futures."""
+    """The channel from one endpoint to another, with sends and receives as futures."""
 
     def __init__(self, sender: Endpoint, receiver: Endpoint) -> None:
         self.sender, self.receiver = sender, receiver
         self.at_sender, self.at_receiver = Recorder(), Recorder()
         sender.observer, receiver.observer = self.at_sender, self.at_receiver
-        self.out = sender.outgoing(1)
-        self.inc = receiver.incoming(0)
+        self.out = sender.outgoing(receiver.rank)
+        self.inc = receiver.incoming(sender.rank)
         self._inside = False
 
     def send(self, key: Key, data: bytes | bytearray | None = None, nbytes: int = 0) -> asyncio.Future[bool]:

@@ -8,8 +8,8 @@
 
 pytest sees a plain test. It starts the processes, gives each a rank, a store on loopback and a secret,
 waits with a time limit, and fails with the traceback of the rank that failed first. Arguments other
-than `pg` come from `pytest.mark.parametrize` and must be JSON; `world_size`, `transport` and `timeout`
-among them override the decorator's.
+than `pg` come from `pytest.mark.parametrize` and must be JSON; those named `world_size`, `transport` and
+`timeout` override the decorator's.
 """
 
 from __future__ import annotations
@@ -72,13 +72,12 @@ def spmd(
 
         @functools.wraps(function)
         def test(**arguments: Any) -> None:
-            size = arguments.pop("world_size", world_size)
-            chosen = arguments.pop("transport", transport)
-            limit = arguments.pop("timeout", timeout)
-            passed = {name: value for name, value in arguments.items() if name in signature.parameters}
+            size = arguments.get("world_size", world_size)
+            chosen = arguments.get("transport", transport)
+            limit = arguments.get("timeout", timeout)
             outcomes = asyncio.run(
                 launch(
-                    ["-m", "aiodist.testing.worker", path, function.__qualname__, json.dumps(passed)],
+                    ["-m", "aiodist.testing.worker", path, function.__qualname__, json.dumps(arguments)],
                     size,
                     timeout=limit,
                     env={"AIODIST_TRANSPORT": chosen, **(env or {})},

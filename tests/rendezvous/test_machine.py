@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.rendezvous.events import (
@@ -203,6 +203,7 @@ def test_goodbye_leaves_nothing() -> None:
     )
 
 
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_broken_connections_change_no_sum(rng: random.Random) -> None:
     """Requests and answers get lost at random and are sent again; every add counts once."""

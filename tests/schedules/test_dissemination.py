@@ -8,12 +8,12 @@ from aiodist.schedules.steps import Schedule
 from aiodist.types import Kind
 
 
-@pytest.mark.parametrize("size", range(1, 65))
-def test_nobody_leaves_before_everybody_came(size: int) -> None:
-    schedules = [dissemination.barrier(rank, size) for rank in range(size)]
-    proof = prove(Kind.barrier, schedules)
-    assert proof.rounds == (size - 1).bit_length()
-    assert sum(proof.sent) == 0
+def test_nobody_leaves_before_everybody_came() -> None:
+    for size in range(1, 65):
+        schedules = [dissemination.barrier(rank, size) for rank in range(size)]
+        proof = prove(Kind.barrier, schedules)
+        assert proof.rounds == (size - 1).bit_length()
+        assert sum(proof.sent) == 0
 
 
 def test_one_round_fewer_would_not_do() -> None:

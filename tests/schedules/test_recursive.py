@@ -1,35 +1,31 @@
 from __future__ import annotations
 
-import pytest
-
 from aiodist.schedules import recursive
 from aiodist.schedules.prover import prove
 from aiodist.types import Kind
 
 
-@pytest.mark.parametrize("size", range(1, 65))
-def test_doubling_is_right_and_as_long_as_it_says(size: int) -> None:
-    proof = prove(Kind.all_reduce, [recursive.doubling(rank, size) for rank in range(size)])
-    levels = size.bit_length() - 1
-    extra = 0 if size == 1 << levels else 2
-    assert proof.rounds == levels + extra
-    assert max(proof.sent) == levels + (1 if extra else 0)
-    assert proof.depth <= levels + 1
+def test_doubling_is_right_and_as_long_as_it_says() -> None:
+    for size in range(1, 65):
+        proof = prove(Kind.all_reduce, [recursive.doubling(rank, size) for rank in range(size)])
+        levels = size.bit_length() - 1
+        extra = 0 if size == 1 << levels else 2
+        assert proof.rounds == levels + extra
+        assert max(proof.sent) == levels + (1 if extra else 0)
+        assert proof.depth <= levels + 1
 
 
-@pytest.mark.parametrize("size", range(1, 65))
-def test_halving_is_right_and_as_long_as_it_says(size: int) -> None:
-    proof = prove(Kind.all_reduce, [recursive.halving(rank, size) for rank in range(size)])
-    count = recursive.participants(size)
-    levels = count.bit_length() - 1
-    extra = 0 if size == count else 2
-    assert proof.rounds == 2 * levels + extra
-    assert max(proof.sent) == 2 * (count - 1) + (count if extra else 0)
-    assert proof.depth <= levels + 1
+def test_halving_is_right_and_as_long_as_it_says() -> None:
+    for size in range(1, 65):
+        proof = prove(Kind.all_reduce, [recursive.halving(rank, size) for rank in range(size)])
+        count = recursive.participants(size)
+        levels = count.bit_length() - 1
+        extra = 0 if size == count else 2
+        assert proof.rounds == 2 * levels + extra
+        assert max(proof.sent) == 2 * (count - 1) + (count if extra else 0)
+        assert proof.depth <= levels + 1
 
 
-@pytest.mark.parametrize(
-    ("size", "count"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (63, 32), (64, 64)]
-)
-def test_participants(size: int, count: int) -> None:
-    assert recursive.participants(size) == count
+def test_participants() -> None:
+    for size, count in [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (63, 32), (64, 64)]:
+        assert recursive.participants(size) == count

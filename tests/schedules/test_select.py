@@ -97,25 +97,25 @@ def test_on_arrays_it_equals_numpy(
                 np.testing.assert_array_equal(buffer[part], inputs[source][part])
 
 
-@pytest.mark.parametrize("size", range(1, 33))
-def test_the_cost_model_counts_what_the_schedules_do(size: int) -> None:
-    for name, build in ALL_REDUCE.items():
-        rounds, tensors = all_reduce_cost(name, size)
-        schedules = [build(rank, size) for rank in range(size)]
-        assert rounds == len(schedules[0].rounds)
-        longest = [  # of each round, the largest message that anybody sends
-            max(
-                (
-                    step.stop - step.start
-                    for s in schedules
-                    for step in s.rounds[index]
-                    if isinstance(step, Send)
-                ),
-                default=0,
-            )
-            for index in range(rounds)
-        ]
-        assert math.isclose(sum(longest) / schedules[0].chunks, tensors)
+def test_the_cost_model_counts_what_the_schedules_do() -> None:
+    for size in range(1, 33):
+        for name, build in ALL_REDUCE.items():
+            rounds, tensors = all_reduce_cost(name, size)
+            schedules = [build(rank, size) for rank in range(size)]
+            assert rounds == len(schedules[0].rounds)
+            longest = [  # of each round, the largest message that anybody sends
+                max(
+                    (
+                        step.stop - step.start
+                        for s in schedules
+                        for step in s.rounds[index]
+                        if isinstance(step, Send)
+                    ),
+                    default=0,
+                )
+                for index in range(rounds)
+            ]
+            assert math.isclose(sum(longest) / schedules[0].chunks, tensors)
 
 
 def test_the_choice_by_size() -> None:
@@ -126,9 +126,9 @@ def test_the_choice_by_size() -> None:
         assert all_reduce_algorithm(size, DOUBLING_LIMIT + 1) != "recursive_doubling" or size == 1
 
 
-@pytest.mark.parametrize("kind", COLLECTIVES)
-def test_a_group_of_one_has_nothing_to_do(kind: Kind) -> None:
-    assert not any(select(kind, 0, 1, 0, 1 << 20).rounds)
+def test_a_group_of_one_has_nothing_to_do() -> None:
+    for kind in COLLECTIVES:
+        assert not any(select(kind, 0, 1, 0, 1 << 20).rounds)
 
 
 def test_schedules_are_cached() -> None:

@@ -18,6 +18,9 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
     "uvloop": uvloop.new_event_loop,
 }
+# uvloop opens one pipe per process with its first loop, for good: before anybody counts descriptors.
+uvloop.new_event_loop().close()
+
 TRANSPORTS = ["memory", "delayed", "tcp", *(["shm"] if available() else [])]
 
 

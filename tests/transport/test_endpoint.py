@@ -219,7 +219,7 @@ async def test_a_peer_that_does_not_answer_goodbye_is_not_waited_for(mode: Mode)
         await Pair(mine, theirs).passes(Key(1, 0, 0, 0), 100)
         (link,) = theirs._links
         asyncio.get_running_loop().remove_reader(link._fd)  # as if it were stopped
-        mine._linger = 0.01
+        mine._linger = theirs._linger = 0.01
         await mine.aclose()
         assert not mine._links
 

@@ -1,0 +1,151 @@
+"""What breaks a group, on real processes: every rank is told who and what."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+from aiodist.testing import spmd
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.parametrize("what", ["shape", "large shape", "dtype", "op", "reduce op"])
+@spmd(world_size=3)
+async def test_mismatch_on_every_rank(pg: ProcessGroup, what: str, odd: int, transport: str) -> None:
+    calls: dict[str, tuple[Any, Any]] = {
+        "shape": (lambda: pg.all_reduce(np.zeros(4)), lambda: pg.all_reduce(np.zeros(5))),
+        "large shape": (lambda: pg.all_reduce(np.zeros(10**6)), lambda: pg.all_reduce(np.zeros(2 * 10**6))),
+        "dtype": (lambda: pg.all_reduce(np.zeros(4)), lambda: pg.all_reduce(np.zeros(4, np.int64))),
+        "op": (lambda: pg.all_reduce(np.zeros(4)), lambda: pg.barrier()),
+        "reduce op": (
+            lambda: pg.all_reduce(np.zeros(4)),
+            lambda: pg.all_reduce(np.zeros(4), dist.ReduceOp.MIN),
+        ),
+    }
+    usual, other = calls[what]
+    with pytest.raises(dist.CollectiveMismatch) as caught:
+        await (other if pg.rank == odd else usual)()
+    said = caught.value.said
+    assert set(said) == {0, 1, 2}
+    assert len({said[rank] for rank in said if rank != odd}) == 1
+    assert said[odd] != said[(odd + 1) % 3]
+
+
+async def _die_in_a_loop_of_all_reduces(pg: ProcessGroup, victim: int, count: int) -> None:
+    tensor = np.zeros(count, np.float32)
+    if pg.rank == victim:
+        await pg.all_reduce(tensor)
+        pg.all_reduce(tensor, async_op=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.PeerLost) as caught:
+        while True:
+            await pg.all_reduce(tensor)
+    assert caught.value.ranks == (victim,)
+    assert caught.value.op == "all_reduce"
+    assert caught.value.seq is not None
+    with pytest.raises(dist.PeerLost):  # and every later one
+        await pg.barrier()
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("count", [100, 4_000_000])
+@spmd(world_size=4, exits={1: -signal.SIGKILL})
+async def test_killed_peer_is_named_on_every_survivor(pg: ProcessGroup, count: int, transport: str) -> None:
+    await _die_in_a_loop_of_all_reduces(pg, 1, count)
+
+
+@TRANSPORTS
+@spmd(world_size=3, exits={0: -signal.SIGKILL})
+async def test_killed_rank_0_is_named_on_every_survivor(pg: ProcessGroup, transport: str) -> None:
+    await _die_in_a_loop_of_all_reduces(pg, 0, 10_000)
+
+
+@TRANSPORTS
+@spmd(world_size=3, exits={2: 7})
+async def test_peer_that_exits_mid_operation_is_lost_at_once(pg: ProcessGroup, transport: str) -> None:
+    if pg.rank == 2:
+        for survivor in (0, 1):  # who says this has left init_process_group
+            await pg.recv(np.zeros(1), survivor)
+        os._exit(7)
+    await pg.send(np.zeros(1), 2)
+    began = time.monotonic()
+    with pytest.raises(dist.PeerLost) as caught:
+        await pg.all_reduce(np.arange(1000.0))
+    assert caught.value.ranks == (2,)
+    assert time.monotonic() - began < 20  # far below the operation's timeout
+
+
+@TRANSPORTS
+@spmd(world_size=2, exits={1: -signal.SIGKILL})
+async def test_endless_all_reduce_lets_others_run_and_notices_a_dead_peer(pg: ProcessGroup, transport: str) -> None:
+    ticks = 0
+
+    async def other() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    tensor = np.zeros(4)
+    if pg.rank == 1:
+        for _ in range(2000):
+            await pg.all_reduce(tensor)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.PeerLost):
+        while True:
+            await pg.all_reduce(tensor)
+    task.cancel()
+    assert ticks > 10
+
+
+@spmd(world_size=1)
+async def test_endless_all_reduce_alone_lets_others_run(pg: ProcessGroup) -> None:
+    # A world of one never waits: only the await that yields keeps the loop turning.
+    ran = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, ran.set)
+    while not ran.is_set():
+        await pg.all_reduce(np.zeros(4))
+
+
+@spmd(world_size=3)
+async def test_exception_in_async_with_reaches_the_others(pg: ProcessGroup) -> None:
+    child = await pg.new_group()
+    assert child is not None
+    if pg.rank == 1:
+        with pytest.raises(ValueError, match="bad batch"):
+            async with child:
+                raise ValueError("bad batch")
+    else:
+        with pytest.raises(dist.GroupAborted, match="rank 1 aborted the group: ValueError: bad batch"):
+            await child.all_reduce(np.zeros(3))
+    await pg.barrier()
+
+
+@spmd(world_size=2)
+async def test_child_of_a_fork_has_no_group(pg: ProcessGroup) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            pg.barrier()
+        except dist.GroupClosed:
+            os.write(write, b"closed")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 10) == b"closed"
+    os.close(read)
+    os.close(write)
+    await pg.barrier()

@@ -1,0 +1,114 @@
+"""Control links bound what waits, refuse nonsense, and end once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from aiodist.errors import UsageError
+from aiodist.testing.channel_pair import turn_until
+from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
+from aiodist.transport.control_link import MemoryControl, SocketControl
+
+
+class End:
+    """A socket control link with everything that it says."""
+
+    def __init__(self, sock: socket.socket, leftover: bytes = b"") -> None:
+        loop = asyncio.get_running_loop()
+        self.forgotten: list[ControlLink] = []
+        self.messages: list[bytes] = []
+        self.closed: asyncio.Future[tuple[bool, str]] = loop.create_future()
+        self.link = SocketControl(loop, sock, 3, self.forgotten.append, leftover)
+
+    def listen(self) -> None:
+        self.link.on_closed = lambda goodbye, cause: self.closed.set_result((goodbye, cause))
+        self.link.on_message = self.messages.append
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    pair = socket.socketpair()
+    for sock in pair:
+        sock.setblocking(False)
+    yield pair
+    for sock in pair:
+        sock.close()
+
+
+Sockets = tuple[socket.socket, socket.socket]
+
+
+async def test_what_came_behind_the_handshake_is_delivered_once_somebody_listens(sockets: Sockets) -> None:
+    end = End(sockets[0], struct.pack("<I", 2) + b"hi" + struct.pack("<I", 3))
+    sockets[1].send(b"you" + struct.pack("<I", 0))
+    await asyncio.sleep(0)
+    assert not end.messages
+    end.listen()
+    assert not end.messages
+    assert await end.closed == (True, "")
+    assert end.messages == [b"hi", b"you"]
+    assert end.forgotten == [end.link]
+    assert sockets[1].recv(100) == struct.pack("<I", 0)
+    end.link.send(b"ignored")
+    end.link.close()
+    end.link.kill()
+
+
+async def test_a_message_that_is_too_long_ends_the_link(sockets: Sockets) -> None:
+    end = End(sockets[0])
+    end.listen()
+    sockets[1].send(struct.pack("<I", CONTROL_MESSAGE + 1))
+    goodbye, cause = await end.closed
+    assert not goodbye
+    assert cause == f"protocol error: a control message of {CONTROL_MESSAGE + 1} bytes"
+
+
+async def test_a_peer_that_does_not_read_is_lost(sockets: Sockets) -> None:
+    end = End(sockets[0])
+    end.listen()
+    for _ in range(40):
+        end.link.send(bytes(CONTROL_MESSAGE))
+    assert not end.closed.done()
+    assert await end.closed == (False, "it does not read its control link (1 MiB wait)")
+
+
+async def test_an_end_of_the_peer_is_reported_once(sockets: Sockets) -> None:
+    end = End(sockets[0])
+    end.listen()
+    sockets[1].send(struct.pack("<I", 4) + b"last")
+    sockets[1].close()
+    end.link.send(b"nobody hears this")
+    end.link.send(b"nor this")
+    goodbye, _cause = await end.closed
+    assert not goodbye
+    assert end.messages == [b"last"]
+    assert end.forgotten == [end.link]
+
+
+async def test_closing_delivers_what_was_sent_to_a_slow_reader(sockets: Sockets) -> None:
+    end = End(sockets[0])
+    for _ in range(8):
+        end.link.send(bytes(CONTROL_MESSAGE))
+    end.link.close()
+    got = 0
+    loop = asyncio.get_running_loop()
+    while got < 8 * (CONTROL_MESSAGE + 4) + 4:
+        got += len(await loop.sock_recv(sockets[1], 1 << 16))
+    assert not end.forgotten
+    sockets[1].close()
+    await turn_until(lambda: bool(end.forgotten))
+
+
+@pytest.mark.parametrize("message", [b"", bytes(CONTROL_MESSAGE + 1)])
+async def test_sizes_are_checked(message: bytes, sockets: Sockets) -> None:
+    end = End(sockets[0])
+    memory = MemoryControl(asyncio.get_running_loop(), 1, lambda link: None)
+    for link in (end.link, memory):
+        with pytest.raises(UsageError):
+            link.send(message)
+    end.link.kill()
