@@ -14,7 +14,6 @@
 Start several processes of it with `aiodist run --nproc-per-node 4 script.py`.
 """
 
-
 from __future__ import annotations
 
 from importlib import import_module

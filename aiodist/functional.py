@@ -17,7 +17,8 @@ from aiodist.errors import UsageError
 from aiodist.group import shapes
 from aiodist.group.default import default_group
 from aiodist.group.process_group import ProcessGroup
-from aiodist.types import ReduceOp, Timeout
+from aiodist.timeouts import Timeout
+from aiodist.types import ReduceOp
 from aiodist.work import Work
 
 
@@ -84,14 +85,20 @@ def _rank_in(group: ProcessGroup, global_rank: int | None, group_rank: int | Non
 # ── collectives ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False) -> Handle:
+def all_reduce(
+    tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Handle:
     """Reduce over all ranks, in place. See `ProcessGroup.all_reduce`."""
     pg = _member(group, "all_reduce")
     return Skipped() if pg is None else pg.all_reduce(tensor, op, async_op=async_op)
 
 
 def broadcast(
-    tensor: Any, src: int | None = None, group: Group = None, async_op: bool = False, group_src: int | None = None
+    tensor: Any,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
 ) -> Handle:
     """Copy the source's tensor to all ranks, in place. See `ProcessGroup.broadcast`."""
     pg = _member(group, "broadcast")
@@ -128,7 +135,9 @@ def all_gather_into_tensor(
 ) -> Handle:
     """Every rank's tensor into one, stacked or concatenated along the first axis, as its shape says."""
     pg = _member(group, "all_gather_into_tensor")
-    return Skipped() if pg is None else shapes.all_gather_into_tensor(pg, output_tensor, input_tensor, async_op)
+    return (
+        Skipped() if pg is None else shapes.all_gather_into_tensor(pg, output_tensor, input_tensor, async_op)
+    )
 
 
 def reduce_scatter(

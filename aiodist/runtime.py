@@ -28,8 +28,8 @@ from aiodist.rendezvous import (
     rendezvous,
     this_process,
 )
+from aiodist.timeouts import Timeout, seconds
 from aiodist.transport import SocketEndpoint
-from aiodist.types import Timeout, seconds
 
 T = TypeVar("T")
 
@@ -87,7 +87,8 @@ async def init_process_group(
     _check_backend(backend)
     if is_initialized():
         raise UsageError(
-            "this loop has a default process group already", hint="Close it first: dist.destroy_process_group()"
+            "this loop has a default process group already",
+            hint="Close it first: dist.destroy_process_group()",
         )
     environ = os.environ
     tuned = tuning(environ)
@@ -161,7 +162,8 @@ def _check_backend(backend: str | None) -> None:
         return
     if backend in _NOT_YET:
         raise BackendUnavailable(
-            f"backend {backend!r} ({_NOT_YET[backend]}) is not part of this version", hint="Use backend='host'"
+            f"backend {backend!r} ({_NOT_YET[backend]}) is not part of this version",
+            hint="Use backend='host'",
         )
     raise UsageError(f"backend={backend!r} is not known", hint="Use backend='host', or None for the default")
 

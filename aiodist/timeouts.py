@@ -1,4 +1,4 @@
-"""Timeouts: seconds or a timedelta, as everywhere. Apart from `types`, so that the launcher needs no NumPy."""
+"""Timeouts: seconds or a timedelta, as everywhere. The launcher needs this, and no NumPy."""
 
 from __future__ import annotations
 

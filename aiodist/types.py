@@ -17,8 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from aiodist.errors import UsageError
-from aiodist.timeouts import Timeout as Timeout
-from aiodist.timeouts import seconds as seconds
+
 
 class ReduceOp(enum.IntEnum):
     """How elements of different ranks combine (torch's names)."""
@@ -72,7 +71,9 @@ DTYPE_CODES: dict[np.dtype[np.generic], int] = {dtype: code for code, dtype in e
 BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
 MAX_ITEMSIZE = 16
 
-_FLOATING = {np.dtype(t) for t in (np.float16, np.float32, np.float64, np.complex64, np.complex128)} | {BFLOAT16}
+_FLOATING = {np.dtype(t) for t in (np.float16, np.float32, np.float64, np.complex64, np.complex128)} | {
+    BFLOAT16
+}
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 

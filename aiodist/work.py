@@ -16,7 +16,8 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 
 from aiodist.errors import GroupBroken, UsageError
-from aiodist.types import Call, seconds
+from aiodist.timeouts import seconds
+from aiodist.types import Call
 
 T = TypeVar("T")
 
@@ -84,7 +85,9 @@ class Work(Generic[T]):
         "group",
     )
 
-    def __init__(self, group: Any, call: Call, loop: asyncio.AbstractEventLoop, pulse: Pulse, held: bool) -> None:
+    def __init__(
+        self, group: Any, call: Call, loop: asyncio.AbstractEventLoop, pulse: Pulse, held: bool
+    ) -> None:
         self.group = group
         self.call = call
         self._loop = loop
@@ -162,7 +165,7 @@ class Work(Generic[T]):
             asyncio.InvalidStateError: the operation has not ended yet.
         """
         if self._state == _DONE:
-            return cast(T, self._result)
+            return cast("T", self._result)
         if self._state == _PENDING:
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         assert self._error is not None

@@ -20,7 +20,14 @@ import numpy as np
 
 import aiodist as dist
 
-SIZES = {"8 B": 8, "1 KiB": 1 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
+SIZES = {
+    "8 B": 8,
+    "1 KiB": 1 << 10,
+    "64 KiB": 64 << 10,
+    "1 MiB": 1 << 20,
+    "16 MiB": 16 << 20,
+    "64 MiB": 64 << 20,
+}
 
 
 def gloo(port: int, rank: int, size: int) -> Any:

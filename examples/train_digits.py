@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ class Network:
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.weights: list[Array] = []
-        for inputs, outputs in zip(LAYERS, LAYERS[1:], strict=False):
+        for inputs, outputs in pairwise(LAYERS):
             scale = np.sqrt(2 / inputs)
             self.weights.append((rng.standard_normal((inputs, outputs)) * scale).astype(np.float32))
             self.weights.append(np.zeros(outputs, np.float32))
@@ -99,7 +100,9 @@ def train_alone(images: Array, labels: npt.NDArray[np.int64], epochs: int, batch
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch", type=int, default=64, help="over all ranks; a multiple of their number")
     options = parser.parse_args()
@@ -132,7 +135,9 @@ async def main() -> None:
         if pg.rank == 0:
             print()
             alone = train_alone(images, labels, options.epochs, options.batch)
-            worst = max(float(np.abs(a - b).max()) for a, b in zip(network.weights, alone.weights, strict=True))
+            worst = max(
+                float(np.abs(a - b).max()) for a, b in zip(network.weights, alone.weights, strict=True)
+            )
             print(f"held-out accuracy: {network.accuracy(held_images, held_labels):.4f}")
             print(f"largest weight difference to one process: {worst:.2e}", flush=True)
             if worst > 1e-5:

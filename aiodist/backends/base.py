@@ -128,4 +128,4 @@ def flat(array: Array) -> Array:
 
 def as_bytes(array: Array) -> memoryview:
     """The memory of a contiguous one-axis array."""
-    return memoryview(array.view(np.uint8))
+    return array.view(np.uint8).data

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from aiodist.types import agree
 
-
 SILENT = "nothing yet"
 
 
@@ -75,6 +74,8 @@ class Inquiry:
         signatures = [signature for signature, _ in known.values()]
         if any(not agree(signatures[0], other) for other in signatures[1:]):
             said = {rank: words for rank, (_, words) in known.items()}
-            return Disagreement({rank: said.get(rank, SILENT) for rank in self._members}, len(said) < len(self._members))
+            return Disagreement(
+                {rank: said.get(rank, SILENT) for rank in self._members}, len(said) < len(self._members)
+            )
         arrived = {rank for rank, answer in self._answers.items() if answer[0]}
         return Absence(tuple(sorted(self._members - arrived)))

@@ -151,8 +151,8 @@ class ControlPlane:
     def _deliver(self, message: Message) -> None:
         if message.say is Say.lost:
             rank, cause = message.body
-            for listener in list(self._listeners.values()):
-                listener.rank_lost(rank, cause)
+            for hearer in list(self._listeners.values()):
+                hearer.rank_lost(rank, cause)
             return
         context = message.body[0]
         listener = self._listeners.get(context)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from aiodist.errors import UsageError
 
@@ -14,7 +15,9 @@ Environ = Mapping[str, str]
 DEFAULT_JOB = "aiodist"
 DEFAULT_TIMEOUT = 300.0
 EAGER_BUDGET = 64 << 10
-TRANSPORTS = ("auto", "shm", "tcp")
+Transport = Literal["auto", "shm", "tcp"]
+TRANSPORTS: tuple[Transport, ...] = ("auto", "shm", "tcp")
+C = TypeVar("C", bound=str)
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 
@@ -32,7 +35,7 @@ class Tuning:
         allow_insecure: AIODIST_ALLOW_INSECURE: serve other hosts without a secret.
     """
 
-    transport: str = "auto"
+    transport: Transport = "auto"
     eager: bool = True
     timeout: float = DEFAULT_TIMEOUT
     host: str | None = None
@@ -116,11 +119,12 @@ def split_address(text: str, what: str = "address") -> tuple[str, int]:
     return host, int(port)
 
 
-def _choice(environ: Environ, name: str, choices: tuple[str, ...], default: str) -> str:
+def _choice(environ: Environ, name: str, choices: tuple[C, ...], default: C) -> C:
     value = environ.get(name, "").strip().lower() or default
-    if value not in choices:
-        raise UsageError(f"{name}={environ[name]!r} is not known", hint=f"It can be: {', '.join(choices)}")
-    return value
+    for choice in choices:
+        if choice == value:
+            return choice
+    raise UsageError(f"{name}={environ[name]!r} is not known", hint=f"It can be: {', '.join(choices)}")
 
 
 def _switch(environ: Environ, name: str, default: bool) -> bool:

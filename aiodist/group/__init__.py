@@ -1,8 +1,9 @@
 """The process group: checks a call, takes its number, hands it to the backend.
 
-`process_group` is the public class; `arguments` checks what users pass; `flight` holds what has been
-issued and its deadlines; `watch` listens to the control plane and finds out who is missing or disagrees;
-`breakage` says how the end of a group is told to others.
+`process_group` is the public class and `core` what it stands on; `shapes` are torch's other forms of its
+calls, and `arguments` checks what users pass. `flight` holds what is in flight and its deadlines; `watch`
+listens to the control plane and finds out who is missing or disagrees; `breakage` says how the end of a
+group is told. `world` puts the first group together, `default` remembers it for its loop.
 """
 
 from aiodist.group.process_group import ProcessGroup

@@ -52,7 +52,9 @@ def writable(tensor: Any, name: str) -> Array:
     return view(tensor, writable=True, what=name).array
 
 
-def output(out: Any, source: Any, array: Array, shape: tuple[int, ...], *, may_share: bool = False) -> tuple[Any, Array]:
+def output(
+    out: Any, source: Any, array: Array, shape: tuple[int, ...], *, may_share: bool = False
+) -> tuple[Any, Array]:
     """The user's `out`, checked, or a new tensor of the family of `source`.
 
     Args:

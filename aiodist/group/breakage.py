@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiodist.errors import CollectiveMismatch, CollectiveTimeout, GroupAborted, GroupBroken, PeerLost, WireError
+from aiodist.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    GroupAborted,
+    GroupBroken,
+    PeerLost,
+    WireError,
+)
 
 _TEXT = 400  # characters of any one statement: the whole message has to fit a control frame
 
@@ -15,7 +22,10 @@ def pack(error: GroupBroken) -> tuple[Any, ...]:
         case PeerLost():
             return ("lost", error.ranks, error.cause[:_TEXT])
         case CollectiveMismatch():
-            return ("mismatch", tuple((rank, words[:_TEXT]) for rank, words in list(error.said.items())[:100]))
+            return (
+                "mismatch",
+                tuple((rank, words[:_TEXT]) for rank, words in list(error.said.items())[:100]),
+            )
         case CollectiveTimeout():
             return ("timeout", error.timeout, error.missing)
         case GroupAborted():

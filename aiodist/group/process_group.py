@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from hashlib import blake2b
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Array, Backend, Operation, Reports
-from aiodist.control.plane import ControlPlane
-from aiodist.errors import (
-    CollectiveMismatch,
-    CollectiveTimeout,
-    GroupAborted,
-    GroupBroken,
-    GroupClosed,
-    UsageError,
-)
+from aiodist.backends.base import Array
+from aiodist.errors import UsageError
 from aiodist.group import arguments as check
-from aiodist.group.flight import Flight
-from aiodist.group.watch import Watch
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp, Timeout, check_reduction, seconds
-from aiodist.work import Pulse, Work
+from aiodist.group.core import GroupCore
+from aiodist.timeouts import Timeout, seconds
+from aiodist.types import Kind, ReduceOp, check_reduction
+from aiodist.work import Work
 
-_alive: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 _NO_DATA = (np.dtype(np.uint8), (0,))
 
 
@@ -45,7 +32,7 @@ def context_of(parent: int, number: int, ranks: Sequence[int], name: str = "") -
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-class ProcessGroup:
+class ProcessGroup(GroupCore):
     """A fixed set of processes that communicate. Made by `init_process_group` and `new_group`.
 
     Every operation is a plain method that starts it at once and returns a `Work`; `await` gives the
@@ -54,7 +41,7 @@ class ProcessGroup:
 
     All operations take
         timeout: seconds, or a timedelta; None takes the group's. When it passes, the group breaks.
-        async_op: False says "I await it here": a Work dropped un-awaited warns. True says "I hold the handle".
+        async_op: False says "I await it here": a Work dropped un-awaited warns. True: "I hold the handle".
     and raise
         UsageError: at the call, before anything is sent and without taking a number.
         GroupClosed: at the call, after `aclose`.
@@ -69,55 +56,6 @@ class ProcessGroup:
         epoch: counts membership changes, 0 at first.
         hosts: name of each member's host, in group order.
     """
-
-    def __init__(
-        self,
-        *,
-        ranks: Sequence[int],
-        name: str,
-        context: int,
-        epoch: int,
-        hosts: Sequence[str],
-        timeout: float,
-        control: ControlPlane,
-        make_backend: Callable[[int, Sequence[int], Reports], Backend],
-        pulse: Pulse,
-        closer: Callable[[], Coroutine[Any, Any, None]] | None = None,
-    ) -> None:
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(control.rank)
-        self.size = len(self.ranks)
-        self.name = name
-        self.context = context
-        self.epoch = epoch
-        self.hosts = tuple(hosts)
-        self.timeout = timeout
-        self._loop = asyncio.get_running_loop()
-        self._pulse = pulse
-        self._control = control
-        self._closer = closer
-        self._issued = 0
-        self._messages: dict[tuple[Kind, int, int], int] = {}  # issued, by kind, peer and tag
-        self._children = 0
-        self._error: GroupBroken | None = None
-        self._failed = False  # the Works have failed: nothing touches their buffers
-        self._late: list[Work[Any]] = []  # issued between the break and that moment
-        self._closing: asyncio.Future[None] | None = None
-        self._forked = False
-        self._flight = Flight(self._loop, self._stalled, self._expired)
-        self._backend = make_backend(context, self.ranks, self)
-        self._watch = Watch(self, control, self._loop)
-        self._watch.start()
-        _alive.add(self)
-
-    @property
-    def backend(self) -> str:
-        """The backend's name, 'host'."""
-        return self._backend.name
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closing else "broken" if self._error else "open"
-        return f"<ProcessGroup '{self.name}' rank {self.rank} of {self.size}, {self.backend}, {state}>"
 
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────
 
@@ -272,12 +210,16 @@ class ProcessGroup:
         peer = check.peer_rank(dst, self.rank, self.size, "dst")
         number = check.message_tag(tag)
         source = check.readable(tensor, "tensor")
-        return self._issue(
-            Kind.send, source, source, None, None, timeout, async_op, peer=peer, tag=number
-        )
+        return self._issue(Kind.send, source, source, None, None, timeout, async_op, peer=peer, tag=number)
 
     def recv(
-        self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None, async_op: bool = False
+        self,
+        tensor: Any,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        timeout: Timeout = None,
+        async_op: bool = False,
     ) -> Work[int]:
         """Receive a tensor from one rank.
 
@@ -295,7 +237,16 @@ class ProcessGroup:
         number = check.message_tag(tag)
         target = check.writable(tensor, "tensor")
         return self._issue(
-            Kind.recv, target, None, target, None, timeout, async_op, peer=peer, tag=number, senders=range(self.size)
+            Kind.recv,
+            target,
+            None,
+            target,
+            None,
+            timeout,
+            async_op,
+            peer=peer,
+            tag=number,
+            senders=range(self.size),
         )
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
@@ -342,201 +293,3 @@ class ProcessGroup:
             make_backend=self._backend.subgroup,
             pulse=self._pulse,
         )
-
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────
-
-    async def drain(self) -> None:
-        """Return when nothing that was issued here is in flight any more. Raises nothing: ask the Works."""
-        await self._flight.drain()
-
-    def abort(self, reason: str = "abort() was called") -> None:
-        """Break the group at once, on every member: all that is in flight fails with `GroupAborted`.
-
-        Args:
-            reason: one line; the others read it.
-        """
-        self._check_here()
-        self.break_(GroupAborted(self.ranks[self.rank], reason))
-
-    async def aclose(self) -> None:
-        """Close the group: wait for what is in flight here, say goodbye. Not collective; may be repeated.
-
-        Closing the world closes the connections, too, and every other group of this process with them.
-        """
-        self._check_here(closed_is_wrong=False)
-        if self._closing is not None:
-            await asyncio.shield(self._closing)
-            return
-        self._closing = self._loop.create_future()
-        try:
-            try:
-                await self._flight.drain()
-            except asyncio.CancelledError:
-                self.break_(GroupAborted(self.ranks[self.rank], "closing the group was cancelled"))
-                raise
-            finally:
-                await self._end()
-        finally:
-            self._closing.set_result(None)
-
-    async def __aenter__(self) -> ProcessGroup:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and self._closing is None:
-            words = str(error)
-            self.abort(f"{type(error).__name__}: {words}" if words else type(error).__name__)
-        await self.aclose()
-
-    async def _end(self) -> None:
-        if self._error is None:
-            self._watch.leave(self._issued)
-        self._flight.close()
-        self._watch.close()
-        self._backend.retire()
-        if self._closer is not None:
-            await self._closer()
-
-    # ── issuing ──────────────────────────────────────────────────────────────────────────────────────
-
-    def _issue(
-        self,
-        kind: Kind,
-        agreed: Array | tuple[np.dtype[Any], tuple[int, ...]],
-        source: Array | list[Array] | None,
-        target: Array | list[Array] | None,
-        result: Any,
-        timeout: Timeout,
-        async_op: bool,
-        *,
-        reduce: ReduceOp | None = None,
-        root: int = NO_ROOT,
-        peer: int = -1,
-        tag: int = 0,
-        senders: Sequence[int] = (),
-        detail: str = "",
-    ) -> Work[Any]:
-        """Take the number and start. Everything is checked before; nothing here can fail half-way."""
-        self._check_here()
-        limit = self.timeout if timeout is None else seconds(timeout)
-        dtype, shape = agreed if isinstance(agreed, tuple) else (agreed.dtype, agreed.shape)
-        if kind is Kind.send or kind is Kind.recv:
-            stream = (kind, peer, tag)
-            number = self._messages.get(stream, 0)
-            self._messages[stream] = number + 1
-            call = Call(kind, number, dtype, shape, None, peer)
-        else:
-            call = Call(kind, self._issued, dtype, shape, reduce, root, 0, detail)
-            self._issued += 1
-        work: Work[Any] = Work(self, call, self._loop, self._pulse, async_op)
-        if self._error is not None:
-            self._refuse(work)
-            return work
-        operation = Operation(call, work, source, target, result, self._flight.ended, peer, tag, senders)
-        self._flight.issue(operation, limit)
-        self._backend.submit(operation)
-        if kind is not Kind.send and kind is not Kind.recv and not work.done():
-            gone = self._watch.gone(call.seq)
-            if gone is not None:
-                self.break_(gone, tell=False)
-        return work
-
-    def _refuse(self, work: Work[Any]) -> None:
-        assert self._error is not None
-        if self._failed:
-            work._fail(self._error)
-        else:  # the Works before it have not failed yet, and order is kept
-            self._late.append(work)
-
-    def _check_here(self, closed_is_wrong: bool = True) -> None:
-        if self._forked:
-            raise GroupClosed(
-                f"group '{self.name}' belongs to the parent of this forked process",
-                hint="Call init_process_group in the child",
-            )
-        if asyncio._get_running_loop() is not self._loop:
-            raise UsageError(
-                f"group '{self.name}' belongs to another event loop or thread",
-                hint="Call it on the loop that made it; synchronous code and other threads use aiodist.portal",
-            )
-        if closed_is_wrong and self._closing is not None:
-            raise GroupClosed(f"group '{self.name}' is closed")
-
-    # ── the end of the group ─────────────────────────────────────────────────────────────────────────
-
-    def break_(self, error: GroupBroken, *, tell: bool = True) -> None:
-        """The group is broken. Idempotent: the first cause stays.
-
-        Args:
-            error: why.
-            tell: whether the other members have to be told.
-        """
-        if self._error is not None:
-            return
-        self._error = error
-        self._watch.rest()
-        if tell:
-            self._watch.tell_broken(error)
-        self._backend.abort(self._fail_all)
-
-    def _fail_all(self) -> None:
-        assert self._error is not None
-        self._failed = True
-        self._flight.fail_all(self._error)
-        for work in self._late:
-            work._fail(self._error)
-        self._late = []
-
-    def _stalled(self, operation: Operation) -> None:
-        if operation.call.kind not in (Kind.send, Kind.recv):
-            self._watch.ask(operation.call.seq)
-
-    def _expired(self, operation: Operation, timeout: float) -> None:
-        call = operation.call
-        if call.kind in (Kind.send, Kind.recv):
-            missing = () if operation.peer < 0 else (self.ranks[operation.peer],)
-        else:
-            missing = self._watch.absent.get(call.seq, ())
-        self.break_(CollectiveTimeout(timeout, missing))
-
-    # ── what the watch asks ──────────────────────────────────────────────────────────────────────────
-
-    def issued(self, seq: int) -> Call | None:
-        """The collective that this rank issued under a number; None if it has not, or long ago."""
-        return self._flight.call(seq)
-
-    def issued_count(self) -> int:
-        """How many collectives this rank has issued."""
-        return self._issued
-
-    def collectives_in_flight(self) -> list[int]:
-        """Numbers of the collectives that have not ended here."""
-        return self._flight.collectives()
-
-    # ── what the backend reports ─────────────────────────────────────────────────────────────────────
-
-    def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A member's signature of a collective differs."""
-        self._watch.suspect(seq, self.ranks[peer], theirs)
-
-    def peer_mismatch(self, said: dict[int, str]) -> None:
-        """Both sides of a message disagree."""
-        self.break_(CollectiveMismatch({self.ranks[rank]: words for rank, words in said.items()}))
-
-    def broken(self, error: GroupBroken) -> None:
-        """The backend can do no more work."""
-        self.break_(error)
-
-    def lost(self, rank: int, cause: str) -> None:
-        """A member is gone."""
-        self._control.lose(self.ranks[rank], cause)
-
-
-def _after_fork() -> None:
-    for group in list(_alive):
-        group._forked = True
-
-
-os.register_at_fork(after_in_child=_after_fork)

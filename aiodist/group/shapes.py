@@ -20,7 +20,9 @@ from aiodist.work import Work
 def all_gather(pg: ProcessGroup, tensors: Sequence[Any], tensor: Any, async_op: bool) -> Work[Any]:
     """Every rank's tensor into a list of tensors. → the list."""
     source = check.readable(tensor, "tensor")
-    arrays = [check.writable(t, f"tensor_list[{i}]") for i, t in enumerate(_listed(tensors, pg.size, "tensor_list"))]
+    arrays = [
+        check.writable(t, f"tensor_list[{i}]") for i, t in enumerate(_listed(tensors, pg.size, "tensor_list"))
+    ]
     for index, array in enumerate(arrays):
         _alike(array, source, f"tensor_list[{index}]")
         check.apart(f"tensor_list[{index}]", array, "tensor", source)
@@ -48,7 +50,9 @@ def reduce_scatter(
 ) -> Work[Any]:
     """Reduce a list over all ranks; rank r gets the r-th. → `output`."""
     target = check.writable(output, "output")
-    arrays = [check.readable(t, f"input_list[{i}]") for i, t in enumerate(_listed(tensors, pg.size, "input_list"))]
+    arrays = [
+        check.readable(t, f"input_list[{i}]") for i, t in enumerate(_listed(tensors, pg.size, "input_list"))
+    ]
     for index, array in enumerate(arrays):
         _alike(array, target, f"input_list[{index}]")
         check.apart("output", target, f"input_list[{index}]", array)
@@ -57,7 +61,9 @@ def reduce_scatter(
     return pg._issue(Kind.reduce_scatter, agreed, arrays, target, output, None, async_op, reduce=op)
 
 
-def reduce_scatter_tensor(pg: ProcessGroup, output: Any, tensor: Any, op: ReduceOp, async_op: bool) -> Work[Any]:
+def reduce_scatter_tensor(
+    pg: ProcessGroup, output: Any, tensor: Any, op: ReduceOp, async_op: bool
+) -> Work[Any]:
     """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis. → `output`."""
     source = check.readable(tensor, "input")
     target = check.writable(output, "output")

@@ -22,7 +22,7 @@ from aiodist.group.breakage import pack, unpack
 from aiodist.types import describe_signature
 
 if TYPE_CHECKING:
-    from aiodist.group.process_group import ProcessGroup
+    from aiodist.group.core import GroupCore
 
 logger = logging.getLogger("aiodist")
 
@@ -41,7 +41,7 @@ class Watch:
         loop: for the time limits of inquiries.
     """
 
-    def __init__(self, group: ProcessGroup, control: ControlPlane, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, group: GroupCore, control: ControlPlane, loop: asyncio.AbstractEventLoop) -> None:
         self._group = group
         self._control = control
         self._loop = loop
@@ -82,7 +82,10 @@ class Watch:
             return
         self._suspected.add(seq)
         call = self._group.issued(seq)
-        said = {peer: describe_signature(theirs), self._control.rank: call.describe() if call else "no such operation"}
+        said = {
+            peer: describe_signature(theirs),
+            self._control.rank: call.describe() if call else "no such operation",
+        }
         self._later(SUSPICION, lambda: self._group.break_(CollectiveMismatch(said)))
         self.ask(seq)
 
@@ -205,4 +208,3 @@ class Watch:
 
         timer = self._loop.call_later(delay, run)
         self._timers.add(timer)
-

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgpack
@@ -152,7 +153,7 @@ class World:
             self._endpoint.route(rank, "shm" if local else "tcp")
             pid = self._endpoint.peer_pid(rank)
             if local and pid is not None:
-                self._processes.watch(pid, lambda pid, rank=rank: self._process_ended(rank, pid))
+                self._processes.watch(pid, partial(self._process_ended, rank))
 
     async def _link(self, deadline: float) -> None:
         """Bring up the control links: the higher rank of a pair dials."""
@@ -267,7 +268,8 @@ def check_cards(cards: list[dict[str, Any]]) -> None:
             )
         if card["byteorder"] != first["byteorder"]:
             raise AuthenticationError(
-                f"{where} is {card['byteorder']}-endian, rank 0 on {first['host']} {first['byteorder']}-endian",
+                f"{where} is {card['byteorder']}-endian,"
+                f" rank 0 on {first['host']} {first['byteorder']}-endian",
                 hint="All hosts of a job must have the same byte order",
             )
         for name, value in first["agreed"].items():

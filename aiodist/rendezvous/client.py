@@ -14,7 +14,7 @@ from aiodist.rendezvous.machine_store import MachineStore, error_of
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
 from aiodist.rendezvous.sockets import connect, describe, join_address
 from aiodist.rendezvous.store import Watch, check_key, closed_error
-from aiodist.types import Timeout
+from aiodist.timeouts import Timeout
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.wire.messages import Request, Response, Status, decode_response, encode_request
 

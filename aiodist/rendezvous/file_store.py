@@ -29,7 +29,7 @@ from aiodist.rendezvous.machine_store import MachineStore
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.sockets import connect, is_loopback, join_address
 from aiodist.rendezvous.store import DEFAULT_TIMEOUT, Watch
-from aiodist.types import Timeout, seconds
+from aiodist.timeouts import Timeout, seconds
 
 LINGER_SECONDS = 5.0
 _POLL = 0.02  # seconds between attempts to lock the file

@@ -29,7 +29,7 @@ from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.sockets import describe, interface_address, is_loopback, resolve
 from aiodist.rendezvous.store import Store
-from aiodist.types import Timeout, seconds
+from aiodist.timeouts import Timeout, seconds
 
 _log = logging.getLogger("aiodist.rendezvous")
 _EVERYWHERE = ("0.0.0.0", "::")

@@ -10,7 +10,7 @@ from aiodist.rendezvous.events import Connected, Event, Failure, Push, Reply, Re
 from aiodist.rendezvous.machine import StoreMachine
 from aiodist.rendezvous.machine_store import MachineStore, error_of
 from aiodist.rendezvous.store import Watch, check_key, closed_error
-from aiodist.types import Timeout
+from aiodist.timeouts import Timeout
 
 _CLIENT = b"here"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous.store import Store, Value, check_key, check_keys, check_value
-from aiodist.types import Timeout, seconds
+from aiodist.timeouts import Timeout, seconds
 
 
 class MachineStore(Store):

@@ -7,7 +7,7 @@ import socket
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous.store import Store
-from aiodist.types import Timeout
+from aiodist.timeouts import Timeout
 
 MAX_CARD = 4096
 _RANKS = "aiodist/rank"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.rendezvous.store import Store, Value, Watch, check_key, check_keys
-from aiodist.types import Timeout
+from aiodist.timeouts import Timeout
 
 
 class PrefixStore(Store):

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from aiodist.errors import RendezvousError, UsageError
-from aiodist.types import Timeout, seconds
+from aiodist.timeouts import Timeout, seconds
 
 DEFAULT_TIMEOUT = 300.0
 MAX_KEY = 4096

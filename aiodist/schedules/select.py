@@ -4,8 +4,8 @@ The choice is a pure function of what every rank agrees on: kind, size, root and
 that chose differently would wait for each other for ever.
 
 For all_reduce the choice is the cheapest under the usual model, time = rounds · α + bytes · β. α is a
-round through two event loops, β the time a byte needs on the wire; both are constants of the package,
-measured on TCP over loopback. They are not measured at run time: ranks would measure differently.
+round through two event loops, β the time a byte needs on the wire. Both are constants of the package, of
+the order that TCP over loopback shows. They are not measured at run time: ranks would measure differently.
 """
 
 from __future__ import annotations

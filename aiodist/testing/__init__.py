@@ -1,9 +1,9 @@
 """Public helpers for testing programs, and implementations, of aiodist. Nothing in the package imports them.
 
-    spmd            an async test function on n real processes
-    run_cluster     n ranks in this process, over memory channels
-    run_virtual     … in virtual time
-    check_backend, check_channel, check_store   what every implementation must do
+spmd            an async test function on n real processes
+run_cluster     n ranks in this process, over memory channels
+run_virtual     … in virtual time
+check_backend, check_channel, check_store   what every implementation must do
 """
 
 from aiodist.testing.clock import SimulationStuck, VirtualLoop, run_virtual

@@ -14,7 +14,7 @@ class SimulationStuck(RuntimeError):
     """Nothing is ready and no timer is set: in real time this would wait for ever."""
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+class _JumpingSelector(selectors.DefaultSelector):
     """Never sleeps: where nothing is ready it moves the clock to the next timer."""
 
     now = 0.0

@@ -85,8 +85,9 @@ async def perform(pg: ProcessGroup, step: Step) -> None:
                 assert result is None
                 same_bytes(mine, before, step)
         case Kind.all_gather:
-            out = laid_out(np.zeros((pg.size, *step.shape), step.dtype), step.layout) if step.separate else None
-            result = await pg.all_gather(mine, out)
+            rows = laid_out(np.zeros((pg.size, *step.shape), step.dtype), step.layout)
+            result = await pg.all_gather(mine, rows if step.separate else None)
+            assert result is rows or not step.separate
             same_bytes(result, np.stack([value(step, rank) for rank in range(pg.size)]), step)
             same_bytes(mine, before, step)
         case Kind.reduce_scatter:
@@ -202,6 +203,7 @@ async def check_one_answer(pg: ProcessGroup) -> None:
     for count in (5, 5_000, 400_000):
         rng = np.random.default_rng(pg.rank)
         mine = rng.standard_normal(count).astype(np.float32) * np.float32(10) ** rng.integers(-8, 8, count)
+        mine.view(np.uint32)[::3] = 0x7FC00001 + rng.integers(0, 1000)  # NaNs that differ between ranks
         await pg.all_reduce(mine)
         rows = await pg.all_gather(mine)
         for rank in range(pg.size):

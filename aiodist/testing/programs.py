@@ -60,7 +60,9 @@ class Step:
         return f"{self.kind.name} {self.dtype.name}{shape} {self.layout} {self.op.name} root={self.root}"
 
 
-def program(seed: int, size: int, length: int, kinds: Sequence[Kind] = COLLECTIVES, big: int = 3000) -> list[Step]:
+def program(
+    seed: int, size: int, length: int, kinds: Sequence[Kind] = COLLECTIVES, big: int = 3000
+) -> list[Step]:
     """A random program for `size` ranks; shapes of up to about `big` elements."""
     rng = random.Random(seed)
     return [_step(rng, size, kinds, big) for _ in range(length)]
@@ -70,7 +72,10 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
     kind = rng.choice([k for k in kinds if size > 1 or k is not Kind.send])
     dtype = rng.choice(DTYPES)
     dims = rng.choice([0, 1, 1, 1, 2, 2, 3])
-    shape = tuple(rng.choice([0, 1, 2, 3, 5, rng.randint(1, max(1, int(big ** (1 / max(dims, 1)))))]) for _ in range(dims))
+    shape = tuple(
+        rng.choice([0, 1, 2, 3, 5, rng.randint(1, max(1, int(big ** (1 / max(dims, 1)))))])
+        for _ in range(dims)
+    )
     if kind is Kind.reduce_scatter:
         shape = (size * rng.choice([0, 1, 2, rng.randint(1, 1 + big // size)]), *shape[1:2])
     return Step(
@@ -158,7 +163,9 @@ def same(got: Any, expected: Array, step: Step) -> None:
     if step.op is ReduceOp.AVG:
         digits = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6, "complex64": 1e-6}
         close = np.allclose(
-            array.astype(np.complex128), expected.astype(np.complex128), rtol=digits.get(step.dtype.name, 1e-12)
+            array.astype(np.complex128),
+            expected.astype(np.complex128),
+            rtol=digits.get(step.dtype.name, 1e-12),
         )
         assert close, f"{step.describe()}: {array!r}, expected {expected!r}"
     else:

@@ -118,31 +118,30 @@ async def launch(
 
     try:
         for rank in range(size):
-            processes.append(
-                await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                    start_new_session=True,
-                    env={
-                        **os.environ,
-                        "RANK": str(rank),
-                        "WORLD_SIZE": str(size),
-                        "LOCAL_RANK": str(rank),
-                        "LOCAL_WORLD_SIZE": str(size),
-                        "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(server.port),
-                        "AIODIST_STORE": f"127.0.0.1:{server.port}",
-                        "AIODIST_JOB": "spmd",
-                        "AIODIST_SECRET": secret,
-                        "OMP_NUM_THREADS": "1",
-                        "OPENBLAS_NUM_THREADS": "1",
-                        **(env or {}),
-                    },
-                )
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(size),
+                    "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(server.port),
+                    "AIODIST_STORE": f"127.0.0.1:{server.port}",
+                    "AIODIST_JOB": "spmd",
+                    "AIODIST_SECRET": secret,
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    **(env or {}),
+                },
             )
+            processes.append(process)
         watches = [asyncio.create_task(watch(rank, process)) for rank, process in enumerate(processes)]
         _, late = await asyncio.wait(watches, timeout=timeout)
         if late:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,13 +26,13 @@ Call = Callable[[ProcessGroup], Any]
 CASES: list[tuple[str, Call]] = [
     ("tensor is read-only", lambda pg: pg.all_reduce(read_only())),
     ("out is read-only", lambda pg: pg.all_gather(np.zeros(3), read_only())),
-    ("must be a ReduceOp", lambda pg: pg.all_reduce(np.zeros(3), "sum")),
+    ("must be a ReduceOp", lambda pg: pg.all_reduce(np.zeros(3), cast("Any", "sum"))),
     ("AVG of int64", lambda pg: pg.all_reduce(np.zeros(3, np.int64), dist.ReduceOp.AVG)),
     ("MIN of complex64", lambda pg: pg.all_reduce(np.zeros(3, np.complex64), dist.ReduceOp.MIN)),
     ("BXOR of float32", lambda pg: pg.all_reduce(np.zeros(3, np.float32), dist.ReduceOp.BXOR)),
     ("src=5 is not a rank of this group, which has ranks 0 to 1", lambda pg: pg.broadcast(np.zeros(3), 5)),
     ("src=-1 is not a rank", lambda pg: pg.broadcast(np.zeros(3), -1)),
-    ("dst must be a rank (an integer)", lambda pg: pg.reduce(np.zeros(3), "0")),
+    ("dst must be a rank (an integer)", lambda pg: pg.reduce(np.zeros(3), cast("Any", "0"))),
     ("this rank itself", lambda pg: pg.send(np.zeros(3), pg.rank)),
     ("tag=-1 is outside", lambda pg: pg.send(np.zeros(3), 1 - pg.rank, tag=-1)),
     ("out has shape (2, 4), the result has (2, 3)", lambda pg: pg.all_gather(np.zeros(3), np.zeros((2, 4)))),
@@ -50,7 +50,9 @@ CASES: list[tuple[str, Call]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "call"), CASES, ids=[case[0][:40] or str(i) for i, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("message", "call"), CASES, ids=[case[0][:40] or str(i) for i, case in enumerate(CASES)]
+)
 async def test_usage_error_at_the_call_and_the_group_goes_on(message: str, call: Call) -> None:
     async def main(pg: ProcessGroup) -> None:
         with pytest.raises(dist.UsageError, match=re.escape(message)):
@@ -84,6 +86,7 @@ async def test_awaiting_a_pending_work_on_another_loop_is_refused() -> None:
         work = pg.barrier(async_op=True) if pg.rank == 0 else None
 
         async def elsewhere() -> None:
+            assert work is not None
             with pytest.raises(dist.UsageError, match="another event loop"):
                 await work
 

@@ -1,4 +1,4 @@
-"""What breaks a group, in one process: mismatch, timeout, abort, departure. Every rank is told who and what."""
+"""What breaks a group, in one process: mismatch, timeout, abort, departure. All are told who and what."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ MISMATCHES: list[tuple[str, Call, Call]] = [
 
 @pytest.mark.parametrize(("what", "most", "one"), MISMATCHES, ids=[case[0] for case in MISMATCHES])
 @pytest.mark.parametrize("odd", [0, 1, 2])
-def test_mismatch_is_told_on_every_rank_with_who_said_what(what: str, most: Call, one: Call, odd: int) -> None:
+def test_mismatch_is_told_on_every_rank_with_who_said_what(
+    what: str, most: Call, one: Call, odd: int
+) -> None:
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         # A rank that only sends may have ended its operation well; the next one tells it.

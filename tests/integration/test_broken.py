@@ -88,7 +88,9 @@ async def test_peer_that_exits_mid_operation_is_lost_at_once(pg: ProcessGroup, t
 
 @TRANSPORTS
 @spmd(world_size=2, exits={1: -signal.SIGKILL})
-async def test_endless_all_reduce_lets_others_run_and_notices_a_dead_peer(pg: ProcessGroup, transport: str) -> None:
+async def test_endless_all_reduce_lets_others_run_and_notices_a_dead_peer(
+    pg: ProcessGroup, transport: str
+) -> None:
     ticks = 0
 
     async def other() -> None:

@@ -15,7 +15,6 @@ from aiodist.rendezvous import FileStore, HashStore, PrefixStore, Store, StoreSe
 from aiodist.testing.conformance_store import arrived, check_store
 
 Make = Callable[[], Awaitable[Store]]
-uvloop.new_event_loop().close()  # libuv keeps a pipe for the whole process; let it be there before the tests
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 

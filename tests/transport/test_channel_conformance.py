@@ -19,7 +19,6 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 # uvloop opens one pipe per process with its first loop, for good: before anybody counts descriptors.
-uvloop.new_event_loop().close()
 
 TRANSPORTS = ["memory", "delayed", "tcp", *(["shm"] if available() else [])]
 

@@ -60,7 +60,7 @@ class HostBackend:
             return
         nbytes = call.nbytes * self.size if call.kind is Kind.all_gather else call.nbytes
         schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
-        job = prepare(operation, self.rank, self.size, schedule.writes)
+        job = prepare(operation, self.rank, self.size, schedule)
         collective = Collective(self, operation, job, schedule)
         self._running[call.seq] = collective
         self._issued = call.seq + 1

@@ -14,7 +14,7 @@ import numpy as np
 from aiodist.backends.base import Array, Operation, flat
 from aiodist.backends.host.offload import copy_cost_ns
 from aiodist.kernels import copy_into, cost_ns, finish
-from aiodist.schedules import chunk_bounds
+from aiodist.schedules import Schedule, chunk_bounds
 from aiodist.types import Kind, ReduceOp
 
 
@@ -26,14 +26,20 @@ class Job:
         buffer: contiguous, one axis; what the schedule's chunks divide.
         before: (to, from) copies that fill it.
         after: (to, from) copies that empty it.
-        average: part of the buffer that is divided by `size` at the end, or None.
+        result: part of the buffer that holds this rank's result before the last touch, where there is one to
+            give: the division of AVG, or one NaN for all.
+        op: the reduction.
+        size: ranks of the group.
+        one_nan: ranks computed the result each for itself, and NaNs may differ in their bits (law 3).
     """
 
     buffer: Array
     before: list[tuple[Array, Array]] = field(default_factory=list)
     after: list[tuple[Array, Array]] = field(default_factory=list)
-    average: Array | None = None
+    result: Array | None = None
+    op: ReduceOp = ReduceOp.SUM
     size: int = 1
+    one_nan: bool = False
 
     def fill(self) -> None:
         """Do the copies before."""
@@ -41,9 +47,9 @@ class Job:
             copy_into(to, source)
 
     def empty(self) -> None:
-        """Divide averages, do the copies after."""
-        if self.average is not None:
-            finish(self.average, ReduceOp.AVG, self.size)
+        """Give the result its last touch, do the copies after."""
+        if self.result is not None:
+            finish(self.result, self.op, self.size, one_nan=self.one_nan)
         for to, source in self.after:
             copy_into(to, source)
 
@@ -54,13 +60,13 @@ class Job:
     def empty_ns(self) -> float:
         """What `empty` costs, roughly."""
         cost = sum(copy_cost_ns(to.nbytes) for to, _ in self.after)
-        if self.average is not None:
-            cost += cost_ns(self.average.nbytes, self.average.dtype, ReduceOp.SUM)
+        if self.result is not None:
+            cost += cost_ns(self.result.nbytes, self.result.dtype, ReduceOp.SUM)
         return cost
 
 
-def prepare(operation: Operation, rank: int, size: int, writes: bool) -> Job:
-    """The job of a collective on rank `rank` of `size`; `writes` says whether its schedule writes the buffer."""
+def prepare(operation: Operation, rank: int, size: int, schedule: Schedule) -> Job:
+    """The job of a collective on rank `rank` of `size` that runs by `schedule`."""
     call = operation.call
     source, target = operation.source, operation.target
     if call.kind in (Kind.barrier, Kind.new_group):
@@ -71,20 +77,20 @@ def prepare(operation: Operation, rank: int, size: int, writes: bool) -> Job:
         if rank == call.root:
             job.after.clear()  # the root's tensor is what it was
         return job
-    averaged: Array | None
+    reduced: Array | None
     if call.kind is Kind.all_reduce:
         assert isinstance(source, np.ndarray)
         assert isinstance(target, np.ndarray)
         job = _staged(target, source)
-        averaged = job.buffer
+        reduced = job.buffer
     elif call.kind is Kind.reduce:
         assert isinstance(source, np.ndarray)
         if isinstance(target, np.ndarray):
             job = _staged(target, source)
-            averaged = job.buffer
+            reduced = job.buffer
         else:  # not the root: partial results pass through memory of our own
-            job = _copy(source) if writes or not source.flags.c_contiguous else Job(flat(source))
-            averaged = None
+            job = _copy(source) if schedule.writes or not source.flags.c_contiguous else Job(flat(source))
+            reduced = None
     elif call.kind is Kind.all_gather:
         assert isinstance(source, np.ndarray)
         assert target is not None
@@ -92,18 +98,20 @@ def prepare(operation: Operation, rank: int, size: int, writes: bool) -> Job:
         job = _staged(target, None) if isinstance(target, np.ndarray) else _scattered(target)
         mine = job.buffer[rank * count : (rank + 1) * count]
         job.before.append((mine.reshape(source.shape), source))
-        averaged = None
+        reduced = None
     elif call.kind is Kind.reduce_scatter:
         assert source is not None
         assert isinstance(target, np.ndarray)
         job = _copy(source) if isinstance(source, np.ndarray) else _gathered(source)
         bounds = chunk_bounds(job.buffer.size, size)
-        averaged = job.buffer[bounds[rank] : bounds[rank + 1]]
-        job.after.append((target, averaged.reshape(target.shape)))
+        reduced = job.buffer[bounds[rank] : bounds[rank + 1]]
+        job.after.append((target, reduced.reshape(target.shape)))
     else:
         raise AssertionError(f"{call.kind.name} is no collective")
-    if call.reduce is ReduceOp.AVG and averaged is not None:
-        job.average, job.size = averaged, size
+    one_nan = schedule.repeats and job.buffer.dtype.kind not in "biu"
+    if reduced is not None and (call.reduce is ReduceOp.AVG or one_nan):
+        assert call.reduce is not None
+        job.result, job.op, job.size, job.one_nan = reduced, call.reduce, size, one_nan
     return job
 
 

@@ -32,7 +32,18 @@ class Collective:
         schedule: by which rounds.
     """
 
-    __slots__ = ("_backend", "_bounds", "_busy", "_dead", "_job", "_memory", "_round", "_schedule", "_waiting", "operation")
+    __slots__ = (
+        "_backend",
+        "_bounds",
+        "_busy",
+        "_dead",
+        "_job",
+        "_memory",
+        "_round",
+        "_schedule",
+        "_waiting",
+        "operation",
+    )
 
     def __init__(self, backend: HostBackend, operation: Operation, job: Job, schedule: Schedule) -> None:
         self.operation = operation
@@ -81,7 +92,10 @@ class Collective:
             self._waiting -= 1
             if self._waiting:
                 return
-        if not self._dead and self._off_loop(self._job.empty_ns(), self._job.empty, self._emptied):
+        if self._dead:
+            return
+        job = self._job
+        if (job.result is None and not job.after) or self._off_loop(job.empty_ns(), job.empty, self._emptied):
             self._backend.completed(self)
 
     def _over(self) -> None:
@@ -114,7 +128,9 @@ class Collective:
             reduce = self.operation.call.reduce
             assert reduce is not None
             if cost_ns(min(nbytes, SEGMENT), buffer.dtype, reduce) <= INLINE_NS:
-                over = channel.recv(self._key(number), nbytes, Fold(self._folder(part, step.left)), self._over)
+                over = channel.recv(
+                    self._key(number), nbytes, Fold(self._folder(part, step.left)), self._over
+                )
             else:
                 over = self._receive_slowly(part, step.left, number, step.peer)
         if over:

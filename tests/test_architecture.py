@@ -1,0 +1,164 @@
+"""The house has floors, and imports go one way down. Also: the public surface is complete and documented."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import aiodist
+
+PACKAGE = Path(aiodist.__file__).parent
+
+# From the top down. Names on one floor do not import each other, except along ALLOWED.
+FLOORS: list[set[str]] = [
+    {"__main__", "cli"},
+    {"launch", "ddp", "functional", "portal"},
+    {"runtime"},
+    {"group"},
+    {"membership", "backends"},
+    {"control", "transport", "work"},
+    {"shm", "kernels", "tensors", "rendezvous"},
+    {"environment", "wire", "schedules"},
+    {"types"},
+    {"timeouts"},
+    {"errors"},
+]
+ALLOWED = {("__main__", "cli")}
+FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+OUTSIDE = {"__init__", "testing"}  # the shop window, which loads lazily; and what may see everything
+
+
+def room(path: Path) -> str:
+    """The top-level module or package that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """(room, line) of each import of aiodist in a file, also inside functions and under TYPE_CHECKING."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif node.module:
+            assert node.level == 0, f"{path}:{node.lineno}: relative imports hide the floor"
+            names = [node.module]
+            if node.module == "aiodist":
+                names = [f"aiodist.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "aiodist":
+                yield (parts[1] if len(parts) > 1 else "__init__"), node.lineno
+
+
+def violations(package: Path) -> list[str]:
+    """Every import that goes up, or sideways, in words."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        here = path.relative_to(package).parts[0].removesuffix(".py")
+        if here in OUTSIDE:
+            continue
+        if here not in FLOOR:
+            found.append(f"{here} stands on no floor: add it to the list, and to docs/architecture.md")
+            continue
+        for there, line in imports(path):
+            where = f"{path.relative_to(package)}:{line}: {here} imports {there}"
+            if there == here or (here, there) in ALLOWED:
+                continue
+            if there in OUTSIDE or there not in FLOOR or FLOOR[there] <= FLOOR[here]:
+                found.append(where)
+    return found
+
+
+def test_imports_go_one_way_down() -> None:
+    assert violations(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("wire", "from aiodist.rendezvous import Store"),
+        ("types.py", "import aiodist.group"),
+        ("shm", "def f():\n    from aiodist.kernels import copy_into"),
+        ("errors.py", "from aiodist import types"),
+        ("group", "import aiodist.testing"),
+        ("attic", "x = 1"),
+    ],
+)
+def test_the_check_sees_a_violation(tmp_path: Path, room: str, line: str) -> None:
+    path = tmp_path / room if room.endswith(".py") else tmp_path / room / "module.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(line + "\n")
+    assert len(violations(tmp_path)) == 1
+
+
+def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
+    homes = {"cupy": "backends", "mpi4py": "backends", "uvloop": "runtime", "torch": "tensors"}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for name in names:
+                top = name.split(".")[0]
+                assert top != "pickle", f"{path}: pickle has no place here (law 8)"
+                if top in homes:
+                    assert room(path) in (homes[top], "cli", "testing"), f"{path} imports {top}"
+
+
+def test_importing_aiodist_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, aiodist, aiodist.cli.main, aiodist.launch\n"
+        "heavy = ('numpy', 'torch', 'cupy', 'mpi4py', 'uvloop', 'ml_dtypes', 'pytest')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_all_is_complete_sorted_unique_and_documented() -> None:
+    assert aiodist.__all__ == sorted(set(aiodist.__all__))
+    for name in aiodist.__all__:
+        public = getattr(aiodist, name)
+        assert inspect.getdoc(public), f"{name} has no docstring"
+    assert set(aiodist.__all__) == set(aiodist._MODULE_OF)
+
+
+def test_lazy_table_equals_what_type_checkers_see() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("aiodist.")
+        for alias in node.names
+    }
+    assert seen == aiodist._MODULE_OF
+
+
+def test_no_public_method_or_function_is_undocumented() -> None:
+    for name in aiodist.__all__:
+        public = getattr(aiodist, name)
+        if inspect.isclass(public):
+            for method, function in inspect.getmembers(public, inspect.isfunction):
+                if not method.startswith("_") and function.__module__.startswith("aiodist"):
+                    assert inspect.getdoc(function), f"{name}.{method} has no docstring"
+
+
+def test_files_are_small() -> None:
+    long = {
+        str(path.relative_to(PACKAGE)): count
+        for path in PACKAGE.rglob("*.py")
+        if (count := len(path.read_text().splitlines())) > 560
+    }
+    assert not long, f"past 500 lines a file is two ideas: {long}"
