@@ -10,7 +10,10 @@ import asyncio
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from aiodist.environment import Tuning, job_id, secret, tuning
@@ -129,8 +132,31 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     Groups that are still open when it returns are closed; when it raises, they are aborted first, so that
     peers learn of it at once. Ctrl-C cancels the coroutine, as with `asyncio.run`.
     """
-    with asyncio.Runner(debug=debug, loop_factory=_loop_factory()) as runner:
-        return runner.run(_guarded(main))
+    try:
+        with asyncio.Runner(debug=debug, loop_factory=_loop_factory()) as runner:
+            return runner.run(_guarded(main))
+    except KeyboardInterrupt as interrupt:
+        # Nobody needs two tracebacks a rank to know that they pressed Ctrl-C; where it was may be of use.
+        sys.excepthook = partial(_say_interrupted, _interrupted_at(interrupt), sys.excepthook)
+        raise
+
+
+def _interrupted_at(interrupt: BaseException) -> str:
+    """The innermost line of the user's own code that Ctrl-C interrupted, in words."""
+    chain = interrupt.__context__ or interrupt
+    inner = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
+    for frame in reversed(traceback.extract_tb(chain.__traceback__)):
+        if not frame.filename.startswith((*inner, "uvloop", "<")):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return "before any of its lines"
+
+
+def _say_interrupted(where: str, usual: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """An excepthook that says one line for a KeyboardInterrupt."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"interrupted at {where}", file=sys.stderr)
+    else:
+        usual(kind, error, trace)
 
 
 async def _guarded(main: Coroutine[Any, Any, T]) -> T:
