@@ -50,6 +50,7 @@ class GroupCore:
         make_backend: Callable[[int, Sequence[int], Reports], Backend],
         pulse: Pulse,
         closer: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        family: weakref.WeakSet[GroupCore] | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(control.rank)
@@ -62,7 +63,9 @@ class GroupCore:
         self._loop = asyncio.get_running_loop()
         self._pulse = pulse
         self._control = control
-        self._closer = closer
+        self._closer = closer  # the world's alone
+        self._family: weakref.WeakSet[GroupCore] = weakref.WeakSet() if family is None else family
+        self._family.add(self)
         self._issued = 0
         self._messages: dict[tuple[Kind, int, int], int] = {}  # issued, by kind, peer and tag
         self._children = 0
@@ -98,8 +101,9 @@ class GroupCore:
         Args:
             reason: one line; the others read it.
         """
-        self._check_here()
-        self.break_(GroupAborted(self.ranks[self.rank], reason))
+        self._check_here(closed_is_wrong=False)
+        if self._closing is None:
+            self.break_(GroupAborted(self.ranks[self.rank], reason))
 
     async def aclose(self) -> None:
         """Close the group: wait for what is in flight here, say goodbye. Not collective; may be repeated.
@@ -113,6 +117,9 @@ class GroupCore:
         self._closing = self._loop.create_future()
         try:
             try:
+                if self._closer is not None:
+                    for group in [group for group in self._family if group is not self]:
+                        await group.aclose()
                 await self._flight.drain()
             except asyncio.CancelledError:
                 self.break_(GroupAborted(self.ranks[self.rank], "closing the group was cancelled"))
@@ -130,7 +137,9 @@ class GroupCore:
     ) -> None:
         if error is not None and self._closing is None:
             words = str(error)
-            self.abort(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+            # Peers may wait in any group: a world that ends by an exception takes all with it.
+            for group in list(self._family) if self._closer is not None else [self]:
+                group.abort(f"{type(error).__name__}: {words}" if words else type(error).__name__)
         await self.aclose()
 
     async def _end(self) -> None:

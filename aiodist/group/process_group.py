@@ -292,4 +292,5 @@ class ProcessGroup(GroupCore):
             control=self._control,
             make_backend=self._backend.subgroup,
             pulse=self._pulse,
+            family=self._family,
         )

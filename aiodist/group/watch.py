@@ -135,6 +135,8 @@ class Watch:
                 self._learn(message)
             case Say.missing:
                 _, seq, ranks = message.body
+                pending = self._group.collectives_in_flight()
+                self.absent = {s: r for s, r in self.absent.items() if s in pending}
                 self.absent[seq] = tuple(ranks)
                 if ranks:
                     call = self._group.issued(seq)

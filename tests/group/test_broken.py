@@ -229,3 +229,49 @@ def test_lost_peer_breaks_only_its_groups() -> None:
             return "died"
 
     assert run_virtual(run_cluster(3, guarded)) == ["survived", "survived", "died"]
+
+
+def test_a_world_that_ends_by_an_exception_takes_its_subgroups_with_it() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        pair = await pg.new_group([0, 1])
+        if pg.rank == 1:
+            raise ValueError("bad batch")
+        if pair is not None:
+            error = await failure(pair.all_reduce(f32()))
+            assert isinstance(error, dist.GroupAborted)
+            assert error.reason == "ValueError: bad batch"
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(run_cluster(3, main))
+    assert [type(error) for error in caught.value.exceptions] == [ValueError]
+
+
+def test_closing_the_world_closes_its_subgroups_gracefully() -> None:
+    kept: list[ProcessGroup] = []
+
+    async def main(pg: ProcessGroup) -> None:
+        child = await pg.new_group()
+        assert child is not None
+        kept.append(child)
+        tensor = np.arange(30_000) * (pg.rank + 1)
+        works.append(child.all_reduce(tensor, async_op=True))
+
+    works: list[Any] = []
+    run_virtual(run_cluster(3, main))
+    assert all(work.is_success() for work in works)
+    assert all(np.array_equal(work.result(), np.arange(30_000) * 6) for work in works)
+
+
+def test_leaving_a_broken_world_raises_its_error_and_closes() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            pg.abort("first")
+            pg.abort("second")  # the first cause stays
+        error = await failure(pg.barrier())
+        assert isinstance(error, dist.GroupAborted)
+        assert error.reason == "first"
+        raise error
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(run_cluster(3, main))
+    assert len(caught.value.exceptions) == 3
