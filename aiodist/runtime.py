@@ -151,12 +151,12 @@ def _interrupted_at(interrupt: BaseException) -> str:
     return "before any of its lines"
 
 
-def _say_interrupted(where: str, usual: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+def _say_interrupted(where: str, usual: Callable[..., None], kind: type[BaseException], *rest: Any) -> None:
     """An excepthook that says one line for a KeyboardInterrupt."""
     if issubclass(kind, KeyboardInterrupt):
         print(f"interrupted at {where}", file=sys.stderr)
     else:
-        usual(kind, error, trace)
+        usual(kind, *rest)
 
 
 async def _guarded(main: Coroutine[Any, Any, T]) -> T:

@@ -241,14 +241,21 @@ async def test_wrong_secret_is_refused() -> None:
     assert not any("right" in text.lower().replace("copyright", "") for text in got)
 
 
+LISTENING = r"""
+import os, re
+
+def listening():
+    names = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    mine = {found.group(1) for name in names if (found := re.search(r"socket:.(\d+)", name))}
+    rows = [line.split() for file in ("tcp", "tcp6") for line in open(f"/proc/net/{file}").readlines()[1:]]
+    return sorted({row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in mine})
+"""
+
+
 async def test_everything_listens_on_loopback_alone() -> None:
-    inside = (  # one line of the script
-        "fds = __import__('os').listdir('/proc/self/fd'); "
-        "import re, os; "
-        "mine = {m.group(1) for fd in fds if (m := re.match(r'socket:.(\\d+)', os.path.realpath('/proc/self/fd/' + fd).rsplit('/', 1)[-1]))}; "
-        "rows = [l.split() for f in ('tcp', 'tcp6') for l in open('/proc/net/' + f).readlines()[1:]]; "
-        "print('listening', sorted({r[1].split(':')[0] for r in rows if r[3] == '0A' and r[9] in mine}))"
-    )
+    inside = "print('listening', listening())"
     port = free_port()
-    for got in await outputs([await start(environment(rank, 2, port), inside=inside) for rank in range(2)]):
+    for got in await outputs(
+        [await start(environment(rank, 2, port), LISTENING, inside) for rank in range(2)]
+    ):
         assert "listening ['0100007F']" in got

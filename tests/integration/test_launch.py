@@ -1,0 +1,248 @@
+"""`aiodist run` and process groups together: who died, in which operation, and that nothing is left."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aiodist.launch.meeting import free_port
+
+ROOT = Path(__file__).parents[2]
+MARKER = "TEST_JOB"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform")
+
+# Every rank says 'running' once; then rank 1 does what the first argument says.
+LOOP = """
+import os, signal, sys
+import numpy as np
+import aiodist as dist
+
+async def main():
+    async with await dist.init_process_group() as pg:
+        tensor = np.full(1000, 10.0 ** pg.rank, np.float32)
+        count = 0
+        while True:
+            await pg.all_reduce(tensor)
+            count += 1
+            if count == 100:
+                print("running", flush=True)
+            if count == 200 and pg.rank == 1:
+                {then}
+{before}
+dist.run(main())
+"""
+# However slow the machine is, these ranks end by what they notice, and not by the launcher's SIGTERM.
+UNHURRIED = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+class Job:
+    """One agent; its output and its workers' are one stream."""
+
+    def __init__(self, process: subprocess.Popen[str], marker: bytes) -> None:
+        self.process = process
+        self._marker = marker
+        self._watched: dict[int, int] = {}  # pid → pidfd
+
+    def until(self, text: str, count: int) -> None:
+        """Read until `count` lines hold this text."""
+        assert self.process.stdout is not None
+        seen = []
+        while sum(text in line for line in seen) < count:
+            line = self.process.stdout.readline()
+            seen.append(line)
+            assert line, f"the job ended early: {''.join(seen)}"
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and the rest of the output."""
+        assert self.process.stdout is not None
+        rest = self.process.stdout.read()
+        return self.process.wait(), rest
+
+    def pids(self) -> set[int]:
+        """The living processes of the job: agent, guardian, workers."""
+        found = set()
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if self._marker in entry.read_bytes():
+                    found.add(int(entry.parent.name))
+            except OSError:
+                continue
+        return found
+
+    def all_gone(self, pids: set[int], fds: list[int]) -> None:
+        """Returns when these processes, by pidfd, have ended; none else of the job may be there."""
+        for fd in fds:
+            select.select([fd], [], [])
+            os.close(fd)
+        assert not self.pids() & pids
+        assert not self.pids()
+
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    jobs: list[Job] = []
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "home").mkdir()
+
+    def start(script: str | Path, *options: str, arguments: tuple[str, ...] = (), nproc: int) -> Job:
+        path = script if isinstance(script, Path) else tmp_path / f"script{len(jobs)}.py"
+        if isinstance(script, str):
+            path.write_text(script)
+        marker = uuid.uuid4().hex
+        command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(nproc), *options]
+        process = subprocess.Popen(
+            [*command, str(path), *arguments],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": str(tmp_path / "tmp"),
+                "HOME": str(tmp_path / "home"),
+                MARKER: marker,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        jobs.append(Job(process, f"{MARKER}={marker}".encode()))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+        job.process.communicate()
+
+
+def loop(then: str = "pass", before: str = "") -> str:
+    return LOOP.format(then=then, before=before)
+
+
+def box_of(output: str) -> str:
+    """The verdict, which is the end of the output."""
+    box = output[output.index("╭─") :]
+    assert box.splitlines()[-1].startswith("╰─"), output
+    return box
+
+
+def test_a_killed_rank_is_named_with_the_operation(start: Start) -> None:
+    code, output = start(loop("os.kill(os.getpid(), signal.SIGKILL)", UNHURRIED), nproc=4).end()
+    box = box_of(output)
+    assert code == 137
+    assert box.startswith("╭─ aiodist run: rank 1 failed first ─")
+    assert "│ killed by SIGKILL after " in box
+    noticed = re.findall(
+        r"│ (ranks? .*) noticed: lost rank 1: .* \(in all_reduce #20[01] of group 'world'\)\n", box
+    )
+    assert sorted(re.findall(r"\d", " ".join(noticed))) == ["0", "2", "3"], box
+    assert output.count("Traceback") == 3, "the box does not replace the output"
+
+
+def test_a_rank_that_raises_is_shown_with_its_traceback(start: Start) -> None:
+    code, output = start(loop("raise ValueError('bad batch')", UNHURRIED), nproc=3).end()
+    box = box_of(output)
+    assert code == 1
+    assert box.startswith("╭─ aiodist run: rank 1 failed first ─")
+    assert "│     raise ValueError('bad batch')\n" in box
+    assert "│ ValueError: bad batch\n" in box
+    assert re.search(
+        r"│ ranks? .* noticed: rank 1 aborted the group: ValueError: bad batch \(in all_reduce #", box
+    )
+    assert box.count("Traceback") == 1, "only that of the culprit"
+
+
+@pytest.mark.parametrize(
+    ("signum", "expected"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_whatever_ends_the_agent_leaves_nothing(
+    start: Start, tmp_path: Path, signum: signal.Signals, expected: int
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    job = start(loop(), nproc=3)
+    job.until("running", 3)
+    pids = job.pids()
+    fds = [os.pidfd_open(pid) for pid in pids]
+    listening = listening_sockets(pids)
+    assert len(pids) == 5, "agent, guardian and three workers"
+    assert len(listening) >= 4, "the store, and a port of each worker"
+    job.process.send_signal(signum)
+    code, output = job.end()
+    assert code == expected, output
+    job.all_gone(pids, fds)
+    assert not listening & every_listening_socket()
+    assert set(os.listdir("/dev/shm")) <= before
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((tmp_path / "home").iterdir()) == []
+    if signum == signal.SIGINT:
+        assert "Traceback" not in output, "Ctrl-C is no failure"
+
+
+def every_listening_socket() -> set[int]:
+    """Inodes of all TCP and unix sockets that listen."""
+    inodes = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                inodes.add(int(fields[9]))
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[3], 16) & 0x10000:  # __SO_ACCEPTCON
+            inodes.add(int(fields[6]))
+    return inodes
+
+
+def listening_sockets(pids: set[int]) -> set[int]:
+    """Those of these processes."""
+    held = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            if match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
+                held.add(int(match.group(1)))
+    return held & every_listening_socket()
+
+
+def test_two_agents_are_one_world(start: Start) -> None:
+    script = """
+import numpy as np
+import aiodist as dist
+
+async def main():
+    async with await dist.init_process_group() as pg:
+        total = await pg.all_reduce(np.array([10 ** pg.rank]))
+        print(f"total {total[0]} of {pg.size}", flush=True)
+dist.run(main())
+"""
+    port = free_port("127.0.0.1")
+    meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    prefix = ["--line-prefix-template", "$rank|"]
+    jobs = [start(script, *meet, *prefix, "--node-rank", str(node), nproc=2) for node in range(2)]
+    ends = [job.end() for job in jobs]
+    assert [end[0] for end in ends] == [0, 0], ends
+    lines = sorted(line for _, output in ends for line in output.splitlines())
+    assert lines == [f"{rank}|total 1111 of 4" for rank in range(4)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="the example needs scikit-learn")
+def test_the_example_learns_digits_as_one_process_does(start: Start) -> None:
+    example = ROOT / "examples" / "train_digits.py"
+    code, output = start(example, arguments=("--epochs", "12"), nproc=4).end()
+    assert code == 0, output
+    accuracy = re.search(r"held-out accuracy: ([\d.]+)", output)
+    difference = re.search(r"weight difference to one process: ([\d.e+-]+)", output)
+    assert accuracy is not None and float(accuracy.group(1)) >= 0.95
+    assert difference is not None and float(difference.group(1)) <= 1e-5
