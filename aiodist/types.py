@@ -44,6 +44,9 @@ class Kind(enum.IntEnum):
     send = 7
     recv = 8
     new_group = 9
+    gather = 10
+    scatter = 11
+    all_to_all = 12
 
 
 # The wire code of each dtype. Codes are part of the protocol: append, never renumber.
