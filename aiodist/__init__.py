@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aiodist import portal as portal
     from aiodist.ddp import GradientSync
     from aiodist.errors import (
         AiodistError,
@@ -40,27 +41,47 @@ if TYPE_CHECKING:
     )
     from aiodist.functional import (
         GroupMember,
+        P2POp,
         all_gather,
         all_gather_into_tensor,
+        all_gather_object,
+        all_gather_single,
         all_reduce,
+        all_to_all,
+        all_to_all_single,
         barrier,
+        batch_isend_irecv,
         broadcast,
+        broadcast_object_list,
+        gather,
+        gather_object,
         get_backend,
         get_global_rank,
         get_group_rank,
+        get_pg_count,
         get_process_group_ranks,
         get_rank,
         get_world_size,
         irecv,
         isend,
+        monitored_barrier,
         new_group,
+        new_subgroups,
+        new_subgroups_by_enumeration,
         recv,
+        recv_object_list,
         reduce,
         reduce_scatter,
+        reduce_scatter_single,
         reduce_scatter_tensor,
+        scatter,
+        scatter_object_list,
         send,
+        send_object_list,
+        split_group,
     )
     from aiodist.group import ProcessGroup
+    from aiodist.portal import Portal, SyncProcessGroup, SyncWork
     from aiodist.rendezvous import (
         FileStore,
         HashStore,
@@ -78,7 +99,7 @@ if TYPE_CHECKING:
         is_initialized,
         run,
     )
-    from aiodist.types import ReduceOp
+    from aiodist.types import ReduceOp, premul_sum
     from aiodist.work import Work
 
 __version__ = "0.1.0"
@@ -106,27 +127,47 @@ _HOME = {
     ),
     "aiodist.functional": (
         "GroupMember",
+        "P2POp",
         "all_gather",
         "all_gather_into_tensor",
+        "all_gather_object",
+        "all_gather_single",
         "all_reduce",
+        "all_to_all",
+        "all_to_all_single",
         "barrier",
+        "batch_isend_irecv",
         "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
         "get_backend",
         "get_global_rank",
         "get_group_rank",
+        "get_pg_count",
         "get_process_group_ranks",
         "get_rank",
         "get_world_size",
         "irecv",
         "isend",
+        "monitored_barrier",
         "new_group",
+        "new_subgroups",
+        "new_subgroups_by_enumeration",
         "recv",
+        "recv_object_list",
         "reduce",
         "reduce_scatter",
+        "reduce_scatter_single",
         "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
         "send",
+        "send_object_list",
+        "split_group",
     ),
     "aiodist.group": ("ProcessGroup",),
+    "aiodist.portal": ("Portal", "SyncProcessGroup", "SyncWork"),
     "aiodist.rendezvous": (
         "FileStore",
         "HashStore",
@@ -144,7 +185,7 @@ _HOME = {
         "is_initialized",
         "run",
     ),
-    "aiodist.types": ("ReduceOp",),
+    "aiodist.types": ("ReduceOp", "premul_sum"),
     "aiodist.work": ("Work",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -163,7 +204,9 @@ __all__ = [
     "GroupClosed",
     "GroupMember",
     "HashStore",
+    "P2POp",
     "PeerLost",
+    "Portal",
     "PrefixStore",
     "ProcessGroup",
     "QuorumLost",
@@ -172,20 +215,31 @@ __all__ = [
     "RendezvousTimeout",
     "Store",
     "StoreServer",
+    "SyncProcessGroup",
+    "SyncWork",
     "TcpStore",
     "UsageError",
     "WireError",
     "Work",
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
     "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
+    "broadcast_object_list",
     "destroy_process_group",
+    "gather",
+    "gather_object",
     "get_backend",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
@@ -194,18 +248,30 @@ __all__ = [
     "is_available",
     "is_initialized",
     "isend",
+    "monitored_barrier",
     "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "premul_sum",
     "recv",
+    "recv_object_list",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "register_rendezvous_handler",
     "run",
+    "scatter",
+    "scatter_object_list",
     "send",
+    "send_object_list",
+    "split_group",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "portal":  # a room of its own: dist.portal.init_process_group()
+        return import_module("aiodist.portal")
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'aiodist' has no attribute {name!r}")

@@ -22,6 +22,7 @@ from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
 from aiodist.group.world import Settings, World
 from aiodist.rendezvous import (
+    FileStore,
     Meeting,
     PrefixStore,
     Store,
@@ -30,6 +31,7 @@ from aiodist.rendezvous import (
     release_rank,
     rendezvous,
     this_process,
+    told_address,
 )
 from aiodist.timeouts import Timeout, seconds
 from aiodist.transport import SocketEndpoint
@@ -37,6 +39,7 @@ from aiodist.transport import SocketEndpoint
 T = TypeVar("T")
 
 _HOST = (None, "host", "gloo", "cpu:host", "cpu:gloo")
+_PARTING = 1.0  # seconds that a store which no longer answers may delay closing
 _NOT_YET = {"nccl": "device tensors over NCCL", "mpi": "an existing MPI library", "ucc": "UCC"}
 
 
@@ -218,8 +221,17 @@ async def _meet(
             f"store= needs rank and world_size, got rank={rank}, world_size={world_size}",
             hint="Pass 0 ≤ rank < world_size",
         )
-    address = store.address if isinstance(store, TcpStore) else "127.0.0.1"
+    address = told_address(tuning(environ), _address_at(store))
     return Meeting(store, rank, world_size, address=address, owns_store=False)
+
+
+def _address_at(store: Store) -> str:
+    """This host's address on the connection to a store; loopback for one inside this process."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying
+    if isinstance(store, FileStore):
+        store = store.client
+    return store.address if isinstance(store, TcpStore) else "127.0.0.1"
 
 
 async def assemble(
@@ -241,22 +253,28 @@ async def assemble(
             eager_budget=tuned.eager_budget,
         )
     except BaseException:
-        await meeting.aclose()
+        await _part(meeting, store, me)
         raise
 
     async def leave() -> None:
         with contextlib.suppress(UsageError):
             if loop is asyncio.get_running_loop() and find_default() is group:
                 set_default(None)
-        try:
-            await release_rank(store, meeting.rank, me)
-        except RendezvousError:
-            pass  # whoever hosted the store is gone; so is the claim
-        finally:
-            await meeting.aclose()
+        await _part(meeting, store, me)
 
     group: ProcessGroup | None = None
     settings = Settings(name, job_id(environ), tuned.transport, tuned.agreed, timeout)
     world = World(endpoint, meeting.world_size, settings, leave)
     group = await world.open(store)
     return group
+
+
+async def _part(meeting: Meeting, store: Store, me: bytes) -> None:
+    """Give the rank back and leave the meeting."""
+    try:
+        async with asyncio.timeout(_PARTING):
+            await release_rank(store, meeting.rank, me)
+    except (RendezvousError, TimeoutError):
+        pass  # whoever hosted the store is gone; so is the claim
+    finally:
+        await meeting.aclose()

@@ -12,6 +12,9 @@ Timeout = float | timedelta | None
 def seconds(timeout: float | timedelta, name: str = "timeout") -> float:
     """A timeout as seconds; `UsageError` unless it is a positive number."""
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UsageError(f"{name} must be a positive number of seconds or a timedelta, got {timeout!r}")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and value > 0:
+            return float(value)
+    except OverflowError:  # an integer beyond every float
+        pass
+    raise UsageError(f"{name} must be a positive number of seconds or a timedelta, got {timeout!r:.100}")

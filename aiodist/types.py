@@ -30,6 +30,29 @@ class ReduceOp(enum.IntEnum):
     BAND = 6
     BOR = 7
     BXOR = 8
+    PREMUL_SUM = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Premultiplied:
+    """The op that multiplies this rank's tensor by a factor and then sums. Made by `premul_sum`.
+
+    Args:
+        factor: of this rank; ranks may have different ones.
+    """
+
+    factor: float
+
+
+def premul_sum(factor: float) -> Premultiplied:
+    """SUM over tensors that are first multiplied, each rank's by its own factor (floating and complex dtypes).
+
+    Args:
+        factor: a number, of this rank.
+    """
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        raise UsageError(f"factor must be a number, got {factor!r}")
+    return Premultiplied(float(factor))
 
 
 class Kind(enum.IntEnum):
@@ -89,8 +112,14 @@ def check_dtype(dtype: np.dtype[np.generic]) -> int:
     return code
 
 
-def check_reduction(op: ReduceOp, dtype: np.dtype[np.generic]) -> ReduceOp:
+def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -> ReduceOp:
     """Refuse combinations without meaning: AVG of integers, MIN of complex, bitwise of floats."""
+    if isinstance(op, Premultiplied):
+        if dtype not in _FLOATING:
+            raise UsageError(f"PREMUL_SUM of {dtype.name}: the factor is no integer", hint="Use SUM")
+        return ReduceOp.PREMUL_SUM
+    if op is ReduceOp.PREMUL_SUM:
+        raise UsageError("PREMUL_SUM needs a factor", hint="Write dist.premul_sum(0.5)")
     if not isinstance(op, ReduceOp):
         raise UsageError(f"op must be a ReduceOp, got {op!r}", hint="Write dist.ReduceOp.SUM")
     if op is ReduceOp.AVG and dtype not in _FLOATING:
@@ -168,8 +197,10 @@ class Call:
         if self.reduce is not None:
             parts.append(self.reduce.name)
         if self.root != NO_ROOT:
-            role = "dst" if self.kind in (Kind.reduce, Kind.send) else "src"
+            role = "dst" if self.kind in (Kind.reduce, Kind.gather, Kind.send) else "src"
             parts.append(f"{role}={self.root}")
+        if self.detail:
+            parts.append(self.detail)
         return f"{self.kind.name}({', '.join(parts)})"
 
 

@@ -76,6 +76,7 @@ class Work(Generic[T]):
         "_awaited",
         "_callbacks",
         "_error",
+        "_held_back",
         "_loop",
         "_pulse",
         "_result",
@@ -97,6 +98,7 @@ class Work(Generic[T]):
         self._error: BaseException | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
         self._callbacks: list[Callable[[Work[T]], object]] | None = None
+        self._held_back = False  # numbered, and not begun: inside coalesce()
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
 
     @property
@@ -127,6 +129,11 @@ class Work(Generic[T]):
                 hint="Await it on the loop that made the group; from threads use aiodist.portal",
             )
         waiter: asyncio.Future[None] = self._loop.create_future()
+        if self._held_back:
+            raise UsageError(
+                f"{self.op} #{self.seq} begins when the coalesce() block is left",
+                hint="Await it after the block",
+            )
         if self._waiters is None:
             self._waiters = [waiter]
         else:
@@ -165,6 +172,7 @@ class Work(Generic[T]):
             asyncio.InvalidStateError: the operation has not ended yet.
         """
         if self._state == _DONE:
+            self._awaited = True
             return cast("T", self._result)
         if self._state == _PENDING:
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")

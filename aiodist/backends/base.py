@@ -35,9 +35,26 @@ class Operation:
         peer: group rank of the other side, point-to-point only; -1 receives from any.
         tag: of a point-to-point message.
         senders: what the Work of a receive gives, by the sender's group rank.
+        factor: what this rank's tensor is multiplied by first (PREMUL_SUM).
+        sizes: elements of each rank's part of the target, where they differ (all_to_all, objects); for
+            scatter, of the source. None: equal parts.
+        sent: elements of each rank's part of the source, where they differ (all_to_all).
     """
 
-    __slots__ = ("call", "ended", "peer", "result", "senders", "source", "tag", "target", "work")
+    __slots__ = (
+        "call",
+        "ended",
+        "factor",
+        "peer",
+        "result",
+        "senders",
+        "sent",
+        "sizes",
+        "source",
+        "tag",
+        "target",
+        "work",
+    )
 
     def __init__(
         self,
@@ -50,6 +67,9 @@ class Operation:
         peer: int = -1,
         tag: int = 0,
         senders: Sequence[int] = (),
+        factor: float | None = None,
+        sizes: Sequence[int] | None = None,
+        sent: Sequence[int] | None = None,
     ) -> None:
         self.call = call
         self.work = work
@@ -60,6 +80,9 @@ class Operation:
         self.peer = peer
         self.tag = tag
         self.senders = senders
+        self.factor = factor
+        self.sizes = sizes
+        self.sent = sent
 
     def succeed(self) -> None:
         """The operation ended well. The buffers are the user's again."""
@@ -74,7 +97,7 @@ class Reports(Protocol):
         """A peer's signature for collective `seq` differs from this rank's."""
 
     def peer_mismatch(self, said: dict[int, str]) -> None:
-        """Two sides of a point-to-point message disagree."""
+        """Two sides of one message disagree, about its size or dtype."""
 
     def broken(self, error: GroupBroken) -> None:
         """The group can do no more work, and the others should know."""
@@ -93,6 +116,9 @@ class Backend(Protocol):
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has begun when this returns."""
+
+    def reserve(self, seq: int) -> None:
+        """Collective `seq` has its number, and will be submitted later; others may come before it."""
 
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything. `quiet()` is called once, now or later on the loop, when no buffer is touched

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from aiodist.cli.parser import Parser
+
 
 def main(argv: Sequence[str]) -> int:
     """Print `name  value` lines; `UsageError` where the environment contradicts itself."""
-    parser = argparse.ArgumentParser(prog="aiodist env", description=__doc__)
+    parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
     from aiodist.environment import job_id, placement
 

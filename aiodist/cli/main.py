@@ -6,6 +6,7 @@ Modules are imported only when their command is used: the launcher starts fast.
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if sys.platform == "win32":
         return _fail("aiodist", "Windows is not supported; use Linux, macOS or WSL", 2)
+    if args[:1] == ["help"] and len(args) == 2:
+        args = [args[1], "--help"]
     if not args or args[0] in ("-h", "--help", "help"):
         print(_usage(), file=sys.stdout if args else sys.stderr)
         return 0 if args else 2
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name = args[0]
     if name not in COMMANDS:
-        return _fail("aiodist", f"there is no command {name!r}; there are: {', '.join(COMMANDS)}", 2)
+        return _fail("aiodist", _no_command(name), 2)
     command: Callable[[list[str]], int] = import_module(f"aiodist.cli.{name}").main
     try:
         return command(args[1:])
@@ -56,6 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _no_command(name: str) -> str:
+    text = f"there is no command {name!r}; there are: {', '.join(COMMANDS)}"
+    if name.endswith(".py"):
+        return f"{text}. Did you mean 'aiodist run {name}'?"
+    close = difflib.get_close_matches(name, COMMANDS, 1)
+    return f"{text}. Did you mean 'aiodist {close[0]}'?" if close else text
+
+
 def _fail(who: str, text: str, code: int) -> int:
     print(f"{who}: error: {text}", file=sys.stderr)
     return code
@@ -64,4 +75,5 @@ def _fail(who: str, text: str, code: int) -> int:
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
-    return f"usage: aiodist COMMAND …\n\n{rows}\n\n'aiodist COMMAND --help' says more."
+    example = "example: aiodist run --nproc-per-node 4 train.py"
+    return f"usage: aiodist COMMAND …\n\n{rows}\n\n'aiodist COMMAND --help' says more.\n{example}"

@@ -8,14 +8,17 @@ import re
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from aiodist.cli.parser import Options, Parser
 from aiodist.errors import UsageError
 from aiodist.launch.plan import DEFAULT_PREFIX, Plan
 
 _DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port
 _STREAMS = (0, 1, 2, 3)
+_EXAMPLE = "aiodist run --nproc-per-node 4 train.py"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,8 +37,8 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         environ: PET_<NAME> gives the default of --name, as for torchrun.
 
     Raises:
-        UsageError: a value without meaning, or a script that is not there.
-        SystemExit: argparse's own errors (code 2), and --help (0).
+        UsageError: a command line without meaning, or a script that is not there or cannot be compiled.
+        SystemExit: --help (0).
     """
     args = _parser(environ).parse_args(list(argv))
     nnodes = 1 if args.standalone else _nnodes(args.nnodes)
@@ -122,10 +125,31 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
         return (found, *rest)
     if args.module:
         return (sys.executable, "-u", "-m", script, *rest)
-    if not Path(script).exists():
-        hint = "Use -m for a module, --no-python for another program"
-        raise UsageError(f"there is no script {script!r} in {Path.cwd()}", hint=hint)
+    _check_script(Path(script))
     return (sys.executable, "-u", script, *rest)
+
+
+def _check_script(script: Path) -> None:
+    """What would fail in every worker alike is said once, before anything is started."""
+    if not script.exists():
+        hint = "Use -m for a module, --no-python for another program"
+        where = "" if script.is_absolute() else f" in {Path.cwd()}"
+        raise UsageError(f"there is no script '{script}'{where}", hint=hint)
+    if script.is_dir() and not (script / "__main__.py").exists():
+        raise UsageError(f"'{script}' is a folder without a __main__.py", hint="Give a script in it")
+    if script.suffix != ".py" or script.is_dir():
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the workers will say it
+            compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except OSError as error:
+        raise UsageError(f"'{script}' cannot be read: {error.strerror}") from None
+    except SyntaxError as error:
+        line = f": {error.text.strip()}" if error.text else ""
+        raise UsageError(f"{script}, line {error.lineno or 1}: {error.msg}{line}") from None
+    except ValueError as error:  # null bytes
+        raise UsageError(f"'{script}' is no Python script: {error}") from None
 
 
 def _meeting_place(args: argparse.Namespace, nnodes: int) -> tuple[str, int | None]:
@@ -219,87 +243,74 @@ def _number(option: str, text: str) -> float:
         raise UsageError(f"{option} must be a number of seconds, got {text!r}") from None
 
 
-def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aiodist run",
-        allow_abbrev=False,
+def _parser(environ: Mapping[str, str]) -> Parser:
+    parser = Parser(
+        "aiodist run",
+        example=_EXAMPLE,
+        usage="aiodist run [options] script [argument …]",
         description="Start a job's workers on this node; stop all when one fails, and say which and why.",
-        epilog="Each option is also read from PET_<NAME> in the environment; --a-b may be written --a_b.",
+        epilog=f"example: {_EXAMPLE}\n\n"
+        "Each option is also read from PET_<NAME> in the environment, and --a-b may be written --a_b.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-
-    def option(*names: str, default: str | None, help: str, metavar: str | None = None) -> None:
-        name = next(n for n in names if n.startswith("--"))[2:]
-        value = environ.get(f"PET_{name.replace('-', '_').upper()}", default)
-        parser.add_argument(
-            *_spellings(names), default=value, help=help, metavar=metavar, dest=name.replace("-", "_")
-        )
-
-    def switch(*names: str, help: str) -> None:
-        name = next(n for n in names if n.startswith("--"))[2:]
-        value = environ.get(f"PET_{name.replace('-', '_').upper()}", "0").lower() in ("1", "true", "yes")
-        parser.add_argument(
-            *_spellings(names), action="store_true", default=value, help=help, dest=name.replace("-", "_")
-        )
-
-    option("--nnodes", default="1", metavar="N", help="nodes in the job (1)")
-    option(
+    parser.add_argument("script", help="script, module or program that every worker runs")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="argument", help="handed to it")
+    what = Options(parser, environ)
+    what.value(
         "--nproc-per-node",
         default="1",
         metavar="N",
         help="workers on this node: a number, auto, cpu or gpu (1)",
     )
-    option("--node-rank", default=None, metavar="R", help="this node's number, from 0")
-    option("--master-addr", default=None, metavar="ADDR", help="address of node 0")
-    option("--master-port", default=None, metavar="PORT", help="port there at which the nodes meet (29500)")
-    switch("--standalone", help="one node, whatever else is said")
-    option("--rdzv-backend", default="static", help="static, or c10d: node ranks by arrival")
-    option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="as --master-addr and --master-port")
-    option("--rdzv-id", default=None, metavar="ID", help="the job's name")
-    option(
+    what.switch("-m", "--module", help="the script is a module, as for python -m")
+    what.switch("--no-python", help="the script is a program of its own")
+    what.value("--shutdown-timeout", default="30", metavar="S", help="seconds from SIGTERM to SIGKILL (30)")
+    what.value(
+        "--signals-to-handle",
+        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        metavar="SIG,…",
+        help="what ends the job",
+    )
+
+    nodes = Options(parser.add_argument_group("several nodes: start one agent on each"), environ)
+    nodes.value("--nnodes", default="1", metavar="N", help="nodes in the job (1)")
+    nodes.value("--node-rank", default=None, metavar="R", help="this node's number, from 0")
+    nodes.value("--master-addr", default=None, metavar="ADDR", help="address of node 0")
+    nodes.value("--master-port", default=None, metavar="PORT", help="port where the nodes meet (29500)")
+    nodes.value(
+        "--rdzv-backend", default="static", metavar="NAME", help="static, or c10d: node ranks by arrival"
+    )
+    nodes.value("--rdzv-endpoint", default="", metavar="HOST:PORT", help="as --master-addr and --master-port")
+    nodes.value("--rdzv-id", default=None, metavar="ID", help="the job's name")
+    nodes.value(
         "--rdzv-conf", default="", metavar="K=V,…", help="timeout=SECONDS to wait for the other nodes (300)"
     )
-    option("--local-addr", default=None, metavar="ADDR", help="this node's address, as peers are told")
-    option("--role", default="default", help="exported as ROLE_NAME")
-    switch("-m", "--module", help="the script is a module, as for python -m")
-    switch("--no-python", help="the script is a program of its own")
-    switch("--run-path", help="accepted; a script is run as it is anyway")
-    option("--max-restarts", default="0", metavar="0", help="only 0 so far")
-    option("--monitor-interval", default="0", metavar="S", help="accepted; deaths are seen at once")
-    option("--start-method", default="spawn", help="accepted; workers are always new processes")
-    option("--log-dir", default=None, metavar="DIR", help="folder for files of -r and -t")
-    option(
+    nodes.value("--local-addr", default=None, metavar="ADDR", help="this node's address, as peers are told")
+    nodes.switch("--standalone", help="one node, whatever else is said")
+
+    output = Options(parser.add_argument_group("output"), environ)
+    output.value("--log-dir", default=None, metavar="DIR", help="folder for files of -r and -t")
+    output.value(
         "-r",
         "--redirects",
         default="0",
         metavar="R",
         help="to files: 1 stdout, 2 stderr, 3 both; or RANK:R,…",
     )
-    option("-t", "--tee", default="0", metavar="T", help="to files and console, likewise")
-    option("--local-ranks-filter", default="", metavar="0,1…", help="show only these local ranks")
-    option(
+    output.value("-t", "--tee", default="0", metavar="T", help="to files and console, likewise")
+    output.value("--local-ranks-filter", default="", metavar="0,1…", help="show only these local ranks")
+    output.value(
         "--line-prefix-template",
-        default=environ.get("PET_LOG_LINE_PREFIX_TEMPLATE", DEFAULT_PREFIX),
+        default=DEFAULT_PREFIX,
+        metavar="TEXT",
         help="${host} ${rank} ${local_rank} ${node_rank} ${role_name}",
+        also=("--log-line-prefix-template",),
     )
-    option("--shutdown-timeout", default="30", metavar="S", help="seconds between SIGTERM and SIGKILL (30)")
-    option(
-        "--signals-to-handle",
-        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        metavar="SIG,…",
-        help="what ends the job",
-    )
-    parser.add_argument("script", help="script, module or program of a worker")
-    parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
+
+    torch = Options(parser.add_argument_group("accepted because torchrun has them"), environ)
+    torch.value("--max-restarts", default="0", metavar="0", help="only 0 so far")
+    torch.value("--monitor-interval", default="0", metavar="S", help="no effect; deaths are seen at once")
+    torch.value("--start-method", default="spawn", metavar="M", help="no effect; workers are new processes")
+    torch.switch("--run-path", help="no effect; a script is run as it is")
+    torch.value("--role", default="default", metavar="NAME", help="exported as ROLE_NAME")
     return parser
-
-
-def _spellings(names: tuple[str, ...]) -> list[str]:
-    """Each long option with underscores too; torchrun's other names for ours."""
-    spelled = list(names)
-    for name in names:
-        under = name if not name.startswith("--") else "--" + name[2:].replace("-", "_")
-        if under not in spelled:
-            spelled.append(under)
-    if "--line-prefix-template" in names:
-        spelled += ["--log-line-prefix-template", "--log_line_prefix_template"]
-    return spelled

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
 from collections.abc import Sequence
 
+from aiodist.cli.parser import Parser
+
 
 def main(argv: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM; prints host:port, on a line of its own, once it listens."""
-    parser = argparse.ArgumentParser(prog="aiodist store", description=__doc__)
+    parser = Parser("aiodist store", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and no other (127.0.0.1)")
     parser.add_argument("--port", type=int, default=29500, help="0 picks a free one (29500)")
     parser.add_argument("--job", default=None, help="name of the job (AIODIST_JOB, else the default's)")

@@ -5,7 +5,8 @@ is its shell.
 
 Rules
     1. A flood is passed on once, to every living neighbour but the one it came from.
-    2. A loss is told once. A rank that said goodbye is gone but not lost.
+    2. A loss is told once, whoever noticed it. A rank that said goodbye is gone but not lost; one that
+       hears of its own loss was given up by the others.
     3. A message for one rank goes greedily around the overlay; where no way is left it is dropped, since
        everything that waits for an answer has a time limit of its own.
 """
@@ -65,7 +66,10 @@ class ControlCore:
             return []
         self.lost[rank] = cause
         message = self._message(Say.lost, EVERYBODY, (rank, cause))
-        return [Deliver(message), *self._spread(message, came_from=None)]
+        effects = [Deliver(message), *self._spread(message, came_from=None)]
+        if rank in self.neighbours:
+            effects.append(Transmit(rank, message))  # should it live after all, it must not wait for us
+        return effects
 
     def depart(self, rank: int) -> None:
         """A neighbour said goodbye."""
@@ -80,11 +84,9 @@ class ControlCore:
             return []
         if message.say is Say.lost:
             rank, cause = message.body
-            known = rank in self.lost or rank in self.departed or rank == self.rank
-            if not known:
-                self.lost[rank] = cause
-            delivered: list[Effect] = [] if known else [Deliver(message)]
-            return delivered + self._spread(message, came_from=neighbour)
+            if rank in self.lost or rank in self.departed:
+                return []  # all neighbours were told when this rank learned of it
+            self.lost[rank] = cause
         return [Deliver(message), *self._spread(message, came_from=neighbour)]
 
     # ── routes ───────────────────────────────────────────────────────────────────────────────────────

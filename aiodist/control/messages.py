@@ -30,7 +30,16 @@ class Say(enum.IntEnum):
     left = 7  # flood: a member closed its group, having issued so many collectives · (context, rank, issued)
 
 
-_LENGTHS = {Say.lost: 2, Say.stalled: 2, Say.where: 2, Say.here: 5, Say.missing: 3, Say.left: 3}
+# The types of each body's values; a `broken` goes on as its code demands.
+_BODIES: dict[Say, tuple[type, ...]] = {
+    Say.lost: (int, str),
+    Say.broken: (int, str),
+    Say.stalled: (int, int),
+    Say.where: (int, int),
+    Say.here: (int, int, bool, bytes, str),
+    Say.missing: (int, int, tuple),
+    Say.left: (int, int, int),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +81,9 @@ def decode(data: bytes) -> Message:
         kind = Say(say)
         if not all(type(x) is int for x in (origin, number, target, hops)) or type(body) is not tuple:
             raise ValueError("fields of the wrong type")
-        if kind in _LENGTHS and len(body) != _LENGTHS[kind]:
-            raise ValueError(f"{kind.name} with {len(body)} values")
-        if kind is Say.broken and len(body) < 2:
-            raise ValueError("broken without a code")
+        shown = body[:2] if kind is Say.broken else body
+        if tuple(map(type, shown)) != _BODIES[kind]:
+            raise ValueError(f"{kind.name} with other values than it has")
     except Exception as error:
-        raise WireError(f"not a control message: {error}") from error
+        raise WireError(f"not a control message: {str(error)[:200]}") from error
     return Message(kind, origin, number, target, hops, body)

@@ -97,8 +97,9 @@ class ControlPlane:
             listener.rank_lost(rank, cause)
 
     def unsubscribe(self, context: int) -> None:
-        """The group is gone for good; what is still said of it is dropped."""
+        """The group is gone for good, or this rank is no member; what is still said of it is dropped."""
         self._listeners.pop(context, None)
+        self._early.pop(context, None)
         self._retired.add(context)
 
     def lose(self, rank: int, cause: str) -> None:

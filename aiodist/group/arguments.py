@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from aiodist.backends.base import Array
 from aiodist.errors import UsageError
 from aiodist.tensors import like, overlaps, view
+
+MAX_TAG = 2**31 - 1  # as many again are those of objects
 
 
 def group_rank(value: object, size: int, name: str) -> int:
@@ -32,13 +33,13 @@ def peer_rank(value: object, me: int, size: int, name: str) -> int:
 
 
 def message_tag(value: object) -> int:
-    """A tag, 0 to 2³¹ - 1."""
+    """A tag, 0 to 2³¹ - 2."""
     try:
         tag = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise UsageError(f"tag must be an integer, got {value!r}") from None
-    if not 0 <= tag < 2**31:
-        raise UsageError(f"tag={tag} is outside 0 to 2147483647")
+    if not 0 <= tag < MAX_TAG:
+        raise UsageError(f"tag={tag} is outside 0 to {MAX_TAG - 1}")
     return tag
 
 
@@ -117,4 +118,29 @@ def split_axis(array: Array, size: int) -> tuple[int, ...]:
     return (array.shape[0] // size, *array.shape[1:])
 
 
-NOTHING: Array = np.empty(0, np.uint8)
+def counts(values: Sequence[int], size: int, name: str) -> list[int]:
+    """Row counts, one for each rank."""
+    try:
+        rows = [operator.index(value) for value in values]
+    except TypeError:
+        raise UsageError(f"{name} must be a list of {size} row counts, got {values!r}") from None
+    if len(rows) != size or any(row < 0 for row in rows):
+        raise UsageError(f"{name}={rows} must be {size} counts of rows, one for each rank, none negative")
+    return rows
+
+
+def splits(array: Array, values: Sequence[int] | None, size: int, name: str, argument: str) -> list[int]:
+    """How the first axis of an array is divided among the ranks; None divides it equally."""
+    if array.ndim == 0:
+        raise UsageError(f"all_to_all divides the first axis, and {name} is 0-d")
+    if values is None:
+        if array.shape[0] % size:
+            raise UsageError(
+                f"{name} has {array.shape[0]} rows, which {size} ranks cannot share equally",
+                hint=f"Pass {argument}",
+            )
+        return [array.shape[0] // size] * size
+    rows = counts(values, size, argument)
+    if sum(rows) != array.shape[0]:
+        raise UsageError(f"{argument} add up to {sum(rows)} rows, {name} has {array.shape[0]}")
+    return rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from aiodist.errors import (
@@ -13,44 +15,58 @@ from aiodist.errors import (
     WireError,
 )
 
-_TEXT = 400  # characters of any one statement: the whole message has to fit a control frame
+_TEXT = 400  # bytes of any one statement: the whole message has to fit a control frame
+_SAID = 100  # members whose statements are passed on
 
 
 def pack(error: GroupBroken) -> tuple[Any, ...]:
     """An error as a code and plain values."""
     match error:
         case PeerLost():
-            return ("lost", error.ranks, error.cause[:_TEXT])
+            return ("lost", error.ranks, _cut(error.cause))
         case CollectiveMismatch():
-            return (
-                "mismatch",
-                tuple((rank, words[:_TEXT]) for rank, words in list(error.said.items())[:100]),
-            )
+            return ("mismatch", tuple((rank, _cut(words)) for rank, words in _telling(error.said)))
         case CollectiveTimeout():
             return ("timeout", error.timeout, error.missing)
         case GroupAborted():
-            return ("aborted", error.rank, error.reason[:_TEXT])
+            return ("aborted", error.rank, _cut(error.reason))
         case _:
-            return ("broken", error.message[:_TEXT])
+            return ("broken", _cut(error.message))
 
 
 def unpack(code: str, values: tuple[Any, ...]) -> GroupBroken:
     """The error that a peer packed; `WireError` if it is none."""
-    try:
-        match code:
-            case "lost":
-                ranks, cause = values
-                return PeerLost(ranks, cause)
-            case "mismatch":
-                return CollectiveMismatch(dict(values[0]))
-            case "timeout":
-                timeout, missing = values
-                return CollectiveTimeout(timeout, missing)
-            case "aborted":
-                rank, reason = values
-                return GroupAborted(rank, reason)
-            case "broken":
-                return GroupBroken(values[0])
-    except (TypeError, ValueError, IndexError) as error:
-        raise WireError(f"not a verdict: {code} {values!r:.100}") from error
-    raise WireError(f"not a verdict: {code!r:.100}")
+    match code, values:
+        case "lost", (tuple(ranks), str(cause)) if ranks and _are_ranks(ranks):
+            return PeerLost(ranks, cause)
+        case "mismatch", (tuple(said),) if said and all(_is_statement(item) for item in said):
+            return CollectiveMismatch(dict(said))
+        case "timeout", (int(timeout) | float(timeout), tuple(missing)) if _are_ranks(missing):
+            return CollectiveTimeout(timeout, missing)
+        case "aborted", (int(rank), str(reason)):
+            return GroupAborted(rank, reason)
+        case "broken", (str(message),):
+            return GroupBroken(message)
+    raise WireError(f"not a verdict: {repr(code)[:100]} {repr(values)[:100]}")
+
+
+def _cut(text: str) -> str:
+    return text.encode(errors="replace")[:_TEXT].decode(errors="ignore")
+
+
+def _telling(said: Mapping[int, str]) -> list[tuple[int, str]]:
+    """The statements worth passing on: of each that differs some, so that who is odd is not cut off."""
+    like_it: Counter[str] = Counter()
+    order = []
+    for rank in sorted(said):
+        order.append((like_it[said[rank]], rank))
+        like_it[said[rank]] += 1
+    return [(rank, said[rank]) for _, rank in sorted(order)[:_SAID]]
+
+
+def _are_ranks(values: tuple[Any, ...]) -> bool:
+    return all(type(value) is int for value in values)
+
+
+def _is_statement(value: Any) -> bool:
+    return type(value) is tuple and tuple(map(type, value)) == (int, str)

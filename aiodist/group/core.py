@@ -10,6 +10,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,7 +32,51 @@ from aiodist.timeouts import Timeout, seconds
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
 from aiodist.work import Pulse, Work
 
+NO_DATA = (np.dtype(np.uint8), (0,))
+"""What ranks agree on where an operation has no tensor."""
+
 _alive: weakref.WeakSet[GroupCore] = weakref.WeakSet()
+
+
+class Batch:
+    """What `coalesce` gives: an async context manager that holds operations back until it is left."""
+
+    def __init__(self, group: GroupCore) -> None:
+        self.group = group
+        self.works: list[Work[Any]] = []
+        self._operations: list[tuple[Operation, float]] = []
+        self._token: Token[Batch | None] | None = None
+
+    def add(self, operation: Operation, timeout: float) -> None:
+        """Hold an operation back."""
+        operation.work._held_back = True
+        self.works.append(operation.work)
+        self._operations.append((operation, timeout))
+
+    async def __aenter__(self) -> Batch:
+        if self._token is not None:
+            raise UsageError("a batch is used once", hint="Call coalesce() again")
+        self._token = _batch.set(self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        assert self._token is not None
+        _batch.reset(self._token)
+        for operation, timeout in self._operations:
+            operation.work._held_back = False
+            if self.group._error is None:
+                self.group._start(operation, timeout)
+            else:
+                self.group._refuse(operation.work)
+        waited = [work for work in self.works if not work._awaited]
+        if kind is None:
+            for work in waited:
+                await work
+        for work in waited:
+            work._awaited = True  # the block was the await
+
+
+_batch: ContextVar[Batch | None] = ContextVar("aiodist_batch", default=None)
 
 
 class GroupCore:
@@ -69,6 +114,8 @@ class GroupCore:
         self._issued = 0
         self._messages: dict[tuple[Kind, int, int], int] = {}  # issued, by kind, peer and tag
         self._children = 0
+        self._local_children: dict[tuple[int, ...], int] = {}
+        self._composed_tasks: set[asyncio.Task[None]] = set()
         self._error: GroupBroken | None = None
         self._failed = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment
@@ -91,9 +138,16 @@ class GroupCore:
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
 
+    def open_groups(self) -> int:
+        """How many groups of this process are open, the world's included."""
+        return sum(group._closing is None for group in self._family)
+
     async def drain(self) -> None:
         """Return when nothing that was issued here is in flight any more. Raises nothing: ask the Works."""
         await self._flight.drain()
+        while self._composed_tasks:
+            await asyncio.wait(self._composed_tasks)
+            await self._flight.drain()
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Break the group at once, on every member: all that is in flight fails with `GroupAborted`.
@@ -102,7 +156,7 @@ class GroupCore:
             reason: one line; the others read it.
         """
         self._check_here(closed_is_wrong=False)
-        if self._closing is None:
+        if self._closing is None or len(self._flight):  # also while closing waits for what is in flight
             self.break_(GroupAborted(self.ranks[self.rank], reason))
 
     async def aclose(self) -> None:
@@ -120,9 +174,10 @@ class GroupCore:
                 if self._closer is not None:
                     for group in [group for group in self._family if group is not self]:
                         await group.aclose()
-                await self._flight.drain()
+                await self.drain()
             except asyncio.CancelledError:
-                self.break_(GroupAborted(self.ranks[self.rank], "closing the group was cancelled"))
+                for group in list(self._family) if self._closer is not None else [self]:
+                    group.abort("closing the group was cancelled")
                 raise
             finally:
                 await self._end()
@@ -169,9 +224,18 @@ class GroupCore:
         tag: int = 0,
         senders: Sequence[int] = (),
         detail: str = "",
+        factor: float | None = None,
+        sizes: Sequence[int] | None = None,
+        sent: Sequence[int] | None = None,
+        reserved: int | None = None,
     ) -> Work[Any]:
-        """Take the number and start. Everything is checked before; nothing here can fail half-way."""
-        self._check_here()
+        """Take the number and start. Everything is checked before; nothing here can fail half-way.
+
+        Args:
+            agreed: dtype and shape that all ranks have alike, or an array that has them.
+            reserved: the number, where it was taken before.
+        """
+        self._check_here(closed_is_wrong=reserved is None)
         limit = self.timeout if timeout is None else seconds(timeout)
         dtype, shape = agreed if isinstance(agreed, tuple) else (agreed.dtype, agreed.shape)
         if kind is Kind.send or kind is Kind.recv:
@@ -180,20 +244,70 @@ class GroupCore:
             self._messages[stream] = number + 1
             call = Call(kind, number, dtype, shape, None, peer)
         else:
-            call = Call(kind, self._issued, dtype, shape, reduce, root, 0, detail)
-            self._issued += 1
+            seq = self._issued if reserved is None else reserved
+            call = Call(kind, seq, dtype, shape, reduce, root, 0, detail)
+            self._issued = max(self._issued, seq + 1)
         work: Work[Any] = Work(self, call, self._loop, self._pulse, async_op)
         if self._error is not None:
             self._refuse(work)
             return work
-        operation = Operation(call, work, source, target, result, self._flight.ended, peer, tag, senders)
+        operation = Operation(
+            call, work, source, target, result, self._flight.ended, peer, tag, senders, factor, sizes, sent
+        )
+        batch = _batch.get()
+        if batch is not None and batch.group is self:
+            batch.add(operation, limit)
+        else:
+            self._start(operation, limit)
+        return work
+
+    def _start(self, operation: Operation, limit: float) -> None:
+        call, work = operation.call, operation.work
         self._flight.issue(operation, limit)
         self._backend.submit(operation)
-        if kind is not Kind.send and kind is not Kind.recv and not work.done():
+        if call.kind is not Kind.send and call.kind is not Kind.recv and not work.done():
             gone = self._watch.gone(call.seq)
             if gone is not None:
                 self.break_(gone, tell=False)
+
+    def _reserve(self) -> int:
+        """Take a collective's number now, to issue it later."""
+        number = self._issued
+        self._issued += 1
+        if self._error is None:
+            self._backend.reserve(number)
+        return number
+
+    def _composed(self, first: Work[Any], rest: Coroutine[Any, Any, Any], async_op: bool) -> Work[Any]:
+        """The Work of an operation that is made of several; `rest` gives its result."""
+        work: Work[Any] = Work(self, first.call, self._loop, self._pulse, async_op)
+
+        async def run() -> None:
+            try:
+                work._finish(await rest)
+            except asyncio.CancelledError:  # the loop is ending
+                work._fail(GroupAborted(self.ranks[self.rank], "the event loop ended"))
+                raise
+            except BaseException as error:
+                work._fail(error)
+
+        task = self._loop.create_task(run())
+        self._composed_tasks.add(task)
+        task.add_done_callback(self._composed_tasks.discard)
         return work
+
+    def coalesce(self) -> Batch:
+        """Collect what this task issues on the group, and start it as one batch.
+
+            async with pg.coalesce():
+                for tensor in tensors:
+                    pg.all_reduce(tensor)
+
+        Works are numbered in the call and start when the block is left, also by an exception: peers count on
+        them. Leaving waits for those that have `async_op=False`. Awaiting one inside is a `UsageError`.
+        """
+        self._check_here()
+        return Batch(self)
 
     def _refuse(self, work: Work[Any]) -> None:
         assert self._error is not None

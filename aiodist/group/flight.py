@@ -7,6 +7,7 @@ costs no timer of its own, and a loop of operations that take microseconds sees 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -124,6 +125,7 @@ class Flight:
             if operation not in self._open:
                 continue  # ended by what an earlier one set off
             if entry.deadline <= now:
+                entry.deadline = math.inf  # told once; ending the group may take a while
                 self._expired(operation, entry.timeout)
             elif entry.ask_at <= now:
                 entry.asked *= PATIENCE

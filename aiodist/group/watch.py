@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from aiodist.control.inquiry import Absence, Disagreement, Inquiry
 from aiodist.control.messages import Message, Say
 from aiodist.control.plane import ControlPlane
-from aiodist.errors import CollectiveMismatch, GroupBroken, PeerLost, WireError, name_ranks
+from aiodist.errors import CollectiveMismatch, Evicted, GroupBroken, PeerLost, WireError, name_ranks
 from aiodist.group.breakage import pack, unpack
 from aiodist.types import describe_signature
 
@@ -106,7 +106,15 @@ class Watch:
 
     def rank_lost(self, rank: int, cause: str) -> None:
         """A rank is gone without goodbye."""
-        if rank in self._members and rank not in self._left:
+        if rank == self._control.rank:
+            self._group.break_(
+                Evicted(
+                    f"the others count this process as lost: {cause}",
+                    hint="They went on, or ended, without it: leave, and join anew",
+                ),
+                tell=False,
+            )
+        elif rank in self._members and rank not in self._left:
             self._group.break_(PeerLost([rank], cause), tell=False)  # everybody hears of a loss anyway
 
     def said(self, message: Message) -> None:
@@ -140,8 +148,9 @@ class Watch:
                 self.absent[seq] = tuple(ranks)
                 if ranks:
                     call = self._group.issued(seq)
+                    what = call.describe() if call else "an operation"
                     logger.info(
-                        "%s #%d of group '%s' waits for %s", call, seq, self._group.name, name_ranks(ranks)
+                        "%s #%d of group '%s' waits for %s", what, seq, self._group.name, name_ranks(ranks)
                     )
             case _:
                 raise WireError(f"{message.say.name} is not said to a group")

@@ -33,7 +33,8 @@ from aiodist.errors import (
     RendezvousTimeout,
     name_ranks,
 )
-from aiodist.group.process_group import ProcessGroup, context_of
+from aiodist.group.process_group import ProcessGroup
+from aiodist.group.subgroups import context_of
 from aiodist.transport.base import ControlLink, Endpoint
 from aiodist.work import Pulse
 
@@ -85,7 +86,6 @@ class World:
         self._engine = HostEngine(endpoint, self._loop, self._control.lose, settings.inline)
         self._processes = ProcessWatch(self._loop)
         self._linked: asyncio.Future[None] = self._loop.create_future()
-        self._groups: list[ProcessGroup] = []
         self._ended = False
         endpoint.on_control = self._attach  # before anything is awaited: peers may dial already
 
@@ -98,6 +98,7 @@ class World:
             PeerLost: somebody came and died.
         """
         deadline = self._loop.time() + self._settings.timeout
+        group: ProcessGroup | None = None
         try:
             cards = await self._meet(store, hosts, deadline)
             await self._route(store, deadline)
@@ -105,7 +106,9 @@ class World:
             group = self._make(cards)
             await group.barrier(timeout=max(deadline - self._loop.time(), 0.001))
             return group
-        except BaseException:
+        except BaseException as error:
+            if group is not None:  # it must not live on, with its timer
+                group.abort(f"assembling failed ({type(error).__name__})")
             await self._abandon()
             raise
 
@@ -208,7 +211,11 @@ class World:
 
     def _link_ended(self, rank: int, goodbye: bool, cause: str) -> None:
         self._control.ended(rank, goodbye, cause)
-        if not self._linked.done() and not goodbye:
+        if not goodbye:
+            self._cannot_link(rank, cause)
+
+    def _cannot_link(self, rank: int, cause: str) -> None:
+        if not self._linked.done():
             self._linked.set_exception(PeerLost([rank], cause))
 
     def _check_linked(self) -> None:
@@ -217,6 +224,7 @@ class World:
 
     def _process_ended(self, rank: int, pid: int) -> None:
         self._control.lose(rank, f"process {pid} ended")
+        self._cannot_link(rank, f"process {pid} ended")
 
     def _backend(self, context: int, ranks: Any, reports: Reports) -> HostBackend:
         return self._engine.backend(context, ranks, reports)

@@ -172,6 +172,8 @@ class Agent:
         for action in actions:
             match action:
                 case Send(signum, local_ranks):
+                    if signum == signal.SIGTERM and not self._interrupt.done():
+                        self._say(f"{len(local_ranks)} worker(s) here still run; they are asked to end")
                     for local_rank in local_ranks:
                         self._workers[local_rank].send(signum)
                 case Wake(at):
@@ -179,13 +181,11 @@ class Agent:
                 case Over():
                     self._over.set()
 
-    def _trouble_elsewhere(self) -> None:
-        alive = len(self._supervisor.alive)
-        if alive and not self._supervisor.stopping:
+    def _trouble_elsewhere(self, stopped: bool) -> None:
+        if self._supervisor.alive and not self._supervisor.stopping:
             lost = ", ".join(map(str, self._nodes.lost))
-            why = f"node {lost} stopped answering" if lost else "the job ends because of another node"
-            self._say(f"{why}; {alive} worker(s) here are asked to end")
-        self._handle(Elsewhere())
+            self._say(f"node {lost} is lost" if lost else "the job ends because of another node")
+        self._handle(Elsewhere(stopped))
 
     def _trouble(self) -> None:
         """The first trouble on this node: take our turn among the nodes."""
@@ -194,7 +194,7 @@ class Agent:
 
     async def _tell_the_others(self) -> int:
         turn = await self._nodes.take_turn()
-        await self._nodes.alarm()
+        await self._nodes.alarm(stop=self._signum != 0)
         return turn
 
     # -- workers --------------------------------------------------------------------------------
@@ -264,20 +264,17 @@ class Agent:
             at_ns=worker.ended_ns - self._began_ns,
             asked=worker.asked,
             symptom=worker.code != 0 and worker.words.symptom,
+            error=worker.words.error if worker.code != 0 else "",
             words=worker.words.excerpt() if worker.code != 0 else (),
         )
+        if ending.failed and self._turn is None and len(self._supervisor.alive) > 1:
+            because = ", because of another rank" if ending.symptom else ""
+            self._say(f"rank {ending.rank} failed: {how_it_ended(ending)}{because}")
         self._endings.append(ending)
         self._sweeps.append(self._loop.create_task(worker.sweep(self._sweep_grace)))
-        was_stopping = self._supervisor.stopping
-        actions = self._supervisor.handle(Ended(local_rank, ending.failed, ending.symptom), self._loop.time())
         if ending.failed:
             self._trouble()
-            if not was_stopping and self._supervisor.alive:
-                self._say(
-                    f"rank {ending.rank} failed: {how_it_ended(ending)}; "
-                    f"{len(self._supervisor.alive)} other worker(s) here are asked to end"
-                )
-        self._act(actions)
+        self._handle(Ended(local_rank, ending.failed, ending.symptom))
 
     async def _kill_all(self) -> None:
         """Whatever way we leave: nobody stays."""
@@ -325,7 +322,7 @@ class Agent:
                     self._signum = late.result()
                     report = self._report(await nodes.take_turn())
                     await nodes.publish(report)
-                    await nodes.alarm()
+                    await nodes.alarm(stop=True)
             others = waiting.result()[1:] if waiting.done() else []
         finally:
             waiting.cancel()

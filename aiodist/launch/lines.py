@@ -100,18 +100,21 @@ class LastWords:
         return tuple(_shorten(_strip(lines[start:]), limit))
 
     @property
-    def symptom(self) -> bool:
-        """Whether the traceback ends in an error that only reports another rank's trouble."""
+    def error(self) -> str:
+        """The line that ends the traceback, without the module: 'PeerLost: lost rank 1…'; '': none."""
         lines = self._decoded()
         start = _trace_start(lines)
-        if start is None:
-            return False
-        name = ""
-        for line in lines[start:]:
+        error = ""
+        for line in lines[start:] if start is not None else ():
             match = _ERROR_LINE.match(line)
             if match and not line.startswith(("Traceback", *_CHAIN)):
-                name = match.group(1).rpartition(".")[2]
-        return name in _SYMPTOMS
+                error = match.group(1).rpartition(".")[2] + line[match.end(1) :]
+        return error
+
+    @property
+    def symptom(self) -> bool:
+        """Whether the traceback ends in an error that only reports another rank's trouble."""
+        return self.error.partition(":")[0] in _SYMPTOMS
 
 
 def _trace_start(lines: Sequence[str]) -> int | None:

@@ -1,7 +1,7 @@
 """One agent's tie to the agents of the other nodes, while the job runs: alarms, leases, reports.
 
 agents/turn        counts troubles over all nodes: who was first
-agents/alarm       exists once anything went wrong anywhere
+agents/alarm       exists once anything went wrong anywhere: 'failure', or 'stop' by the operator
 agents/alive/<n>   a lease that node n renews; gone without a report: the node is lost
 agents/report/<n>  node n's NodeReport, once all its workers have ended
 """
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
     from aiodist.rendezvous.store import Store
 
+# An agent that dies loses its lease as soon as its connection has ended (see `StoreMachine`); the lease's
+# own time is for machines that vanish without a word.
 LEASE = 15.0
-BEAT = 3.0
+BEAT = 1.0
 _FOREVER = 1e8  # seconds
 _GOODBYE = 5.0
+
+Trouble = Callable[[bool], None]  # takes whether the operator ends the job
 
 
 class Nodes:
@@ -61,7 +65,7 @@ class Nodes:
         """Nodes that stopped answering."""
         return tuple(node for node, event in self._lost.items() if event.is_set())
 
-    def watch(self, trouble: Callable[[], None]) -> None:
+    def watch(self, trouble: Trouble) -> None:
         """Call `trouble`, perhaps more than once, when another node fails or is lost."""
         if self._store is not None:
             self._tasks = [
@@ -78,12 +82,12 @@ class Nodes:
                 return await self._store.add("agents/turn", 1)
         return 1
 
-    async def alarm(self) -> None:
-        """Tell the other nodes to stop."""
+    async def alarm(self, *, stop: bool = False) -> None:
+        """Tell the other nodes that the job ends; `stop`: because the operator says so."""
         if self._store is not None:
             with suppress(AiodistError, TimeoutError):
                 async with asyncio.timeout(self._lease):
-                    await self._store.set("agents/alarm", str(self.seat.node_rank))
+                    await self._store.set("agents/alarm", "stop" if stop else "failure")
 
     async def publish(self, report: NodeReport) -> None:
         """Leave our report, or a newer one, for the other nodes."""
@@ -135,14 +139,15 @@ class Nodes:
             lost.cancel()
             await asyncio.gather(report, lost, return_exceptions=True)
 
-    async def _hear_alarm(self, store: Store, trouble: Callable[[], None]) -> None:
+    async def _hear_alarm(self, store: Store, trouble: Trouble) -> None:
+        stop = False
         try:
-            await store.get("agents/alarm", timeout=_FOREVER)
+            stop = await store.get("agents/alarm", timeout=_FOREVER) == b"stop"
         except RendezvousError:
             self._store_is_gone()
-        trouble()
+        trouble(stop)
 
-    async def _keep_alive(self, store: Store, trouble: Callable[[], None]) -> None:
+    async def _keep_alive(self, store: Store, trouble: Trouble) -> None:
         """Renew our lease, and see who has not renewed theirs."""
         mine = f"agents/alive/{self.seat.node_rank}"
         seen: set[str] = set()
@@ -156,12 +161,12 @@ class Nodes:
                     silent = f"agents/alive/{node}" in seen - alive
                     if silent and f"agents/report/{node}" not in keys:
                         event.set()
-                        trouble()
+                        trouble(False)
                 seen |= alive
                 await asyncio.sleep(self._beat)
         except (RendezvousError, TimeoutError):
             self._store_is_gone()
-            trouble()
+            trouble(False)
 
     def _store_is_gone(self) -> None:
         """Node 0 hosts it; of the others we hear nothing any more either."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 from aiodist.errors import name_ranks
@@ -9,12 +10,15 @@ from aiodist.launch.verdict import Ending, Verdict, signal_name
 
 _RED, _BOLD, _RESET = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 _HINTS = {
-    signal.SIGKILL: "nobody here sent it: often the kernel, out of memory; see dmesg",
-    signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "a crash in native code, or no room left in /dev/shm",
-    signal.SIGABRT: "native code gave up; its last lines say why",
-    signal.SIGILL: "a library built for another processor",
+    signal.SIGKILL: "aiodist did not send it; often the kernel does, out of memory: see dmesg",
+    signal.SIGSEGV: "it crashed in native code",
+    signal.SIGBUS: "it crashed in native code, or there is no room left in /dev/shm",
+    signal.SIGABRT: "native code gave up; the last lines say why",
+    signal.SIGILL: "a library is built for another processor",
 }
+# Where an error of a group ends and its hint begins, which the box itself makes superfluous.
+_WITHOUT_HINT = re.compile(r"(.*\(in \w+(?: #\d+)? of group '.*?'\))\. ")
+_MOST_WAYS = 5  # rows about others; ranks that were in many different operations would fill the screen
 
 
 def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: int = 80) -> str:
@@ -30,9 +34,13 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
         return ""
     if verdict.signum:
         return _interrupted(verdict)
-    title = (
-        f"{name_ranks([verdict.culprit.rank])} failed first" if verdict.culprit else "the job was cut short"
-    )
+    title = "the job was cut short"
+    if verdict.culprit:
+        title = f"{name_ranks([verdict.culprit.rank])} failed first"
+    elif verdict.lost:
+        several = len(verdict.lost) > 1
+        nodes = ", ".join(map(str, verdict.lost))
+        title = f"nodes {nodes} were lost" if several else f"node {nodes} was lost"
     rows = [verdict.error, ""] if verdict.error else []
     if verdict.culprit:
         rows += _culprit(verdict.culprit)
@@ -49,31 +57,32 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
 
 
 def how_it_ended(ending: Ending) -> str:
-    """'exit code 7', 'killed by SIGSEGV (a crash in native code)'."""
-    if ending.code >= 0:
-        return f"exit code {ending.code}"
-    hint = _HINTS.get(signal.Signals(-ending.code)) if -ending.code in set(signal.Signals) else None
-    return f"killed by {signal_name(-ending.code)}" + (f" ({hint})" if hint else "")
+    """'exit code 7', 'killed by SIGSEGV'."""
+    return f"exit code {ending.code}" if ending.code >= 0 else f"killed by {signal_name(-ending.code)}"
 
 
 def _culprit(ending: Ending) -> list[str]:
     where = f"host {ending.host}, local rank {ending.local_rank}, pid {ending.pid}"
     rows = [f"{how_it_ended(ending)} after {ending.at_ns / 1e9:.2f} s · {where}"]
+    if -ending.code in _HINTS:
+        rows.append(_HINTS[signal.Signals(-ending.code)])
     rows += ["", *ending.words] if ending.words else ["it wrote nothing to stderr"]
     return [*rows, ""]
 
 
 def _others(verdict: Verdict, nnodes: int) -> list[str]:
-    """One row for each way that other ranks ended, first those that say something."""
+    """One row for each way that other ranks ended: failures, what others noticed of them, the rest."""
     ways: dict[str, list[Ending]] = {}
     for ending in (*verdict.failures, *verdict.endings):
         if ending is verdict.culprit or any(ending in seen for seen in ways.values()):
             continue
         ways.setdefault(_way(ending), []).append(ending)
     rows = []
-    for way, endings in ways.items():
+    for way, endings in list(ways.items())[:_MOST_WAYS]:
         on = f" on {', '.join(sorted({e.host for e in endings}))}" if nnodes > 1 else ""
-        rows.append(f"{name_ranks([e.rank for e in endings])}{on}: {way}")
+        rows.append(f"{name_ranks([e.rank for e in endings])}{on}{way}")
+    if rest := [e.rank for endings in list(ways.values())[_MOST_WAYS:] for e in endings]:
+        rows.append(f"{name_ranks(rest)} ended in other ways; see above")
     rows += [
         f"node {node}: lost; its agent ended or became unreachable without a report" for node in verdict.lost
     ]
@@ -81,13 +90,22 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
 
 
 def _way(ending: Ending) -> str:
+    """What to say of a rank, after its name."""
+    if ending.symptom and ending.asked != signal.SIGKILL:  # perhaps it was still on its way out
+        return f" noticed: {_noticed(ending.error)}"
     if ending.failed:
-        because = ", because of another rank" if ending.symptom else ""
-        return f"{how_it_ended(ending)}{because}"
+        return f": {how_it_ended(ending)}{f' · {ending.error}' if ending.error else ''}"
     if ending.stopped:
         ignored = ", since it did not end on SIGTERM" if ending.asked == signal.SIGKILL else ""
-        return f"stopped by aiodist run ({signal_name(ending.asked)}{ignored})"
-    return "ended well"
+        return f": stopped by aiodist run ({signal_name(ending.asked)}{ignored})"
+    return ": ended well"
+
+
+def _noticed(error: str) -> str:
+    """'PeerLost: lost rank 2: … (in …). What to do.' → 'lost rank 2: … (in …)'."""
+    kind, _, said = error.partition(": ")
+    match = _WITHOUT_HINT.match(said)
+    return match.group(1) if match else said or kind
 
 
 def _interrupted(verdict: Verdict) -> str:

@@ -1,12 +1,15 @@
 """When to stop the workers of one node, and with which signal: a pure machine.
 
-    running ──first failure, another node's failure, operator's signal──▶ stopping ──all ended──▶ over
+    running ──first failure, here or elsewhere──▶ grace ──it is over──▶ stopping ──all ended──▶ over
+       └──────────────── operator's signal ─────────┴─────────────────────▲
+
+In the grace nobody is asked anything: the others say by themselves what they noticed, and end. A
+failure whose traceback only reports another rank's trouble is a *symptom*: its culprit is about to end
+by itself, and gets a little longer for that, so that the verdict can name it. Later failures may
+shorten the grace, and never extend it.
 
 Stopping climbs a ladder: SIGTERM, and SIGKILL after the shutdown timeout; Ctrl-C starts one rung
 lower, with SIGINT. Each further signal of the operator climbs one rung at once.
-
-A failure whose traceback only reports another rank's trouble is a *symptom*: its culprit is about to
-end by itself, so the machine gives it a moment before it stops the rest, and the verdict can name it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+# Seconds from a failure to SIGTERM for the rest. A group tells its members of a death within
+# milliseconds; a traceback and the end of an interpreter take a tenth of a second. Too short to be felt.
+FAILURE_GRACE = 0.3
 SYMPTOM_GRACE = 0.5
 INTERRUPT_GRACE = 10.0
 
@@ -36,7 +42,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Another node's part has failed or is lost."""
+    """Another node's part has failed or is lost; `stopped`: the operator ends it."""
+
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Supervisor:
         self._patience = shutdown_timeout
         self._ladder: list[tuple[int, float]] = []  # (signal, seconds until the next) still to come
         self._next_rung: float | None = None
-        self._stop_at: float | None = None  # the end of a symptom's grace
+        self._stop_at: float | None = None  # the end of the grace
         self.stopping = False
 
     @property
@@ -98,8 +106,8 @@ class Supervisor:
                 return self._ended(event, now)
             case Asked(signum):
                 return self._asked(signum, now)
-            case Elsewhere():
-                return self._stop(now)
+            case Elsewhere(stopped):
+                return self._stop(now) if stopped else self._grace(now + FAILURE_GRACE)
             case Tick():
                 return self._tick(now)
 
@@ -110,14 +118,16 @@ class Supervisor:
         if not self._alive:
             self._next_rung = self._stop_at = None
             return [Over()]
-        if not event.failed or self.stopping:
+        if not event.failed:
             return []
-        if not event.symptom:
-            return self._stop(now)
-        if self._stop_at is None:
-            self._stop_at = now + SYMPTOM_GRACE
-            return [Wake(self._stop_at)]
-        return []
+        return self._grace(now + (SYMPTOM_GRACE if event.symptom else FAILURE_GRACE))
+
+    def _grace(self, until: float) -> list[Action]:
+        """Stop the rest at this time, if nothing does it before."""
+        if self.stopping or not self._alive or (self._stop_at is not None and self._stop_at <= until):
+            return []
+        self._stop_at = until
+        return [Wake(until)]
 
     def _asked(self, signum: int, now: float) -> list[Action]:
         if self.stopping:

@@ -33,6 +33,7 @@ class Ending:
         at_ns: monotonic ns since its node's workers began.
         asked: the last signal that we had sent it before; 0: it ended of itself.
         symptom: its traceback only reports another rank's trouble.
+        error: the line that ends its traceback, '': there is none.
         words: the end of its stderr.
     """
 
@@ -45,6 +46,7 @@ class Ending:
     at_ns: int
     asked: int = 0
     symptom: bool = False
+    error: str = ""
     words: tuple[str, ...] = ()
 
     @property
@@ -145,7 +147,7 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
             return replace(job, code=2, error=f"node {first.node_rank} ({first.host}): {first.error}")
         if first.signum:
             return replace(job, code=128 + first.signum, signum=first.signum)
-    if failures:
+    if failures and not (lost and failures[0].symptom):  # else the culprit was on a lost node
         return replace(job, code=failures[0].exit_code, culprit=failures[0])
     return replace(job, code=1) if lost else job
 

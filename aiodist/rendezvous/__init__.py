@@ -2,7 +2,13 @@
 
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
-from aiodist.rendezvous.handlers import Invitation, Meeting, register_rendezvous_handler, rendezvous
+from aiodist.rendezvous.handlers import (
+    Invitation,
+    Meeting,
+    register_rendezvous_handler,
+    rendezvous,
+    told_address,
+)
 from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.meeting import claim_rank, exchange, release_rank, this_process
 from aiodist.rendezvous.prefix_store import PrefixStore
@@ -26,4 +32,5 @@ __all__ = [
     "release_rank",
     "rendezvous",
     "this_process",
+    "told_address",
 ]

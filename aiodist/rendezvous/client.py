@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.wire.messages import Request, Response, Status, decode_response, encode_request
 
 RECONNECT_SECONDS = 10.0  # less than the server keeps a session (`SESSION_GRACE`)
+REFUSED_SECONDS = 2.0  # a store listens as long as it lives: who is refused for so long has lost it
 GOODBYE_SECONDS = 1.0
 _GRACE = 1.0  # the server keeps the deadlines; this much later the client stops believing in it
 _BACKOFF = (0.01, 0.5)  # seconds between attempts: the first, the longest
@@ -193,9 +195,10 @@ class TcpStore(MachineStore):
 
     # Connecting.
 
-    async def _dial(self, patience: float) -> None:
-        """Try until it works, or `patience` seconds have passed."""
+    async def _dial(self, patience: float, refused: float = math.inf) -> None:
+        """Try until it works, for `patience` seconds, or until connections were refused for `refused`."""
         delay = _BACKOFF[0]
+        deadline = self._loop.time() + refused
         try:
             async with asyncio.timeout(patience):
                 while True:
@@ -205,6 +208,11 @@ class TcpStore(MachineStore):
                         raise
                     except (OSError, RendezvousError, WireError) as error:
                         cause = self._stage = describe(error)
+                        if not isinstance(error, ConnectionRefusedError):
+                            deadline = self._loop.time() + refused
+                        elif self._loop.time() >= deadline:
+                            patience = refused
+                            raise TimeoutError from None
                     else:
                         break
                     # Many ranks that start together must not come back together.
@@ -248,7 +256,7 @@ class TcpStore(MachineStore):
 
     async def _reconnect_now(self) -> None:
         try:
-            await self._dial(RECONNECT_SECONDS)
+            await self._dial(RECONNECT_SECONDS, REFUSED_SECONDS)
         except RendezvousError as error:
             self._finish(RendezvousError(f"lost the store: {error.message}", hint=error.hint))
         finally:

@@ -188,7 +188,7 @@ async def _env(invitation: Invitation) -> Meeting:
     if place.master_addr is None or place.master_port is None:
         if place.world_size == 1:
             store = HashStore(invitation.timeout)
-            return Meeting(store, 0, 1, None, _told(invitation.tuning, "127.0.0.1"))
+            return Meeting(store, 0, 1, None, told_address(invitation.tuning, "127.0.0.1"))
         missing = "MASTER_ADDR" if place.master_addr is None else "MASTER_PORT"
         raise UsageError(
             f"{missing} is not set, and the world has {place.world_size} processes",
@@ -216,12 +216,12 @@ async def _file(invitation: Invitation) -> Meeting:
         )
     place = _known_place(invitation)
     tuned = invitation.tuning
-    host = _told(tuned, "127.0.0.1")
+    host = told_address(tuned, "127.0.0.1")
     await _check_open_door(host, invitation)
     store = await FileStore.open(
         unquote(parts.path), invitation.job, invitation.secret, invitation.timeout, host=host, rank=place.rank
     )
-    return Meeting(store, place.rank, place.world_size, None, _told(tuned, store.client.address))
+    return Meeting(store, place.rank, place.world_size, None, told_address(tuned, store.client.address))
 
 
 def _known_place(invitation: Invitation) -> Placement:
@@ -276,7 +276,7 @@ async def _join(invitation: Invitation, place: Placement, host: str, port: int) 
         host, port, invitation.job, invitation.secret, invitation.timeout, rank=place.rank
     )
     try:
-        address = _told(invitation.tuning, store.address)
+        address = told_address(invitation.tuning, store.address)
     except BaseException:
         await store.aclose()
         raise
@@ -304,7 +304,7 @@ def _spans_hosts(place: Placement) -> bool:
     return place.local_world_size is not None and place.local_world_size < place.world_size
 
 
-def _told(tuned: Tuning, address: str) -> str:
+def told_address(tuned: Tuning, address: str) -> str:
     """The address that peers are told: what the user says, else the one that was found."""
     if tuned.interface:
         return interface_address(tuned.interface)

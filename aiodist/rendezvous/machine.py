@@ -6,6 +6,8 @@ Rules:
 - A request happens once, however often it is sent: what changes the store leaves its answer behind under
   (client, id) until the client says that it has it. A client may therefore be away for up to
   `SESSION_GRACE` seconds and carry on.
+- A lease (a key with a ttl) says that its holder lives. Where the holder's connection ends without goodbye
+  and it is not back within `RETURN_GRACE` seconds, the lease ends then: processes that die are missed soon.
 - Each change has a revision, counted over the whole store; watches report it.
 - All times are `now`, in seconds, of any clock that only goes forward.
 
@@ -37,6 +39,7 @@ from aiodist.rendezvous.events import (
 from aiodist.rendezvous.schema import RefusedError, check_args
 
 SESSION_GRACE = 60.0
+RETURN_GRACE = 2.0  # a living client's first attempts to come back take milliseconds
 INT64 = range(-(2**63), 2**63)
 
 Call = tuple[bytes, int]  # client and request id: names one call for good
@@ -82,6 +85,8 @@ class _Session:
     connections: int = 0  # so far; also tells an old deadline from the current one
     lost: bool = False  # it is the successor of one that is forgotten; nothing it asks may happen
     answered: dict[int, Effect] = field(default_factory=dict)
+    leases: dict[str, float] = field(default_factory=dict)  # key → when the lease that it set ends
+    cut: float | None = None  # when they end instead, should it not come back
 
 
 class StoreMachine:
@@ -116,6 +121,7 @@ class StoreMachine:
                 session = self._sessions.setdefault(client, _Session())
                 session.connected = True
                 session.connections += 1
+                self._restore_leases(session)
             case Disconnected(client):
                 self._disconnected(client, now)
             case Tick():
@@ -171,6 +177,26 @@ class StoreMachine:
         for call in [call for call in self._watches if call[0] == client]:
             del self._watches[call]
         self._set_timer(now + SESSION_GRACE, "session", (client, session.connections))
+        self._cut_leases(session, now + RETURN_GRACE)
+
+    def _cut_leases(self, session: _Session, at: float) -> None:
+        """Its holder is away: the leases end at `at`, unless it comes back."""
+        session.cut = at
+        for key, expires in list(session.leases.items()):
+            entry = self._data.get(key)
+            if entry is None or entry.expires != expires:
+                del session.leases[key]  # gone, or somebody else's by now
+            elif at < expires:
+                entry.expires = at
+                self._set_timer(at, "lease", key)
+
+    def _restore_leases(self, session: _Session) -> None:
+        for key, expires in session.leases.items():
+            entry = self._data.get(key)
+            if entry is not None and entry.expires == session.cut:
+                entry.expires = expires
+                self._set_timer(expires, "lease", key)
+        session.cut = None
 
     def _end_session(self, client: bytes) -> None:
         del self._sessions[client]
@@ -276,8 +302,12 @@ class StoreMachine:
         self._put(key, value, now, None if entry is None or entry.expires is None else entry.expires - now)
 
     def _remove(self, key: str) -> bool:
-        if self._data.pop(key, None) is None:
+        entry = self._data.pop(key, None)
+        if entry is None:
             return False
+        if entry.expires is not None:
+            for session in self._sessions.values():
+                session.leases.pop(key, None)
         self._revision += 1
         self._tell_watches(key, None)
         return True
@@ -286,6 +316,8 @@ class StoreMachine:
         if ttl is not None and not ttl > 0:
             raise RefusedError(f"ttl must be a positive number of seconds, got {ttl!r}")
         self._put(key, value, now, ttl)
+        if ttl is not None:
+            self._sessions[call[0]].leases[key] = now + ttl
         self._done(call)
 
     def _do_multi_set(self, call: Call, now: float, keys: list[str], values: list[bytes]) -> None:

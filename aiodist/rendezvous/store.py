@@ -46,7 +46,12 @@ class Store(ABC):
 
     @abstractmethod
     async def set(self, key: str, value: Value, *, ttl: float | None = None) -> None:
-        """Set a key. With `ttl` it is a lease: the key goes away after so many seconds unless set again."""
+        """Set a key.
+
+        Args:
+            ttl: makes it a lease: the key goes away after so many seconds unless set again; sooner where
+                this client's connection ends without goodbye and is not replaced within two seconds.
+        """
 
     @abstractmethod
     async def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from aiodist.schedules.select import select
-from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, chunk_bounds
+from aiodist.schedules.select import UNKNOWN, select
+from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, chunk_bounds, spans
 
-__all__ = ["Recv", "RecvReduce", "Schedule", "Send", "Step", "chunk_bounds", "select"]
+__all__ = [
+    "UNKNOWN",
+    "Recv",
+    "RecvReduce",
+    "Schedule",
+    "Send",
+    "Step",
+    "chunk_bounds",
+    "select",
+    "spans",
+]

@@ -6,6 +6,9 @@ ranks proceed independently, a message is transferred only once both ends have r
 (nothing is buffered), and a round ends when all its messages are through. What completes here
 completes on every transport.
 
+With two buffers the block that rank i has for rank j is a symbol of its own. Inputs are tuples, which
+nothing can write, and a block must land in the place that is made for it, or its size might not fit.
+
 The order in which ranks proceed is an argument. By rules 4 and 5 of `steps` it cannot matter to the
 outcome; the tests choose it at random and see that it does not.
 """
@@ -15,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send
+from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, spans
 from aiodist.types import NO_ROOT, Kind
+
+_CHUNK_PER_RANK = (Kind.all_gather, Kind.reduce_scatter, Kind.gather, Kind.scatter, Kind.all_to_all)
 
 Pick = Callable[[int], int]  # given how many ranks could go next, which one does
 
@@ -41,13 +46,12 @@ class Proof:
 
 
 class _Expressions:
-    """Ordered reduction trees, hash-consed: equal trees have equal numbers. 0 … size-1 are leaves."""
+    """Ordered reduction trees, hash-consed: equal trees have equal numbers. 0 … count-1 are leaves."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, count: int) -> None:
         self._numbers: dict[tuple[int, int], int] = {}
-        self._leaves: list[tuple[int, ...]] = [(rank,) for rank in range(size)]
-        self._depths = [0] * size
+        self._leaves: list[tuple[int, ...]] = [(leaf,) for leaf in range(count)]
+        self._depths = [0] * count
 
     def combine(self, left: int, right: int) -> int:
         number = self._numbers.get((left, right))
@@ -68,14 +72,24 @@ class _Expressions:
 class _Run:
     """One symbolic execution."""
 
-    def __init__(self, kind: Kind, schedules: Sequence[Schedule]) -> None:
+    def __init__(self, kind: Kind, schedules: Sequence[Schedule], root: int) -> None:
         self.schedules = schedules
         self.size = size = len(schedules)
-        self.chunks = schedules[0].chunks
-        self.expressions = _Expressions(size)
-        self.held: list[list[int | None]] = [[rank] * self.chunks for rank in range(size)]
-        if kind is Kind.all_gather:
-            self.held = [[rank if c == rank else None for c in range(self.chunks)] for rank in range(size)]
+        self.chunks = chunks = schedules[0].chunks
+        self.two_buffers = kind is Kind.all_to_all
+        self.expressions = _Expressions(size * size if self.two_buffers else size)
+        self.inputs: list[tuple[int, ...]] = []  # with two buffers: what rank has for each rank
+        self.held: list[list[int | None]] = [[rank] * chunks for rank in range(size)]
+        if kind in (Kind.all_gather, Kind.gather):
+            self.held = [[rank if c == rank else None for c in range(chunks)] for rank in range(size)]
+        elif kind is Kind.scatter:
+            self.held = [[rank if rank == root else None] * chunks for rank in range(size)]
+        elif self.two_buffers:
+            self.inputs = [tuple(range(rank * size, (rank + 1) * size)) for rank in range(size)]
+            self.held = [
+                [block if c == rank else None for c, block in enumerate(blocks)]
+                for rank, blocks in enumerate(self.inputs)
+            ]
         self.heard = [1 << rank for rank in range(size)]  # bit r: has heard of rank r
         self.reductions = [0] * self.chunks
         self.sent = [0] * size
@@ -98,13 +112,14 @@ class _Run:
     def _enter(self, rank: int, index: int) -> list[int]:
         """Post the steps of a round; returns the ranks whose rounds are thereby done."""
         steps = self.schedules[rank].rounds[index]
-        check_round(rank, index, self.size, self.chunks, steps)
+        check_round(rank, index, self.size, self.chunks, steps, two_buffers=self.two_buffers)
         self._open[rank] = len(steps)
         done = [] if steps else [rank]
         for step in steps:
             if isinstance(step, Send):
                 key = (rank, step.peer, index)
-                before = self.held[rank][step.start : step.stop]
+                source: Sequence[int | None] = self.inputs[rank] if self.two_buffers else self.held[rank]
+                before = [source[chunk] for chunk in covered(step, self.chunks)]
                 self._offers[key] = (step, before, self.heard[rank])
                 self.sent[rank] += step.stop - step.start
             else:
@@ -123,10 +138,19 @@ class _Run:
         source, rank, index = key
         send, values, heard = self._offers.pop(key)
         step = self._wants.pop(key)
-        if (send.start, send.stop) != (step.start, step.stop):
+        alike = (
+            send.stop - send.start == step.stop - step.start
+            if self.two_buffers
+            else (send.start, send.stop) == (step.start, step.stop)
+        )
+        if not alike:
             raise ScheduleError(f"round {index}: rank {source} sends {send}, rank {rank} expects {step}")
         mine = self.held[rank]
-        for chunk, value in enumerate(values, send.start):
+        for chunk, value in zip(covered(step, self.chunks), values, strict=True):
+            if self.two_buffers and value != self.inputs[chunk][rank]:
+                raise ScheduleError(
+                    f"round {index}: what rank {source} sends is not what rank {chunk} has for rank {rank}"
+                )
             if value is None:
                 raise ScheduleError(f"round {index}: rank {source} sends chunk {chunk} before it has it")
             if isinstance(step, RecvReduce):
@@ -146,10 +170,17 @@ class _Run:
             raise ScheduleError(f"these messages have only one end: {', '.join(sorted(stuck))}")
 
 
+def covered(step: Step, chunks: int) -> Sequence[int]:
+    """The chunks that a step covers, in the order of the wire."""
+    if step.stop <= chunks:
+        return range(step.start, step.stop)
+    return [chunk for start, stop in spans(step.start, step.stop, chunks) for chunk in range(start, stop)]
+
+
 def check_round(
-    rank: int, index: int, size: int, chunks: int, steps: tuple[Send | Recv | RecvReduce, ...]
+    rank: int, index: int, size: int, chunks: int, steps: tuple[Step, ...], *, two_buffers: bool = False
 ) -> None:
-    """Check rules 2 and 4 to 6 of `steps` for one round of one rank; raises `ScheduleError`."""
+    """Check rules 2 and 4 to 7 of `steps` for one round of one rank; raises `ScheduleError`."""
     where = f"rank {rank}, round {index}"
     written: set[int] = set()
     ends: set[tuple[bool, int]] = set()
@@ -158,8 +189,10 @@ def check_round(
         sending = isinstance(step, Send)
         if not 0 <= step.peer < size or step.peer == rank:
             raise ScheduleError(f"{where}: {step} has no such peer")
-        if not 0 <= step.start <= step.stop <= chunks:
+        if not 0 <= step.start < chunks or not step.start <= step.stop <= step.start + chunks:
             raise ScheduleError(f"{where}: {step} leaves the buffer of {chunks} chunks")
+        if two_buffers and isinstance(step, RecvReduce):
+            raise ScheduleError(f"{where}: {step} reduces, where there are two buffers")
         if (sending, step.peer) in ends:
             raise ScheduleError(f"{where}: a second message with rank {step.peer} in one direction")
         ends.add((sending, step.peer))
@@ -167,13 +200,13 @@ def check_round(
             raise ScheduleError(f"{where}: a send stands after a receive")
         if not sending:
             receiving = True
-            span = set(range(step.start, step.stop))
-            if span & written:
-                raise ScheduleError(f"{where}: two steps write chunk {min(span & written)}")
-            written |= span
+            span = covered(step, chunks)
+            if not written.isdisjoint(span):
+                raise ScheduleError(f"{where}: two steps write chunk {min(written.intersection(span))}")
+            written.update(span)
     for step in steps:
-        if isinstance(step, Send) and not step.copy:
-            torn = written.intersection(range(step.start, step.stop))
+        if isinstance(step, Send) and not step.copy and not two_buffers:
+            torn = written.intersection(covered(step, chunks))
             if torn:
                 raise ScheduleError(f"{where}: chunk {min(torn)} is sent while it is written")
 
@@ -184,14 +217,14 @@ def prove(
     """Prove that schedules carry out an operation.
 
     Shown is: no rule of `steps` is broken; nothing deadlocks, also without any buffering; every rank
-    that is promised a result has it; every rank's value is in it exactly once; for all_reduce, all
-    ranks hold the identical expression, and either it was computed once and handed out, or it combines
-    the ranks in order (law 3: one answer).
+    that is promised a result has it; every rank's value is in it exactly once; the root of a broadcast
+    or scatter is only read; for all_reduce, all ranks hold the identical expression, and either it was
+    computed once and handed out, or it combines the ranks in order (law 3: one answer).
 
     Args:
         kind: the operation that the schedules promise.
         schedules: those of all ranks, by rank.
-        root: for broadcast and reduce.
+        root: for broadcast, reduce, gather and scatter.
         pick: chooses which of n ranks proceeds next, 0 ≤ result < n.
 
     Raises:
@@ -199,7 +232,8 @@ def prove(
     """
     if len({schedule.chunks for schedule in schedules}) != 1:
         raise ScheduleError("ranks divide the buffer differently")
-    run = _Run(kind, schedules)
+    _check_form(kind, schedules, root)
+    run = _Run(kind, schedules, root)
     run.execute(pick)
     for rank in range(run.size):
         _check_result(kind, run, rank, root)
@@ -213,6 +247,22 @@ def prove(
     )
 
 
+def _check_form(kind: Kind, schedules: Sequence[Schedule], root: int) -> None:
+    size = len(schedules)
+    if kind in _CHUNK_PER_RANK and schedules[0].chunks != size:
+        raise ScheduleError(f"{kind.name} needs a chunk a rank, not {schedules[0].chunks}")
+    for rank, one in enumerate(schedules):
+        if one.two_buffers != (kind is Kind.all_to_all):
+            raise ScheduleError(f"rank {rank}: all_to_all has two buffers, and nothing else has")
+        writes = any(
+            not isinstance(step, Send) and step.stop > step.start for steps in one.rounds for step in steps
+        )
+        if writes != one.writes:
+            raise ScheduleError(f"rank {rank}: the schedule is wrong about whether it writes")
+        if writes and rank == root and kind in (Kind.broadcast, Kind.scatter):
+            raise ScheduleError(f"rank {rank} is the root, and writes what others read from it")
+
+
 def _check_result(kind: Kind, run: _Run, rank: int, root: int) -> None:
     everyone = list(range(run.size))
     missing = [other for other in everyone if not run.heard[rank] >> other & 1]
@@ -224,15 +274,18 @@ def _check_result(kind: Kind, run: _Run, rank: int, root: int) -> None:
             expected = everyone
         elif kind is Kind.broadcast:
             expected = [root]
-        elif kind is Kind.all_gather:
+        elif kind is Kind.all_gather or (kind is Kind.gather and rank == root):
             expected = [chunk]
+        elif kind is Kind.scatter and chunk == rank:
+            expected = [root]
+        elif kind is Kind.all_to_all:
+            expected = [run.inputs[chunk][rank]]
         elif kind is Kind.reduce_scatter and chunk == rank:
             expected = everyone
         found = [] if value is None else sorted(run.expressions.leaves(value))
         if expected is not None and found != expected:
-            raise ScheduleError(
-                f"rank {rank}, chunk {chunk}: holds the values of ranks {found}, not {expected}"
-            )
+            what = "blocks" if run.two_buffers else "the values of ranks"
+            raise ScheduleError(f"rank {rank}, chunk {chunk}: holds {what} {found}, not {expected}")
 
 
 def _check_one_answer(run: _Run) -> None:

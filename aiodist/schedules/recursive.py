@@ -1,13 +1,16 @@
-"""Recursive algorithms for all_reduce: partners at distance 1, 2, 4, …
+"""Recursive algorithms: partners at distance 1, 2, 4, …
 
-Logarithmically many rounds: for small and medium messages. Both work on p participants, the largest
-power of two that is not above the size. Of the first 2(n-p) ranks each even one folds its tensor into
-its right neighbour first, and gets the result back at the end. A participant therefore stands for one
-rank or two neighbours, and participants are in rank order. Every partial covers an interval of ranks,
-and the interval of the lower ranks is always the left operand.
+Logarithmically many rounds: for small and medium messages. Those for all_gather and reduce_scatter want
+a power of two of ranks (for other sizes see `bruck`).
+
+Those for all_reduce take any size. They work on p participants, the largest power of two that is not
+above the size. Of the first 2(n-p) ranks each even one folds its tensor into its right neighbour first,
+and gets the result back at the end. A participant therefore stands for one rank or two neighbours, and
+participants are in rank order. Every partial covers an interval of ranks, and the interval of the lower
+ranks is always the left operand.
 
 Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations
-in MPICH", IJHPCA 19 (2005), sections 4.5 and 4.6; R. Rabenseifner, "Optimization of Collective
+in MPICH", IJHPCA 19 (2005); R. Rabenseifner, "Optimization of Collective
 Reduction Operations", ICCS 2004.
 """
 
@@ -15,9 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, schedule
-
-Rounds = list[tuple[Step, ...]]
+from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, Step, schedule
 
 
 def participants(size: int) -> int:
@@ -111,3 +112,54 @@ def halving(rank: int, size: int) -> Schedule:
         return reduce + gather[::-1]
 
     return _folded("recursive_halving", rank, size, count, core, repeats=False)
+
+
+def all_gather(rank: int, size: int) -> Schedule:
+    """Recursive doubling: partners exchange all chunks that they have; powers of two only.
+
+    Buffer: the result, in `size` chunks, with this rank's input already in chunk `rank`.
+    Rounds: log2 n. Bytes sent by a rank: (n-1)/n of the result.
+    """
+    _check_power_of_two(size)
+    rounds: Rounds = []
+    distance = 1
+    while distance < size:
+        peer = rank ^ distance
+        mine, theirs = rank & -distance, peer & -distance  # where the two aligned blocks begin
+        rounds.append((Send(peer, mine, mine + distance), Recv(peer, theirs, theirs + distance)))
+        distance *= 2
+    return schedule("recursive_doubling", size, rounds)
+
+
+def reduce_scatter(rank: int, size: int) -> Schedule:
+    """Recursive halving: `reduce_scatter_rounds`; powers of two only.
+
+    Buffer: a working copy of the whole input, in `size` chunks; the result is chunk `rank`, what the
+    others hold afterwards means nothing. Each chunk is reduced once, though not in the order of ranks.
+    Rounds: log2 n. Bytes sent by a rank: (n-1)/n of the input.
+    """
+    return schedule("recursive_halving", size, reduce_scatter_rounds(rank, size))
+
+
+def reduce_scatter_rounds(rank: int, size: int) -> Rounds:
+    """Partners split the chunks that both still answer for; far partners first, so that what a rank
+    answers for is one range of chunks that ends at its own."""
+    _check_power_of_two(size)
+    rounds: Rounds = []
+    distance = size // 2
+    while distance:
+        peer = rank ^ distance
+        mine, theirs = rank & -distance, peer & -distance
+        rounds.append(
+            (
+                Send(peer, theirs, theirs + distance),
+                RecvReduce(peer, mine, mine + distance, left=peer < rank),
+            )
+        )
+        distance //= 2
+    return rounds
+
+
+def _check_power_of_two(size: int) -> None:
+    if size != participants(size):
+        raise ValueError(f"{size} ranks are not a power of two")

@@ -9,12 +9,10 @@ W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA
 
 from __future__ import annotations
 
-from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, schedule
-
-Rounds = list[tuple[Step, ...]]
+from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, schedule
 
 
-def _reduce_rounds(rank: int, size: int) -> Rounds:
+def reduce_rounds(rank: int, size: int) -> Rounds:
     """Chunk c starts at rank c + 1, passes every rank once and ends, complete, at rank c."""
     right, left = (rank + 1) % size, (rank - 1) % size
     rounds: Rounds = []
@@ -24,7 +22,7 @@ def _reduce_rounds(rank: int, size: int) -> Rounds:
     return rounds
 
 
-def _gather_rounds(rank: int, size: int) -> Rounds:
+def gather_rounds(rank: int, size: int) -> Rounds:
     """Every rank starts with chunk `rank` and passes on what it received last."""
     right, left = (rank + 1) % size, (rank - 1) % size
     rounds: Rounds = []
@@ -40,7 +38,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
     Buffer: the tensor, in `size` chunks. Each chunk is reduced once, in ring order, and handed out.
     Rounds: 2(n-1). Bytes sent by a rank: 2(n-1)/n of the tensor.
     """
-    return schedule("ring", size, _reduce_rounds(rank, size) + _gather_rounds(rank, size))
+    return schedule("ring", size, reduce_rounds(rank, size) + gather_rounds(rank, size))
 
 
 def reduce_scatter(rank: int, size: int) -> Schedule:
@@ -49,7 +47,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
     Buffer: a working copy of the whole input, in `size` chunks; the result is chunk `rank`, what the
     others hold afterwards means nothing. Rounds: n-1. Bytes sent by a rank: (n-1)/n of the input.
     """
-    return schedule("ring", size, _reduce_rounds(rank, size))
+    return schedule("ring", size, reduce_rounds(rank, size))
 
 
 def all_gather(rank: int, size: int) -> Schedule:
@@ -58,4 +56,4 @@ def all_gather(rank: int, size: int) -> Schedule:
     Buffer: the result, in `size` chunks, with this rank's input already in chunk `rank`.
     Rounds: n-1. Bytes sent by a rank: (n-1)/n of the result.
     """
-    return schedule("ring", size, _gather_rounds(rank, size))
+    return schedule("ring", size, gather_rounds(rank, size))

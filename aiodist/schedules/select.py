@@ -1,56 +1,151 @@
 """Which algorithm an operation takes.
 
 The choice is a pure function of what every rank agrees on: kind, size, root and bytes (law 3). Ranks
-that chose differently would wait for each other for ever.
-
-For all_reduce the choice is the cheapest under the usual model, time = rounds · α + bytes · β. α is a
-round through two event loops, β the time a byte needs on the wire. Both are constants of the package, of
-the order that TCP over loopback shows. They are not measured at run time: ranks would measure differently.
+that chose differently would wait for each other for ever. Of the algorithms that are offered for an
+operation the cheapest is taken, by the model and the constants of `costs`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from aiodist.errors import UsageError
-from aiodist.schedules import binomial, dissemination, recursive, ring
+from aiodist.schedules import (
+    binomial,
+    bruck,
+    composed,
+    costs,
+    dissemination,
+    linear,
+    pairwise,
+    recursive,
+    ring,
+)
+from aiodist.schedules.costs import DOUBLING_LIMIT, RING_CHUNK, SPREAD_LIMIT, WRAP_LIMIT, Cost
 from aiodist.schedules.steps import Schedule
 from aiodist.types import NO_ROOT, Kind
 
-ROUND_NS = 30_000.0  # α
-BYTE_NS = 0.4  # β: 2.5 GB/s
-DOUBLING_LIMIT = 64 * 1024  # bytes; recursive doubling copies what it sends, so it stays small
+UNKNOWN = -1
+"""For `nbytes`: ranks do not agree on how many (uneven all_to_all). What is right for many is chosen."""
 
-ALL_REDUCE: dict[str, Callable[[int, int], Schedule]] = {
-    "recursive_doubling": recursive.doubling,
-    "recursive_halving": recursive.halving,
-    "ring": ring.all_reduce,
+_MANY = 1 << 50
+_ROOTED = (Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter)
+
+
+def _always(size: int, nbytes: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to carry out a kind of operation.
+
+    Args:
+        build: (rank, size, root) → schedule.
+        cost: size → what it takes.
+        offered: (size, nbytes) → whether it may be chosen.
+    """
+
+    build: Callable[[int, int, int], Schedule]
+    cost: Callable[[int], Cost]
+    offered: Callable[[int, int], bool] = _always
+
+
+def _rootless(build: Callable[[int, int], Schedule]) -> Callable[[int, int, int], Schedule]:
+    return lambda rank, size, root: build(rank, size)
+
+
+def _power_of_two(size: int, nbytes: int) -> bool:
+    return size & (size - 1) == 0
+
+
+def _short(size: int, nbytes: int) -> bool:
+    return nbytes < size * RING_CHUNK
+
+
+def _may_wrap(size: int, nbytes: int) -> bool:
+    return nbytes <= WRAP_LIMIT
+
+
+# Where two cost the same, the one that stands first is taken.
+ALGORITHMS: dict[Kind, dict[str, Algorithm]] = {
+    Kind.all_reduce: {
+        "recursive_doubling": Algorithm(
+            _rootless(recursive.doubling),
+            costs.all_reduce_doubling,
+            lambda size, nbytes: nbytes <= DOUBLING_LIMIT,
+        ),
+        "recursive_halving": Algorithm(_rootless(recursive.halving), costs.all_reduce_halving),
+        "ring": Algorithm(_rootless(ring.all_reduce), lambda size: costs.twice(costs.ring(size))),
+        "bruck": Algorithm(
+            _rootless(bruck.all_reduce), lambda size: costs.twice(costs.bruck(size)), _may_wrap
+        ),
+    },
+    Kind.broadcast: {
+        "binomial": Algorithm(binomial.broadcast, costs.binomial),
+        "scatter_ring": Algorithm(composed.broadcast, costs.scatter_ring),
+    },
+    Kind.reduce: {
+        "binomial": Algorithm(binomial.reduce, costs.binomial),
+        "halving_gather": Algorithm(
+            composed.halving_reduce, lambda size: costs.twice(costs.halving(size)), _power_of_two
+        ),
+        "ring_gather": Algorithm(composed.ring_reduce, costs.ring_gather),
+    },
+    Kind.all_gather: {
+        "ring": Algorithm(_rootless(ring.all_gather), costs.ring),
+        "recursive_doubling": Algorithm(
+            _rootless(recursive.all_gather),
+            costs.halving,
+            lambda size, nbytes: _power_of_two(size, nbytes) and _short(size, nbytes),
+        ),
+        "bruck": Algorithm(
+            _rootless(bruck.all_gather),
+            costs.bruck,
+            lambda size, nbytes: _may_wrap(size, nbytes) and _short(size, nbytes),
+        ),
+    },
+    Kind.reduce_scatter: {
+        "ring": Algorithm(_rootless(ring.reduce_scatter), costs.ring),
+        "recursive_halving": Algorithm(
+            _rootless(recursive.reduce_scatter),
+            costs.halving,
+            lambda size, nbytes: _power_of_two(size, nbytes) and _short(size, nbytes),
+        ),
+        "bruck": Algorithm(
+            _rootless(bruck.reduce_scatter),
+            costs.bruck,
+            lambda size, nbytes: _may_wrap(size, nbytes) and _short(size, nbytes),
+        ),
+    },
+    Kind.gather: {
+        "linear": Algorithm(linear.gather, costs.linear),
+        "binomial": Algorithm(binomial.gather, costs.binomial_chunks, _may_wrap),
+    },
+    Kind.scatter: {
+        "linear": Algorithm(linear.scatter, costs.linear),
+        "binomial": Algorithm(binomial.scatter, costs.binomial_chunks, _may_wrap),
+    },
+    Kind.all_to_all: {
+        "pairwise": Algorithm(_rootless(pairwise.all_to_all), costs.ring),
+        "spread": Algorithm(
+            _rootless(pairwise.spread), costs.linear, lambda size, nbytes: nbytes <= SPREAD_LIMIT
+        ),
+    },
+    Kind.barrier: {"dissemination": Algorithm(_rootless(dissemination.barrier), costs.barrier)},
 }
-
-
-def all_reduce_cost(algorithm: str, size: int) -> tuple[int, float]:
-    """Rounds of an all_reduce algorithm, and the tensors' worth of bytes on its critical path."""
-    count = recursive.participants(size)
-    extra = 0 if count == size else 2  # fold and unfold: a round and a tensor each
-    levels = count.bit_length() - 1
-    if algorithm == "recursive_doubling":
-        return levels + extra, float(levels + extra)
-    if algorithm == "recursive_halving":
-        return 2 * levels + extra, 2 * (count - 1) / count + extra
-    return 2 * (size - 1), 2 * (size - 1) / size
+ALGORITHMS[Kind.new_group] = ALGORITHMS[Kind.barrier]
 
 
 @lru_cache(maxsize=4096)
-def all_reduce_algorithm(size: int, nbytes: int) -> str:
-    """The name of the algorithm that an all_reduce of `nbytes` takes on `size` ranks."""
-
-    def cost(algorithm: str) -> float:
-        rounds, tensors = all_reduce_cost(algorithm, size)
-        return rounds * ROUND_NS + tensors * nbytes * BYTE_NS
-
-    candidates = [name for name in ALL_REDUCE if name != "recursive_doubling" or nbytes <= DOUBLING_LIMIT]
-    return min(candidates, key=cost)
+def algorithm(kind: Kind, size: int, nbytes: int) -> str:
+    """The name of the algorithm that an operation takes; arguments as for `select`."""
+    if nbytes < 0:
+        nbytes = _MANY
+    offered = [name for name, one in ALGORITHMS[kind].items() if one.offered(size, nbytes)]
+    return min(offered, key=lambda name: ALGORITHMS[kind][name].cost(size).ns(nbytes))
 
 
 def select(kind: Kind, rank: int, size: int, root: int = NO_ROOT, nbytes: int = 0) -> Schedule:
@@ -59,32 +154,20 @@ def select(kind: Kind, rank: int, size: int, root: int = NO_ROOT, nbytes: int = 
     Args:
         kind: a collective.
         rank: this process's rank in the group.
-        size: of the group. A group of one gets a schedule without rounds.
-        root: group rank, for broadcast and reduce.
-        nbytes: of the operation's buffer (all_gather: the result; reduce_scatter: the input).
+        size: of the group. A group of one gets a schedule without rounds, or with empty ones.
+        root: group rank, for broadcast, reduce, gather and scatter.
+        nbytes: of the operation's buffer, as all ranks agree on it: of the tensor for all_reduce, broadcast
+            and reduce; of all ranks' chunks together for all_gather, reduce_scatter, gather and scatter; of
+            a rank's whole input for all_to_all. `UNKNOWN` where ranks do not agree.
 
     Raises:
         UsageError: no schedule exists for this kind (send and recv are one message each).
     """
-    if kind is Kind.all_reduce:
-        return _build(kind, rank, size, NO_ROOT, all_reduce_algorithm(size, nbytes))
-    return _build(kind, rank, size, root, "")
+    if kind not in ALGORITHMS:
+        raise UsageError(f"{kind.name} has no schedule", hint="Point-to-point is a single message")
+    return _build(kind, algorithm(kind, size, nbytes), rank, size, root if kind in _ROOTED else NO_ROOT)
 
 
 @lru_cache(maxsize=4096)
-def _build(kind: Kind, rank: int, size: int, root: int, algorithm: str) -> Schedule:
-    match kind:
-        case Kind.all_reduce:
-            return ALL_REDUCE[algorithm](rank, size)
-        case Kind.broadcast:
-            return binomial.broadcast(rank, size, root)
-        case Kind.reduce:
-            return binomial.reduce(rank, size, root)
-        case Kind.all_gather:
-            return ring.all_gather(rank, size)
-        case Kind.reduce_scatter:
-            return ring.reduce_scatter(rank, size)
-        case Kind.barrier | Kind.new_group:
-            return dissemination.barrier(rank, size)
-        case _:
-            raise UsageError(f"{kind.name} has no schedule", hint="Point-to-point is a single message")
+def _build(kind: Kind, name: str, rank: int, size: int, root: int) -> Schedule:
+    return ALGORITHMS[kind][name].build(rank, size, root)

@@ -14,16 +14,29 @@ Rules of a schedule (the prover checks each of them):
 5. A round does not send a chunk that it writes, unless the Send says `copy`.
 6. Sends stand before receives in a round, so that an executor which takes them in order has made
    every copy before anything is written.
+7. A step covers chunks `start` to `stop`, with start < chunks and stop - start ≤ chunks. Where `stop`
+   exceeds the number of chunks the range *wraps*: it goes on at chunk 0, and on the wire its bytes
+   stand in this order (see `spans`). An executor has to copy such a range to send it in one message,
+   and to receive it; so algorithms for large messages do not wrap.
+
+Chunks may have any sizes, zero too, as long as all ranks agree on them.
+
+Where a schedule has `two_buffers`, a Send reads the input and a Recv writes the output, and the input
+never changes. Chunk j of the input goes to rank j; chunk i of the output comes from rank i. Ranks need
+not agree on the sizes then, only each pair on what passes between the two: chunk j of rank i's input is
+as large as chunk i of rank j's output. Rule 3 is replaced by that, rule 5 has no object, and nothing is
+reduced.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send chunks `start` to `stop` of the buffer to `peer` (a group rank).
+    """Send chunks `start` to `stop` (which may wrap) of the buffer to `peer` (a group rank).
 
     `copy`: the same round also writes these chunks. The executor sends what they hold when the round
     begins: it takes a private copy before it posts any receive of the round, unless the transport
@@ -38,7 +51,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Recv:
-    """Receive chunks `start` to `stop` from `peer`, over what the buffer held there."""
+    """Receive chunks `start` to `stop` (which may wrap) from `peer`, over what the buffer held there."""
 
     peer: int
     start: int
@@ -47,7 +60,8 @@ class Recv:
 
 @dataclass(frozen=True, slots=True)
 class RecvReduce:
-    """Receive chunks `start` to `stop` from `peer` and combine them with what the buffer holds.
+    """Receive chunks `start` to `stop` (which may wrap) from `peer` and combine them with what the buffer
+    holds.
 
     `left`: whether the received partial is the left operand. It matters for the bits: the two zeros
     under MIN, the payload of a NaN.
@@ -60,6 +74,7 @@ class RecvReduce:
 
 
 Step = Send | Recv | RecvReduce
+Rounds = list[tuple[Step, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,7 @@ class Schedule:
             other than the root) needs a working copy only if this is true.
         repeats: whether several ranks compute the same reduction, each for itself, instead of one that
             hands it out. The bits then agree only if the arithmetic does (see `kernels.finish`).
+        two_buffers: whether sends read an input and receives write an output (all_to_all).
     """
 
     name: str
@@ -81,13 +97,41 @@ class Schedule:
     rounds: tuple[tuple[Step, ...], ...]
     writes: bool
     repeats: bool = False
+    two_buffers: bool = False
 
 
-def schedule(name: str, chunks: int, rounds: list[tuple[Step, ...]], repeats: bool = False) -> Schedule:
+def schedule(
+    name: str, chunks: int, rounds: Rounds, repeats: bool = False, *, two_buffers: bool = False
+) -> Schedule:
     """Make a `Schedule`; `writes` follows from the steps. Rounds are kept also where they are empty,
     since their index names messages."""
     writes = any(not isinstance(step, Send) and step.stop > step.start for steps in rounds for step in steps)
-    return Schedule(name, chunks, tuple(rounds), writes, repeats)
+    return Schedule(name, chunks, tuple(rounds), writes, repeats, two_buffers)
+
+
+def spans(start: int, stop: int, chunks: int) -> tuple[tuple[int, int], ...]:
+    """A step's range as one plain (start, stop), or as two where it wraps, in the order of the wire."""
+    return ((start, stop),) if stop <= chunks else ((start, chunks), (0, stop - chunks))
+
+
+def from_root(rounds: Iterable[tuple[Step, ...]], root: int, size: int, *, chunks: bool) -> Rounds:
+    """Rounds that were made for root 0, for another root: every rank is counted from the root on.
+
+    Args:
+        rounds: of rank (rank - root) mod size, with root 0.
+        root: group rank.
+        size: of the group.
+        chunks: whether chunks belong to ranks and are renumbered with them. A range may then wrap.
+    """
+
+    def moved(step: Step) -> Step:
+        peer = (step.peer + root) % size
+        if not chunks:
+            return replace(step, peer=peer)
+        start = (step.start + root) % size
+        return replace(step, peer=peer, start=start, stop=start + step.stop - step.start)
+
+    return [tuple(moved(step) for step in steps) for steps in rounds]
 
 
 def chunk_bounds(count: int, chunks: int) -> list[int]:

@@ -37,7 +37,7 @@ async def run_cluster(
         network: of the channels; give one with a `delay` to simulate a slow network.
         timeout: the groups' default, in seconds (virtual ones under `run_virtual`).
         return_exceptions: give the exception in a failed rank's place; else all that failed are raised as
-            an ExceptionGroup.
+            an ExceptionGroup (a BaseExceptionGroup if one was cancelled).
     """
     shared = MemoryNetwork() if network is None else network
     store = HashStore()
@@ -64,7 +64,7 @@ async def run_cluster(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await store.aclose()
-    errors = [result for result in results if isinstance(result, Exception)]
+    errors = [result for result in results if isinstance(result, BaseException)]
     if errors and not return_exceptions:
-        raise ExceptionGroup(f"{len(errors)} of {size} ranks failed", errors)
+        raise BaseExceptionGroup(f"{len(errors)} of {size} ranks failed", errors)
     return results  # type: ignore[return-value]

@@ -23,16 +23,23 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aiodist.rendezvous import StoreServer
 
+FAILURES = "AIODIST_SPMD_FAILURES"  # names the descriptor on which ranks say when they fail
+
 
 @dataclass(slots=True)
 class Outcome:
-    """How one rank ended: its exit code (negative: the signal), output, and order of ending."""
+    """How one rank ended: its exit code (negative: the signal), output, and place in the order of failing.
+
+    A rank that raised failed when it raised, whenever its process ended; one that died without an
+    exception came before those, which most likely raised because of it.
+    """
 
     rank: int
     code: int
@@ -108,6 +115,8 @@ async def launch(
     server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
     processes: list[asyncio.subprocess.Process] = []
     ended: list[int] = []
+    failures, failures_in = os.pipe()  # a rank writes 'rank nanoseconds' when its function raises
+    os.set_blocking(failures, False)
 
     async def watch(rank: int, process: asyncio.subprocess.Process) -> Outcome:
         assert process.stdout is not None
@@ -125,8 +134,10 @@ async def launch(
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=[failures_in],
                 env={
                     **os.environ,
+                    FAILURES: str(failures_in),
                     "RANK": str(rank),
                     "WORLD_SIZE": str(size),
                     "LOCAL_RANK": str(rank),
@@ -147,8 +158,11 @@ async def launch(
         if late:
             _signal(processes, signal.SIGUSR1)  # faulthandler prints every thread's stack
             await asyncio.wait(watches, timeout=1.0)
-            _signal(processes, signal.SIGKILL)
+            for process, watching in zip(processes, watches, strict=True):
+                if not watching.done():  # a rank may be over, and a process that it started hold its output
+                    _signal_group(process, signal.SIGKILL)
         outcomes = await asyncio.gather(*watches)
+        _put_in_order(outcomes, failures)
         if late:
             raise RanksFailed(f"no end within {timeout:g} s\n" + "\n".join(map(_report, outcomes)))
         return outcomes
@@ -156,7 +170,27 @@ async def launch(
         _signal(processes, signal.SIGKILL)
         for process in processes:
             await process.wait()
+        os.close(failures)
+        os.close(failures_in)
         await server.aclose()
+
+
+def _put_in_order(outcomes: list[Outcome], failures: int) -> None:
+    """Sort out who failed first, from what the ranks wrote."""
+    raised: dict[int, int] = {}
+    with contextlib.suppress(BlockingIOError):
+        for line in os.read(failures, 1 << 16).decode().splitlines():
+            rank, when = line.split()
+            raised.setdefault(int(rank), int(when))
+    in_order = sorted(outcomes, key=lambda outcome: (raised.get(outcome.rank, 0), outcome.order))
+    for place, outcome in enumerate(in_order, 1):
+        outcome.order = place
+
+
+def note_failure() -> None:
+    """In a rank: its function raises, now."""
+    if descriptor := os.environ.get(FAILURES):
+        os.write(int(descriptor), f"{os.environ['RANK']} {time.monotonic_ns()}\n".encode())
 
 
 def check(outcomes: list[Outcome], exits: Mapping[int, int]) -> None:
@@ -174,5 +208,9 @@ def _report(outcome: Outcome) -> str:
 def _signal(processes: list[asyncio.subprocess.Process], number: signal.Signals) -> None:
     for process in processes:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
+            _signal_group(process, number)
+
+
+def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

@@ -30,10 +30,19 @@ def load(path: str, qualname: str) -> Any:
 
 async def _run(path: str, qualname: str, arguments: dict[str, Any]) -> None:
     import aiodist as dist
+    from aiodist.testing.spmd import note_failure
 
     function = load(path, qualname)
-    async with await dist.init_process_group(timeout=20) as group:
-        await function(group, **arguments)
+    try:
+        async with await dist.init_process_group(timeout=20) as group:
+            try:
+                await function(group, **arguments)
+            except BaseException:
+                note_failure()  # before the group is aborted, and the others fail, too
+                raise
+    except BaseException:
+        note_failure()  # later than that, which counts, unless it was outside the function
+        raise
 
 
 def main() -> None:

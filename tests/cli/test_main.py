@@ -25,11 +25,15 @@ def test_usage_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch"]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"aiodist: error: there is no command 'launch'; there are: {', '.join(COMMANDS)}\n"
-    )
+    there_are = f"there are: {', '.join(COMMANDS)}"
+    for name, more in (
+        ("launch", ""),
+        ("runn", ". Did you mean 'aiodist run'?"),
+        ("train.py", ". Did you mean 'aiodist run train.py'?"),
+    ):
+        assert main([name]) == 2
+        text = f"aiodist: error: there is no command '{name}'; {there_are}{more}\n"
+        assert capsys.readouterr().err == text
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,10 +48,11 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as info:
-        main([command, "--help"])
-    assert info.value.code == 0
-    assert f"aiodist {command}" in capsys.readouterr().out
+    for argv in ([command, "--help"], ["help", command]):
+        with pytest.raises(SystemExit) as info:
+            main(argv)
+        assert info.value.code == 0
+        assert f"aiodist {command}" in capsys.readouterr().out
 
 
 def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

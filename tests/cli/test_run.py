@@ -161,11 +161,68 @@ def test_no_such_script_or_program() -> None:
         plan("--no-python", "no-such-command")
 
 
-def test_unknown_option(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no script given. For example: aiodist run --nproc-per-node 4 train.py"),
+        (["--nproc-per-node", "2"], "no script given. For example: aiodist run --nproc-per-node 4 train.py"),
+        (["--nproc", "2", "x.py"], "there is no option --nproc. Did you mean --nproc-per-node?"),
+        (
+            ["--nporc_per_node=2", "x.py"],
+            "there is no option --nporc_per_node. Did you mean --nproc-per-node?",
+        ),
+        (["-np", "2", "x.py"], "there is no option -np. Did you mean --nproc-per-node?"),
+        (["--colour", "2", "x.py"], "there is no option --colour. 'aiodist run --help' lists the options"),
+        (
+            ["--nproc-per-node"],
+            "argument --nproc-per-node: expected one argument. 'aiodist run --help' lists the options",
+        ),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as info:
+        plan(*argv)
+    assert str(info.value) == message
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1\ndef f(:\n  pass", "train.py, line 2: invalid syntax: def f(:"),
+        (
+            "if True:\nx = 1",
+            "train.py, line 2: expected an indented block after 'if' statement on line 1: x = 1",
+        ),
+        ("a\0b", "null bytes"),
+    ],
+)
+def test_a_script_that_cannot_be_compiled_is_said_once(script: str, source: str, message: str) -> None:
+    Path(script).write_text(source)
+    with pytest.raises(UsageError) as info:
+        plan(script)
+    assert message in str(info.value)
+
+
+def test_a_scripts_warnings_are_left_to_the_workers(script: str) -> None:
+    Path(script).write_text("assert (1, 'always true')")
+    assert plan(script).command[-1] == script
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is a folder without a __main__\.py"):
+        plan(str(tmp_path))
+    (tmp_path / "__main__.py").touch()
+    assert plan(str(tmp_path)).command[-1] == str(tmp_path)
+
+
+def test_help_shows_each_option_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as info:
-        plan("--nproc", "2", script)
-    assert info.value.code == 2
-    assert "--nproc" in capsys.readouterr().err
+        plan("--help")
+    shown = capsys.readouterr().out
+    assert info.value.code == 0
+    assert shown.startswith("usage: aiodist run [options] script [argument …]\n")
+    assert "example: aiodist run --nproc-per-node 4 train.py" in shown
+    assert "--nproc_per_node" not in shown and "--log-line-prefix-template" not in shown
 
 
 @pytest.mark.parametrize(("visible", "count"), [("0,1,2", 3), ("GPU-1", 1)])

@@ -82,6 +82,8 @@ async def test_call_from_another_loop_or_thread_names_the_portal() -> None:
 
 
 async def test_awaiting_a_pending_work_on_another_loop_is_refused() -> None:
+    refused = asyncio.Event()
+
     async def main(pg: ProcessGroup) -> None:
         work = pg.barrier(async_op=True) if pg.rank == 0 else None
 
@@ -93,9 +95,10 @@ async def test_awaiting_a_pending_work_on_another_loop_is_refused() -> None:
         if work is not None:
             assert not work.done()
             await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+            refused.set()
             await work
         else:
-            await asyncio.to_thread(lambda: None)
+            await refused.wait()
             await pg.barrier()
 
     await run_cluster(2, main)

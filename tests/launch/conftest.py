@@ -21,7 +21,7 @@ ROOT = Path(aiodist.errors.__file__).parents[1]
 
 # In front of every script: `here()` holds the FIFO and says so; `family()` adds a stubborn grandchild.
 PRELUDE = """\
-import os, signal, subprocess, sys, time
+import os, signal, sys, time
 RANK = int(os.environ["RANK"])
 def here(text="up"):
     global fifo
@@ -34,6 +34,7 @@ def family():
     child = "import os, signal, sys\\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\\n"
     child += "os.write(1, b'x')\\nsignal.pause()"
     global kin
+    import subprocess  # only here: a hundred workers start in these tests
     kin = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, close_fds=False)
     kin.stdout.read(1)
 def until_go():

@@ -121,6 +121,7 @@ def test_excerpt_is_shortened_in_the_middle() -> None:
 @pytest.mark.parametrize(
     ("error", "symptom"),
     [
+        ("aiodist.errors.PeerLost: lost rank 1: gone (in all_reduce #3 of group 'world')", True),
         ("aiodist.errors.PeerLost: lost rank 1: gone", True),
         ("aiodist.errors.GroupAborted: rank 1 aborted the group: boom", True),
         ("aiodist.errors.CollectiveMismatch: ranks disagree", False),
@@ -130,8 +131,25 @@ def test_excerpt_is_shortened_in_the_middle() -> None:
     ],
 )
 def test_symptoms(error: str, symptom: bool) -> None:
-    assert words_of(TRACE.format(error=error)).symptom is symptom
+    words = words_of(TRACE.format(error=error))
+    assert words.symptom is symptom
+    assert words.error == error.removeprefix("aiodist.errors.")
 
 
 def test_no_traceback_is_no_symptom() -> None:
-    assert not words_of("PeerLost: only a log line").symptom
+    words = words_of("PeerLost: only a log line")
+    assert not words.symptom
+    assert words.error == ""
+
+
+def test_a_group_of_exceptions_ends_in_its_innermost() -> None:
+    text = (
+        "  + Exception Group Traceback (most recent call last):\n"
+        "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
+        "  +-+---------------- 1 ----------------\n"
+        "    | Traceback (most recent call last):\n"
+        '    |   File "a.py", line 1, in f\n'
+        "    | aiodist.errors.PeerLost: lost rank 1: gone\n"
+        "    +------------------------------------\n"
+    )
+    assert words_of(text).error == "PeerLost: lost rank 1: gone"

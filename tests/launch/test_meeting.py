@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -155,14 +156,16 @@ def test_nodes_that_disagree(start: Start, port: int) -> None:
 
 def test_a_node_rank_taken_twice(start: Start, port: int) -> None:
     jobs = [start("", *node(n, port, nnodes=3)) for n in (0, 1, 1)]
-    ended: list[int] = []
-    while not ended:
-        ended = [i for i in (1, 2) if jobs[i].process.poll() is not None]
-    code, _, err = jobs[ended[0]].end()
+    pidfds = [os.pidfd_open(job.process.pid) for job in jobs[1:]]
+    select.select(pidfds, [], [])
+    ended = next(job for job in jobs[1:] if job.process.poll() is not None)
+    for pidfd in pidfds:
+        os.close(pidfd)
+    code, _, err = ended.end()
     assert code == 2
     assert "--node-rank 1 was taken already by an agent on" in err
     late = start("", *node(2, port, nnodes=3))
-    others = [job for i, job in enumerate(jobs) if i != ended[0]]
+    others = [job for job in jobs if job is not ended]
     assert [job.end()[0] for job in (*others, late)] == [0, 0, 0]
 
 

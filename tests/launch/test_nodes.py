@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from aiodist.launch.nodes import Nodes
 from aiodist.launch.plan import Seat
 from aiodist.launch.verdict import NodeReport
@@ -32,7 +34,7 @@ def nodes(store: HashStore, count: int, **more: float) -> list[Nodes]:
 async def test_one_node_has_nobody_to_ask() -> None:
     alone = Nodes(replace(SEAT, nnodes=1), None, None)
     mine = NodeReport(0, "h")
-    alone.watch(lambda: None)
+    alone.watch(lambda _stop: None)
     assert await alone.take_turn() == 1
     await alone.alarm()
     await alone.publish(mine)
@@ -40,13 +42,14 @@ async def test_one_node_has_nobody_to_ask() -> None:
     await alone.aclose()
 
 
-async def test_an_alarm_reaches_the_others_and_turns_count() -> None:
+@pytest.mark.parametrize("stop", [False, True])
+async def test_an_alarm_reaches_the_others_and_turns_count(stop: bool) -> None:
     a, b = nodes(HashStore(), 2)
-    heard = asyncio.Event()
-    b.watch(heard.set)
+    heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    b.watch(heard.set_result)
     assert await a.take_turn() == 1
-    await a.alarm()
-    await heard.wait()
+    await a.alarm(stop=stop)
+    assert await heard is stop
     assert await b.take_turn() == 2
     await asyncio.gather(a.aclose(), b.aclose())
 
@@ -67,7 +70,7 @@ async def test_a_node_that_falls_silent_is_lost() -> None:
     assert store is not None
     await store.set("agents/alive/1", b"", ttl=0.1)
     trouble = asyncio.Event()
-    a.watch(trouble.set)
+    a.watch(lambda _stop: trouble.set())
     await trouble.wait()
     assert a.lost == (1,)
     mine = NodeReport(0, "h")
@@ -78,7 +81,7 @@ async def test_a_node_that_falls_silent_is_lost() -> None:
 async def test_a_node_that_has_reported_is_not_lost_when_it_goes() -> None:
     a, b = nodes(HashStore(), 2, lease=0.2, beat=0.02)
     await b.publish(NodeReport(1, "h1"))
-    a.watch(lambda: None)
+    a.watch(lambda _stop: None)
     mine = NodeReport(0, "h")
     assert await a.reports(mine) == [mine, NodeReport(1, "h1")]
     await asyncio.gather(a.aclose(), b.aclose())
@@ -88,7 +91,7 @@ async def test_without_the_store_all_others_are_lost() -> None:
     store = HashStore()
     a, _b, _c = nodes(store, 3)
     trouble = asyncio.Event()
-    a.watch(trouble.set)
+    a.watch(lambda _stop: trouble.set())
     await store.aclose()
     await trouble.wait()
     mine = NodeReport(0, "h")

@@ -9,9 +9,26 @@ from aiodist.launch.verdict import Ending, NodeReport, Verdict, judge
 
 
 def ending(
-    rank: int, code: int, *, asked: int = 0, symptom: bool = False, words: tuple[str, ...] = ()
+    rank: int, code: int, *, asked: int = 0, lost: str = "", error: str = "", words: tuple[str, ...] = ()
 ) -> Ending:
-    return Ending(rank, rank, 0, "box", 100 + rank, code, 1_500_000_000 + rank, asked, symptom, words)
+    at_ns = 1_500_000_000 + rank
+    return Ending(
+        rank,
+        rank,
+        0,
+        "box",
+        100 + rank,
+        code,
+        at_ns,
+        asked,
+        bool(lost),
+        f"PeerLost: {lost}" if lost else error,
+        words,
+    )
+
+
+LOST = "lost rank 1: process 9 ended (in all_reduce #301 of group 'world')"
+HINT = ". Look at that rank's output first"
 
 
 def test_nothing_to_say_about_a_good_job() -> None:
@@ -27,7 +44,10 @@ def test_box() -> None:
                 "box",
                 (
                     ending(1, 7, words=words),
-                    ending(0, 1, symptom=True),
+                    ending(0, 1, lost=LOST + HINT),
+                    ending(5, 1, lost=LOST + HINT, asked=signal.SIGTERM),
+                    ending(7, -15, lost=LOST + HINT, asked=signal.SIGTERM),
+                    ending(6, 3, error="OSError: no room"),
                     ending(2, -15, asked=signal.SIGTERM),
                     ending(3, -9, asked=signal.SIGKILL),
                     ending(4, -15, asked=signal.SIGTERM),
@@ -42,7 +62,8 @@ def test_box() -> None:
     assert len(rows[0]) == len(rows[-1]) == 60
     assert rows[1] == "│ exit code 7 after 1.50 s · host box, local rank 1, pid 101"
     assert "│ ValueError: no" in rows
-    assert "│ rank 0: exit code 1, because of another rank" in rows
+    others = rows.index("│ rank 6: exit code 3 · OSError: no room")
+    assert rows[others + 1] == f"│ ranks 0, 5 and 7 noticed: {LOST}"
     assert "│ ranks 2 and 4: stopped by aiodist run (SIGTERM)" in rows
     assert "│ rank 3: stopped by aiodist run (SIGKILL, since it did not end on SIGTERM)" in rows
     assert rows[-2] == "│ exit code 7"
@@ -52,14 +73,28 @@ def test_box() -> None:
 
 def test_a_silent_death_says_so() -> None:
     verdict = judge([NodeReport(0, "box", (ending(0, -9),), turn=1)])
-    text = render(verdict)
-    assert "killed by SIGKILL (nobody here sent it: often the kernel, out of memory; see dmesg)" in text
-    assert "it wrote nothing to stderr" in text
+    rows = render(verdict).splitlines()
+    assert rows[1] == "│ killed by SIGKILL after 1.50 s · host box, local rank 0, pid 100"
+    assert rows[2] == "│ aiodist did not send it; often the kernel does, out of memory: see dmesg"
+    assert rows[3] == "│ it wrote nothing to stderr"
+
+
+def test_what_others_noticed_is_grouped_by_text_and_bounded() -> None:
+    ways = [
+        ending(rank, 1, lost=f"lost rank 9: gone (in send #{rank // 2} of group 'g')") for rank in range(9)
+    ]
+    ways += [ending(10, 1, lost="lost rank 9: gone. Look there"), ending(9, 7)]
+    rows = render(judge([NodeReport(0, "box", tuple(ways), 1)])).splitlines()
+    assert "│ ranks 2 and 3 noticed: lost rank 9: gone (in send #1 of group 'g')" in rows
+    assert "│ rank 8 noticed: lost rank 9: gone (in send #4 of group 'g')" in rows
+    assert rows[-3] == "│ rank 10 ended in other ways; see above"
+    few = render(judge([NodeReport(0, "box", (ending(0, 7), ending(1, 1, lost="x: y. Do z")), 1)]))
+    assert "│ rank 1 noticed: x: y. Do z\n" in few, "without an operation there is no telling the hint"
 
 
 def test_a_lost_node_is_named() -> None:
     text = render(judge([NodeReport(0, "box", (ending(0, -15, asked=15),))], 2), nnodes=2)
-    assert "the job was cut short" in text
+    assert "aiodist run: node 1 was lost ─" in text
     assert "node 1: lost" in text
     assert "rank 0 on box: stopped by aiodist run (SIGTERM)" in text
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.launch.supervisor import (
+    FAILURE_GRACE,
     INTERRUPT_GRACE,
     SYMPTOM_GRACE,
     Asked,
@@ -31,20 +32,47 @@ def test_a_job_that_goes_well() -> None:
     assert machine.handle(Ended(2, failed=False), 3) == [Over()]
 
 
-def test_the_first_failure_stops_the_rest() -> None:
-    machine = Supervisor(3, 30)
-    assert machine.handle(Ended(1, failed=True), 5) == [Send(TERM, (0, 2)), Wake(35)]
+def test_the_first_failure_stops_the_rest_after_a_grace() -> None:
+    machine = Supervisor(4, 30)
+    stop = 5 + FAILURE_GRACE
+    assert machine.handle(Ended(1, failed=True), 5) == [Wake(stop)]
+    assert machine.handle(Ended(3, failed=True), 5.1) == [], "a second failure does not extend it"
+    assert not machine.stopping
+    assert machine.handle(Tick(), stop) == [Send(TERM, (0, 2)), Wake(stop + 30)]
     assert machine.handle(Ended(0, failed=True), 6) == []
-    assert machine.handle(Tick(), 34) == []
-    assert machine.handle(Tick(), 35) == [Send(KILL, (2,))]
+    assert machine.handle(Tick(), stop + 29) == []
+    assert machine.handle(Tick(), stop + 30) == [Send(KILL, (2,))]
     assert machine.handle(Ended(2, failed=True), 36) == [Over()]
+
+
+def test_a_grace_ends_early_when_all_have_ended() -> None:
+    machine = Supervisor(2, 30)
+    machine.handle(Ended(1, failed=True), 5)
+    assert machine.handle(Ended(0, failed=True, symptom=True), 5.01) == [Over()]
+    assert machine.handle(Tick(), 5 + FAILURE_GRACE) == []
+
+
+def test_a_signal_ends_a_grace() -> None:
+    machine = Supervisor(2, 30)
+    machine.handle(Ended(1, failed=True), 5)
+    assert machine.handle(Asked(TERM), 5.1) == [Send(TERM, (0,)), Wake(35.1)]
+    assert machine.handle(Tick(), 5 + FAILURE_GRACE) == []
 
 
 def test_a_symptom_gives_the_culprit_a_moment() -> None:
     machine = Supervisor(3, 30)
+    stop = 1.1 + FAILURE_GRACE
     assert machine.handle(Ended(0, failed=True, symptom=True), 1) == [Wake(1 + SYMPTOM_GRACE)]
-    assert machine.handle(Ended(1, failed=True), 1.1) == [Send(TERM, (2,)), Wake(31.1)]
+    assert machine.handle(Ended(1, failed=True), 1.1) == [Wake(stop)], "sooner now"
+    assert machine.handle(Tick(), stop) == [Send(TERM, (2,)), Wake(stop + 30)]
     assert machine.handle(Tick(), 1 + SYMPTOM_GRACE) == []
+
+
+def test_a_culprit_that_comes_late_does_not_extend_a_symptoms_grace() -> None:
+    machine = Supervisor(3, 30)
+    machine.handle(Ended(0, failed=True, symptom=True), 1)
+    assert machine.handle(Ended(1, failed=True), 1.4) == []
+    assert machine.handle(Tick(), 1 + SYMPTOM_GRACE) == [Send(TERM, (2,)), Wake(1 + SYMPTOM_GRACE + 30)]
 
 
 def test_a_symptom_alone_stops_the_rest_after_its_grace() -> None:
@@ -68,17 +96,25 @@ def test_each_further_signal_climbs_at_once() -> None:
     assert machine.handle(Asked(INT), 3) == []
 
 
-def test_sigterm_and_another_nodes_failure_start_with_sigterm() -> None:
+def test_sigterm_and_what_happens_elsewhere_start_with_sigterm() -> None:
     assert Supervisor(1, 30).handle(Asked(TERM), 0) == [Send(TERM, (0,)), Wake(30)]
     machine = Supervisor(1, 30)
-    assert machine.handle(Elsewhere(), 0) == [Send(TERM, (0,)), Wake(30)]
-    assert machine.handle(Elsewhere(), 1) == []
+    assert machine.handle(Elsewhere(stopped=True), 0) == [Send(TERM, (0,)), Wake(30)]
+    assert machine.handle(Elsewhere(stopped=True), 1) == []
+
+
+def test_a_failure_elsewhere_gives_a_grace_too() -> None:
+    machine = Supervisor(2, 30)
+    assert machine.handle(Elsewhere(), 0) == [Wake(FAILURE_GRACE)]
+    assert machine.handle(Elsewhere(), 0.1) == []
+    assert machine.handle(Ended(1, failed=True, symptom=True), 0.2) == []
+    assert machine.handle(Tick(), FAILURE_GRACE) == [Send(TERM, (0,)), Wake(30 + FAILURE_GRACE)]
 
 
 events = st.one_of(
     st.builds(Ended, st.integers(0, 4), st.booleans(), st.booleans()),
     st.builds(Asked, st.sampled_from([INT, TERM])),
-    st.just(Elsewhere()),
+    st.builds(Elsewhere, st.booleans()),
     st.just(Tick()),
 )
 

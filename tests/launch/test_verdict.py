@@ -104,6 +104,13 @@ def test_a_lost_node() -> None:
     assert judge([report(0, ending(0))], 3).lost == (1, 2)
 
 
+def test_those_who_noticed_a_lost_node_are_not_blamed() -> None:
+    verdict = judge([report(0, ending(0, 1, symptom=True), turn=1, lost=(1,))], 2)
+    assert (verdict.code, verdict.culprit, verdict.lost) == (1, None, (1,))
+    verdict = judge([report(0, ending(0, 3), turn=1, lost=(1,))], 2)
+    assert verdict.code == 3, "a failure of its own is its own"
+
+
 def test_report_survives_json() -> None:
     before = report(1, ending(2, 9, words=("a", "é")), turn=4, signum=2, lost=(0,))
     assert NodeReport.from_json(before.to_json()) == before

@@ -233,6 +233,22 @@ async def test_a_store_that_dies_fails_what_waits(
     await store.aclose()
 
 
+async def test_a_store_that_refuses_connections_is_given_up_sooner(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RECONNECT_SECONDS", 1e6)
+    monkeypatch.setattr(client_module, "REFUSED_SECONDS", 0.05)
+    store = await connect(server)
+    waits = asyncio.ensure_future(store.get("never"))
+    await arrived(store)
+    assert server._server is not None
+    server._server.close()
+    cut(server)
+    with pytest.raises(RendezvousError, match=r"\(Connection refused\) after 0.05 s"):
+        await waits
+    await store.aclose()
+
+
 async def test_a_store_that_is_closed_says_so() -> None:
     async with await StoreServer.start(HOST, 0, "job", b"secret") as server:
         store = await connect(server)

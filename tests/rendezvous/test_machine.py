@@ -20,7 +20,7 @@ from aiodist.rendezvous.events import (
     Tick,
     Wake,
 )
-from aiodist.rendezvous.machine import SESSION_GRACE, StoreMachine
+from aiodist.rendezvous.machine import RETURN_GRACE, SESSION_GRACE, StoreMachine
 from aiodist.rendezvous.schema import METHODS
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -245,6 +245,56 @@ def test_a_lease_ends_and_add_keeps_it() -> None:
     assert bench.ask(A, 3, "check", ["k"]) == [Reply(A, 3, True)]
     bench.wait(0.2)
     assert bench.ask(A, 4, "check", ["k"]) == [Reply(A, 4, False)]
+
+
+def alive(bench: Bench, key: str) -> bool:
+    [reply] = bench.ask(B, 1000, "check", [key])
+    assert isinstance(reply, Reply)
+    return bool(reply.value)
+
+
+def test_a_lease_ends_soon_where_its_holder_is_gone() -> None:
+    bench = Bench(A, B)
+    bench.ask(A, 1, "set", "k", b"", 50.0)
+    bench.ask(B, 1, "set", "other", b"", 50.0)
+    bench.ask(A, 2, "set", "no lease", b"", None)
+    bench.wait(10)
+    bench.feed(Disconnected(A))
+    assert bench.wake == bench.now + RETURN_GRACE
+    bench.wait(RETURN_GRACE - 0.1)
+    assert alive(bench, "k")
+    bench.wait(0.1)
+    assert not alive(bench, "k")
+    assert alive(bench, "other") and alive(bench, "no lease")
+
+
+def test_a_lease_lasts_where_its_holder_comes_back_or_says_goodbye() -> None:
+    bench = Bench(A, B, C)
+    bench.ask(A, 1, "set", "a", b"", 50.0)
+    bench.ask(C, 1, "set", "c", b"", 50.0)
+    bench.ask(C, 2, "goodbye")
+    bench.feed(Disconnected(C))
+    bench.feed(Disconnected(A))
+    bench.wait(RETURN_GRACE - 0.1)
+    bench.feed(Connected(A))
+    bench.wait(49 - RETURN_GRACE)
+    assert alive(bench, "a") and alive(bench, "c")
+    bench.wait(2)
+    assert not alive(bench, "a") and not alive(bench, "c")
+
+
+def test_a_lease_that_is_another_clients_by_now_is_left_alone() -> None:
+    bench = Bench(A, B)
+    bench.ask(A, 1, "set", "k", b"", 50.0)
+    bench.wait(1)
+    bench.ask(B, 1, "set", "k", b"", 50.0)
+    bench.feed(Disconnected(A))
+    bench.wait(RETURN_GRACE)
+    assert alive(bench, "k")
+    bench.feed(Disconnected(B))
+    bench.wait(RETURN_GRACE)
+    bench.feed(Connected(B))
+    assert not alive(bench, "k"), "too late"
 
 
 def test_watches_report_revisions() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.schedules.steps import Recv, RecvReduce, Send, chunk_bounds, schedule
+from aiodist.schedules.steps import Recv, RecvReduce, Send, chunk_bounds, from_root, schedule, spans
 
 
 @given(count=st.integers(0, 10_000), chunks=st.integers(1, 70))
@@ -33,3 +33,20 @@ def test_writes_tells_who_needs_a_working_copy() -> None:
 def test_steps_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Send(1, 0, 1).peer = 2  # type: ignore[misc]
+
+
+@given(chunks=st.integers(1, 70), start=st.integers(0, 69), length=st.integers(0, 70))
+def test_spans_are_the_chunks_of_the_range_in_its_order(chunks: int, start: int, length: int) -> None:
+    start, length = start % chunks, min(length, chunks)
+    parts = spans(start, start + length, chunks)
+    assert all(0 <= low <= high <= chunks for low, high in parts)
+    assert [c for low, high in parts for c in range(low, high)] == [
+        c % chunks for c in range(start, start + length)
+    ]
+    assert len(parts) == (2 if start + length > chunks else 1)
+
+
+def test_rounds_for_another_root() -> None:
+    rounds = [(Send(1, 1, 3), RecvReduce(2, 0, 1, left=True)), ()]
+    assert from_root(rounds, 2, 4, chunks=False) == [(Send(3, 1, 3), RecvReduce(0, 0, 1, left=True)), ()]
+    assert from_root(rounds, 2, 4, chunks=True) == [(Send(3, 3, 5), RecvReduce(0, 2, 3, left=True)), ()]

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from aiodist.backends.host.engine import HostEngine
 
 
+# (peer, signature, round, bytes) of a message
+Early = tuple[int, bytes, int, int]
+
+
+def agreed_bytes(operation: Operation, size: int) -> int:
+    """Bytes of the operation's buffer, from what all ranks agree on alone: selection follows from them (law 3)."""
+    call = operation.call
+    if call.kind is Kind.all_to_all:
+        return 0  # each pair has a size of its own
+    if call.kind in (Kind.all_gather, Kind.gather, Kind.scatter):
+        return call.nbytes * size if operation.sizes is None else sum(operation.sizes) * call.dtype.itemsize
+    return call.nbytes
+
+
 class HostBackend:
     """Carries out one group's operations over the process's channels.
 
@@ -41,8 +55,9 @@ class HostBackend:
         self._engine = engine
         self._group_rank = {rank: index for index, rank in enumerate(self.ranks)}
         self._running: dict[int, Collective] = {}
-        self._early: dict[int, list[tuple[int, bytes]]] = {}  # of collectives that we have yet to issue
+        self._early: dict[int, list[Early]] = {}  # of collectives that we have yet to submit
         self._issued = 0
+        self._reserved: set[int] = set()
         self._messages = Messages(self)
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
@@ -58,18 +73,21 @@ class HostBackend:
         if call.kind is Kind.recv:
             self._messages.recv(operation)
             return
-        nbytes = call.nbytes * self.size if call.kind is Kind.all_gather else call.nbytes
-        schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
+        schedule = select(call.kind, self.rank, self.size, call.root, agreed_bytes(operation, self.size))
         job = prepare(operation, self.rank, self.size, schedule)
         collective = Collective(self, operation, job, schedule)
         self._running[call.seq] = collective
-        self._issued = call.seq + 1
-        for peer, theirs in self._early.pop(call.seq, ()):
-            if not agree(call.signature, theirs):
-                collective.condemn()
-                self.reports.mismatch(call.seq, peer, theirs)
+        self._reserved.discard(call.seq)
+        self._issued = max(self._issued, call.seq + 1)
+        for early in self._early.pop(call.seq, ()):
+            if not self._agrees(collective, *early):
                 return
         collective.start()
+
+    def reserve(self, seq: int) -> None:
+        """A collective that will be submitted later."""
+        self._reserved.add(seq)
+        self._issued = max(self._issued, seq + 1)
 
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything; `quiet` is called when no buffer is touched any more."""
@@ -118,7 +136,7 @@ class HostBackend:
 
     # ── from the channels ────────────────────────────────────────────────────────────────────────────
 
-    def arrived(self, rank: int, key: Key, signature: bytes) -> None:
+    def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
         """A message of this group came in, or was offered."""
         if self._dead:
             return
@@ -126,16 +144,33 @@ class HostBackend:
         if peer is None:
             return  # not a member: its message will find no receive
         if key.stream:
-            self._messages.arrived(peer, key.stream - 1, key.seq, signature)
-        elif key.seq >= self._issued:
-            self._early.setdefault(key.seq, []).append((peer, signature))
-        else:
-            collective = self._running.get(key.seq)
-            # Every message of a collective that has ended here was received: another one disagrees.
-            if collective is None or not agree(collective.operation.call.signature, signature):
-                if collective is not None:
-                    collective.condemn()
-                self.reports.mismatch(key.seq, peer, signature)
+            self._messages.arrived(peer, key.stream - 1, key.seq, signature, nbytes)
+        elif key.seq >= self._issued or key.seq in self._reserved:
+            self._early.setdefault(key.seq, []).append((peer, signature, key.part, nbytes))
+        elif (collective := self._running.get(key.seq)) is not None:
+            self._agrees(collective, peer, signature, key.part, nbytes)
+        else:  # every message of a collective that has ended here was received: another one disagrees
+            self.reports.mismatch(key.seq, peer, signature)
+
+    def _agrees(self, collective: Collective, peer: int, signature: bytes, number: int, nbytes: int) -> bool:
+        """Whether a message fits; if not, the collective goes no further, and the group is told."""
+        call = collective.operation.call
+        if not agree(call.signature, signature):
+            collective.condemn()
+            self.reports.mismatch(call.seq, peer, signature)
+            return False
+        expected = collective.expected(peer, number)
+        if expected != nbytes:  # alike in all that ranks must agree on: so it is the splits
+            collective.condemn()
+            name = call.kind.name
+            self.reports.peer_mismatch(
+                {
+                    peer: f"{name} sends {nbytes} bytes to rank {self.ranks[self.rank]}",
+                    self.rank: f"{name} expects {expected} bytes from rank {self.ranks[peer]}",
+                }
+            )
+            return False
+        return True
 
     def departed(self, rank: int) -> None:
         """A peer closed, and all that it sent has arrived: nobody will answer a receive from it."""

@@ -33,7 +33,7 @@ class HostEngine:
         self.offload = Offload(loop, inline)
         self._lose = lose
         self._backends: dict[int, HostBackend] = {}
-        self._early: dict[int, list[tuple[int, Key, bytes]]] = {}
+        self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
         self._departed: set[int] = set()
         endpoint.observer = self
 
@@ -41,8 +41,8 @@ class HostEngine:
         """The backend of a group; what arrived for it before is handed over."""
         backend = HostBackend(self, context, ranks, reports)
         self._backends[context] = backend
-        for rank, key, signature in self._early.pop(context, ()):
-            backend.arrived(rank, key, signature)
+        for rank, key, signature, nbytes in self._early.pop(context, ()):
+            backend.arrived(rank, key, signature, nbytes)
         return backend
 
     def retire(self, context: int) -> None:
@@ -61,9 +61,9 @@ class HostEngine:
         """A message came in, or was offered."""
         backend = self._backends.get(key.context)
         if backend is not None:
-            backend.arrived(rank, key, signature)
+            backend.arrived(rank, key, signature, nbytes)
         else:  # of a group that this process has yet to make; bounded by the channels' eager budget
-            self._early.setdefault(key.context, []).append((rank, key, signature))
+            self._early.setdefault(key.context, []).append((rank, key, signature, nbytes))
 
     def lost(self, rank: int, cause: str) -> None:
         """A peer's connection ended without goodbye."""

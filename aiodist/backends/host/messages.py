@@ -2,8 +2,8 @@
 
 Message k from a to b with a tag is the k-th send there and the k-th receive here. A receive from a known
 source claims its number when it is posted, so that its memory is ready before the message comes. A
-receive from any source can claim only what has arrived; what is posted behind it waits in its queue,
-so that among receives which could take a message the first posted gets it.
+receive from any source, or of any size, can claim only what has arrived; what is posted behind it waits
+in its queue, so that among receives which could take a message the first posted gets it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Arrival:
     source: int
     number: int
     signature: bytes
+    nbytes: int
 
 
 class Messages:
@@ -48,7 +49,6 @@ class Messages:
         self._posted: dict[tuple[int, int, int], Operation] = {}
         self._queues: dict[int, deque[Operation]] = {}
         self._arrivals: dict[int, list[Arrival]] = {}
-        self._departed: set[int] = set()
         self._busy = 0
         self._dead = False
 
@@ -75,13 +75,13 @@ class Messages:
         queue.append(operation)
         self._match(operation.tag)
 
-    def arrived(self, source: int, tag: int, number: int, signature: bytes) -> None:
+    def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """A message came in or was offered."""
         operation = self._posted.get((source, tag, number))
         if operation is not None:
             self._check(operation, source, number, signature)
             return
-        self._arrivals.setdefault(tag, []).append(Arrival(source, number, signature))
+        self._arrivals.setdefault(tag, []).append(Arrival(source, number, signature, nbytes))
         self._match(tag)
 
     def condemn(self) -> bool:
@@ -108,26 +108,39 @@ class Messages:
             return
         arrivals = self._arrivals.setdefault(tag, [])
         unmatched: deque[Operation] = deque()
-        blocked = False  # behind a receive from any source that is still empty-handed
+        blocked = False  # behind a receive that only an arrival can serve
         while queue:
             operation = queue.popleft()
-            arrival = next((a for a in arrivals if operation.peer in (ANY, a.source)), None)
+            arrival = next((a for a in arrivals if self._is_next(a, operation)), None)
             if arrival is not None:
                 arrivals.remove(arrival)
                 self._claim(operation, arrival.source, arrival)
-            elif operation.peer != ANY and not blocked:
+            elif operation.peer != ANY and operation.target is not None and not blocked:
                 self._claim(operation, operation.peer, None)
             else:
                 blocked = True
                 unmatched.append(operation)
         queue.extend(unmatched)
 
+    def _is_next(self, arrival: Arrival, operation: Operation) -> bool:
+        """Whether an arrival is what a receive claims now. One that overtook another (which is being staged
+        in the sender's thread) waits for its turn."""
+        source = arrival.source
+        if operation.peer not in (ANY, source):
+            return False
+        return arrival.number == self._claimed.get((source, operation.tag), 0)
+
     def _claim(self, operation: Operation, source: int, arrival: Arrival | None) -> None:
         backend = self._backend
         tag = operation.tag
         number = self._claimed.get((source, tag), 0)
         self._claimed[source, tag] = number + 1
-        operation.result = operation.senders[source]
+        if operation.target is None:  # of a size that the message tells: its bytes are the result
+            assert arrival is not None
+            operation.target = np.empty(arrival.nbytes, np.uint8)
+            operation.result = (source, operation.target)
+        else:
+            operation.result = operation.senders[source]
         if arrival is not None and not self._check(operation, source, number, arrival.signature):
             return
         job = prepare_message(operation)

@@ -15,8 +15,9 @@ from aiodist.backends.base import Array, Operation, as_bytes
 from aiodist.backends.host.offload import INLINE_NS
 from aiodist.backends.host.prepare import Job
 from aiodist.kernels import cost_ns, reduce_into
-from aiodist.schedules import Recv, RecvReduce, Schedule, Send, chunk_bounds
+from aiodist.schedules import Recv, RecvReduce, Schedule, Send, Step, chunk_bounds
 from aiodist.transport.base import SEGMENT, Fold, Into, Key
+from aiodist.types import ReduceOp
 
 if TYPE_CHECKING:
     from aiodist.backends.host.backend import HostBackend
@@ -39,8 +40,11 @@ class Collective:
         "_dead",
         "_job",
         "_memory",
+        "_reduce",
         "_round",
         "_schedule",
+        "_sent_bounds",
+        "_sent_memory",
         "_waiting",
         "operation",
     )
@@ -50,8 +54,14 @@ class Collective:
         self._backend = backend
         self._job = job
         self._schedule = schedule
-        self._bounds = chunk_bounds(job.buffer.size, schedule.chunks)
+        self._bounds = job.bounds or chunk_bounds(job.buffer.size, schedule.chunks)
         self._memory = as_bytes(job.buffer)
+        self._sent_bounds, self._sent_memory = self._bounds, self._memory
+        if job.sent is not None:
+            assert job.sent_bounds is not None
+            self._sent_bounds, self._sent_memory = job.sent_bounds, as_bytes(job.sent)
+        reduce = operation.call.reduce
+        self._reduce = ReduceOp.SUM if reduce is ReduceOp.PREMUL_SUM else reduce
         self._round = 0
         self._waiting = 0
         self._dead = False
@@ -59,7 +69,8 @@ class Collective:
 
     def start(self) -> None:
         """Begin: the first round is under way when this returns, unless a large copy has to come first."""
-        if not self._job.before or self._off_loop(self._job.fill_ns(), self._job.fill, self._filled):
+        fresh = not self._job.before and self._job.factor is None
+        if fresh or self._off_loop(self._job.fill_ns(), self._job.fill, self._filled):
             self._advance()
 
     def condemn(self) -> bool:
@@ -67,6 +78,14 @@ class Collective:
         context is cancelled; else the backend hears `quietened` once a thread has let go."""
         self._dead = True
         return not self._busy
+
+    def expected(self, peer: int, number: int) -> int | None:
+        """Bytes of the message from `peer` in round `number`; None if there is none."""
+        if number < len(self._schedule.rounds):
+            for step in self._schedule.rounds[number]:
+                if not isinstance(step, Send) and step.peer == peer:
+                    return sum(high - low for low, high in self._ranges(step, self._bounds))
+        return None
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,9 +124,22 @@ class Collective:
 
     def _outgoing_bytes(self, step: Send) -> memoryview:
         """What a step sends; a copy where the round also writes there (small messages alone ask for it)."""
-        itemsize = self._job.buffer.itemsize
-        data = self._memory[self._bounds[step.start] * itemsize : self._bounds[step.stop] * itemsize]
-        return memoryview(bytes(data)) if step.copy else data
+        pieces = [self._sent_memory[low:high] for low, high in self._ranges(step, self._sent_bounds)]
+        if step.copy or len(pieces) > 1:
+            return memoryview(b"".join(pieces))
+        return pieces[0]
+
+    def _ranges(self, step: Step, bounds: list[int]) -> list[tuple[int, int]]:
+        """The bytes of a step's chunks: one range, or two where the chunks wrap around the end."""
+        itemsize, chunks = self._job.buffer.itemsize, self._schedule.chunks
+        if step.stop <= chunks:
+            return [(bounds[step.start] * itemsize, bounds[step.stop] * itemsize)]
+        if step.start >= chunks:
+            return [(bounds[step.start - chunks] * itemsize, bounds[step.stop - chunks] * itemsize)]
+        return [
+            (bounds[step.start] * itemsize, bounds[chunks] * itemsize),
+            (0, bounds[step.stop - chunks] * itemsize),
+        ]
 
     def _send(self, peer: int, data: memoryview, number: int) -> None:
         channel = self._backend.outgoing(peer)
@@ -116,18 +148,19 @@ class Collective:
 
     def _receive(self, step: Recv | RecvReduce, number: int) -> None:
         buffer = self._job.buffer
-        low, high = self._bounds[step.start], self._bounds[step.stop]
-        nbytes = (high - low) * buffer.itemsize
+        ranges = self._ranges(step, self._bounds)
+        nbytes = sum(high - low for low, high in ranges)
         channel = self._backend.incoming(step.peer)
         self._waiting += 1
-        if isinstance(step, Recv):
-            view = self._memory[low * buffer.itemsize : high * buffer.itemsize]
+        if len(ranges) > 1:
+            over = self._receive_wrapped(step, ranges, nbytes, number)
+        elif isinstance(step, Recv):
+            view = self._memory[ranges[0][0] : ranges[0][1]]
             over = channel.recv(self._key(number), nbytes, Into(view), self._over)
         else:
-            part = buffer[low:high]
-            reduce = self.operation.call.reduce
-            assert reduce is not None
-            if cost_ns(min(nbytes, SEGMENT), buffer.dtype, reduce) <= INLINE_NS:
+            part = buffer[ranges[0][0] // buffer.itemsize : ranges[0][1] // buffer.itemsize]
+            assert self._reduce is not None
+            if cost_ns(min(nbytes, SEGMENT), buffer.dtype, self._reduce) <= INLINE_NS:
                 over = channel.recv(
                     self._key(number), nbytes, Fold(self._folder(part, step.left)), self._over
                 )
@@ -136,8 +169,39 @@ class Collective:
         if over:
             self._waiting -= 1
 
+    def _receive_wrapped(
+        self, step: Recv | RecvReduce, ranges: list[tuple[int, int]], nbytes: int, number: int
+    ) -> bool:
+        """Chunks that wrap around the buffer's end come through memory of our own (small messages alone)."""
+        buffer = self._job.buffer
+        scratch = np.empty(nbytes // buffer.itemsize, buffer.dtype)
+
+        def deal() -> None:
+            offset = 0
+            for low, high in ranges:
+                part = buffer[low // buffer.itemsize : high // buffer.itemsize]
+                theirs = scratch[offset : offset + part.size]
+                offset += part.size
+                if isinstance(step, Recv):
+                    part[...] = theirs
+                else:
+                    assert self._reduce is not None
+                    reduce_into(part, theirs, self._reduce, src_left=step.left)
+
+        def arrived() -> None:
+            if not self._dead:
+                deal()
+                self._over()
+
+        if self._backend.incoming(step.peer).recv(
+            self._key(number), nbytes, Into(as_bytes(scratch)), arrived
+        ):
+            deal()
+            return True
+        return False
+
     def _folder(self, part: Array, left: bool) -> Callable[[memoryview, int], None]:
-        reduce = self.operation.call.reduce
+        reduce = self._reduce
         assert reduce is not None
         dtype, itemsize = part.dtype, part.itemsize
 
@@ -151,7 +215,7 @@ class Collective:
     def _receive_slowly(self, part: Array, left: bool, number: int, peer: int) -> bool:
         """A dtype whose reduction would hold the loop (float16): take it all, then reduce in a thread."""
         scratch = np.empty(part.size, part.dtype)
-        reduce = self.operation.call.reduce
+        reduce = self._reduce
         assert reduce is not None
         cost = cost_ns(part.nbytes, part.dtype, reduce)
 

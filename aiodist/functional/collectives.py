@@ -1,0 +1,161 @@
+"""torch's collectives of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
+from aiodist.group import shapes
+from aiodist.group.collectives import Op
+from aiodist.timeouts import Timeout
+from aiodist.types import ReduceOp
+
+
+def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Group = None, async_op: bool = False) -> Handle:
+    """Reduce over all ranks, in place. See `ProcessGroup.all_reduce`."""
+    pg = member(group, "all_reduce")
+    return Skipped() if pg is None else pg.all_reduce(tensor, op, async_op=async_op)
+
+
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Handle:
+    """Copy the source's tensor to all ranks, in place. See `ProcessGroup.broadcast`."""
+    pg = member(group, "broadcast")
+    if pg is None:
+        return Skipped()
+    return pg.broadcast(tensor, rank_in(pg, src, group_src, "src"), async_op=async_op)
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: Op = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Handle:
+    """Reduce over all ranks to one. See `ProcessGroup.reduce`; other ranks' tensors stay as they were."""
+    pg = member(group, "reduce")
+    if pg is None:
+        return Skipped()
+    return pg.reduce(tensor, rank_in(pg, dst, group_dst, "dst"), op, async_op=async_op)
+
+
+def all_gather(
+    tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False
+) -> Handle:
+    """Every rank's tensor into a list of tensors, in place. See `ProcessGroup.all_gather`."""
+    pg = member(group, "all_gather")
+    return Skipped() if pg is None else shapes.all_gather(pg, tensor_list, tensor, async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
+) -> Handle:
+    """Every rank's tensor into one, stacked or concatenated along the first axis, as its shape says."""
+    pg = member(group, "all_gather_into_tensor")
+    return (
+        Skipped() if pg is None else shapes.all_gather_into_tensor(pg, output_tensor, input_tensor, async_op)
+    )
+
+
+def reduce_scatter(
+    output: Any,
+    input_list: Sequence[Any],
+    op: Op = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Handle:
+    """Reduce a list of tensors over all ranks; rank r gets the r-th. See `ProcessGroup.reduce_scatter`."""
+    pg = member(group, "reduce_scatter")
+    return Skipped() if pg is None else shapes.reduce_scatter(pg, output, input_list, op, async_op)
+
+
+def reduce_scatter_tensor(
+    output: Any, input: Any, op: Op = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Handle:
+    """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis."""
+    pg = member(group, "reduce_scatter_tensor")
+    return Skipped() if pg is None else shapes.reduce_scatter_tensor(pg, output, input, op, async_op)
+
+
+def barrier(group: Group = None, async_op: bool = False) -> Handle:
+    """Return when all ranks have called it."""
+    pg = member(group, "barrier")
+    return Skipped() if pg is None else pg.barrier(async_op=async_op)
+
+
+def gather(
+    tensor: Any,
+    gather_list: Sequence[Any] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Handle:
+    """Every rank's tensor into a list on the destination, in place. `dst` is rank 0 where nothing is said."""
+    pg = member(group, "gather")
+    if pg is None:
+        return Skipped()
+    root = 0 if dst is None and group_dst is None else rank_in(pg, dst, group_dst, "dst")
+    return shapes.gather(pg, tensor, gather_list, root, async_op)
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: Sequence[Any] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Handle:
+    """Deal the source's list out to all ranks, in place. `src` is rank 0 where nothing is said."""
+    pg = member(group, "scatter")
+    if pg is None:
+        return Skipped()
+    root = 0 if src is None and group_src is None else rank_in(pg, src, group_src, "src")
+    return shapes.scatter(pg, tensor, scatter_list, root, async_op)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Any],
+    input_tensor_list: Sequence[Any],
+    group: Group = None,
+    async_op: bool = False,
+) -> Handle:
+    """The j-th input goes to rank j; the i-th output comes from rank i. Tensors may differ in size."""
+    pg = member(group, "all_to_all")
+    return Skipped() if pg is None else shapes.all_to_all(pg, output_tensor_list, input_tensor_list, async_op)
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Handle:
+    """Parts of one tensor's first axis to all ranks. See `ProcessGroup.all_to_all`."""
+    pg = member(group, "all_to_all_single")
+    if pg is None:
+        return Skipped()
+    return pg.all_to_all(
+        input, output, input_split_sizes or None, output_split_sizes or None, async_op=async_op
+    )
+
+
+def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> Handle:
+    """A barrier that names who is missing when its time is over, as every operation here does."""
+    pg = member(group, "monitored_barrier")
+    return Skipped() if pg is None else pg.monitored_barrier(timeout, wait_all_ranks)
+
+
+all_gather_single = all_gather_into_tensor
+reduce_scatter_single = reduce_scatter_tensor

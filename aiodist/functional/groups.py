@@ -1,0 +1,179 @@
+"""torch's calls about groups and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any
+
+from aiodist.errors import UsageError
+from aiodist.functional.handles import Group, GroupMember, NonMember, group_rank_of, member
+from aiodist.group import ProcessGroup
+from aiodist.group.default import default_group
+from aiodist.timeouts import Timeout
+
+Made = ProcessGroup | NonMember
+
+
+async def _named(making: Awaitable[ProcessGroup | None]) -> Made:
+    made = await making
+    return GroupMember.NON_GROUP_MEMBER if made is None else made
+
+
+def _check_backend(world: ProcessGroup, backend: str | None) -> None:
+    if backend not in (None, world.backend, "gloo" if world.backend == "host" else None):
+        raise UsageError(f"backend={backend!r}: a new group has the backend of its world, '{world.backend}'")
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> Coroutine[Any, Any, Made]:
+    """Make a group of some of the world's ranks; all ranks of the world call it, in the same order.
+
+    Args:
+        ranks: global ranks; None means all.
+        timeout: the new group's default, in seconds.
+        backend: None or the world's own.
+        pg_options, device_id: for backends that have any.
+        use_local_synchronization: only the members call, and wait for each other alone.
+        group_desc: the group's name, for people.
+        sort_ranks: must be True: members are in ascending order.
+
+    Returns:
+        An awaitable of the group, or of `GroupMember.NON_GROUP_MEMBER`.
+    """
+    world = default_group()
+    _check_backend(world, backend)
+    if not sort_ranks:
+        raise UsageError("sort_ranks=False is not supported", hint="Order ranks by `split(color, key)`")
+    if use_local_synchronization and ranks is not None and world.rank not in list(ranks):
+        return _outside()
+    return _named(
+        world.new_group(
+            ranks,
+            timeout=timeout,
+            name=group_desc or "",
+            use_local_synchronization=use_local_synchronization,
+        )
+    )
+
+
+async def _outside() -> Made:
+    return GroupMember.NON_GROUP_MEMBER
+
+
+async def new_subgroups(
+    group_size: int | None = None,
+    group: Group = None,
+    timeout: Timeout = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> tuple[Made, list[Made]]:
+    """Divide the world into groups of `group_size` consecutive ranks; all ranks await it at the same place.
+
+    Args:
+        group_size: ranks in each; None takes the number of ranks on this host, as LOCAL_WORLD_SIZE would.
+
+    Returns:
+        → this rank's group, and all groups (NON_GROUP_MEMBER for those that it is not in).
+    """
+    pg = group if isinstance(group, ProcessGroup) else default_group()
+    size = pg.hosts.count(pg.hosts[pg.rank]) if group_size is None else group_size
+    if size < 1 or pg.size % size:
+        raise UsageError(f"group_size={size} does not divide the {pg.size} ranks of the group")
+    lists = [list(range(start, start + size)) for start in range(0, pg.size, size)]
+    return await _divide(pg, lists, timeout, backend, group_desc)
+
+
+async def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: Timeout = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> tuple[Made, list[Made]]:
+    """Make several disjoint groups of global ranks at once. → this rank's, and all, as `new_subgroups`."""
+    listed = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
+    if len(set(listed)) != len(listed):
+        raise UsageError("a rank stands in two subgroups")
+    lists = [list(ranks) for ranks in ranks_per_subgroup_list]
+    return await _divide(default_group(), lists, timeout, backend, group_desc)
+
+
+async def split_group(
+    parent_pg: Group = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: Timeout = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> ProcessGroup | None:
+    """Divide a group by lists of its group ranks. → this rank's new group; None if it is in no list."""
+    pg = parent_pg if isinstance(parent_pg, ProcessGroup) else default_group()
+    if not split_ranks:
+        raise UsageError("split_ranks is missing", hint="Pass lists of ranks of the group")
+    mine, _ = await _divide(pg, [list(ranks) for ranks in split_ranks], timeout, None, group_desc)
+    return mine if isinstance(mine, ProcessGroup) else None
+
+
+async def _divide(
+    pg: ProcessGroup,
+    lists: list[list[int]],
+    timeout: Timeout,
+    backend: str | None,
+    name: str | None,
+) -> tuple[Made, list[Made]]:
+    _check_backend(pg, backend)
+    making = [pg.new_group(ranks, timeout=timeout, name=name or "") for ranks in lists]
+    groups = [await _named(each) for each in making]
+    mine = next((made for made in groups if isinstance(made, ProcessGroup)), GroupMember.NON_GROUP_MEMBER)
+    return mine, groups
+
+
+def get_rank(group: Group = None) -> int:
+    """This process's rank in the group; -1 if it is no member."""
+    if isinstance(group, NonMember):
+        return -1
+    return (group or default_group()).rank
+
+
+def get_world_size(group: Group = None) -> int:
+    """The number of members of the group; -1 if this process is none."""
+    if isinstance(group, NonMember):
+        return -1
+    return (group or default_group()).size
+
+
+def get_backend(group: Group = None) -> str:
+    """The name of the group's backend."""
+    pg = member(group, "get_backend")
+    if pg is None:
+        raise UsageError("this process is not a member of the group")
+    return pg.backend
+
+
+def get_process_group_ranks(group: Group = None) -> list[int]:
+    """The global ranks of the group's members, in group order."""
+    pg = member(group, "get_process_group_ranks")
+    return [] if pg is None else list(pg.ranks)
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The group rank of a global rank; `UsageError` if it is no member."""
+    return group_rank_of(group, global_rank)
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The global rank of a group rank."""
+    if not 0 <= group_rank < group.size:
+        raise UsageError(f"group '{group.name}' has ranks 0 to {group.size - 1}, not {group_rank}")
+    return group.ranks[group_rank]
+
+
+def get_pg_count() -> int:
+    """How many groups this process has open, the world's included; 0 where there is none."""
+    return default_group().open_groups()

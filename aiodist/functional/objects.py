@@ -1,0 +1,165 @@
+"""torch's collectives of objects: lists that are filled in place.
+
+Objects travel as msgpack (see `ProcessGroup.all_gather_object`); `allow_pickle=True` on both sides lets the rest
+travel as pickle, which torch always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiodist.errors import UsageError
+from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
+from aiodist.group import ProcessGroup
+from aiodist.group import arguments as check
+from aiodist.wire.objects import decode
+from aiodist.work import Work
+
+
+def _fill(
+    pg: ProcessGroup, work: Work[Any], put: Callable[[Any], None], async_op: bool = False
+) -> Work[None]:
+    """A Work that puts another's result where torch wants it."""
+
+    async def rest() -> None:
+        put(await work)
+
+    return pg._composed(work, rest(), async_op)
+
+
+def _root(pg: ProcessGroup, rank: int | None, group_rank: int | None, name: str) -> int:
+    return 0 if rank is None and group_rank is None else rank_in(pg, rank, group_rank, name)
+
+
+def _check_list(value: Any, size: int, name: str) -> None:
+    if not isinstance(value, list) or len(value) != size:
+        raise UsageError(f"{name} must be a list of {size} elements, which are overwritten")
+
+
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Group = None, *, allow_pickle: bool = False
+) -> Handle:
+    """Every rank's object into a list, in place."""
+    pg = member(group, "all_gather_object")
+    if pg is None:
+        return Skipped()
+    _check_list(object_list, pg.size, "object_list")
+    work = pg.all_gather_object(obj, allow_pickle=allow_pickle, async_op=True)
+    return _fill(pg, work, lambda objects: object_list.__setitem__(slice(None), objects))
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    group_dst: int | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Handle:
+    """Every rank's object into a list on the destination, in place."""
+    pg = member(group, "gather_object")
+    if pg is None:
+        return Skipped()
+    root = _root(pg, dst, group_dst, "dst")
+    if pg.rank == root:
+        _check_list(object_gather_list, pg.size, "object_gather_list")
+    work = pg.gather_object(obj, root, allow_pickle=allow_pickle, async_op=True)
+
+    def put(objects: list[Any] | None) -> None:
+        if objects is not None and object_gather_list is not None:
+            object_gather_list[:] = objects
+
+    return _fill(pg, work, put)
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Handle:
+    """The source's list over everybody's, in place; all lists have the same length."""
+    pg = member(group, "broadcast_object_list")
+    if pg is None:
+        return Skipped()
+    if not isinstance(object_list, list):
+        raise UsageError("object_list must be a list, which is overwritten")
+    root = _root(pg, src, group_src, "src")
+    work = pg.broadcast_object(
+        list(object_list) if pg.rank == root else None, root, allow_pickle=allow_pickle, async_op=True
+    )
+    return _fill(pg, work, lambda objects: _replace(object_list, objects))
+
+
+def _replace(target: list[Any], objects: list[Any]) -> None:
+    if len(target) != len(objects):
+        raise UsageError(f"object_list has {len(target)} elements, the source's has {len(objects)}")
+    target[:] = objects
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Handle:
+    """Deal the source's list out; each rank's object becomes the first element of its output list."""
+    pg = member(group, "scatter_object_list")
+    if pg is None:
+        return Skipped()
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+        raise UsageError("scatter_object_output_list must be a list with at least one element")
+    root = _root(pg, src, group_src, "src")
+    work = pg.scatter_object(scatter_object_input_list, root, allow_pickle=allow_pickle, async_op=True)
+    return _fill(pg, work, lambda obj: scatter_object_output_list.__setitem__(0, obj))
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+    *,
+    allow_pickle: bool = False,
+) -> Handle:
+    """Send a list of objects to one rank."""
+    pg = member(group, "send_object_list")
+    if pg is None:
+        return Skipped()
+    return pg.send_object(list(object_list), rank_in(pg, dst, group_dst, "dst"), allow_pickle=allow_pickle)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+    *,
+    allow_pickle: bool = False,
+) -> Handle:
+    """Receive a list of objects from one rank, or from anybody, in place. → the sender's global rank."""
+    pg = member(group, "recv_object_list")
+    if pg is None:
+        return Skipped()
+    source = None if src is None and group_src is None else rank_in(pg, src, group_src, "src")
+    peer = -1 if source is None else check.peer_rank(source, pg.rank, pg.size, "src")
+    work = pg._recv_bytes(peer, 0, None)
+
+    async def rest() -> int:
+        sender, data = await work
+        _replace(object_list, decode(data.data, allow_pickle=allow_pickle))
+        return pg.ranks[sender]
+
+    return pg._composed(work, rest(), async_op=False)

@@ -1,0 +1,88 @@
+"""torch's messages between two ranks, one by one and in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiodist.errors import UsageError
+from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
+from aiodist.group import shapes
+
+
+def send(
+    tensor: Any, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
+) -> Handle:
+    """Send a tensor. See `ProcessGroup.send`."""
+    pg = member(group, "send")
+    return Skipped() if pg is None else pg.send(tensor, rank_in(pg, dst, group_dst, "dst"), tag)
+
+
+def isend(
+    tensor: Any, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
+) -> Handle:
+    """As `send`, for a caller that keeps the handle."""
+    pg = member(group, "isend")
+    if pg is None:
+        return Skipped()
+    return pg.send(tensor, rank_in(pg, dst, group_dst, "dst"), tag, async_op=True)
+
+
+def recv(
+    tensor: Any, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
+) -> Handle:
+    """Receive a tensor, from anybody where no source is given. → the sender's global rank."""
+    return _recv(tensor, src, group, tag, group_src, "recv", held=False)
+
+
+def irecv(
+    tensor: Any, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
+) -> Handle:
+    """As `recv`, for a caller that keeps the handle."""
+    return _recv(tensor, src, group, tag, group_src, "irecv", held=True)
+
+
+def _recv(
+    tensor: Any, src: int | None, group: Group, tag: int, group_src: int | None, name: str, held: bool
+) -> Handle:
+    pg = member(group, name, depth=4)
+    if pg is None:
+        return Skipped()
+    anybody = src is None and group_src is None
+    source = None if anybody else rank_in(pg, src, group_src, "src")
+    return shapes.recv(pg, tensor, source, tag, held)
+
+
+@dataclass(frozen=True)
+class P2POp:
+    """One message of a batch.
+
+    Args:
+        op: `dist.isend` or `dist.irecv`.
+        tensor: that is sent, or received into.
+        peer: global rank of the other side; or
+        group: whose messages these are; all of a batch are of one group.
+        tag: of the message.
+        group_peer: the other side's rank in the group, instead of `peer`.
+    """
+
+    op: Callable[..., Handle]
+    tensor: Any
+    peer: int | None = None
+    group: Group = None
+    tag: int = 0
+    group_peer: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.op not in (isend, irecv):
+            raise UsageError(f"op must be dist.isend or dist.irecv, got {self.op!r}")
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
+    """Start a batch of messages; they match in any order. Await the handles."""
+    if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise UsageError("p2p_op_list must be a list of P2POp, and not empty")
+    if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
+        raise UsageError("all messages of a batch must be of one group")
+    return [op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer) for op in p2p_op_list]

@@ -1,0 +1,165 @@
+"""Groups made of a group's members."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Awaitable, Coroutine, Sequence
+from hashlib import blake2b
+from typing import Any, Self
+
+import numpy as np
+
+from aiodist.errors import UsageError
+from aiodist.group import arguments as check
+from aiodist.group.core import NO_DATA, GroupCore
+from aiodist.timeouts import Timeout, seconds
+from aiodist.types import Kind
+from aiodist.work import Work
+
+
+def context_of(parent: int, number: int, ranks: Sequence[int], name: str = "") -> int:
+    """The 64-bit number that names a group, equal on all members without asking.
+
+    Args:
+        parent: the parent group's context; 0 for a world.
+        number: of the new group among its parent's children.
+        ranks: global ranks of the members.
+        name: of a world (job, group name, epoch).
+    """
+    text = f"{parent}/{number}/{','.join(map(str, ranks))}/{name}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Subgroups(GroupCore):
+    """See `ProcessGroup` for what all calls have in common."""
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout: Timeout = None,
+        name: str = "",
+        use_local_synchronization: bool = False,
+    ) -> Awaitable[Self | None]:
+        """Make a group of some of this group's ranks. All members of this group call it, in the same order.
+
+        It takes its number in the call, like every collective, and returns when all have called.
+
+        Args:
+            ranks: group ranks of the members, in any order; None means all. They are sorted.
+            timeout: of the call, and the new group's default; None takes this group's.
+            name: for people.
+            use_local_synchronization: only the new group's members call, and wait for each other alone.
+
+        Returns:
+            An awaitable of the new group; of None on ranks that are no members.
+        """
+        chosen = check.members(ranks, self.size)
+        limit = self.timeout if timeout is None else seconds(timeout)
+        if use_local_synchronization:
+            return self._meet_locally(chosen, limit, name)
+        detail = f"ranks {list(chosen)}"
+        work = self._issue(Kind.new_group, NO_DATA, None, None, None, limit, True, detail=detail)
+        return self._after(work, self._next_child(), chosen, limit, name)
+
+    def split(
+        self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
+    ) -> Awaitable[Self | None]:
+        """Divide the group: ranks that give the same color form a group. All members call it.
+
+        Args:
+            color: any non-negative integer; None joins no group.
+            key: orders the ranks of a new group; equal keys keep this group's order.
+            timeout: of the call, and the new groups' default; None takes this group's.
+            name: for people.
+
+        Returns:
+            An awaitable of this rank's new group; of None where `color` is None.
+        """
+        mine = np.array([-1 if color is None else _index(color, "color"), _index(key, "key")], np.int64)
+        if color is not None and mine[0] < 0:
+            raise UsageError(f"color must be a non-negative integer or None, got {color!r}")
+        limit = self.timeout if timeout is None else seconds(timeout)
+        table = np.empty((self.size, 2), np.int64)
+        work = self._issue(Kind.all_gather, mine, mine, table, table, limit, True, detail="split")
+        return self._after_split(work, self._next_child(), int(mine[0]), limit, name)
+
+    # ── how they come about ──────────────────────────────────────────────────────────────────────────
+
+    def _next_child(self) -> int:
+        self._children += 1
+        return self._children
+
+    async def _after(
+        self, work: Work[None], number: int, chosen: tuple[int, ...], timeout: float, name: str
+    ) -> Self | None:
+        await work
+        context = context_of(self.context, number, [self.ranks[member] for member in chosen])
+        if self.rank not in chosen:
+            self._control.unsubscribe(context)  # what its members tell everybody is not kept here
+            return None
+        return self._child(context, chosen, timeout, name or f"{self.name}.{number}")
+
+    async def _after_split(
+        self, work: Work[Any], number: int, color: int, timeout: float, name: str
+    ) -> Self | None:
+        table = await work
+        chosen: tuple[int, ...] = ()
+        for other in sorted({int(c) for c in table[:, 0] if c >= 0}):
+            ranks = [rank for rank in range(self.size) if table[rank, 0] == other]
+            ranks.sort(key=lambda rank: int(table[rank, 1]))
+            context = context_of(self.context, number, [self.ranks[member] for member in ranks])
+            if other == color:
+                chosen, mine = tuple(ranks), context
+            else:
+                self._control.unsubscribe(context)
+        if not chosen:
+            return None
+        return self._child(mine, chosen, timeout, name or f"{self.name}.{number}[{color}]")
+
+    def _meet_locally(
+        self, chosen: tuple[int, ...], timeout: float, name: str
+    ) -> Coroutine[Any, Any, Self | None]:
+        self._check_here()
+        if self.rank not in chosen:
+            raise UsageError(
+                f"rank {self.rank} is not one of {list(chosen)}",
+                hint="With use_local_synchronization only members call new_group",
+            )
+        ranks = [self.ranks[member] for member in chosen]
+        number = self._local_children.get(chosen, 0)
+        self._local_children[chosen] = number + 1
+        context = context_of(self.context, number, ranks, "local")
+        group = self._child(context, chosen, timeout, name or f"{self.name}{list(chosen)}.{number}")
+        work = group._issue(Kind.barrier, NO_DATA, None, None, None, timeout, True)
+
+        async def met() -> Self | None:
+            try:
+                await work
+            except BaseException:
+                await group.aclose()
+                raise
+            return group
+
+        return met()
+
+    def _child(self, context: int, chosen: tuple[int, ...], timeout: float, name: str) -> Self:
+        return type(self)(
+            ranks=[self.ranks[member] for member in chosen],
+            name=name,
+            context=context,
+            epoch=self.epoch,
+            hosts=[self.hosts[member] for member in chosen],
+            timeout=timeout,
+            control=self._control,
+            make_backend=self._backend.subgroup,
+            pulse=self._pulse,
+            family=self._family,
+        )
+
+
+def _index(value: object, name: str) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} must be an integer, got {value!r}") from None

@@ -1,0 +1,401 @@
+"""Groups and Works as synchronous code sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, ContextVar, Token, copy_context
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+from aiodist import runtime
+from aiodist.errors import GroupClosed, UsageError
+from aiodist.group import ProcessGroup
+from aiodist.portal.loop_thread import LoopThread, Reply
+from aiodist.timeouts import Timeout, seconds
+from aiodist.work import Work
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Inside `with pg.coalesce()` and the like: the context in which the loop runs this thread's calls.
+_context: ContextVar[Context | None] = ContextVar("aiodist_portal_context", default=None)
+
+
+class Portal(LoopThread):
+    """A thread with an event loop in it, and the way in.
+
+    `init_process_group` makes one for its group; it is `pg.portal`.
+    """
+
+    def __init__(self) -> None:
+        self._world: ProcessGroup | None = None
+        self._groups: weakref.WeakValueDictionary[int, SyncProcessGroup] = weakref.WeakValueDictionary()
+        super().__init__()
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on the loop; block until there is a result, and return it.
+
+        Args:
+            function: plain or async. What it returns decides: a Work, or another awaitable, is waited for
+                (unless `async_op=True` asks for the Work itself, as a `SyncWork`); groups come back as
+                `SyncProcessGroup`, async context managers as plain ones, the rest as it is.
+            args, kwargs: of the function; a `SyncProcessGroup` becomes the group behind it.
+
+        Raises:
+            GroupClosed: the portal is closed, or was closed before there was a result.
+            UsageError: called on the loop itself, which would wait for itself.
+            Exception: what the function, or its Work, raised.
+        """
+        reply = self._ask(_context.get(), function, args, kwargs)
+        reply.wait()
+        return reply.get()
+
+    def close(self) -> None:
+        """Close the world's group gracefully, and end the thread. May be repeated."""
+        self._leave(None, None, None)
+
+    def closing(self) -> Coroutine[Any, Any, None] | None:
+        """What to run before the loop ends with its process."""
+        return None if self._world is None else self._world.aclose()
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._world is not None:
+                with contextlib.suppress(GroupClosed):
+                    self.call(self._world.__aexit__, kind, error, trace)
+        finally:
+            self.stop()
+
+    def _ask(
+        self,
+        context: Context | None,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Reply:
+        given = tuple(map(_unwrapped, args))
+        named = {name: _unwrapped(value) for name, value in (kwargs or {}).items()}
+        return self.post(functools.partial(self._issue, context, function, given, named), context)
+
+    # ── in the loop's thread ─────────────────────────────────────────────────────────────────────────
+
+    def _issue(
+        self,
+        context: Context | None,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reply: Reply,
+    ) -> None:
+        made = function(*args, **kwargs)
+        if isinstance(made, Work):
+            if made._held_back or kwargs.get("async_op"):  # what is held back starts later: no waiting here
+                work = SyncWork(self, made)
+                made._awaited = bool(kwargs.get("async_op"))
+                self.settle(reply, work)
+            else:
+                self._follow(made, reply)
+        elif inspect.isawaitable(made):
+            self.start(made, functools.partial(self._wrap_up, reply), context)
+        else:
+            self._wrap_up(reply, made)
+
+    def _wrap_up(self, reply: Reply, value: Any, error: BaseException | None = None) -> None:
+        self.settle(reply, self._wrapped(value), error)
+
+    def _follow(self, work: Work[Any], reply: Reply) -> None:
+        """Let a Work's end be a reply."""
+        if work.done():
+            self._work_ended(reply, work)
+        else:
+            self.watch(reply)
+            work.add_done_callback(functools.partial(self._work_ended, reply))
+
+    def _work_ended(self, reply: Reply, work: Work[Any]) -> None:
+        error = work.exception()
+        self._wrap_up(reply, work.result() if error is None else None, error)
+
+    def _wrapped(self, value: Any) -> Any:
+        """What synchronous code can use of a result."""
+        if isinstance(value, ProcessGroup):
+            group = self._groups.get(id(value))  # a wrapper holds its group, so the id is no other's
+            if group is None:
+                group = self._groups[id(value)] = SyncProcessGroup(self, value)
+            return group
+        if type(value) in (list, tuple) and any(isinstance(item, ProcessGroup) for item in value):
+            return type(value)(map(self._wrapped, value))
+        if hasattr(type(value), "__aenter__"):
+            return _SyncContext(self, value)
+        return value
+
+
+class SyncWork(Generic[T]):
+    """The handle of one started operation, for any thread. See `Work`; `wait` stands for `await`.
+
+    Attributes:
+        op: the operation's name.
+        seq: its number in the group.
+        group: the `SyncProcessGroup` that it belongs to.
+    """
+
+    __slots__ = ("__weakref__", "_portal", "_reply", "_work", "group")
+
+    def __init__(self, portal: Portal, work: Work[T]) -> None:
+        self._portal = portal
+        self._work = work
+        self._reply = Reply()
+        self.group: SyncProcessGroup = portal._wrapped(work.group)
+        portal._follow(work, self._reply)
+
+    @property
+    def op(self) -> str:
+        """The operation's name."""
+        return self._work.op
+
+    @property
+    def seq(self) -> int:
+        """The operation's number."""
+        return self._work.seq
+
+    def wait(self, timeout: Timeout = None) -> T:
+        """Block until the operation has ended, and return its result.
+
+        Args:
+            timeout: this caller's patience in seconds, or a timedelta; None waits as long as the operation
+                may take.
+
+        Raises:
+            TimeoutError: the time is over. The operation goes on and can be waited for again.
+            GroupBroken: the operation failed.
+            UsageError: inside `with pg.coalesce()`, where it has not started, or on the portal's own loop.
+        """
+        limit = None if timeout is None else seconds(timeout)
+        if not self._reply.settled:
+            if self._work._held_back:
+                raise UsageError(
+                    f"{self.op} #{self.seq} starts at the end of its coalesce() block",
+                    hint="Wait for it after the block",
+                )
+            if self._portal.inside():
+                raise UsageError("waiting on the portal's own loop would wait for itself")
+        if not self._reply.wait(limit):
+            raise TimeoutError(f"{self.op} #{self.seq} has not ended within {limit:g} s; it goes on")
+        return cast("T", self._reply.get())
+
+    def done(self) -> bool:
+        """Whether the operation has ended, well or not."""
+        return self._reply.settled
+
+    def result(self) -> T:
+        """The result of a Work that is done; raises what it failed with.
+
+        Raises:
+            asyncio.InvalidStateError: the operation has not ended yet.
+        """
+        self._check_done()
+        return cast("T", self._reply.get())
+
+    def exception(self) -> BaseException | None:
+        """What a Work that is done failed with, or None.
+
+        Raises:
+            asyncio.InvalidStateError: the operation has not ended yet.
+        """
+        self._check_done()
+        return self._reply.error
+
+    def add_done_callback(self, fn: Callable[[SyncWork[T]], object]) -> None:
+        """Call `fn(work)` in the loop's thread once the operation has ended. It must not block."""
+        self._portal.call(self._work.add_done_callback, lambda _: fn(self))
+
+    def is_completed(self) -> bool:
+        """torch's name for `done()`."""
+        return self._reply.settled
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended well."""
+        return self._reply.settled and self._reply.error is None
+
+    def _check_done(self) -> None:
+        if not self._reply.settled:
+            raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: wait for it first")
+
+    def __repr__(self) -> str:
+        return f"<Sync{repr(self._work)[1:]}"
+
+
+class _SyncContext:
+    """An async context manager as a plain one. It and the calls of this thread inside it share a context, as
+    they would in a task."""
+
+    def __init__(self, portal: Portal, manager: Any) -> None:
+        self._portal = portal
+        self._manager = manager
+        self._token: Token[Context | None] | None = None
+        self._shared: Context = copy_context()
+
+    def __enter__(self) -> Any:
+        self._shared = (_context.get() or copy_context()).copy()
+        reply = self._portal._ask(self._shared, self._manager.__aenter__)
+        reply.wait()
+        entered = reply.get()
+        self._token = _context.set(self._shared)
+        return self if isinstance(entered, _SyncContext) else entered
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._token is not None:
+            _context.reset(self._token)
+        reply = self._portal._ask(self._shared, self._manager.__aexit__, error)
+        reply.wait()
+        return reply.get()
+
+
+class _Method(Generic[P, T]):
+    """For type checkers: a method with the parameters P."""
+
+    def __get__(self, instance: object, owner: type) -> Callable[P, T]:
+        raise NotImplementedError
+
+
+@overload
+def _sync(method: Callable[Concatenate[ProcessGroup, P], Work[Any]]) -> _Method[P, Any]: ...
+@overload
+def _sync(
+    method: Callable[Concatenate[ProcessGroup, P], Awaitable[ProcessGroup | None]],
+) -> _Method[P, SyncProcessGroup | None]: ...
+def _sync(method: Any) -> Any:
+    """A method of ProcessGroup as one that blocks.
+
+    Type checkers see its parameters; the result of operations is Any, as it depends on `async_op`.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def blocking(self: SyncProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        return self.portal.call(getattr(self._group, name), *args, **kwargs)
+
+    signature = inspect.signature(method).replace(return_annotation=inspect.Signature.empty)
+    blocking.__signature__ = signature  # type: ignore[attr-defined]
+    return blocking
+
+
+class SyncProcessGroup:
+    """A process group for synchronous code: every method of `ProcessGroup`, blocking.
+
+    An operation returns its result, which the original's documentation names after →; with `async_op=True` it
+    returns a `SyncWork` as soon as it was issued. `new_group` returns a `SyncProcessGroup`, or None on ranks
+    that are no members. Errors are raised in the calling thread with their own types. Any thread may call.
+
+    Use it with `with`, or `close` it. Closing the world's group ends the portal.
+
+    Attributes:
+        portal: the `Portal` behind it; `pg.portal.call(function, …)` runs anything on its loop.
+        rank, size, ranks, name, epoch, hosts, timeout, backend: as in `ProcessGroup`.
+    """
+
+    rank: int
+    size: int
+    ranks: tuple[int, ...]
+    name: str
+    epoch: int
+    hosts: tuple[str, ...]
+    timeout: float
+    backend: str
+
+    if TYPE_CHECKING:  # all methods are made below, at run time; these, for their parameters
+        all_reduce = _sync(ProcessGroup.all_reduce)
+        broadcast = _sync(ProcessGroup.broadcast)
+        reduce = _sync(ProcessGroup.reduce)
+        all_gather = _sync(ProcessGroup.all_gather)
+        gather = _sync(ProcessGroup.gather)
+        scatter = _sync(ProcessGroup.scatter)
+        reduce_scatter = _sync(ProcessGroup.reduce_scatter)
+        all_to_all = _sync(ProcessGroup.all_to_all)
+        barrier = _sync(ProcessGroup.barrier)
+        send = _sync(ProcessGroup.send)
+        recv = _sync(ProcessGroup.recv)
+        new_group = _sync(ProcessGroup.new_group)
+
+    def __init__(self, portal: Portal, group: ProcessGroup) -> None:
+        self.portal = portal
+        self._group = group
+
+    def aclose(self) -> None:
+        """Close the group: wait for what is in flight here, say goodbye. Not collective; may be repeated.
+
+        Closing the world's group closes its others, too, and ends the portal.
+        """
+        self.__exit__(None, None, None)
+
+    close = aclose
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._group is self.portal._world:
+            self.portal._leave(kind, error, trace)
+        else:
+            with contextlib.suppress(GroupClosed):  # with its world
+                self.portal.call(self._group.__aexit__, kind, error, trace)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._group, name)
+
+    def __repr__(self) -> str:
+        return f"<Sync{repr(self._group)[1:]}"
+
+
+def add_methods(facade: type, original: type) -> None:
+    """Give a facade, blocking, every public method of the original that it does not define itself."""
+    for name, function in inspect.getmembers(original, inspect.isfunction):
+        if not name.startswith("_") and name not in vars(facade):
+            setattr(facade, name, _sync(function))
+
+
+add_methods(SyncProcessGroup, ProcessGroup)
+
+
+def _opening(original: Callable[P, Coroutine[Any, Any, ProcessGroup]]) -> Callable[P, SyncProcessGroup]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init_process_group(*args: P.args, **kwargs: P.kwargs) -> SyncProcessGroup:
+        if signature.bind(*args, **kwargs).arguments.get("store") is not None:
+            raise UsageError(
+                "a store belongs to the loop that made it, and the portal has its own",
+                hint="Pass init_method instead",
+            )
+        portal = Portal()
+
+        async def join() -> ProcessGroup:
+            portal._world = group = await original(*args, **kwargs)
+            return group
+
+        try:
+            return cast("SyncProcessGroup", portal.call(join))
+        except BaseException as error:
+            portal._leave(type(error), error, error.__traceback__)
+            raise
+
+    blocking = signature.replace(return_annotation="SyncProcessGroup")
+    init_process_group.__signature__ = blocking  # type: ignore[attr-defined]
+    return init_process_group
+
+
+init_process_group = _opening(runtime.init_process_group)
+
+
+def _unwrapped(value: Any) -> Any:
+    return value._group if isinstance(value, SyncProcessGroup) else value

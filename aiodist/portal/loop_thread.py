@@ -1,0 +1,235 @@
+"""An event loop in a thread of its own, and how other threads ask it and wait for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures.thread  # noqa: F401 - its exit hook must be registered before ours, see below
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from aiodist import runtime
+from aiodist.errors import GroupClosed, UsageError
+
+EXIT_PATIENCE = 10.0
+"""Seconds for closing what was left open when the interpreter exits."""
+
+# Python joins threads before it calls atexit functions, so one of those could not end the loop's thread. The
+# threading module's own hook comes before that. Its functions run last in, first out: ours before the one
+# after which concurrent.futures, which closing may need, refuses work. Where the hook is missing the thread
+# is a daemon, and atexit does.
+_exit_hook = getattr(threading, "_register_atexit", None)
+_open: set[LoopThread] = set()
+
+
+class Reply:
+    """What comes back from the loop's thread, once.
+
+    Each waiter brings a lock of its own, so Ctrl-C, which can strike between any two lines of the main
+    thread, leaves none locked that the loop or another waiter needs. Waiting for a lock is one call, which a
+    signal interrupts.
+
+    Attributes:
+        settled: whether it is there.
+        error: what there is instead of a value.
+    """
+
+    __slots__ = ("_gates", "_trace", "_value", "error", "settled")
+
+    def __init__(self) -> None:
+        self.settled = False
+        self.error: BaseException | None = None
+        self._value: Any = None
+        self._trace: TracebackType | None = None
+        self._gates: list[threading.Lock] = []
+
+    def settle(self, value: Any, error: BaseException | None = None) -> None:
+        """Called in the loop's thread; the first time counts."""
+        if self.settled:
+            return
+        self._value = value
+        self.error = error
+        self._trace = None if error is None else error.__traceback__
+        self.settled = True
+        for gate in self._gates:  # who comes later looks at `settled` after joining this list
+            gate.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block the calling thread; False when `timeout` seconds have passed in vain."""
+        if not self.settled:
+            gate = threading.Lock()
+            gate.acquire()
+            self._gates.append(gate)
+            if not self.settled:
+                gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        return self.settled
+
+    def get(self) -> Any:
+        """The value; raises the error. Only when settled."""
+        if self.error is not None:
+            try:
+                raise self.error.with_traceback(self._trace)
+            finally:
+                del self  # the traceback holds this frame
+        return self._value
+
+
+class LoopThread:
+    """A thread that runs an event loop (uvloop where it is installed) until `stop`."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._replies: set[Reply] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_asked: asyncio.Event | None = None
+        self._ended = Reply()
+        started = Reply()
+        self._thread = threading.Thread(
+            target=self._main, args=(started,), name="aiodist portal", daemon=_exit_hook is None
+        )
+        _open.add(self)
+        self._thread.start()
+        started.wait()
+        started.get()
+
+    # ── from other threads ───────────────────────────────────────────────────────────────────────────
+
+    def inside(self) -> bool:
+        """Whether this is the loop's thread, which must not wait for itself."""
+        return threading.get_ident() == self._thread.ident
+
+    def post(self, answer: Callable[[Reply], None], context: Context | None = None) -> Reply:
+        """Have the loop call `answer(reply)` soon; that, or what it starts, settles the reply.
+
+        Raises:
+            GroupClosed: the loop has ended, or is the parent process's.
+            UsageError: called on the loop itself.
+        """
+        if os.getpid() != self._pid:
+            raise GroupClosed(
+                "the portal belongs to the parent of this forked process",
+                hint="Call init_process_group in the child",
+            )
+        if self.inside():
+            raise UsageError(
+                "a blocking call on the portal's own loop would wait for itself",
+                hint="Use the async methods there, or call from another thread",
+            )
+        reply = Reply()
+        self._replies.add(reply)  # first: the end of the loop fails what is in here
+        try:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(partial(self._answer, answer, reply), context=context)
+        except RuntimeError:  # the loop is closed
+            self._replies.discard(reply)
+            raise GroupClosed("the portal is closed") from None
+        return reply
+
+    def stop(self) -> None:
+        """End the loop, cancelling what runs on it, and wait for the thread. May be repeated."""
+        if os.getpid() != self._pid or self._loop is None or self._stop_asked is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop_asked.set)
+        self._ended.wait()
+        self._thread.join()
+
+    def closing(self) -> Coroutine[Any, Any, None] | None:
+        """What to run before the loop ends with its process."""
+        return None
+
+    def end_with_process(self) -> None:
+        """The interpreter exits: close, within bounds."""
+        try:
+            self.post(self._close).wait(EXIT_PATIENCE)
+        except (GroupClosed, KeyboardInterrupt):
+            pass
+        self.stop()  # cancels a close that is under way, which aborts
+
+    # ── in the loop's thread ─────────────────────────────────────────────────────────────────────────
+
+    def watch(self, reply: Reply) -> None:
+        """Fail the reply if the loop ends before it is settled."""
+        self._replies.add(reply)
+
+    def settle(self, reply: Reply, value: Any, error: BaseException | None = None) -> None:
+        """Answer."""
+        self._replies.discard(reply)
+        reply.settle(value, error)
+
+    def start(
+        self,
+        coroutine: Awaitable[Any],
+        done: Callable[[Any, BaseException | None], None],
+        context: Context | None = None,
+    ) -> None:
+        """Run an awaitable as a task; `done` gets its result or its error."""
+        if context is not None and asyncio.iscoroutine(coroutine):
+            task: asyncio.Future[Any] = asyncio.get_running_loop().create_task(coroutine, context=context)
+        else:
+            task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._task_ended, done))
+
+    def _task_ended(
+        self, done: Callable[[Any, BaseException | None], None], task: asyncio.Future[Any]
+    ) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            done(None, _closed_meanwhile())
+        else:
+            error = task.exception()
+            done(task.result() if error is None else None, error)
+
+    def _answer(self, answer: Callable[[Reply], None], reply: Reply) -> None:
+        try:
+            answer(reply)
+        except BaseException as error:
+            self.settle(reply, None, error)
+
+    def _close(self, reply: Reply) -> None:
+        closing = self.closing()
+        if closing is None:
+            self.settle(reply, None)
+        else:
+            self.start(closing, partial(self.settle, reply))
+
+    def _main(self, started: Reply) -> None:
+        try:
+            with asyncio.Runner(loop_factory=runtime._loop_factory()) as runner:
+                runner.run(self._serve(started))
+        except BaseException as error:
+            if started.settled:
+                raise
+            started.settle(None, error)
+        finally:
+            _open.discard(self)
+            for reply in list(self._replies):
+                self.settle(reply, None, _closed_meanwhile())
+            self._ended.settle(None)
+
+    async def _serve(self, started: Reply) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop_asked = asyncio.Event()
+        started.settle(None)
+        await self._stop_asked.wait()
+
+
+def _closed_meanwhile() -> GroupClosed:
+    return GroupClosed("the portal was closed before this had ended")
+
+
+def _close_all() -> None:
+    for thread in list(_open):
+        if thread._pid == os.getpid():
+            thread.end_with_process()
+
+
+(_exit_hook or atexit.register)(_close_all)

@@ -1,0 +1,70 @@
+"""Bruck's algorithms: partners 1, 2, 4, … further around the circle; any size.
+
+They take the fewest rounds that are possible and send the fewest bytes that are possible, for every size.
+What a rank has is a range of chunks that begins at its own and may wrap, and wrapped ranges are copied:
+for small and medium messages. (The original keeps its chunks rotated and turns them at the end; ranges
+that wrap make that needless.)
+
+Source: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal and D. Weathersby, "Efficient Algorithms for All-to-All
+Communications in Multiport Message-Passing Systems", IEEE Trans. Parallel Distrib. Syst. 8 (1997); for
+the reductions, J. L. Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms",
+arXiv:2410.14234 (2024), here with the distances of Bruck.
+"""
+
+from __future__ import annotations
+
+from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, schedule
+
+
+def all_gather(rank: int, size: int) -> Schedule:
+    """Everybody collects from the rank at distance 1, 2, 4, … what that rank has; any size.
+
+    Buffer: the result, in `size` chunks, with this rank's input already in chunk `rank`. Ranges wrap.
+    Rounds: ceil(log2 n). Bytes sent by a rank: (n-1)/n of the result.
+    """
+    return schedule("bruck", size, _gather_rounds(rank, size))
+
+
+def reduce_scatter(rank: int, size: int) -> Schedule:
+    """Bruck's all_gather backwards: where a chunk was copied to, its partial comes from; any size.
+
+    Buffer: a working copy of the whole input, in `size` chunks; the result is chunk `rank`, what the
+    others hold afterwards means nothing. Ranges wrap. Each chunk is reduced once, though not in the order
+    of ranks. Rounds: ceil(log2 n). Bytes sent by a rank: (n-1)/n of the input.
+    """
+    return schedule("bruck", size, _reduce_rounds(rank, size))
+
+
+def all_reduce(rank: int, size: int) -> Schedule:
+    """Reduce-scatter, then all-gather; any size.
+
+    Buffer: the tensor, in `size` chunks. Ranges wrap. Each chunk is reduced once and handed out.
+    Rounds: 2 ceil(log2 n). Bytes sent by a rank: 2(n-1)/n of the tensor.
+    """
+    return schedule("bruck", size, _reduce_rounds(rank, size) + _gather_rounds(rank, size))
+
+
+def _gather_rounds(rank: int, size: int) -> Rounds:
+    """Before a round a rank has as many chunks as the distance, its own the first."""
+    rounds: Rounds = []
+    distance = 1
+    while distance < size:
+        count = min(distance, size - distance)  # the last round completes the circle
+        ahead, behind = (rank + distance) % size, (rank - distance) % size
+        rounds.append((Send(behind, rank, rank + count), Recv(ahead, ahead, ahead + count)))
+        distance *= 2
+    return rounds
+
+
+def _reduce_rounds(rank: int, size: int) -> Rounds:
+    """The partials of a rank go where its chunks came from, the last distance first."""
+    rounds: Rounds = []
+    distance = 1
+    while distance < size:
+        count = min(distance, size - distance)
+        ahead, behind = (rank + distance) % size, (rank - distance) % size
+        rounds.append(
+            (Send(ahead, ahead, ahead + count), RecvReduce(behind, rank, rank + count, left=behind < rank))
+        )
+        distance *= 2
+    return rounds[::-1]

@@ -1,0 +1,462 @@
+"""Python objects as bytes, for the object collectives: msgpack, NumPy arrays beside it, no pickle unasked.
+
+    encoding    u8 format, u64 little-endian size of the structure, the structure, blobs
+    structure   one msgpack value
+    blobs       the bytes of its arrays (and of what was pickled), in the order in which it names them
+
+What travels keeps its exact type: None, bool, int of any size, float, complex, str, bytes, list, tuple, set,
+frozenset, dict and OrderedDict with any hashable keys of these, date, datetime, timedelta, NumPy scalars and
+arrays of the dtypes in `types.DTYPES`, and dense torch tensors on the CPU. A subclass of one of these is
+another type. Arrays arrive writable, in C order and with memory of their own; tensors arrive as tensors where
+torch can be imported, else as arrays, and without their gradients. What an object holds twice arrives twice.
+
+Leaves that msgpack has no type for are extensions with a payload. Containers that it has no type for are
+arrays whose first element is an empty extension, the mark: so the decoder needs one flat pass and no
+recursion, however the bytes are nested. Arrays are in native byte order (the handshake refuses a mixed job).
+
+These bytes come from members of the job. Still nothing in them is trusted: sizes are checked before
+anything is allocated, and nothing is unpickled unless the receiver has said so.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgpack
+import numpy as np
+
+from aiodist.errors import AiodistError, UsageError, WireError
+from aiodist.types import BFLOAT16, DTYPE_CODES, DTYPES
+
+FORMAT = 1
+MAX_DEPTH = 100  # containers inside containers
+_HEAD = struct.Struct("<BQ")
+_COMPLEX = struct.Struct("<dd")
+_ARRAY = struct.Struct("<BB")  # dtype, flags; the shape follows, u64 each
+_BLOB = struct.Struct("<Q")  # bytes of a pickle; its type's name follows
+_TORCH = 1  # flag: it was a torch tensor
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class _Ext(enum.IntEnum):
+    """Codes of the extensions. Part of the protocol: append, never renumber."""
+
+    integer = 1
+    complex = 2
+    scalar = 3
+    array = 4
+    pickled = 5
+    tuple = 16  # marks from here on
+    set = 17
+    frozenset = 18
+    ordered = 19
+    date = 20
+    datetime = 21
+    timedelta = 22
+
+
+def encode(obj: Any, *, allow_pickle: bool = False) -> bytes:
+    """An object as bytes. Arrays in C order are copied once, others twice.
+
+    Args:
+        obj: what to send; see the module for what can be.
+        allow_pickle: pickle what cannot be sent as data. The receivers have to allow it, too.
+
+    Raises:
+        UsageError: something in it cannot be sent; says what and where.
+    """
+    encoder = _Encoder(allow_pickle)
+    try:
+        encoder.value(obj, 0)
+    except _Refused as refused:
+        raise UsageError(f"{refused.where()} {refused.problem}", hint=refused.hint) from refused.__cause__
+    except ValueError as error:  # msgpack: a string of over 4 GiB
+        raise UsageError(f"the object cannot be sent ({error})", hint="Put large data into arrays") from None
+    structure = encoder.packer.getbuffer()
+    return b"".join([_HEAD.pack(FORMAT, structure.nbytes), structure, *encoder.blobs])
+
+
+def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) -> Any:
+    """The object that `encode` made bytes of.
+
+    Args:
+        data: contiguous; not needed afterwards.
+        allow_pickle: unpickle what was pickled. This runs code that the sender chose: only among ranks that
+            trust each other.
+
+    Raises:
+        UsageError: part of it was pickled, and this rank does not allow it.
+        WireError: these are not bytes of `encode`, or what was pickled cannot be unpickled here.
+    """
+    try:
+        return _Decoder(memoryview(data), allow_pickle).decode()
+    except AiodistError:
+        raise
+    except Exception as error:  # whatever nonsense provokes in msgpack, NumPy or a constructor
+        raise WireError(f"an object that cannot be read ({type(error).__name__}: {error!s:.100})") from error
+
+
+class _Refused(Exception):
+    """A part cannot be sent. Its path grows from the inside out while this passes the containers."""
+
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+        self.steps: list[str] = []
+
+    def where(self) -> str:
+        """The path of the part: "obj['model'][3]"."""
+        steps = self.steps[::-1]
+        if len(steps) > 12:
+            steps = [*steps[:6], "…", *steps[-6:]]
+        return "obj" + "".join(steps)
+
+
+def _large_integer(value: int) -> msgpack.ExtType:
+    """msgpack asks when an integer has over 64 bits."""
+    return msgpack.ExtType(_Ext.integer, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class _Encoder:
+    """Writes one structure, and collects its blobs."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self.packer = msgpack.Packer(
+            default=_large_integer, strict_types=True, autoreset=False, unicode_errors="surrogatepass"
+        )
+        self.blobs: list[Any] = []
+        self._allow_pickle = allow_pickle
+
+    def value(self, x: Any, depth: int) -> None:
+        """Write anything. `_Refused` if it cannot be."""
+        kind = type(x)
+        if kind in _PLAIN:
+            self.packer.pack(x)
+            return
+        if depth > MAX_DEPTH:
+            raise _Refused(f"is nested over {MAX_DEPTH} deep", "Does it contain itself?")
+        write = _WRITERS.get(kind)
+        if write is not None:
+            write(self, x, depth + 1)
+        elif isinstance(x, np.generic) and kind is x.dtype.type and x.dtype in DTYPE_CODES:
+            self.leaf(_Ext.scalar, bytes([DTYPE_CODES[x.dtype]]) + x.tobytes())
+        elif kind is _torch_tensor():
+            self.tensor(x)
+        else:
+            self.pickle(x, f"is a {_name(kind)}")
+
+    def leaf(self, code: _Ext, payload: bytes) -> None:
+        """Write an extension."""
+        self.packer.pack_ext_type(code, payload)
+
+    def sequence(self, items: list[Any], depth: int) -> None:
+        """Write a list; at C speed where it holds no containers."""
+        if _PLAIN.issuperset(map(type, items)):
+            self.packer.pack(items)
+        else:
+            self.packer.pack_array_header(len(items))
+            self.items(items, depth)
+
+    def plain_mapping(self, items: dict[Any, Any], depth: int) -> None:
+        """Write a dict, likewise."""
+        if _PLAIN.issuperset(map(type, items)) and _PLAIN.issuperset(map(type, items.values())):
+            self.packer.pack(items)
+        else:
+            self.mapping(items, depth)
+
+    def mapping(self, items: dict[Any, Any], depth: int) -> None:
+        """Write a dict whose keys or values are not plain."""
+        self.packer.pack_map_header(len(items))
+        step, key = "", None
+        try:
+            for key, value in items.items():
+                step = " key "
+                self.value(key, depth)
+                step = ""
+                self.value(value, depth)
+        except _Refused as refused:
+            refused.steps.append(f"{step}[{repr(key)[:40]}]")
+            raise
+
+    def items(self, items: Iterable[Any], depth: int) -> None:
+        """Write the elements of a container."""
+        index = 0
+        try:
+            for index, item in enumerate(items):  # noqa: B007 - the handler reads it
+                self.value(item, depth)
+        except _Refused as refused:
+            refused.steps.append(f"[{index}]")
+            raise
+
+    def marked(self, code: _Ext, items: tuple[Any, ...] | set[Any] | frozenset[Any], depth: int) -> None:
+        """Write a container that msgpack does not know."""
+        self.packer.pack_array_header(1 + len(items))
+        self.leaf(code, b"")
+        self.items(items, depth)
+
+    def datetime(self, x: datetime, depth: int) -> None:
+        """Write a datetime: naive, with a fixed offset, or in a named zone."""
+        zone: Any = x.tzinfo
+        if type(zone) is timezone:
+            zone = zone.utcoffset(None) // _MICROSECOND
+        elif type(zone) is ZoneInfo:
+            zone = zone.key
+        elif zone is not None:
+            self.pickle(x, f"is a datetime with a tzinfo of type {_name(type(zone))}")
+            return
+        if zone is None and x.tzinfo is not None:
+            self.pickle(x, "is a datetime in a zone without a name")
+            return
+        self.marked(_Ext.datetime, (x.replace(tzinfo=None, fold=0).isoformat(), x.fold, zone), depth)
+
+    def array(self, x: np.ndarray[Any, Any], depth: int = 0) -> None:
+        """Write an array."""
+        if x.dtype in DTYPE_CODES:
+            self.blob(x, 0)
+        else:
+            self.pickle(x, f"is an array of dtype {x.dtype}")
+
+    def tensor(self, x: Any) -> None:
+        """Write a torch tensor."""
+        torch = sys.modules["torch"]
+        array = None
+        if x.device.type == "cpu" and x.layout is torch.strided:
+            dense = x.detach().resolve_conj().resolve_neg()
+            try:
+                if dense.dtype is torch.bfloat16:
+                    array = dense.view(torch.int16).numpy().view(BFLOAT16)
+                else:
+                    array = dense.numpy()
+            except (TypeError, RuntimeError):  # NumPy has no such dtype; a quantized tensor
+                pass
+        if array is not None and array.dtype in DTYPE_CODES:
+            self.blob(array, _TORCH)
+        else:
+            self.pickle(x, f"is a torch tensor ({x.dtype}, {x.layout}, on {x.device})")
+
+    def blob(self, x: np.ndarray[Any, Any], flags: int) -> None:
+        """Write an array's description, and leave its bytes for the end."""
+        shape = struct.pack(f"<{x.ndim}Q", *x.shape)
+        self.leaf(_Ext.array, _ARRAY.pack(DTYPE_CODES[x.dtype], flags) + shape)
+        if x.size:
+            self.blobs.append(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+
+    def pickle(self, x: Any, problem: str) -> None:
+        """Write what is no data, if that is allowed."""
+        if not self._allow_pickle:
+            raise _Refused(
+                f"{problem}, which cannot be sent as data",
+                "Convert it to plain types or arrays; or pass allow_pickle=True on both sides, "
+                "if all ranks trust each other",
+            )
+        import pickle
+
+        try:
+            blob = pickle.dumps(x, protocol=5)
+        except Exception as error:
+            raise _Refused(
+                f"{problem}, which cannot be pickled ({type(error).__name__}: {error!s:.100})",
+                "Convert it to plain types or arrays",
+            ) from error
+        self.leaf(_Ext.pickled, _BLOB.pack(len(blob)) + _name(type(x)).encode(errors="replace")[:200])
+        self.blobs.append(blob)
+
+
+_WRITERS: dict[type, Callable[[_Encoder, Any, int], None]] = {
+    list: _Encoder.sequence,
+    dict: _Encoder.plain_mapping,
+    tuple: lambda encoder, x, depth: encoder.marked(_Ext.tuple, x, depth),
+    set: lambda encoder, x, depth: encoder.marked(_Ext.set, x, depth),
+    frozenset: lambda encoder, x, depth: encoder.marked(_Ext.frozenset, x, depth),
+    datetime: _Encoder.datetime,
+    np.ndarray: _Encoder.array,
+    complex: lambda encoder, x, _: encoder.leaf(_Ext.complex, _COMPLEX.pack(x.real, x.imag)),
+    date: lambda encoder, x, depth: encoder.marked(_Ext.date, (x.toordinal(),), depth),
+    timedelta: lambda encoder, x, depth: encoder.marked(
+        _Ext.timedelta, (x.days, x.seconds, x.microseconds), depth
+    ),
+}
+
+
+def _write_ordered(encoder: _Encoder, x: OrderedDict[Any, Any], depth: int) -> None:
+    encoder.packer.pack_array_header(2)
+    encoder.leaf(_Ext.ordered, b"")
+    encoder.mapping(x, depth)
+
+
+_WRITERS[OrderedDict] = _write_ordered
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _torch_tensor() -> Any:
+    """torch.Tensor where somebody has imported torch; who holds a tensor has."""
+    return getattr(sys.modules.get("torch"), "Tensor", _Refused)
+
+
+class _Mark:
+    """The first element of an array that stands for another container."""
+
+    __slots__ = ("build",)
+
+    def __init__(self, build: Callable[[list[Any]], Any]) -> None:
+        self.build = build
+
+
+def _build_datetime(items: list[Any]) -> datetime:
+    text, fold, zone = items
+    if isinstance(zone, str):
+        zone = ZoneInfo(zone)
+    elif zone is not None:
+        zone = timezone(zone * _MICROSECOND)
+    return datetime.fromisoformat(text).replace(fold=fold, tzinfo=zone)
+
+
+def _build_ordered(items: list[Any]) -> OrderedDict[Any, Any]:
+    [inner] = items
+    return OrderedDict(inner.items())
+
+
+_MARKS: dict[int, _Mark] = {
+    _Ext.tuple: _Mark(tuple),
+    _Ext.set: _Mark(set),
+    _Ext.frozenset: _Mark(frozenset),
+    _Ext.ordered: _Mark(_build_ordered),
+    _Ext.date: _Mark(lambda items: date.fromordinal(*items)),
+    _Ext.datetime: _Mark(_build_datetime),
+    _Ext.timedelta: _Mark(lambda items: timedelta(*items)),
+}
+
+
+class _Decoder:
+    """Reads one encoding."""
+
+    def __init__(self, data: memoryview, allow_pickle: bool) -> None:
+        if data.nbytes < _HEAD.size:
+            raise WireError(f"an object of {data.nbytes} bytes, which is less than its header")
+        self._data = data.cast("B")
+        form, size = _HEAD.unpack_from(self._data)
+        if form != FORMAT:
+            raise WireError(f"an object in format {form}; this version knows {FORMAT}")
+        self._next = _HEAD.size + size  # where the next blob begins
+        if self._next > len(self._data):
+            raise WireError(f"an object whose structure of {size} bytes is not all there")
+        self._structure = self._data[_HEAD.size : self._next]
+        self._allow_pickle = allow_pickle
+        self._marks = 0  # met, and not yet understood as the first of a list
+
+    def decode(self) -> Any:
+        """The object. Raises anything where the bytes are nonsense."""
+        value = msgpack.unpackb(
+            self._structure,
+            ext_hook=self._extension,
+            list_hook=self._list,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+        if self._marks:
+            raise WireError("an object with the mark of a container where there is none")
+        if self._next != len(self._data):
+            raise WireError(f"an object with {len(self._data) - self._next} bytes behind it")
+        return value
+
+    def _list(self, items: list[Any]) -> Any:
+        if items and type(items[0]) is _Mark:
+            self._marks -= 1
+            return items[0].build(items[1:])
+        return items
+
+    def _extension(self, code: int, payload: bytes) -> Any:
+        match code:
+            case _Ext.integer:
+                return int.from_bytes(payload, "little", signed=True)
+            case _Ext.complex:
+                return complex(*_COMPLEX.unpack(payload))
+            case _Ext.scalar:
+                dtype = DTYPES[payload[0]]
+                if len(payload) != 1 + dtype.itemsize:
+                    raise WireError(f"a scalar of {len(payload) - 1} bytes, not a {dtype.name}")
+                return _elements(memoryview(payload)[1:], dtype)[0]
+            case _Ext.array:
+                return self._array(payload)
+            case _Ext.pickled:
+                return self._pickled(payload)
+        if payload or code not in _MARKS:
+            raise WireError(f"an object with an unknown extension, {code}")
+        self._marks += 1
+        return _MARKS[code]
+
+    def _take(self, size: int, what: str) -> memoryview:
+        """The next blob."""
+        end = self._next + size
+        if end > len(self._data):
+            raise WireError(f"{what} of {size} bytes, of which {len(self._data) - self._next} are there")
+        blob = self._data[self._next : end]
+        self._next = end
+        return blob
+
+    def _array(self, payload: bytes) -> Any:
+        code, flags = _ARRAY.unpack_from(payload)
+        dtype = DTYPES[code]
+        shape = [extent for (extent,) in struct.iter_unpack("<Q", memoryview(payload)[_ARRAY.size :])]
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        blob = self._take(size, "an array")
+        array = _elements(blob, dtype).reshape(shape)
+        return _as_tensor(array) if flags & _TORCH else array
+
+    def _pickled(self, payload: bytes) -> Any:
+        (size,) = _BLOB.unpack_from(payload)
+        blob = self._take(size, "a pickled object")
+        name = payload[_BLOB.size :].decode(errors="replace")
+        if not self._allow_pickle:
+            raise UsageError(
+                f"the sender pickled a part of the object (it says: of type {name!r:.220}), and this rank, "
+                "which receives it, does not allow that",
+                hint="Pass allow_pickle=True on this rank, too, if it trusts the sender",
+            )
+        import pickle
+
+        try:
+            return pickle.loads(blob)
+        except Exception as error:
+            raise WireError(
+                f"a pickled object that cannot be unpickled here ({type(error).__name__}: {error!s:.200})",
+                hint="Its type must be importable by the same name on every rank",
+            ) from error
+
+
+def _elements(blob: memoryview, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A new vector of a blob's elements."""
+    if dtype == np.bool_:  # a byte that is neither 0 nor 1 would be a bool that behaves like neither
+        bools: np.ndarray[Any, Any] = np.frombuffer(blob, np.uint8) != 0
+        return bools
+    array = np.empty(len(blob) // dtype.itemsize, dtype)
+    array.view(np.uint8)[:] = np.frombuffer(blob, np.uint8)
+    return array
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    """The array as a torch tensor on the same memory; itself where torch or the dtype is missing."""
+    try:
+        import torch
+
+        if array.dtype == BFLOAT16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+    except (ImportError, TypeError):
+        return array

@@ -1,0 +1,281 @@
+"""Point-to-point matching: in order by source and tag, and in posted order among receives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist.backends.base import Operation
+from aiodist.backends.host.messages import ANY, Messages
+from aiodist.group import ProcessGroup
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+from aiodist.transport.base import Into, Key
+from aiodist.transport.memory import MemoryNetwork
+from aiodist.types import Call, Kind
+
+
+class Bench:
+    """A `Messages` over channels that record what is posted and sent, and a thread run by hand."""
+
+    rank = 3
+    context = 77
+
+    def __init__(self) -> None:
+        self.posted: dict[tuple[int, Key], tuple[memoryview, Callable[[], None]]] = {}
+        self.sent: list[tuple[int, Key]] = []
+        self.mismatches: list[dict[int, str]] = []
+        self.jobs: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self.slow = False
+        self.quiet = 0
+        self.reports: Any = SimpleNamespace(peer_mismatch=self.mismatches.append)
+        self.offload: Any = SimpleNamespace(run=self._run)
+        self.results: dict[int, int] = {}
+        self.numbers = count()
+        self.messages = Messages(self)  # type: ignore[arg-type]
+
+    def _run(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        if self.slow:
+            self.jobs.append((job, done))
+            return False
+        job()
+        return True
+
+    def quietened(self) -> None:
+        self.quiet += 1
+
+    def incoming(self, source: int) -> Any:
+        def recv(key: Key, nbytes: int, sink: Into, done: Callable[[], None]) -> bool:
+            self.posted[source, key] = (sink.view, done)
+            return False
+
+        return SimpleNamespace(recv=recv)
+
+    def outgoing(self, peer: int) -> Any:
+        def send(key: Key, signature: bytes, data: memoryview, done: Callable[[], None]) -> bool:
+            self.sent.append((peer, key))
+            return True
+
+        return SimpleNamespace(send=send)
+
+    # What a test does.
+
+    def operation(self, kind: Kind, peer: int, number: int, tag: int, items: int) -> tuple[int, Operation]:
+        """A send or receive, and the name under which its result is noted."""
+        name = next(self.numbers)
+        array = np.zeros(items)
+        call = Call(kind, number, array.dtype, array.shape, None, peer)
+        source, target = (array, None) if kind is Kind.send else (None, array)
+        work: Any = SimpleNamespace(_finish=lambda result: self.results.__setitem__(name, result))
+        return name, Operation(call, work, source, target, None, lambda _: None, peer, tag, range(10, 20))
+
+    def recv(self, peer: int, tag: int = 0, items: int = 2) -> int:
+        """Post a receive → its name."""
+        name, operation = self.operation(Kind.recv, peer, 0, tag, items)
+        self.messages.recv(operation)
+        return name
+
+    def send(self, peer: int, number: int, tag: int = 0) -> None:
+        """Start a send."""
+        self.messages.send(self.operation(Kind.send, peer, number, tag, 2)[1])
+
+    def arrive(self, source: int, number: int, tag: int = 0, items: int = 2) -> None:
+        """A message is offered."""
+        signature = Call(Kind.send, number, np.dtype(np.float64), (items,)).signature
+        self.messages.arrived(source, tag, number, signature, items * 8)
+
+    def deliver(self, source: int, number: int, tag: int = 0) -> None:
+        """The bytes of a claimed message are in."""
+        _, done = self.posted.pop((source, Key(self.context, 1 + tag, number, 0)))
+        done()
+
+
+def test_known_source_claims_its_number_at_once() -> None:
+    bench = Bench()
+    first, second = bench.recv(1), bench.recv(1)
+    assert {key.seq for _, key in bench.posted} == {0, 1}
+    bench.arrive(1, 0)
+    bench.arrive(1, 1)
+    bench.deliver(1, 1)
+    bench.deliver(1, 0)
+    assert bench.results == {first: 11, second: 11}
+    assert not bench.mismatches
+
+
+def test_any_source_claims_what_came_first() -> None:
+    bench = Bench()
+    name = bench.recv(ANY)
+    assert not bench.posted
+    bench.arrive(2, 0)
+    bench.arrive(1, 0)
+    bench.deliver(2, 0)
+    assert bench.results == {name: 12}
+    other = bench.recv(ANY)
+    bench.deliver(1, 0)
+    assert bench.results[other] == 11
+
+
+def test_among_receives_that_could_take_a_message_the_first_posted_gets_it() -> None:
+    bench = Bench()
+    anybody, known = bench.recv(ANY), bench.recv(1)
+    assert not bench.posted  # the known one waits behind
+    bench.arrive(1, 0)
+    bench.arrive(1, 1)
+    bench.deliver(1, 0)
+    bench.deliver(1, 1)
+    assert list(bench.results) == [anybody, known]
+
+
+def test_known_source_behind_any_takes_what_any_cannot_have() -> None:
+    bench = Bench()
+    bench.recv(ANY)
+    known, later = bench.recv(1), bench.recv(2)
+    bench.arrive(2, 0)  # goes to ANY
+    assert [(source, key.seq) for source, key in bench.posted] == [(2, 0), (1, 0), (2, 1)]
+    bench.arrive(2, 1)
+    bench.deliver(2, 1)
+    bench.deliver(1, 0)
+    assert set(bench.results) == {known, later}
+
+
+def test_tags_do_not_meet() -> None:
+    bench = Bench()
+    name = bench.recv(ANY, tag=5)
+    bench.arrive(1, 0, tag=4)
+    assert not bench.posted
+    bench.arrive(1, 0, tag=5)
+    bench.deliver(1, 0, tag=5)
+    assert bench.results == {name: 11}
+
+
+@pytest.mark.parametrize("peer", [1, ANY])
+def test_message_that_overtook_another_waits_for_its_turn(peer: int) -> None:
+    # A large strided tensor is staged in the sender's thread; the next, small one goes at once.
+    bench = Bench()
+    bench.arrive(1, 1, items=3)
+    bench.arrive(1, 0, items=2)
+    first, second = bench.recv(peer, items=2), bench.recv(peer, items=3)
+    assert not bench.mismatches
+    bench.deliver(1, 0)
+    bench.deliver(1, 1)
+    assert list(bench.results) == [first, second]
+
+
+@pytest.mark.parametrize("peer", [1, ANY])
+def test_message_that_overtook_another_and_the_receives_between(peer: int) -> None:
+    bench = Bench()
+    bench.arrive(1, 1, items=3)
+    first, second = bench.recv(peer, items=2), bench.recv(peer, items=3)
+    bench.arrive(1, 0, items=2)
+    assert not bench.mismatches
+    bench.deliver(1, 0)
+    bench.deliver(1, 1)
+    assert list(bench.results) == [first, second]
+
+
+@pytest.mark.parametrize("posted_first", [True, False])
+def test_disagreement_is_told_with_both_sides(posted_first: bool) -> None:
+    bench = Bench()
+    if posted_first:
+        bench.recv(1, items=2)
+    bench.arrive(1, 0, items=5)
+    if not posted_first:
+        bench.recv(1, items=2)
+    assert bench.mismatches == [{1: "send(float64[5])", 3: "recv(float64[2])"}]
+    assert not bench.results
+
+
+def test_who_waits_for_a_source() -> None:
+    bench = Bench()
+    bench.recv(ANY)
+    assert bench.messages.waits_for(1) is None
+    bench.recv(1)
+    assert bench.messages.waits_for(1) is not None
+    assert bench.messages.waits_for(2) is None
+    bench.arrive(4, 0)
+    bench.arrive(1, 0)
+    bench.deliver(4, 0)
+    bench.deliver(1, 0)
+    assert bench.messages.waits_for(1) is None
+
+
+def test_abort_waits_for_the_thread() -> None:
+    bench = Bench()
+    bench.slow = True
+    bench.send(1, 0)
+    assert not bench.messages.condemn()
+    [(job, done)] = bench.jobs
+    job()
+    done()
+    assert bench.quiet == 1
+    assert not bench.sent  # the group is over: nothing is sent any more
+    assert bench.messages.condemn()
+
+
+def test_send_keeps_its_number_while_it_is_staged() -> None:
+    bench = Bench()
+    bench.slow = True
+    bench.send(1, 0)
+    bench.slow = False
+    bench.send(1, 1)
+    assert [key.seq for _, key in bench.sent] == [1]
+    for job, done in bench.jobs:
+        job()
+        done()
+    assert [key.seq for _, key in bench.sent] == [1, 0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.integers(2, 4))
+def test_each_message_arrives_once_in_order_by_source(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    network = MemoryNetwork(delay=lambda src, dst: float(rng.exponential(0.001)))
+    counts = [int(n) for n in rng.integers(0, 6, size)]
+    sizes = rng.integers(1, 3000, (size, 6))  # eager and offered, mixed
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            works = [
+                pg.send(np.full(int(sizes[pg.rank, number]), pg.rank * 100 + number), 0, async_op=True)
+                for number in range(counts[pg.rank])
+            ]
+            for work in works:
+                await work
+            return
+        # Receives say how long the message is: so each knows its source, in a random interleaving.
+        order = [rank for rank in range(1, pg.size) for _ in range(counts[rank])]
+        rng.shuffle(order)
+        numbers = dict.fromkeys(range(pg.size), 0)
+        for source in order:
+            tensor = np.zeros(int(sizes[source, numbers[source]]), np.int64)
+            assert await pg.recv(tensor, source) == source
+            assert (tensor == source * 100 + numbers[source]).all()
+            numbers[source] += 1
+
+    run_virtual(run_cluster(size, main, network=network))
+
+
+async def test_any_source_gets_each_message_once_in_order_by_source() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            for number in range(5):
+                await pg.send(np.array([pg.rank, number]), 0)
+            return
+        seen: dict[int, list[int]] = {1: [], 2: [], 3: []}
+        works = []
+        for _ in range(15):
+            tensor = np.zeros(2, np.int64)
+            works.append((tensor, pg.recv(tensor, async_op=True)))
+        for tensor, work in works:
+            assert await work == tensor[0]
+            seen[int(tensor[0])].append(int(tensor[1]))
+        assert seen == {rank: [0, 1, 2, 3, 4] for rank in (1, 2, 3)}
+
+    await run_cluster(4, main)

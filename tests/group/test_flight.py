@@ -1,0 +1,205 @@
+"""What is in flight: deadlines, the stall clock and draining, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.backends.base import Operation
+from aiodist.errors import GroupAborted
+from aiodist.group.flight import PATIENCE, REMEMBERED, STALL, Flight
+from aiodist.testing.clock import run_virtual
+from aiodist.types import Call, Kind
+from aiodist.work import Pulse, Work
+
+
+class Scene:
+    """A flight that notes who stalled and who expired, and when."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.stalled: list[tuple[int, float]] = []
+        self.expired: list[tuple[int, float, float]] = []
+        self.flight = Flight(self.loop, self.stall, self.expire)
+
+    def stall(self, operation: Operation) -> None:
+        self.stalled.append((operation.call.seq, round(self.loop.time(), 6)))
+
+    def expire(self, operation: Operation, timeout: float) -> None:
+        self.expired.append((operation.call.seq, timeout, round(self.loop.time(), 6)))
+        self.flight.fail_all(GroupAborted(0, "expired"))
+
+    def issue(self, seq: int, timeout: float, kind: Kind = Kind.all_reduce) -> Operation:
+        call = Call(kind, seq, np.dtype(np.float32), (3,))
+        group: Any = type("Group", (), {"name": "world"})
+        work: Work[Any] = Work(group, call, self.loop, Pulse(self.loop), True)
+        operation = Operation(call, work, None, None, None, self.flight.ended)
+        self.flight.issue(operation, timeout)
+        return operation
+
+
+def virtual(main: Coroutine[Any, Any, None]) -> None:
+    run_virtual(main)
+
+
+def test_operation_that_ends_in_time_sets_nothing_off() -> None:
+    async def main() -> None:
+        scene = Scene()
+        operation = scene.issue(0, 5)
+        assert len(scene.flight) == 1
+        await asyncio.sleep(STALL / 2)
+        operation.succeed()
+        assert len(scene.flight) == 0
+        await asyncio.sleep(20)
+        assert not scene.stalled and not scene.expired
+
+    virtual(main())
+
+
+def test_stall_is_asked_about_less_and_less_often_until_the_deadline() -> None:
+    async def main() -> None:
+        scene = Scene()
+        operation = scene.issue(0, 30)
+        await asyncio.sleep(40)
+        times = [when for _, when in scene.stalled]
+        gaps = np.diff([0, *times])
+        assert gaps == pytest.approx([STALL * PATIENCE**k for k in range(len(gaps))])
+        assert len(times) == 4
+        assert scene.expired == [(0, 30, 30)]
+        assert isinstance(operation.work.exception(), GroupAborted)
+
+    virtual(main())
+
+
+def test_short_timeout_asks_half_way_so_that_the_error_can_say_who() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.issue(0, 0.05)
+        await asyncio.sleep(1)
+        assert scene.stalled == [(0, 0.025)]
+        assert scene.expired == [(0, 0.05, 0.05)]
+
+    virtual(main())
+
+
+def test_the_first_deadline_counts_whatever_the_order_of_issue() -> None:
+    async def main() -> None:
+        scene = Scene()
+        works = [scene.issue(0, 100).work, scene.issue(1, 2).work, scene.issue(2, 50).work]
+        await asyncio.sleep(3)
+        assert scene.expired == [(1, 2, 2)]  # and what it set off ended the others
+        assert all(work.done() for work in works)
+        await asyncio.sleep(200)
+        assert len(scene.expired) == 1
+
+    virtual(main())
+
+
+def test_later_shorter_operation_moves_the_timer_forward() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.issue(0, 100)
+        await asyncio.sleep(5)
+        scene.issue(1, 0.01)
+        await asyncio.sleep(0.02)
+        assert scene.expired == [(1, 0.01, 5.01)]
+
+    virtual(main())
+
+
+def test_expiry_is_told_once_while_the_group_takes_time_to_end() -> None:
+    async def main() -> None:
+        scene = Scene()
+        told: list[int] = []
+        scene.flight = Flight(scene.loop, scene.stall, lambda operation, _: told.append(operation.call.seq))
+        scene.issue(0, 1)
+        scene.issue(1, 1)
+        turns = 0
+        while scene.loop.time() < 3:  # a thread still holds the buffers: nothing has failed yet
+            await asyncio.sleep(0.5)
+            turns += 1
+            assert turns < 20
+        assert told == [0, 1]
+        scene.flight.fail_all(GroupAborted(0, "now"))
+
+    virtual(main())
+
+
+def test_drain() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.flight.drain()
+        operations = [scene.issue(seq, 60) for seq in range(3)]
+        first, second = (asyncio.create_task(scene.flight.drain()) for _ in range(2))
+        for operation in operations[:2]:
+            operation.succeed()
+            await asyncio.sleep(0)
+        assert not first.done()
+        second.cancel()
+        operations[2].succeed()
+        await first
+        assert second.cancelled() or not second.done()
+
+    virtual(main())
+
+
+def test_drain_waits_for_what_is_issued_meanwhile() -> None:
+    async def main() -> None:
+        scene = Scene()
+        first = scene.issue(0, 60)
+        task = asyncio.create_task(scene.flight.drain())
+        await asyncio.sleep(0)
+        first.succeed()
+        second = scene.issue(1, 60)
+        await asyncio.sleep(1)
+        assert not task.done()
+        second.succeed()
+        await task
+
+    virtual(main())
+
+
+def test_failure_ends_draining_and_the_timer() -> None:
+    async def main() -> None:
+        scene = Scene()
+        works = [scene.issue(seq, 60).work for seq in range(3)]
+        task = asyncio.create_task(scene.flight.drain())
+        await asyncio.sleep(0)
+        scene.flight.fail_all(GroupAborted(1, "enough"))
+        await task
+        for seq, work in enumerate(works):
+            error = work.exception()
+            assert isinstance(error, GroupAborted)
+            assert error.seq == seq
+        await asyncio.sleep(100)
+        assert not scene.stalled
+
+    virtual(main())
+
+
+def test_recent_collectives_are_remembered_and_messages_are_not() -> None:
+    async def main() -> None:
+        scene = Scene()
+        for seq in range(REMEMBERED + 10):
+            scene.issue(seq, 60).succeed()
+        assert scene.flight.call(9) is None
+        assert [scene.flight.call(seq) is not None for seq in (10, REMEMBERED + 9, REMEMBERED + 10)] == [
+            True,
+            True,
+            False,
+        ]
+        other = Scene()
+        message, collective = other.issue(0, 60, Kind.send), other.issue(7, 60)
+        assert other.flight.call(0) is None
+        assert other.flight.collectives() == [7]
+        message.succeed()
+        collective.succeed()
+        assert other.flight.collectives() == []
+        for each in (scene, other):
+            each.flight.close()
+
+    virtual(main())

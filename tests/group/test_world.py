@@ -1,0 +1,191 @@
+"""Worlds come and go: several groups end at once, nobody is forgotten, and nothing is kept of the gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.errors import AuthenticationError, Evicted, RendezvousError
+from aiodist.group import ProcessGroup
+from aiodist.group.world import Settings, World, check_cards
+from aiodist.rendezvous import HashStore
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
+
+
+async def error_of(awaitable: Any) -> BaseException:
+    """What an awaitable raises."""
+    try:
+        await awaitable
+    except dist.AiodistError as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_two_groups_that_break_at_once_each_tell_their_own_cause() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        one, two = await pg.new_group([0, 1, 2]), await pg.new_group()
+        assert two is not None
+        if pg.rank == 1:
+            assert one is not None
+            one.abort("first")
+            one.abort("again")  # the first cause stays
+            two.abort("second")
+        works = [(one, "first"), (two, "second")] if one is not None else [(two, "second")]
+        for group, reason in works:
+            assert group is not None
+            error = await error_of(group.all_reduce(np.zeros(3)))
+            assert isinstance(error, dist.GroupAborted)
+            assert (error.rank, error.reason, error.group) == (1, reason, group.name)
+        assert (await pg.all_reduce(np.array([pg.rank])))[0] == 6
+
+    run_virtual(run_cluster(4, main))
+
+
+def test_two_causes_of_one_group_at_once_end_it_once_on_every_rank() -> None:
+    async def main(pg: ProcessGroup) -> str:
+        pg.abort(f"by {pg.rank}")
+        error = await error_of(pg.barrier())
+        assert isinstance(error, dist.GroupAborted)
+        return error.reason
+
+    reasons = run_virtual(run_cluster(3, main))
+    assert reasons[0] == "by 0"
+    assert set(reasons) <= {"by 0", "by 1", "by 2"}
+
+
+def test_rank_that_the_others_gave_up_is_told() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank == 0:
+            pg._control.lose(2, "it spoke nonsense")
+        error = await error_of(pg.recv(np.zeros(1), (pg.rank + 1) % 3))
+        if pg.rank == 2:
+            assert isinstance(error, Evicted)
+            assert "it spoke nonsense" in str(error)
+            assert isinstance(await error_of(pg.barrier()), Evicted)
+        else:
+            assert isinstance(error, dist.PeerLost)
+            assert error.ranks == (2,)
+        assert asyncio.get_running_loop().time() < 1
+
+    run_virtual(run_cluster(3, main))
+
+
+async def test_groups_of_others_leave_nothing_behind() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        for _ in range(20):
+            pair = await pg.new_group([0, 1])
+            if pair is not None:
+                await pair.all_reduce(np.zeros(3))
+                await pair.aclose()
+        await pg.barrier()
+        assert not pg._control._early
+        assert len(pg._control._listeners) == 1
+
+    await run_cluster(3, main)
+
+
+def test_cancelled_close_of_a_world_aborts_all_its_groups() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        one, two = await pg.new_group(), await pg.new_group()
+        assert one is not None and two is not None
+        if pg.rank == 0:
+            works = [group.all_reduce(np.zeros(3), async_op=True) for group in (one, two, pg)]
+            task = asyncio.create_task(pg.aclose())
+            await asyncio.sleep(1)
+            assert not task.done()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert [type(work.exception()) for work in works] == [dist.GroupAborted] * 3
+        else:
+            for group in (one, two, pg):
+                assert isinstance(await error_of(group.recv(np.zeros(1), 0)), dist.GroupAborted)
+        assert asyncio.get_running_loop().time() < 3
+
+    run_virtual(run_cluster(2, main))
+
+
+def world(network: MemoryNetwork, rank: int, size: int, gone: list[int], timeout: float = 5.0) -> World:
+    """One rank's world over memory channels."""
+
+    async def leave() -> None:
+        gone.append(rank)
+
+    settings = Settings("world", "job", "auto", {}, timeout, inline=True)
+    return World(MemoryEndpoint(network, rank), size, settings, leave)
+
+
+def test_init_that_is_cancelled_half_way_leaves_no_timer_and_the_others_are_told() -> None:
+    async def main() -> None:
+        network, store, gone = MemoryNetwork(delay=lambda src, dst: 1.0), HashStore(), list[int]()
+        opening = [
+            asyncio.create_task(world(network, rank, 3, gone, 60).open(store, "memory")) for rank in range(3)
+        ]
+        await asyncio.sleep(1.5)  # linked, and in the barrier
+        opening[1].cancel()
+        results = await asyncio.gather(*opening, return_exceptions=True)
+        assert isinstance(results[1], asyncio.CancelledError)
+        for result in (results[0], results[2]):
+            assert isinstance(result, dist.GroupBroken)
+        assert sorted(gone) == [0, 1, 2]
+        assert asyncio.get_running_loop().time() < 10
+        await store.aclose()
+        loop: Any = asyncio.get_running_loop()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not [timer for timer in loop._scheduled if not timer.cancelled() and timer.when() > 20]
+
+    run_virtual(main())
+
+
+def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
+    async def main() -> None:
+        network, store, gone = MemoryNetwork(), HashStore(), list[int]()
+        first = world(network, 0, 2, gone, 60)
+        opening = asyncio.create_task(first.open(store, "memory"))
+        cards = {"protocol": 1, "byteorder": "little", "host": "b", "pid": 5, "agreed": {}, "endpoint": {}}
+        import msgpack
+
+        await store.gather("world/cards", 2, 1, msgpack.packb(cards), 10)
+        await store.gather("world/local", 2, 1, msgpack.packb([]), 10)
+        await asyncio.sleep(1)
+        first._process_ended(1, 5)  # rank 1 dials, and dies before it does
+        with pytest.raises(dist.PeerLost, match="process 5 ended") as caught:
+            await opening
+        assert caught.value.ranks == (1,)
+        assert gone == [0]
+        assert asyncio.get_running_loop().time() < 2
+        await store.aclose()
+
+    run_virtual(main())
+
+
+CARD = {"protocol": 1, "byteorder": "little", "host": "a", "agreed": {"AIODIST_EAGER": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"protocol": 2}, AuthenticationError, "rank 1 on b speaks protocol 2, rank 0 on a 1"),
+        ({"byteorder": "big"}, AuthenticationError, "rank 1 on b is big-endian, rank 0 on a little-endian"),
+        (
+            {"agreed": {"AIODIST_EAGER": "0"}},
+            RendezvousError,
+            "rank 1 on b has AIODIST_EAGER='0', rank 0 has '1'",
+        ),
+        ({"agreed": {}}, RendezvousError, "has AIODIST_EAGER=None"),
+    ],
+)
+def test_mixed_jobs_are_refused_with_who_has_what(
+    change: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    check_cards([CARD, {**CARD, "host": "b"}])
+    with pytest.raises(kind, match=words):
+        check_cards([CARD, {**CARD, "host": "b", **change}])

@@ -1,0 +1,362 @@
+"""From a process to a member of a job, and back: init, close, init again, and `run`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+from aiodist.rendezvous import HashStore, PrefixStore, Store, TcpStore
+from aiodist.testing import spmd
+from aiodist.transport import SocketEndpoint
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a launcher's."""
+    for name in list(os.environ):
+        if name.startswith(("AIODIST_", "MASTER_", "TORCHELASTIC_")) or name in (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+        ):
+            monkeypatch.delenv(name)
+
+
+async def init(store: Store, **more: Any) -> ProcessGroup:
+    """A world of one."""
+    return await dist.init_process_group(store=store, rank=0, world_size=1, **more)
+
+
+async def test_world_of_one_over_a_users_store_and_again() -> None:
+    store = HashStore()
+    for _ in range(2):
+        assert not dist.is_initialized()
+        group = await init(store, timeout=7)
+        assert dist.is_initialized()
+        assert (group.rank, group.size, group.name, group.timeout) == (0, 1, "world", 7)
+        tensor = np.arange(3.0)
+        await dist.all_reduce(tensor)
+        assert list(tensor) == [0, 1, 2]
+        await group.aclose()
+        assert not dist.is_initialized()
+        with pytest.raises(dist.UsageError, match="does not exist on this loop"):
+            dist.barrier()
+    assert await store.num_keys() >= 0  # it is the user's, and open
+    await store.aclose()
+
+
+async def test_alone_by_the_environment() -> None:
+    async with await dist.init_process_group() as group:
+        assert (group.rank, group.size) == (0, 1)
+    assert not dist.is_initialized()
+
+
+async def test_second_init_is_refused_and_the_first_group_works_on() -> None:
+    store = HashStore()
+    group = await init(store)
+    with pytest.raises(dist.UsageError, match="has a default process group already"):
+        await init(store)
+    await group.barrier()
+    await dist.destroy_process_group()
+    with pytest.raises(dist.UsageError, match="init_process_group"):
+        await dist.destroy_process_group()
+    await store.aclose()
+
+
+async def test_destroy_names_a_group_too() -> None:
+    store = HashStore()
+    group = await init(store)
+    child = await group.new_group([0])
+    assert child is not None
+    await dist.destroy_process_group(child)
+    with pytest.raises(dist.GroupClosed):
+        child.barrier()
+    await group.barrier()
+    await dist.destroy_process_group(group)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("name", [None, "host", "gloo", "cpu:gloo", "cpu:host"])
+async def test_names_of_the_host_backend(name: str | None) -> None:
+    store = HashStore()
+    async with await init(store, backend=name):
+        assert dist.get_backend() == "host"
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"backend": "nccl"}, dist.BackendUnavailable, "not part of this version. Use backend='host'"),
+        ({"backend": "smoke"}, dist.UsageError, "backend='smoke' is not known"),
+        ({"timeout": 0}, dist.UsageError, "timeout must be a positive number"),
+        ({"init_method": "env://"}, dist.UsageError, "init_method or store, not both"),
+        ({"rank": 1}, dist.UsageError, "needs rank and world_size, got rank=1, world_size=1"),
+        ({"rank": -1}, dist.UsageError, "needs rank and world_size"),
+    ],
+)
+async def test_refusals_leave_nothing(arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
+    store = HashStore()
+    with pytest.raises(kind, match=words):
+        await dist.init_process_group(**{"store": store, "rank": 0, "world_size": 1, **arguments})
+    assert not dist.is_initialized()
+    async with await init(store):
+        pass
+    await store.aclose()
+
+
+async def test_windows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dist.is_available()
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert not dist.is_available()
+    with pytest.raises(dist.BackendUnavailable, match="does not run on Windows"):
+        await dist.init_process_group()
+
+
+async def test_init_that_fails_half_way_gives_its_rank_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(**_: Any) -> Any:
+        raise dist.RendezvousError("no such address")
+
+    store = HashStore()
+    with monkeypatch.context() as patched:
+        patched.setattr(SocketEndpoint, "open", refuse)
+        with pytest.raises(dist.RendezvousError, match="no such address"):
+            await init(store)
+    assert not dist.is_initialized()
+    # Another process may have the rank now.
+    claimed = {key: await store.get(key) for key in await store.list_keys()}
+    assert not any(claimed.values())
+    async with await init(store):
+        pass
+    await store.aclose()
+
+
+async def test_init_names_who_is_missing_and_leaves_nothing() -> None:
+    store = HashStore()
+    with pytest.raises(dist.RendezvousTimeout) as caught:
+        await dist.init_process_group(store=store, rank=1, world_size=3, timeout=0.05)
+    assert set(caught.value.missing) == {0, 2}
+    assert not dist.is_initialized()
+    async with await init(store):
+        pass
+    await store.aclose()
+
+
+async def test_cancelled_init_leaves_nothing() -> None:
+    store = HashStore()
+    task = asyncio.create_task(dist.init_process_group(store=store, rank=0, world_size=2))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not dist.is_initialized()
+    await store.aclose()
+
+
+async def test_peers_are_told_the_address_of_the_connection_to_a_users_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the store is a part of one; AIODIST_HOST overrides it."""
+    hosts: list[str] = []
+    opened = SocketEndpoint.open
+
+    async def note(**arguments: Any) -> Any:
+        hosts.append(arguments["host"])
+        return await opened(**arguments)
+
+    monkeypatch.setattr(SocketEndpoint, "open", note)
+    server = await dist.StoreServer.start("127.0.0.3", 0, "aiodist", b"")
+    store = await TcpStore.connect("127.0.0.3", server.port, "aiodist", b"")
+    store.address = "127.0.0.2"  # as if the connection had come from there
+    for given in (store, PrefixStore("mine", store)):
+        async with await init(given):
+            pass
+    monkeypatch.setenv("AIODIST_HOST", "127.0.0.4")
+    async with await init(store):
+        pass
+    assert hosts == ["127.0.0.2", "127.0.0.2", "127.0.0.4"]
+    await store.aclose()
+    await server.aclose()
+
+
+def test_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(dist.UsageError, match="LOCAL_RANK is not set"):
+        dist.get_node_local_rank()
+    assert dist.get_node_local_rank(fallback_rank=3) == 3
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert dist.get_node_local_rank() == dist.get_node_local_rank(5) == 2
+    monkeypatch.setenv("LOCAL_RANK", "two")
+    with pytest.raises(dist.UsageError, match="LOCAL_RANK='two' is not a number"):
+        dist.get_node_local_rank()
+
+
+def test_run_closes_what_is_open() -> None:
+    groups: list[ProcessGroup] = []
+
+    async def main() -> str:
+        assert type(asyncio.get_running_loop()).__module__.startswith("uvloop")
+        groups.append(await dist.init_process_group())
+        groups[0].all_reduce(np.zeros(3), async_op=True)
+        return "result"
+
+    assert dist.run(main()) == "result"
+    assert "closed" in repr(groups[0])
+
+
+def test_run_aborts_what_is_open_when_it_fails() -> None:
+    groups: list[ProcessGroup] = []
+
+    async def main() -> None:
+        groups.append(await dist.init_process_group())
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        dist.run(main())
+    error = groups[0]._error
+    assert isinstance(error, dist.GroupAborted)
+    assert error.reason == "KeyError: 'mine'"
+    assert "closed" in repr(groups[0])
+
+
+def test_run_without_a_group() -> None:
+    async def main() -> int:
+        return 3
+
+    assert dist.run(main()) == dist.run(main(), debug=True) == 3
+
+
+def test_run_after_the_group_was_closed() -> None:
+    async def main() -> None:
+        async with await dist.init_process_group():
+            pass
+        raise SystemExit(4)
+
+    with pytest.raises(SystemExit):
+        dist.run(main())
+
+
+# ── the end, among several ───────────────────────────────────────────────────────────────────────────
+
+
+@spmd(world_size=3)
+async def test_cancelled_close_tells_the_others(pg: ProcessGroup) -> None:
+    if pg.rank == 1:
+        pg.all_reduce(np.zeros(3), async_op=True)
+        task = asyncio.create_task(pg.aclose())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not dist.is_initialized()
+        await pg.aclose()  # nothing more to do
+        return
+    with pytest.raises(dist.GroupAborted, match="rank 1 aborted the group: closing the group was cancelled"):
+        await pg.recv(np.zeros(1), 1)
+
+
+@spmd(world_size=2, exits={1: -signal.SIGKILL})
+async def test_peer_that_dies_while_this_rank_closes(pg: ProcessGroup) -> None:
+    tensor = np.zeros(3)
+    if pg.rank == 1:
+        await pg.recv(np.zeros(1), 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = pg.all_reduce(tensor, async_op=True)
+    await pg.send(np.zeros(1), 1)
+    began = time.monotonic()
+    await pg.aclose()
+    assert isinstance(work.exception(), dist.PeerLost)
+    assert time.monotonic() - began < 20  # not the operation's timeout
+
+
+@spmd(world_size=2)
+async def test_abort_ends_a_close_that_waits(pg: ProcessGroup) -> None:
+    if pg.rank == 1:
+        with pytest.raises(dist.GroupAborted, match="changed my mind"):
+            await pg.recv(np.zeros(1), 0)
+        return
+    work = pg.all_reduce(np.zeros(3), async_op=True)
+    closing = asyncio.create_task(pg.aclose())
+    await asyncio.sleep(0)
+    pg.abort("changed my mind")
+    pg.abort("twice")
+    await closing
+    error = work.exception()
+    assert isinstance(error, dist.GroupAborted)
+    assert error.reason == "changed my mind"
+    pg.abort("thrice")  # closed: nothing to break
+
+
+Program = Callable[[], None]
+
+HOST_DIES = """
+import asyncio, os, signal, sys, time
+import numpy as np
+import aiodist as dist
+
+async def main():
+    pg = await dist.init_process_group(timeout=30)
+    try:
+        if pg.rank == 0:
+            await pg.recv(np.zeros(1), 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        await pg.send(np.zeros(1), 0)
+        await pg.all_reduce(np.zeros(3))
+    except dist.PeerLost as error:
+        began = time.monotonic()
+        await pg.aclose()
+        print("lost", error.ranks, "closed in time", time.monotonic() - began < 5)
+
+dist.run(main())
+"""
+
+
+async def test_survivor_closes_soon_after_the_host_of_the_store_died(free_port: Callable[[], int]) -> None:
+    port = free_port()
+    environ = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    first, second = [
+        await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            HOST_DIES,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**environ, "RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        async with asyncio.timeout(40):
+            await first.communicate()
+            output, _ = await second.communicate()
+    finally:
+        for process in (first, second):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert first.returncode == -signal.SIGKILL
+    assert output.decode() == "lost (0,) closed in time True\n"
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """Finds a port that was free a moment ago."""
+    import socket
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return find

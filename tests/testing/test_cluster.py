@@ -1,0 +1,134 @@
+"""A cluster in one process: each rank has its own group, and no failure is swallowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+from aiodist.testing import run_cluster, run_virtual
+from aiodist.transport.memory import MemoryNetwork
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+async def test_results_come_in_rank_order(size: int) -> None:
+    async def main(pg: ProcessGroup) -> tuple[int, int, tuple[str, ...]]:
+        for _ in range(size - pg.rank):
+            await asyncio.sleep(0)
+        return pg.rank, pg.size, pg.hosts
+
+    assert await run_cluster(size, main) == [(rank, size, ("memory",) * size) for rank in range(size)]
+
+
+async def test_module_level_calls_find_the_ranks_own_group() -> None:
+    async def main(pg: ProcessGroup) -> int:
+        assert dist.get_rank() == pg.rank
+        assert await asyncio.create_task(inner()) == pg.rank  # tasks inherit it
+        tensor = np.array([pg.rank])
+        await dist.all_reduce(tensor)
+        return int(tensor[0])
+
+    async def inner() -> int:
+        return dist.get_rank()
+
+    assert await run_cluster(4, main) == [6] * 4
+    assert not dist.is_initialized()
+
+
+async def test_failures_come_as_a_group_and_peers_are_told() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            raise KeyError("mine")
+        await pg.barrier()
+
+    with pytest.raises(ExceptionGroup, match="3 of 3 ranks failed") as caught:
+        await run_cluster(3, main)
+    assert [type(error) for error in caught.value.exceptions] == [
+        dist.GroupAborted,
+        KeyError,
+        dist.GroupAborted,
+    ]
+
+
+async def test_failures_in_place_of_results() -> None:
+    async def main(pg: ProcessGroup) -> Any:
+        if pg.rank == 1:
+            raise KeyError("mine")
+        return "well"
+
+    first, second, third = await run_cluster(3, main, return_exceptions=True)
+    assert first == third == "well"
+    assert isinstance(second, KeyError)
+
+
+async def test_a_cancelled_rank_is_a_failure() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        await pg.barrier()
+
+    with pytest.raises(BaseExceptionGroup, match="ranks failed") as caught:
+        await run_cluster(3, main)
+    assert isinstance(caught.value.exceptions[1], asyncio.CancelledError)
+
+
+async def test_cancelling_the_cluster_ends_every_rank() -> None:
+    ended: list[int] = []
+
+    async def main(pg: ProcessGroup) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(pg.rank)
+
+    task = asyncio.create_task(run_cluster(3, main))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(ended) == [0, 1, 2]
+    assert len(asyncio.all_tasks()) == 1
+
+
+def test_the_clock_of_a_virtual_cluster_is_the_networks() -> None:
+    async def main(pg: ProcessGroup) -> float:
+        await pg.barrier()
+        began = asyncio.get_running_loop().time()
+        await pg.barrier()
+        return asyncio.get_running_loop().time() - began
+
+    times = run_virtual(run_cluster(4, main, network=MemoryNetwork(delay=lambda src, dst: 5.0)))
+    assert times == pytest.approx([10.0] * 4)  # two rounds of a dissemination barrier
+
+
+def test_same_seed_same_run() -> None:
+    def run() -> list[list[tuple[float, int]]]:
+        delays = np.random.default_rng(5)
+        network = MemoryNetwork(delay=lambda src, dst: float(delays.exponential(0.01)))
+
+        async def main(pg: ProcessGroup) -> list[tuple[float, int]]:
+            seen = []
+            for step in range(5):
+                tensor = np.array([pg.rank + step])
+                await pg.all_reduce(tensor)
+                seen.append((asyncio.get_running_loop().time(), int(tensor[0])))
+            return seen
+
+        return run_virtual(run_cluster(5, main, network=network))
+
+    assert run() == run()
+
+
+async def test_fixture_of_the_plugin(aiodist_cluster: Callable[..., Any]) -> None:
+    async def main(pg: ProcessGroup) -> int:
+        return int((await pg.all_reduce(np.array([pg.rank + 1])))[0])
+
+    assert await aiodist_cluster(3, main) == [6, 6, 6]
