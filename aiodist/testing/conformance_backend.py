@@ -16,8 +16,8 @@ import numpy as np
 
 from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
-from aiodist.testing.programs import Step, laid_out, program, reduced, same, value
-from aiodist.types import Kind, ReduceOp
+from aiodist.testing.programs import Step, laid_out, program, reduced, same, splits, value
+from aiodist.types import Kind, ReduceOp, premul_sum
 from aiodist.work import Work
 
 
@@ -40,6 +40,9 @@ async def check_backend(pg: ProcessGroup, seed: int = 0, length: int = 60) -> No
         await check_messages(pg)
         if "any-source" in pg._backend.capabilities:
             await check_any_source(pg)
+    await check_objects(pg)
+    await check_premul_sum(pg)
+    await check_coalesce(pg)
     if "one-answer" in pg._backend.capabilities:
         await check_one_answer(pg)
     await check_subgroups(pg)
@@ -95,6 +98,31 @@ async def perform(pg: ProcessGroup, step: Step) -> None:
             part = step.shape[0] // pg.size
             same(result, reduced(step, pg.size)[pg.rank * part : (pg.rank + 1) * part], step)
             same_bytes(mine, before, step)
+        case Kind.gather:
+            rows = laid_out(np.zeros((pg.size, *step.shape), step.dtype), step.layout)
+            given = rows if step.separate and pg.rank == step.root else None
+            result = await pg.gather(mine, step.root, given)
+            if pg.rank == step.root:
+                same_bytes(result, np.stack([value(step, rank) for rank in range(pg.size)]), step)
+            else:
+                assert result is None
+            same_bytes(mine, before, step)
+        case Kind.scatter:
+            dealt = laid_out(value(step, step.root, pg.size), step.layout) if pg.rank == step.root else None
+            assert await pg.scatter(mine, dealt, step.root) is mine
+            same_bytes(mine, value(step, step.root, pg.size)[pg.rank], step)
+        case Kind.all_to_all:
+            table = splits(step, pg.size)
+            sent = laid_out(value(step, pg.rank, sum(table[pg.rank])), step.layout)
+            counts = [table[source][pg.rank] for source in range(pg.size)]
+            uneven = {} if step.separate else {"in_splits": table[pg.rank], "out_splits": counts}
+            result = await pg.all_to_all(sent, **uneven)
+            parts = []
+            for source in range(pg.size):
+                start = sum(table[source][: pg.rank])
+                theirs = value(step, source, sum(table[source]))
+                parts.append(theirs[start : start + table[source][pg.rank]])
+            same_bytes(result, np.concatenate(parts), step)
         case Kind.send:
             target = (step.root + 1) % pg.size
             if pg.rank == step.root:
@@ -198,6 +226,71 @@ async def check_any_source(pg: ProcessGroup) -> None:
         await pg.barrier()
 
 
+async def check_objects(pg: ProcessGroup) -> None:
+    """Objects of any size, with other operations issued between, which keep their place."""
+    me, everybody = pg.rank, range(pg.size)
+
+    def thing(rank: int) -> Any:
+        return {
+            "rank": rank,
+            "list": [rank] * (rank * 700),
+            "array": np.arange(rank * 3),
+            7: (None, b"x" * rank),
+        }
+
+    def is_thing(obj: Any, rank: int) -> bool:
+        array = obj.pop("array")
+        expected = thing(rank)
+        expected.pop("array")
+        return bool(obj == expected) and np.array_equal(array, np.arange(rank * 3))
+
+    gathered = pg.all_gather_object(thing(me), async_op=True)
+    between = pg.all_reduce(np.array([me]), async_op=True)
+    told = pg.broadcast_object(thing(me) if me == pg.size - 1 else None, pg.size - 1, async_op=True)
+    assert (await between)[0] == sum(everybody)
+    assert is_thing(dict(await told), pg.size - 1)
+    assert all(is_thing(obj, rank) for rank, obj in enumerate(await gathered))
+    collected = await pg.gather_object(thing(me), 0)
+    assert (collected is None) == (me != 0)
+    assert collected is None or all(is_thing(obj, rank) for rank, obj in enumerate(collected))
+    dealt = await pg.scatter_object([thing(rank) for rank in everybody] if me == 0 else None, 0)
+    assert is_thing(dealt, me)
+    if pg.size > 1:
+        sent = pg.send_object(thing(me), (me + 1) % pg.size, tag=3, async_op=True)
+        assert is_thing(await pg.recv_object((me - 1) % pg.size, tag=3), (me - 1) % pg.size)
+        await sent
+        await pg.barrier()
+
+
+async def check_premul_sum(pg: ProcessGroup) -> None:
+    """Each rank's own factor, before the sum."""
+    mine = np.arange(6.0) * (pg.rank + 1)
+    await pg.all_reduce(mine, premul_sum(0.5 * (pg.rank + 1)))
+    assert np.array_equal(mine, np.arange(6.0) * sum(0.5 * (rank + 1) ** 2 for rank in range(pg.size)))
+    kept = np.ones(3, np.float32) * pg.rank
+    result = await pg.reduce(kept, 0, premul_sum(2.0))
+    assert result is None or np.array_equal(result, np.ones(3) * 2 * sum(range(pg.size)))
+    assert pg.rank == 0 or np.array_equal(kept, np.ones(3) * pg.rank)
+
+
+async def check_coalesce(pg: ProcessGroup) -> None:
+    """A batch is numbered in the calls, starts when the block is left, and cannot be awaited inside."""
+    tensors = [np.array([pg.rank + i]) for i in range(4)]
+    async with pg.coalesce() as batch:
+        works = [pg.all_reduce(tensor, async_op=True) for tensor in tensors]
+        assert [work.seq - works[0].seq for work in works] == [0, 1, 2, 3]
+        assert not any(work.done() for work in works)
+        try:
+            await works[0]
+        except UsageError:
+            pass
+        else:
+            raise AssertionError("a Work was awaited inside coalesce()")
+    assert batch.works == works
+    for i, work in enumerate(works):
+        assert (await work)[0] == sum(range(pg.size)) + i * pg.size
+
+
 async def check_one_answer(pg: ProcessGroup) -> None:
     """All ranks get the same bits, also where the order of additions matters (law 3)."""
     for count in (5, 5_000, 400_000):
@@ -221,7 +314,15 @@ async def check_subgroups(pg: ProcessGroup) -> None:
         assert evens.ranks == tuple(pg.ranks[r] for r in range(0, pg.size, 2))
         assert (await evens.all_reduce(np.array([pg.rank + 1]), ReduceOp.MAX))[0] == 2 * (evens.size - 1) + 1
     assert (await both)[0] == sum(range(pg.size))
-    for group in (evens, everybody):
+    halves = await pg.split(pg.rank % 2, key=-pg.rank)
+    assert halves is not None
+    assert halves.ranks == tuple(pg.ranks[r] for r in reversed(range(pg.rank % 2, pg.size, 2)))
+    assert [int(row[0]) for row in await halves.all_gather(np.array([pg.ranks[pg.rank]]))] == list(
+        halves.ranks
+    )
+    none = await pg.split(None if pg.rank == 0 else 1)
+    assert (none is None) == (pg.rank == 0)
+    for group in (evens, everybody, halves, none):
         if group is not None:
             await group.aclose()
     await pg.barrier()

@@ -26,8 +26,10 @@ COLLECTIVES = (
     Kind.reduce_scatter,
     Kind.barrier,
     Kind.send,
+    Kind.gather,
+    Kind.scatter,
+    Kind.all_to_all,
 )
-_ORDERED = {"b", "i", "u", "f", "V", "E"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
     )
     if kind is Kind.reduce_scatter:
         shape = (size * rng.choice([0, 1, 2, rng.randint(1, 1 + big // size)]), *shape[1:2])
+    if kind is Kind.all_to_all:  # of each row; how many go where is in `splits`
+        shape = shape[1:]
     return Step(
         kind,
         dtype,
@@ -88,6 +92,16 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
         rng.random() < 0.4,
         rng.randrange(1000),
     )
+
+
+def splits(step: Step, size: int) -> list[list[int]]:
+    """For all_to_all: how many rows each rank sends to each, `[source][target]`."""
+    rng = random.Random(step.salt)
+    most = max(1, 2000 // max(1, int(np.prod(step.shape, dtype=np.int64))) // size)
+    if step.separate:
+        even = rng.randint(0, most)
+        return [[even] * size for _ in range(size)]
+    return [[rng.choice([0, 1, rng.randint(0, most)]) for _ in range(size)] for _ in range(size)]
 
 
 def operations(dtype: np.dtype[Any]) -> list[ReduceOp]:
@@ -102,9 +116,10 @@ def operations(dtype: np.dtype[Any]) -> list[ReduceOp]:
     return found
 
 
-def value(step: Step, rank: int) -> Array:
-    """Rank `rank`'s tensor at a step, C-contiguous."""
-    count = int(np.prod(step.shape, dtype=np.int64))
+def value(step: Step, rank: int, rows: int | None = None) -> Array:
+    """Rank `rank`'s tensor at a step, C-contiguous; with `rows`, so many of them."""
+    shape = step.shape if rows is None else (rows, *step.shape)
+    count = int(np.prod(shape, dtype=np.int64))
     index = np.arange(count, dtype=np.int64)
     if step.op is ReduceOp.PRODUCT and step.kind in (Kind.all_reduce, Kind.reduce, Kind.reduce_scatter):
         numbers = np.where((index + rank + step.salt) % 5 == 0, 2, 1)  # 2^8 at most: exact in bfloat16
@@ -115,7 +130,7 @@ def value(step: Step, rank: int) -> Array:
         numbers = (index * 5 + rank * 3 + step.salt) % 29
     else:
         numbers = (index * 5 + rank * 11 + step.salt) % 31
-    return np.asarray(numbers).astype(step.dtype).reshape(step.shape)
+    return np.asarray(numbers).astype(step.dtype).reshape(shape)
 
 
 def laid_out(array: Array, layout: str) -> Array:

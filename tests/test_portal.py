@@ -1,0 +1,522 @@
+"""The portal: the same calls from synchronous code, on one rank in this process and on several real ones.
+
+This file is also the program of those processes: `python test_portal.py NAME` runs the function NAME.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.group import ProcessGroup
+from aiodist.portal import Portal, SyncProcessGroup, SyncWork, init_process_group, loop_thread
+from aiodist.portal.facade import add_methods
+from aiodist.testing.spmd import check, launch
+
+
+def alone() -> SyncProcessGroup:
+    """A world of one."""
+    return init_process_group("host", "tcp://127.0.0.1:0", world_size=1, rank=0)
+
+
+def ranks(program: Callable[..., None], size: int, exits: dict[int, int] | None = None, *more: str) -> str:
+    """Run a function of this file on real processes; return what rank 0 printed."""
+    outcomes = asyncio.run(launch([__file__, program.__name__, *more], size, timeout=40))
+    check(outcomes, exits or {})
+    return outcomes[0].output
+
+
+# ── one rank ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_method_of_the_group_is_there() -> None:
+    for name, function in inspect.getmembers(ProcessGroup, inspect.isfunction):
+        if not name.startswith("_"):
+            mirror = getattr(SyncProcessGroup, name)
+            assert not inspect.iscoroutinefunction(mirror), name
+            assert inspect.getdoc(mirror)
+            if name != "aclose":
+                assert list(inspect.signature(mirror).parameters) == list(
+                    inspect.signature(function).parameters
+                )
+
+
+def test_a_new_method_appears_by_itself() -> None:
+    class Newer(ProcessGroup):
+        async def twice(self, value: int) -> int:
+            """Twice."""
+            return 2 * value
+
+    class Facade(SyncProcessGroup):
+        pass
+
+    add_methods(Facade, Newer)
+    with alone() as pg:
+        pg._group.__class__ = Newer
+        facade = Facade(pg.portal, pg._group)
+        assert facade.twice(21) == 42
+        assert pg.twice(4)  # also without: it is looked up
+
+
+def test_results_attributes_and_work() -> None:
+    with alone() as pg:
+        tensor = np.arange(3.0)
+        assert pg.all_reduce(tensor) is tensor
+        assert pg.all_gather(tensor).shape == (1, 3)
+        assert pg.barrier() is None
+        assert (pg.rank, pg.size, pg.ranks, pg.name, pg.backend, pg.epoch) == (0, 1, (0,), "world", "host", 0)
+        assert repr(pg) == "<SyncProcessGroup 'world' rank 0 of 1, host, open>"
+        work = pg.all_reduce(tensor, async_op=True)
+        assert type(work) is SyncWork
+        assert work.wait(timeout=5) is tensor
+        assert work.wait() is work.result()
+        assert (work.done(), work.is_completed(), work.is_success(), work.exception()) == (
+            True,
+            True,
+            True,
+            None,
+        )
+        assert (work.op, work.group) == ("all_reduce", pg)
+        assert work.seq == pg.barrier(async_op=True).seq - 1
+        assert re.fullmatch(r"<SyncWork all_reduce #\d+ done>", repr(work))
+        called = threading.Event()
+        work.add_done_callback(lambda w: called.set() if w is work else None)
+        called.wait()
+        pg.drain()
+        with pytest.raises(AttributeError):
+            pg.all_redeuce(tensor)
+
+
+def test_groups_come_back_as_groups() -> None:
+    with alone() as pg:
+        child = pg.new_group(name="child")
+        assert type(child) is SyncProcessGroup
+        assert child.portal is pg.portal
+        with child:
+            assert child.all_reduce(np.ones(2), async_op=True).group is child
+        with pytest.raises(dist.GroupClosed, match="'child' is closed"):
+            child.barrier()
+        pg.barrier()
+
+
+def test_usage_errors_keep_their_type_and_take_no_number() -> None:
+    with alone() as pg:
+        before = pg.issued_count()
+        with pytest.raises(dist.UsageError, match="has no memory to share"):
+            pg.all_reduce(3)
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            pg.barrier(patience=3)
+        assert pg.issued_count() == before
+    with pytest.raises(dist.UsageError, match="belongs to the loop that made it"):
+        init_process_group(store=object())  # type: ignore[arg-type]
+
+
+def test_what_init_raises_comes_through_and_leaves_nothing() -> None:
+    with pytest.raises(dist.UsageError):
+        init_process_group("no such backend")
+
+
+def test_call_runs_anything_on_the_loop() -> None:
+    with alone() as pg:
+
+        async def add(group: ProcessGroup, value: int) -> int:
+            assert dist.get_rank() == 0
+            await group.barrier()
+            return value + 1
+
+        assert pg.portal.call(add, pg, value=41) == 42
+        assert pg.portal.call(threading.current_thread).name == "aiodist portal"
+
+        def fail() -> None:
+            raise KeyError("mine")
+
+        for _ in range(2):
+            with pytest.raises(KeyError) as caught:
+                pg.portal.call(fail)
+            assert "fail" in [entry.name for entry in caught.traceback]
+        with pytest.raises(asyncio.CancelledError):
+            pg.portal.call(lambda: (_ for _ in ()).throw(asyncio.CancelledError()))
+
+
+def test_a_blocking_call_on_the_loop_itself_is_refused() -> None:
+    with alone() as pg, pytest.raises(dist.UsageError, match="would wait for itself"):
+        pg.portal.call(lambda: pg.barrier())
+
+
+def test_coalesce() -> None:
+    with alone() as pg:
+        with pg.coalesce():
+            first = pg.all_reduce(np.ones(2))
+            second = pg.all_reduce(np.ones(2), async_op=True)
+            with pytest.raises(dist.UsageError, match="Wait for it after the block"):
+                first.wait()
+            with pytest.raises(asyncio.InvalidStateError):
+                second.result()
+        assert first.done()
+        assert second.wait().tolist() == [1, 1]
+        with pytest.raises(KeyError), pg.coalesce():
+            third = pg.all_reduce(np.ones(2))
+            raise KeyError
+        assert third.wait().tolist() == [1, 1]
+        assert pg.all_reduce(np.ones(2)).tolist() == [1, 1]
+
+
+def test_closing() -> None:
+    pg = alone()
+    child = pg.new_group()
+    assert child is not None
+    pg.close()
+    pg.close()
+    child.close()
+    with pg:
+        pass
+    for call in (pg.barrier, child.barrier):
+        with pytest.raises(dist.GroupClosed, match="the portal is closed"):
+            call()
+    assert pg.rank == 0
+
+
+def test_a_portal_of_its_own_and_what_its_end_cuts_short() -> None:
+    portal = Portal()
+    started = threading.Event()
+    errors: list[BaseException] = []
+
+    async def endless() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            portal.call(endless)
+        except dist.GroupClosed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait()
+    portal.close()
+    thread.join()
+    assert [str(error) for error in errors] == ["the portal was closed before this had ended"]
+
+
+def test_two_portals_and_a_running_loop() -> None:
+    async def notebook() -> None:
+        with alone() as one, alone() as other:
+            assert one.portal is not other.portal
+            assert one.all_reduce(np.ones(1))[0] == other.all_reduce(np.ones(1))[0]
+
+    asyncio.run(notebook())
+
+
+def test_many_threads_at_once() -> None:
+    with alone() as pg:
+        groups = [pg.new_group() for _ in range(8)]
+        results: list[float] = []
+
+        def use(group: Any, value: int) -> None:
+            for _ in range(50):
+                tensor = group.all_reduce(np.full(3, float(value)))
+            results.append(tensor[0])
+
+        threads = [threading.Thread(target=use, args=(group, i)) for i, group in enumerate(groups)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(results) == list(range(8))
+
+
+def test_a_reply_serves_any_number_of_waiters() -> None:
+    reply = loop_thread.Reply()
+    assert not reply.wait(timeout=0.001)
+    threads = [threading.Thread(target=reply.wait) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    reply.settle(3)
+    reply.settle(4)
+    for thread in threads:
+        thread.join()
+    assert reply.wait()
+    assert reply.get() == 3
+
+
+# ── several ranks ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives(size: int) -> None:
+    ranks(collectives, size)
+
+
+def collectives() -> None:
+    """All kinds of calls."""
+    with dist.portal.init_process_group(timeout=20) as pg:
+        n, me = pg.size, pg.rank
+        everyone = np.arange(n)
+        assert pg.all_reduce(np.arange(4) + me).tolist() == (np.arange(4) * n + everyone.sum()).tolist()
+        works = [pg.all_reduce(np.array([10.0**me + i]), async_op=True) for i in range(20)]
+        assert [w.seq for w in works] == list(range(works[0].seq, works[0].seq + 20))
+        total = sum(10.0**r for r in range(n))
+        assert [w.wait()[0] for w in reversed(works)] == [total + n * i for i in reversed(range(20))]
+        assert pg.all_gather_object({"rank": (me,)}) == [{"rank": (r,)} for r in range(n)]
+        with pg.coalesce():
+            batch = [pg.all_reduce(np.array([float(me + i)])) for i in range(4)]
+        assert [w.result()[0] for w in batch] == [everyone.sum() + n * i for i in range(4)]
+        child = pg.new_group([0, 1])
+        assert (child is None) == (me > 1)
+        if child is not None:
+            got = np.zeros(3)
+            if me == 0:
+                child.send(np.arange(3.0), 1)
+            else:
+                assert child.recv(got) == 0
+                assert got.tolist() == [0, 1, 2]
+        pg.barrier()
+
+
+def test_a_thread_calls_while_another_blocks() -> None:
+    ranks(crossing, 2)
+
+
+def crossing() -> None:
+    """Main waits for what only another thread's call brings about; each thread has its own group."""
+    with dist.portal.init_process_group(timeout=20) as pg:
+        groups = [pg.new_group() for _ in range(4)]
+        peer = 1 - pg.rank
+        results: list[float] = []
+
+        def use(group: Any, number: int) -> None:
+            for i in range(30):
+                results.append(group.all_reduce(np.array([float(i + number)]))[0])
+
+        def feed() -> None:
+            for number, group in enumerate(groups):
+                use(group, number)
+            pg.send(np.ones(100_000), peer)  # too large to be sent before it is received
+
+        threads = [threading.Thread(target=feed)]
+        threads += [threading.Thread(target=use, args=(pg.new_group(), i)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        into = np.zeros(100_000)
+        assert pg.recv(into, peer) == peer
+        assert into.all()
+        for thread in threads:
+            thread.join()
+        assert len(results) == 210
+
+
+def test_errors_have_their_types() -> None:
+    ranks(errors, 2, {1: 7})
+
+
+def errors() -> None:
+    """Mismatch, own timeout, the operation's timeout, loss."""
+    with dist.portal.init_process_group(timeout=20) as pg:
+        child = pg.new_group()
+        assert child is not None
+        with pytest.raises(dist.CollectiveMismatch) as caught:
+            child.all_reduce(np.zeros(3 + pg.rank))
+        assert (caught.value.op, caught.value.group) == ("all_reduce", child.name)
+
+        into = np.zeros(1)
+        if pg.rank == 0:
+            work = pg.recv(into, async_op=True)
+            assert isinstance(work, SyncWork)
+            with pytest.raises(TimeoutError, match="has not ended within 0.01 s; it goes on"):
+                work.wait(timeout=0.01)
+            with pytest.raises(asyncio.InvalidStateError, match="wait for it first"):
+                work.result()
+            assert not work.done()
+            pg.barrier()
+            assert work.wait() == 1
+            assert into[0] == 5
+        else:
+            pg.barrier()
+            pg.send(np.array([5.0]), 0)
+
+        child = pg.new_group()
+        assert child is not None
+        if pg.rank == 0:
+            work = child.barrier(async_op=True, timeout=0.2)
+            with pytest.raises(dist.CollectiveTimeout):
+                work.wait()
+            assert type(work.exception()) is dist.CollectiveTimeout
+            assert not work.is_success()
+        pg.barrier()
+        if pg.rank == 1:
+            os._exit(7)
+        with pytest.raises(dist.PeerLost) as lost:
+            pg.all_reduce(np.zeros(3))
+        assert lost.value.ranks == (1,)
+
+
+def test_an_exception_in_with_reaches_the_others() -> None:
+    ranks(leaving, 2)
+
+
+def leaving() -> None:
+    """Rank 1 fails; rank 0 is told why."""
+    expected: Any = ValueError if dist.get_node_local_rank() == 1 else dist.GroupAborted
+    with pytest.raises(expected, match="bad batch"), dist.portal.init_process_group(timeout=20) as pg:
+        if pg.rank == 1:
+            raise ValueError("bad batch")
+        pg.all_reduce(np.zeros(3))
+
+
+# ── Ctrl-C ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
+    """Send this process SIGINT as soon as a condition holds."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+    def watch() -> None:
+        while not condition():
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_interrupts_a_blocked_call_and_the_portal_goes_on() -> None:
+    ranks(interrupted, 2)
+
+
+def interrupted() -> None:
+    """Rank 0 is interrupted three times in what only rank 1's later call can end."""
+    with dist.portal.init_process_group(timeout=20) as pg:
+        tensor = np.array([1.0 + pg.rank])
+        if pg.rank == 0:
+            issued = pg.issued_count()
+            thread = interrupt_when(lambda: pg.issued_count() > issued)
+            with pytest.raises(KeyboardInterrupt):
+                pg.all_reduce(tensor)
+            thread.join()
+            assert pg.issued_count() == issued + 1
+
+            work = pg.recv(np.zeros(1), 1, tag=3, async_op=True)
+            for timeout in (None, 30):
+                waiting = threading.Event()
+                thread = interrupt_when(waiting.is_set)
+                with pytest.raises(KeyboardInterrupt):
+                    waiting.set()
+                    work.wait(timeout)
+                thread.join()
+
+            pg.send(np.zeros(1), 1)  # only now does rank 1 take part
+            assert work.wait() == 1
+            pg.drain()
+        else:
+            pg.recv(np.zeros(1), 0)
+            pg.all_reduce(tensor)
+            pg.send(np.zeros(1), 0, tag=3)
+        assert tensor[0] == 3
+        assert pg.all_reduce(np.ones(1))[0] == 2
+
+
+def test_ctrl_c_out_of_with_aborts() -> None:
+    ranks(interrupted_out, 2)
+
+
+def interrupted_out() -> None:
+    """Rank 0 dies of Ctrl-C; rank 1 hears of it."""
+    expected: Any = KeyboardInterrupt if dist.get_node_local_rank() == 0 else dist.GroupAborted
+    with pytest.raises(expected) as caught, dist.portal.init_process_group(timeout=20) as pg:
+        if pg.rank == 0:
+            issued = pg.issued_count()
+            interrupt_when(lambda: pg.issued_count() > issued)
+            pg.all_reduce(np.zeros(3))
+        pg.recv(np.zeros(1), 0)
+    assert expected is KeyboardInterrupt or "rank 0 aborted the group: KeyboardInterrupt" in str(caught.value)
+    for thread in set(threading.enumerate()) - {threading.main_thread()}:
+        thread.join()
+
+
+def test_ctrl_c_in_init_gives_up() -> None:
+    ranks(interrupted_init, 1)
+
+
+def interrupted_init() -> None:
+    """The other rank never comes."""
+    thread = interrupt_when(lambda: any(portal._tasks for portal in list(loop_thread._open)))
+    with pytest.raises(KeyboardInterrupt):
+        dist.portal.init_process_group(world_size=2, rank=0, init_method="tcp://127.0.0.1:0", timeout=300)
+    thread.join()
+    assert threading.enumerate() == [threading.main_thread()]
+
+
+# ── the end of the process ───────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_left_open_is_closed_at_exit() -> None:
+    assert "left" in ranks(left_open, 2)
+
+
+def left_open() -> None:
+    """Nobody closes; nobody is lost."""
+    pg = dist.portal.init_process_group(timeout=20)
+    pg.all_reduce(np.ones(100_000), async_op=True)
+    print("left")
+
+
+def test_exit_with_what_can_never_end() -> None:
+    ranks(never_ending, 2, {0: 1, 1: 3})
+
+
+def never_ending() -> None:
+    """Rank 0 ends by an exception with a receive in flight: aborted after the patience, and rank 1 is told."""
+    loop_thread.EXIT_PATIENCE = 0.1
+    pg = dist.portal.init_process_group(timeout=20)
+    if pg.rank == 0:
+        pg.recv(np.zeros(1), 1, async_op=True)
+        raise ValueError("uncaught")
+    try:
+        pg.recv(np.zeros(1), 0)
+    except dist.GroupAborted:
+        sys.exit(3)
+
+
+def test_the_child_of_a_fork_has_no_portal() -> None:
+    ranks(forked, 1)
+
+
+def forked() -> None:
+    """The child is told, does not hang, and may end normally."""
+    pg = dist.portal.init_process_group()
+    child = os.fork()
+    if child == 0:
+        with pytest.raises(dist.GroupClosed, match="Call init_process_group in the child"):
+            pg.barrier()
+        sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    pg.barrier()
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parent.parent / "docs" / "portal.md"
+    found = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert found is not None
+    script = tmp_path / "example.py"
+    script.write_text(found[1])
+    outcomes = asyncio.run(launch([str(script)], 2, timeout=40))
+    check(outcomes, {})
+    assert {outcome.output for outcome in outcomes} == {"[0. 3. 6. 9.] 2.0 ['rank 0', 'rank 1']\n"}
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
