@@ -45,7 +45,7 @@ class Premultiplied:
 
 
 def premul_sum(factor: float) -> Premultiplied:
-    """SUM over tensors that are first multiplied, each rank's by its own factor (floating and complex dtypes).
+    """SUM of tensors that are multiplied first, each rank's by its factor. For floating and complex dtypes.
 
     Args:
         factor: a number, of this rank.

@@ -1,7 +1,7 @@
 """torch's collectives of objects: lists that are filled in place.
 
-Objects travel as msgpack (see `ProcessGroup.all_gather_object`); `allow_pickle=True` on both sides lets the rest
-travel as pickle, which torch always does.
+Objects travel as msgpack (see `ProcessGroup.all_gather_object`); with `allow_pickle=True` on both sides the
+rest travels as pickle, which torch always uses.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class Collectives(GroupCore):
                 input's shape where there are no splits.
             in_splits: rows that go to each rank; None: equal parts.
             out_splits: rows that come from each rank; None: equal parts of `out`. What one rank sends and
-                the other expects is compared for each pair.
+                the other expects is compared for each pair. All ranks pass splits, or none does.
 
         Returns:
             → array of the parts that came, in rank order.
@@ -255,9 +255,10 @@ class Collectives(GroupCore):
             check.apart("out", target, "tensor", source)
         received = check.splits(target, out_splits, self.size, "out", "out_splits")
         width = math.prod(source.shape[1:])
+        even = in_splits is None and out_splits is None
         return self._issue(
             Kind.all_to_all,
-            (source.dtype, source.shape[1:]),
+            (source.dtype, source.shape if even else source.shape[1:]),
             source,
             target,
             result,
@@ -265,6 +266,7 @@ class Collectives(GroupCore):
             async_op,
             sizes=[count * width for count in received],
             sent=[count * width for count in sent],
+            detail="" if even else "splits",
         )
 
     def barrier(self, *, timeout: Timeout = None, async_op: bool = False) -> Work[None]:

@@ -29,8 +29,8 @@ class Objects(GroupCore):
     """See `ProcessGroup` for what all calls have in common.
 
     Objects travel as msgpack: None, bool, numbers, str, bytes, list, tuple, set, dict, dates, NumPy scalars
-    and arrays, torch CPU tensors. With `allow_pickle=True` anything else travels as pickle, and only ranks that
-    pass it, too, unpickle: do so where you trust every rank.
+    and arrays, torch CPU tensors. With `allow_pickle=True` anything else travels as pickle, and only ranks
+    that pass it, too, unpickle: do so where you trust every rank.
     """
 
     def all_gather_object(

@@ -351,7 +351,8 @@ class SyncProcessGroup:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._group, name)
+        found = getattr(self._group, name)
+        return functools.partial(self.portal.call, found) if inspect.ismethod(found) else found
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._group)[1:]}"

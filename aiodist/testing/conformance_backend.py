@@ -115,8 +115,10 @@ async def perform(pg: ProcessGroup, step: Step) -> None:
             table = splits(step, pg.size)
             sent = laid_out(value(step, pg.rank, sum(table[pg.rank])), step.layout)
             counts = [table[source][pg.rank] for source in range(pg.size)]
-            uneven = {} if step.separate else {"in_splits": table[pg.rank], "out_splits": counts}
-            result = await pg.all_to_all(sent, **uneven)
+            if step.separate:
+                result = await pg.all_to_all(sent)
+            else:
+                result = await pg.all_to_all(sent, None, table[pg.rank], counts)
             parts = []
             for source in range(pg.size):
                 start = sum(table[source][: pg.rank])

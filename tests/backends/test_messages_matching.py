@@ -36,7 +36,7 @@ class Bench:
         self.slow = False
         self.quiet = 0
         self.reports: Any = SimpleNamespace(peer_mismatch=self.mismatches.append)
-        self.offload: Any = SimpleNamespace(run=self._run)
+        self.off_loop = self._run
         self.results: dict[int, int] = {}
         self.numbers = count()
         self.messages = Messages(self)  # type: ignore[arg-type]

@@ -11,17 +11,22 @@ import pytest
 from aiodist.backends.host.offload import INLINE_NS, Offload, copy_cost_ns
 
 
+def unexpected(error: Exception) -> None:
+    """No job here fails."""
+    pytest.fail(str(error))
+
+
 async def finish(offload: Offload, cost: float, job: Any) -> None:
     """Run a job and wait for it."""
     done = asyncio.Event()
-    if not offload.run(cost, job, done.set):
+    if not offload.run(cost, job, done.set, unexpected):
         await done.wait()
 
 
 async def test_cheap_work_is_done_on_the_spot() -> None:
     offload = Offload(asyncio.get_running_loop())
     where: list[threading.Thread] = []
-    assert offload.run(INLINE_NS, lambda: where.append(threading.current_thread()), pytest.fail)
+    assert offload.run(INLINE_NS, lambda: where.append(threading.current_thread()), pytest.fail, unexpected)
     assert where == [threading.current_thread()]
     offload.close()
 
@@ -35,7 +40,9 @@ async def test_dear_work_runs_elsewhere_and_reports_here() -> None:
         where.append(threading.current_thread())
         done.set()
 
-    assert not offload.run(INLINE_NS + 1, lambda: where.append(threading.current_thread()), report)
+    assert not offload.run(
+        INLINE_NS + 1, lambda: where.append(threading.current_thread()), report, unexpected
+    )
     await done.wait()
     assert where[0] is not threading.current_thread()
     assert where[1] is threading.current_thread()
@@ -56,7 +63,7 @@ async def test_the_loop_turns_meanwhile_and_jobs_keep_their_order() -> None:
             gate.wait()
             order.append(number)
 
-        assert not offload.run(1e9, job, done[-1].set)
+        assert not offload.run(1e9, job, done[-1].set, unexpected)
     for _ in range(10):
         await asyncio.sleep(0)
     assert order == []
@@ -70,7 +77,7 @@ async def test_the_loop_turns_meanwhile_and_jobs_keep_their_order() -> None:
 async def test_inline_runs_everything_on_the_callers_thread() -> None:
     offload = Offload(asyncio.get_running_loop(), inline=True)
     where: list[threading.Thread] = []
-    assert offload.run(1e12, lambda: where.append(threading.current_thread()), pytest.fail)
+    assert offload.run(1e12, lambda: where.append(threading.current_thread()), pytest.fail, unexpected)
     assert where == [threading.current_thread()]
 
 
@@ -84,7 +91,7 @@ def test_work_that_outlives_its_loop_disturbs_nobody() -> None:
 
     async def main() -> Offload:
         offload = Offload(asyncio.get_running_loop())
-        assert not offload.run(1e9, job, pytest.fail)
+        assert not offload.run(1e9, job, pytest.fail, unexpected)
         return offload
 
     offload = asyncio.run(main())
@@ -96,3 +103,22 @@ def test_work_that_outlives_its_loop_disturbs_nobody() -> None:
 def test_cost_of_a_copy_grows_with_it() -> None:
     assert copy_cost_ns(0) == 0
     assert copy_cost_ns(64 << 20) > INLINE_NS > copy_cost_ns(64 << 10)
+
+
+@pytest.mark.parametrize("cost", [0.0, 1e9])
+async def test_a_job_that_raises_is_told_before_its_end(cost: float) -> None:
+    offload = Offload(asyncio.get_running_loop())
+    told: list[str] = []
+    ended = asyncio.Event()
+
+    def job() -> None:
+        raise MemoryError("no room")
+
+    def done() -> None:
+        told.append("done")
+        ended.set()
+
+    if not offload.run(cost, job, done, lambda error: told.append(repr(error))):
+        await ended.wait()
+    assert told == ["MemoryError('no room')", "done"][: 2 if cost else 1]
+    offload.close()

@@ -275,3 +275,20 @@ def test_leaving_a_broken_world_raises_its_error_and_closes() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         run_virtual(run_cluster(3, main))
     assert len(caught.value.exceptions) == 3
+
+
+@pytest.mark.parametrize("count", [10, 4_000_000])
+async def test_bulk_work_that_fails_breaks_the_group_on_every_rank(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    def no_memory(*args: object, **kwargs: object) -> None:
+        raise MemoryError("no room")
+
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        monkeypatch.setattr("aiodist.backends.host.prepare.finish", no_memory)
+        error = await failure(pg.all_reduce(f32(count), dist.ReduceOp.AVG))
+        assert isinstance(error, dist.GroupBroken)
+        assert "MemoryError: no room" in str(error)
+
+    await run_cluster(2, main)

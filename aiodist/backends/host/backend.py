@@ -9,8 +9,8 @@ from aiodist.backends.base import CAPABILITIES, Operation, Reports
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.prepare import prepare
 from aiodist.backends.host.wired import Collective
-from aiodist.errors import PeerLost
-from aiodist.schedules import select
+from aiodist.errors import GroupBroken, PeerLost
+from aiodist.schedules import UNKNOWN, select
 from aiodist.transport.base import Incoming, Key, Outgoing
 from aiodist.types import Kind, agree
 
@@ -23,10 +23,10 @@ Early = tuple[int, bytes, int, int]
 
 
 def agreed_bytes(operation: Operation, size: int) -> int:
-    """Bytes of the operation's buffer, from what all ranks agree on alone: selection follows from them (law 3)."""
+    """Bytes of the operation's buffer, by what all ranks agree on: selection follows from them (law 3)."""
     call = operation.call
-    if call.kind is Kind.all_to_all:
-        return 0  # each pair has a size of its own
+    if call.kind is Kind.all_to_all and call.detail:
+        return UNKNOWN  # each pair has a size of its own
     if call.kind in (Kind.all_gather, Kind.gather, Kind.scatter):
         return call.nbytes * size if operation.sizes is None else sum(operation.sizes) * call.dtype.itemsize
     return call.nbytes
@@ -51,7 +51,6 @@ class HostBackend:
         self.size = len(self.ranks)
         self.rank = self.ranks.index(engine.rank)
         self.reports = reports
-        self.offload = engine.offload
         self._engine = engine
         self._group_rank = {rank: index for index, rank in enumerate(self.ranks)}
         self._running: dict[int, Collective] = {}
@@ -119,6 +118,16 @@ class HostBackend:
         if channel is None:
             channel = self._incoming[peer] = self._engine.endpoint.incoming(self.ranks[peer])
         return channel
+
+    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        """`Offload.run`; a job that fails breaks the group."""
+        return self._engine.offload.run(cost_ns, job, done, self.failed)
+
+    def failed(self, error: Exception) -> None:
+        """Something here raised that must not: no result can be trusted any more."""
+        broken = GroupBroken(f"rank {self.ranks[self.rank]} failed inside: {type(error).__name__}: {error}")
+        broken.__cause__ = error
+        self.reports.broken(broken)
 
     def completed(self, collective: Collective) -> None:
         """A collective has ended well."""

@@ -176,9 +176,8 @@ class Messages:
             elif not self._busy:
                 self._backend.quietened()
 
-        if self._backend.offload.run(cost, work, done):
-            self._busy -= 1
-            then()
+        if self._backend.off_loop(cost, work, done):
+            done()
 
 
 def _signature(operation: Operation, number: int) -> bytes:

@@ -35,33 +35,48 @@ class Offload:
         self._inline = inline
         self._pool: ThreadPoolExecutor | None = None
 
-    def run(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        """Do a job of a known cost.
+    def run(
+        self,
+        cost_ns: float,
+        job: Callable[[], None],
+        done: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> bool:
+        """Do a job of a known cost. If it raises (no memory, say), `failed(error)` is called on the loop,
+        and then all goes on as if it were done: whoever hears it sees to it that nobody uses the result.
 
         Returns:
             True: it was cheap and is done already; `done` is not called. False: `done()` follows, on the
             loop.
         """
         if cost_ns <= INLINE_NS or self._inline:
-            job()
+            try:
+                job()
+            except Exception as error:
+                failed(error)
             return True
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="aiodist-bulk")
-        self._pool.submit(self._work, job, done)
+        self._pool.submit(self._work, job, done, failed)
         return False
 
-    def _work(self, job: Callable[[], None], done: Callable[[], None]) -> None:
-        error: BaseException | None = None
+    def _work(
+        self, job: Callable[[], None], done: Callable[[], None], failed: Callable[[Exception], None]
+    ) -> None:
+        error: Exception | None = None
         try:
             job()
-        except BaseException as caught:
+        except Exception as caught:
             error = caught
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-            self._loop.call_soon_threadsafe(self._report, done, error)
+            self._loop.call_soon_threadsafe(self._report, done, failed, error)
 
-    def _report(self, done: Callable[[], None], error: BaseException | None) -> None:
+    @staticmethod
+    def _report(
+        done: Callable[[], None], failed: Callable[[Exception], None], error: Exception | None
+    ) -> None:
         if error is not None:
-            self._loop.call_exception_handler({"message": "aiodist: bulk work failed", "exception": error})
+            failed(error)
         done()
 
     def close(self) -> None:

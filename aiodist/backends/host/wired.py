@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, as_bytes
-from aiodist.backends.host.offload import INLINE_NS
+from aiodist.backends.host.offload import INLINE_NS, copy_cost_ns
 from aiodist.backends.host.prepare import Job
 from aiodist.kernels import cost_ns, reduce_into
-from aiodist.schedules import Recv, RecvReduce, Schedule, Send, Step, chunk_bounds
+from aiodist.schedules import Recv, RecvReduce, Schedule, Send, Step, chunk_bounds, spans
 from aiodist.transport.base import SEGMENT, Fold, Into, Key
 from aiodist.types import ReduceOp
 
@@ -114,13 +114,17 @@ class Collective:
         if self._dead:
             return
         job = self._job
-        if (job.result is None and not job.after) or self._off_loop(job.empty_ns(), job.empty, self._emptied):
+        plain = job.result is None and not job.after
+        if (plain or self._off_loop(job.empty_ns(), job.empty, self._emptied)) and not self._dead:
             self._backend.completed(self)
 
     def _over(self) -> None:
         self._waiting -= 1
         if not self._waiting:
-            self._advance()
+            try:
+                self._advance()
+            except Exception as error:  # in a callback, where nobody else would hear of it
+                self._backend.failed(error)
 
     def _outgoing_bytes(self, step: Send) -> memoryview:
         """What a step sends; a copy where the round also writes there (small messages alone ask for it)."""
@@ -131,14 +135,10 @@ class Collective:
 
     def _ranges(self, step: Step, bounds: list[int]) -> list[tuple[int, int]]:
         """The bytes of a step's chunks: one range, or two where the chunks wrap around the end."""
-        itemsize, chunks = self._job.buffer.itemsize, self._schedule.chunks
-        if step.stop <= chunks:
-            return [(bounds[step.start] * itemsize, bounds[step.stop] * itemsize)]
-        if step.start >= chunks:
-            return [(bounds[step.start - chunks] * itemsize, bounds[step.stop - chunks] * itemsize)]
+        itemsize = self._job.buffer.itemsize
         return [
-            (bounds[step.start] * itemsize, bounds[chunks] * itemsize),
-            (0, bounds[step.stop - chunks] * itemsize),
+            (bounds[start] * itemsize, bounds[stop] * itemsize)
+            for start, stop in spans(step.start, step.stop, self._schedule.chunks)
         ]
 
     def _send(self, peer: int, data: memoryview, number: int) -> None:
@@ -188,16 +188,23 @@ class Collective:
                     assert self._reduce is not None
                     reduce_into(part, theirs, self._reduce, src_left=step.left)
 
+        cost = copy_cost_ns(nbytes)
+        if isinstance(step, RecvReduce):
+            assert self._reduce is not None
+            cost = cost_ns(nbytes, buffer.dtype, self._reduce)
+
+        def dealt() -> None:
+            if self._landed():
+                self._over()
+
         def arrived() -> None:
-            if not self._dead:
-                deal()
+            if not self._dead and self._off_loop(cost, deal, dealt):
                 self._over()
 
         if self._backend.incoming(step.peer).recv(
             self._key(number), nbytes, Into(as_bytes(scratch)), arrived
         ):
-            deal()
-            return True
+            return self._off_loop(cost, deal, dealt)
         return False
 
     def _folder(self, part: Array, left: bool) -> Callable[[memoryview, int], None]:
@@ -242,9 +249,11 @@ class Collective:
 
     def _off_loop(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         self._busy += 1
-        over = self._backend.offload.run(cost, job, done)
+        over = self._backend.off_loop(cost, job, done)
         if over:
             self._busy -= 1
+            if self._dead and not self._busy:  # the job failed, and the group broke while it was ours
+                self._backend.quietened()
         return over
 
     def _landed(self) -> bool:
