@@ -71,6 +71,8 @@ class HostBackend:
             return
         if call.kind is Kind.recv:
             self._messages.recv(operation)
+            if operation.peer >= 0:
+                self._engine.departed(self.ranks[operation.peer])
             return
         schedule = select(call.kind, self.rank, self.size, call.root, agreed_bytes(operation, self.size))
         job = prepare(operation, self.rank, self.size, schedule)

@@ -11,6 +11,11 @@ from aiodist.backends.host.offload import Offload
 from aiodist.transport.base import Endpoint, Key
 
 
+# Seconds between a peer's goodbye on its data channels and the judgement on what still waits for it. Why it
+# left comes over the control links (it aborted, say), may come a little later, and is the better answer.
+NEWS = 0.1
+
+
 class HostEngine:
     """Hands what arrives on the endpoint's channels to the group that it belongs to.
 
@@ -31,6 +36,7 @@ class HostEngine:
         self.endpoint = endpoint
         self.rank = endpoint.rank
         self.offload = Offload(loop, inline)
+        self._loop = loop
         self._lose = lose
         self._backends: dict[int, HostBackend] = {}
         self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
@@ -71,5 +77,14 @@ class HostEngine:
 
     def goodbye(self, rank: int) -> None:
         """A peer closed on purpose; all it sent has arrived."""
+        self._departed.add(rank)
+        self._loop.call_later(NEWS, self._judge_departure, rank)
+
+    def departed(self, rank: int) -> None:
+        """A receive from `rank` was posted: if it has closed already, nobody will answer."""
+        if rank in self._departed:
+            self._loop.call_later(NEWS, self._judge_departure, rank)
+
+    def _judge_departure(self, rank: int) -> None:
         for backend in list(self._backends.values()):
             backend.departed(rank)

@@ -22,6 +22,8 @@ from aiodist.types import ReduceOp
 if TYPE_CHECKING:
     from aiodist.backends.host.backend import HostBackend
 
+_MANY = 8  # steps of a round, from which on they are looked up by peer
+
 
 class Collective:
     """One running collective on one rank.
@@ -38,6 +40,7 @@ class Collective:
         "_bounds",
         "_busy",
         "_dead",
+        "_due",
         "_job",
         "_memory",
         "_reduce",
@@ -66,6 +69,7 @@ class Collective:
         self._waiting = 0
         self._dead = False
         self._busy = 0  # jobs of ours in a thread, touching our buffers
+        self._due: dict[int, dict[int, int]] = {}  # round → peer → bytes, of rounds with many messages
 
     def start(self) -> None:
         """Begin: the first round is under way when this returns, unless a large copy has to come first."""
@@ -81,10 +85,18 @@ class Collective:
 
     def expected(self, peer: int, number: int) -> int | None:
         """Bytes of the message from `peer` in round `number`; None if there is none."""
-        if number < len(self._schedule.rounds):
-            for step in self._schedule.rounds[number]:
-                if not isinstance(step, Send) and step.peer == peer:
-                    return sum(high - low for low, high in self._ranges(step, self._bounds))
+        if number >= len(self._schedule.rounds):
+            return None
+        steps = self._schedule.rounds[number]
+        if len(steps) > _MANY:  # looking through all of them for each of them would take their square
+            if (due := self._due.get(number)) is None:
+                due = self._due[number] = {
+                    step.peer: self._nbytes(step) for step in steps if not isinstance(step, Send)
+                }
+            return due.get(peer)
+        for step in steps:
+            if not isinstance(step, Send) and step.peer == peer:
+                return self._nbytes(step)
         return None
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
@@ -140,6 +152,10 @@ class Collective:
             (bounds[start] * itemsize, bounds[stop] * itemsize)
             for start, stop in spans(step.start, step.stop, self._schedule.chunks)
         ]
+
+    def _nbytes(self, step: Step) -> int:
+        """What a step receives."""
+        return sum(high - low for low, high in self._ranges(step, self._bounds))
 
     def _send(self, peer: int, data: memoryview, number: int) -> None:
         channel = self._backend.outgoing(peer)
