@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aiodist import group as group
     from aiodist import portal as portal
     from aiodist.ddp import GradientSync
     from aiodist.errors import (
@@ -96,7 +97,9 @@ if TYPE_CHECKING:
         get_node_local_rank,
         init_process_group,
         is_available,
+        is_backend_available,
         is_initialized,
+        is_torchelastic_launched,
         run,
     )
     from aiodist.types import ReduceOp, premul_sum
@@ -182,7 +185,9 @@ _HOME = {
         "get_node_local_rank",
         "init_process_group",
         "is_available",
+        "is_backend_available",
         "is_initialized",
+        "is_torchelastic_launched",
         "run",
     ),
     "aiodist.types": ("ReduceOp", "premul_sum"),
@@ -246,7 +251,9 @@ __all__ = [
     "init_process_group",
     "irecv",
     "is_available",
+    "is_backend_available",
     "is_initialized",
+    "is_torchelastic_launched",
     "isend",
     "monitored_barrier",
     "new_group",
@@ -270,8 +277,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "portal":  # a room of its own: dist.portal.init_process_group()
-        return import_module("aiodist.portal")
+    if name in ("group", "portal"):  # rooms: dist.group.WORLD, dist.portal.init_process_group()
+        return import_module(f"aiodist.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'aiodist' has no attribute {name!r}")

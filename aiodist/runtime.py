@@ -53,6 +53,20 @@ def is_initialized() -> bool:
     return find_default() is not None
 
 
+def is_backend_available(backend: str) -> bool:
+    """Whether `init_process_group` would take this backend here.
+
+    Args:
+        backend: 'host', its alias 'gloo', or another name; case does not count.
+    """
+    return isinstance(backend, str) and backend.lower() in _HOST
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether `aiodist run`, torchrun or whoever else sets TORCHELASTIC_RUN_ID started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 async def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -61,7 +75,7 @@ async def init_process_group(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "",
-    options: Any = None,
+    pg_options: Any = None,
     device_id: Any = None,
 ) -> ProcessGroup:
     """Meet the job's other processes and form the world's group.
@@ -75,7 +89,7 @@ async def init_process_group(
         rank: of this process; -1 takes it from `init_method`.
         store: meet over this store instead of `init_method`; needs `rank` and `world_size`. It stays yours.
         group_name: for people, and to tell apart several worlds over one store.
-        options: for backends that have any.
+        pg_options: for backends that have any.
         device_id: for backends that have devices.
 
     Returns:
@@ -106,7 +120,12 @@ async def init_process_group(
 
 
 async def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Close a group, by default the world's, and with it everything. Not collective. See `aclose`."""
+    """Close a group, by default the world's, and with it everything. See `ProcessGroup.aclose`.
+
+    Raises:
+        UsageError: this loop has no default group.
+        GroupBroken: operations failed that nobody awaited; all is closed nevertheless.
+    """
     if group is None:
         group = default_group()
     await group.aclose()

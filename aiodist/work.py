@@ -12,6 +12,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 
@@ -53,6 +54,59 @@ class Pulse:
         self._since = None
 
 
+composing: ContextVar[bool] = ContextVar("aiodist_composing", default=False)
+"""True where the group itself awaits a Work, as one step of another: that tells nobody of a failure."""
+
+_REMEMBERED = 16  # failures that a group keeps for its end; nobody reads more of them
+
+
+class Failures:
+    """What Works of one group failed with and nobody was told; `aclose` raises it.
+
+    A broken group fails all its Works with one cause, so it counts once, and whoever was told by one Work
+    knows it. Other errors, of an object that cannot be decoded for instance, count one by one.
+    """
+
+    __slots__ = ("_break_noted", "_unseen")
+
+    def __init__(self) -> None:
+        self._unseen: list[BaseException] = []
+        self._break_noted = False
+
+    def note(self, error: BaseException) -> None:
+        """A Work failed with this."""
+        if isinstance(error, GroupBroken):
+            if self._break_noted:
+                return
+            self._break_noted = True  # whatever comes of it: by a Work, or at the end
+        elif len(self._unseen) == _REMEMBERED or any(error is known for known in self._unseen):
+            return
+        self._unseen.append(error)
+
+    def seen(self, error: BaseException) -> None:
+        """A Work gave this to whoever asked."""
+        if composing.get():
+            return
+        if isinstance(error, GroupBroken):
+            self._break_noted = True
+            self._unseen = [known for known in self._unseen if not isinstance(known, GroupBroken)]
+        else:
+            self._unseen = [known for known in self._unseen if known is not error]
+
+    def forget(self) -> None:
+        """This process ends the group by an error of its own, which says enough."""
+        self._break_noted = True
+        self._unseen = []
+
+    def take(self) -> BaseException | None:
+        """The first failure that nobody was told, once."""
+        unseen, self._unseen = self._unseen, []
+        return unseen[0] if unseen else None
+
+    def __bool__(self) -> bool:
+        return bool(self._unseen)
+
+
 _PENDING = 0
 _DONE = 1
 _FAILED = 2
@@ -63,7 +117,8 @@ class Work(Generic[T]):
 
     `await work` gives the result. Until then the operation borrows the tensors that it was given: do not
     write to them, nor read those that it writes, before the Work is done, also if your await was
-    cancelled. The Work keeps them alive. A Work that fails has stopped touching them.
+    cancelled. The Work keeps them alive. A Work that fails has stopped touching them. A failure that nobody
+    is told, by `await`, `result` or `exception`, is raised when the group is closed.
 
     Attributes:
         op: the operation's name, 'all_reduce'.
@@ -76,6 +131,7 @@ class Work(Generic[T]):
         "_awaited",
         "_callbacks",
         "_error",
+        "_failures",
         "_held_back",
         "_loop",
         "_pulse",
@@ -87,12 +143,19 @@ class Work(Generic[T]):
     )
 
     def __init__(
-        self, group: Any, call: Call, loop: asyncio.AbstractEventLoop, pulse: Pulse, held: bool
+        self,
+        group: Any,
+        call: Call,
+        loop: asyncio.AbstractEventLoop,
+        pulse: Pulse,
+        held: bool,
+        failures: Failures | None = None,
     ) -> None:
         self.group = group
         self.call = call
         self._loop = loop
         self._pulse = pulse
+        self._failures = failures  # where a failure is noted until somebody is told
         self._state = _PENDING
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -176,9 +239,7 @@ class Work(Generic[T]):
             return cast("T", self._result)
         if self._state == _PENDING:
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
-        assert self._error is not None
-        self._awaited = True
-        raise self._error.with_traceback(None)
+        raise self._told().with_traceback(None)
 
     def exception(self) -> BaseException | None:
         """What a Work that is done failed with, or None.
@@ -189,6 +250,14 @@ class Work(Generic[T]):
         if self._state == _PENDING:
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         self._awaited = True
+        return None if self._error is None else self._told()
+
+    def _told(self) -> BaseException:
+        """The error, for somebody who asked."""
+        assert self._error is not None
+        self._awaited = True
+        if self._failures is not None:
+            self._failures.seen(self._error)
         return self._error
 
     def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:
@@ -244,6 +313,8 @@ class Work(Generic[T]):
                 error = error.during(self.op, self.seq, self.group.name)
             self._error = error
             self._state = _FAILED
+            if self._failures is not None:
+                self._failures.note(error)
             self._wake()
 
     def _wake(self) -> None:

@@ -25,7 +25,12 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Handle:
-    """Copy the source's tensor to all ranks, in place. See `ProcessGroup.broadcast`."""
+    """Copy the source's tensor to all ranks, in place. See `ProcessGroup.broadcast`.
+
+    Args:
+        src: global rank that has the data; or
+        group_src: its rank in the group.
+    """
     pg = member(group, "broadcast")
     if pg is None:
         return Skipped()
@@ -40,7 +45,12 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Handle:
-    """Reduce over all ranks to one. See `ProcessGroup.reduce`; other ranks' tensors stay as they were."""
+    """Reduce over all ranks to one. See `ProcessGroup.reduce`; other ranks' tensors stay as they were.
+
+    Args:
+        dst: global rank that gets the result; or
+        group_dst: its rank in the group.
+    """
     pg = member(group, "reduce")
     if pg is None:
         return Skipped()
@@ -50,7 +60,13 @@ def reduce(
 def all_gather(
     tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False
 ) -> Handle:
-    """Every rank's tensor into a list of tensors, in place. See `ProcessGroup.all_gather`."""
+    """Every rank's tensor into a list of tensors, in place. → the list. See `ProcessGroup.all_gather`.
+
+    Args:
+        tensor_list: one tensor for each rank, of the shape and dtype of `tensor`; overwritten. None may share
+            memory with another.
+        tensor: same shape and dtype on all ranks; read.
+    """
     pg = member(group, "all_gather")
     return Skipped() if pg is None else shapes.all_gather(pg, tensor_list, tensor, async_op)
 
@@ -58,7 +74,13 @@ def all_gather(
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
 ) -> Handle:
-    """Every rank's tensor into one, stacked or concatenated along the first axis, as its shape says."""
+    """Every rank's tensor into one, stacked or concatenated along the first axis, as its shape says.
+
+    Args:
+        output_tensor: of shape `(size, *input_tensor.shape)`, or with the first axis `size` times as long as
+            the input's; overwritten. → this.
+        input_tensor: same shape and dtype on all ranks; read.
+    """
     pg = member(group, "all_gather_into_tensor")
     return (
         Skipped() if pg is None else shapes.all_gather_into_tensor(pg, output_tensor, input_tensor, async_op)
@@ -72,7 +94,13 @@ def reduce_scatter(
     group: Group = None,
     async_op: bool = False,
 ) -> Handle:
-    """Reduce a list of tensors over all ranks; rank r gets the r-th. See `ProcessGroup.reduce_scatter`."""
+    """Reduce a list of tensors over all ranks; rank r gets the r-th. See `ProcessGroup.reduce_scatter`.
+
+    Args:
+        output: overwritten with this rank's part. → this.
+        input_list: one tensor for each rank, of the shape and dtype of `output`; read.
+        op: how elements combine.
+    """
     pg = member(group, "reduce_scatter")
     return Skipped() if pg is None else shapes.reduce_scatter(pg, output, input_list, op, async_op)
 
@@ -80,15 +108,29 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: Any, input: Any, op: Op = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Handle:
-    """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis."""
+    """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis.
+
+    Args:
+        output: overwritten with this rank's part. → this.
+        input: of shape `(size, *output.shape)`, or with the first axis `size` times as long as the
+            output's; read.
+        op: how elements combine.
+    """
     pg = member(group, "reduce_scatter_tensor")
     return Skipped() if pg is None else shapes.reduce_scatter_tensor(pg, output, input, op, async_op)
 
 
-def barrier(group: Group = None, async_op: bool = False) -> Handle:
-    """Return when all ranks have called it."""
+def barrier(
+    group: Group = None, async_op: bool = False, device_ids: Any = None, timeout: Timeout = None
+) -> Handle:
+    """Return when all ranks have called it.
+
+    Args:
+        device_ids: for backends that have devices.
+        timeout: seconds, or a timedelta; None takes the group's.
+    """
     pg = member(group, "barrier")
-    return Skipped() if pg is None else pg.barrier(async_op=async_op)
+    return Skipped() if pg is None else pg.barrier(timeout=timeout, async_op=async_op)
 
 
 def gather(
@@ -99,7 +141,15 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Handle:
-    """Every rank's tensor into a list on the destination, in place. `dst` is rank 0 where nothing is said."""
+    """Every rank's tensor into a list on the destination, in place. → the list there, None elsewhere.
+
+    Args:
+        tensor: same shape and dtype on all ranks; read.
+        gather_list: on the destination, one tensor for each rank, shaped as `tensor`; overwritten. None
+            elsewhere.
+        dst: global rank of the destination; or
+        group_dst: its rank in the group. The group's rank 0 where neither is given.
+    """
     pg = member(group, "gather")
     if pg is None:
         return Skipped()
@@ -115,7 +165,14 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Handle:
-    """Deal the source's list out to all ranks, in place. `src` is rank 0 where nothing is said."""
+    """Deal the source's list out to all ranks, in place. → `tensor`.
+
+    Args:
+        tensor: same shape and dtype on all ranks; overwritten.
+        scatter_list: on the source, one tensor for each rank, shaped as `tensor`; read. None elsewhere.
+        src: global rank of the source; or
+        group_src: its rank in the group. The group's rank 0 where neither is given.
+    """
     pg = member(group, "scatter")
     if pg is None:
         return Skipped()
@@ -129,7 +186,13 @@ def all_to_all(
     group: Group = None,
     async_op: bool = False,
 ) -> Handle:
-    """The j-th input goes to rank j; the i-th output comes from rank i. Tensors may differ in size."""
+    """The j-th input goes to rank j; the i-th output comes from rank i. → the outputs.
+
+    Args:
+        output_tensor_list: one tensor for each rank, of any shapes; overwritten.
+        input_tensor_list: one tensor for each rank; read. What one sends and the other expects must have
+            the same number of elements. All tensors have one dtype.
+    """
     pg = member(group, "all_to_all")
     return Skipped() if pg is None else shapes.all_to_all(pg, output_tensor_list, input_tensor_list, async_op)
 
@@ -142,7 +205,14 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Handle:
-    """Parts of one tensor's first axis to all ranks. See `ProcessGroup.all_to_all`."""
+    """Parts of one tensor's first axis to all ranks. → `output`. See `ProcessGroup.all_to_all`.
+
+    Args:
+        output: overwritten with the parts that come, in rank order.
+        input: read. Same dtype and trailing shape on all ranks.
+        output_split_sizes: rows that come from each rank; None, or an empty list: equal parts.
+        input_split_sizes: rows that go to each rank, likewise.
+    """
     pg = member(group, "all_to_all_single")
     if pg is None:
         return Skipped()

@@ -73,12 +73,18 @@ async def new_subgroups(
     group: Group = None,
     timeout: Timeout = None,
     backend: str | None = None,
+    pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[Made, list[Made]]:
     """Divide the world into groups of `group_size` consecutive ranks; all ranks await it at the same place.
 
     Args:
         group_size: ranks in each; None takes the number of ranks on this host, as LOCAL_WORLD_SIZE would.
+        group: which to divide; None means the world.
+        timeout: the new groups' default, in seconds; None takes the divided group's.
+        backend: None or the divided group's own.
+        pg_options: for backends that have any.
+        group_desc: the groups' name, for people.
 
     Returns:
         → this rank's group, and all groups (NON_GROUP_MEMBER for those that it is not in).
@@ -95,6 +101,7 @@ async def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: Timeout = None,
     backend: str | None = None,
+    pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[Made, list[Made]]:
     """Make several disjoint groups of global ranks at once. → this rank's, and all, as `new_subgroups`."""
@@ -111,12 +118,13 @@ async def split_group(
     timeout: Timeout = None,
     pg_options: Any = None,
     group_desc: str | None = None,
+    backend: str | None = None,
 ) -> ProcessGroup | None:
     """Divide a group by lists of its group ranks. → this rank's new group; None if it is in no list."""
     pg = parent_pg if isinstance(parent_pg, ProcessGroup) else default_group()
     if not split_ranks:
         raise UsageError("split_ranks is missing", hint="Pass lists of ranks of the group")
-    mine, _ = await _divide(pg, [list(ranks) for ranks in split_ranks], timeout, None, group_desc)
+    mine, _ = await _divide(pg, [list(ranks) for ranks in split_ranks], timeout, backend, group_desc)
     return mine if isinstance(mine, ProcessGroup) else None
 
 

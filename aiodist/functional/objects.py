@@ -40,7 +40,13 @@ def _check_list(value: Any, size: int, name: str) -> None:
 def all_gather_object(
     object_list: list[Any], obj: Any, group: Group = None, *, allow_pickle: bool = False
 ) -> Handle:
-    """Every rank's object into a list, in place."""
+    """Every rank's object into a list, in place. → None. See `ProcessGroup.all_gather_object`.
+
+    Args:
+        object_list: list of `size` elements; overwritten, in rank order.
+        obj: this rank's object; encoded in the call, so it may be changed at once.
+        allow_pickle: what msgpack cannot carry travels as pickle; the receiving ranks must allow it, too.
+    """
     pg = member(group, "all_gather_object")
     if pg is None:
         return Skipped()
@@ -58,7 +64,15 @@ def gather_object(
     *,
     allow_pickle: bool = False,
 ) -> Handle:
-    """Every rank's object into a list on the destination, in place."""
+    """Every rank's object into a list on the destination, in place. → None.
+
+    Args:
+        obj: this rank's object; encoded in the call.
+        object_gather_list: on the destination, list of `size` elements; overwritten, in rank order.
+        dst: global rank of the destination; or
+        group_dst: its rank in the group. The group's rank 0 where neither is given.
+        allow_pickle: as in `all_gather_object`.
+    """
     pg = member(group, "gather_object")
     if pg is None:
         return Skipped()
@@ -83,7 +97,15 @@ def broadcast_object_list(
     *,
     allow_pickle: bool = False,
 ) -> Handle:
-    """The source's list over everybody's, in place; all lists have the same length."""
+    """The source's list over everybody's, in place. → None.
+
+    Args:
+        object_list: a list of the same length on all ranks; read on the source, overwritten elsewhere.
+        src: global rank of the source; or
+        group_src: its rank in the group. The group's rank 0 where neither is given.
+        device: for torch's sake.
+        allow_pickle: as in `all_gather_object`.
+    """
     pg = member(group, "broadcast_object_list")
     if pg is None:
         return Skipped()
@@ -111,7 +133,15 @@ def scatter_object_list(
     *,
     allow_pickle: bool = False,
 ) -> Handle:
-    """Deal the source's list out; each rank's object becomes the first element of its output list."""
+    """Deal the source's list out. → None.
+
+    Args:
+        scatter_object_output_list: its first element is overwritten with this rank's object.
+        scatter_object_input_list: on the source, `size` objects. Elsewhere it is not looked at.
+        src: global rank of the source; or
+        group_src: its rank in the group. The group's rank 0 where neither is given.
+        allow_pickle: as in `all_gather_object`.
+    """
     pg = member(group, "scatter_object_list")
     if pg is None:
         return Skipped()
@@ -132,7 +162,15 @@ def send_object_list(
     *,
     allow_pickle: bool = False,
 ) -> Handle:
-    """Send a list of objects to one rank."""
+    """Send a list of objects to one rank. → None.
+
+    Args:
+        object_list: encoded in the call, so it may be changed at once.
+        dst: global rank of the receiver; or
+        group_dst: its rank in the group.
+        device, use_batch: for torch's sake.
+        allow_pickle: as in `all_gather_object`.
+    """
     pg = member(group, "send_object_list")
     if pg is None:
         return Skipped()
@@ -149,7 +187,15 @@ def recv_object_list(
     *,
     allow_pickle: bool = False,
 ) -> Handle:
-    """Receive a list of objects from one rank, or from anybody, in place. → the sender's global rank."""
+    """Receive a list of objects from one rank, or from anybody, in place. → the sender's global rank.
+
+    Args:
+        object_list: as long as the sender's; overwritten.
+        src: global rank of the sender; or
+        group_src: its rank in the group. Neither: the first that comes.
+        device, use_batch: for torch's sake.
+        allow_pickle: as in `all_gather_object`.
+    """
     pg = member(group, "recv_object_list")
     if pg is None:
         return Skipped()

@@ -14,7 +14,13 @@ from aiodist.group import shapes
 def send(
     tensor: Any, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
 ) -> Handle:
-    """Send a tensor. See `ProcessGroup.send`."""
+    """Send a tensor. → None. See `ProcessGroup.send`.
+
+    Args:
+        dst: global rank of the receiver; or
+        group_dst: its rank in the group.
+        tag: messages are matched by source and tag, in order.
+    """
     pg = member(group, "send")
     return Skipped() if pg is None else pg.send(tensor, rank_in(pg, dst, group_dst, "dst"), tag)
 
@@ -32,7 +38,14 @@ def isend(
 def recv(
     tensor: Any, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
 ) -> Handle:
-    """Receive a tensor, from anybody where no source is given. → the sender's global rank."""
+    """Receive a tensor. → the sender's global rank. See `ProcessGroup.recv`.
+
+    Args:
+        tensor: of the message's dtype and number of elements; overwritten.
+        src: global rank of the sender; or
+        group_src: its rank in the group. Neither: the first message with this tag from anybody.
+        tag: of the message.
+    """
     return _recv(tensor, src, group, tag, group_src, "recv", held=False)
 
 
@@ -80,7 +93,7 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
-    """Start a batch of messages; they match in any order. Await the handles."""
+    """Start all messages of a batch, so that none waits for another. Await the handles, in any order."""
     if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise UsageError("p2p_op_list must be a list of P2POp, and not empty")
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):

@@ -6,6 +6,11 @@ listens to the control plane and finds out who is missing or disagrees; `breakag
 group is told. `world` puts the first group together, `default` remembers it for its loop.
 """
 
+from typing import Final
+
 from aiodist.group.process_group import ProcessGroup
 
-__all__ = ["ProcessGroup"]
+WORLD: Final = None
+"""torch's name for the loop's default group, where a call takes `group=`."""
+
+__all__ = ["WORLD", "ProcessGroup"]

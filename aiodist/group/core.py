@@ -10,7 +10,6 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,57 +25,17 @@ from aiodist.errors import (
     GroupClosed,
     UsageError,
 )
+from aiodist.group.batch import Batch, current
 from aiodist.group.flight import Flight
 from aiodist.group.watch import Watch
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
-from aiodist.work import Pulse, Work
+from aiodist.work import Failures, Pulse, Work, composing
 
 NO_DATA = (np.dtype(np.uint8), (0,))
 """What ranks agree on where an operation has no tensor."""
 
 _alive: weakref.WeakSet[GroupCore] = weakref.WeakSet()
-
-
-class Batch:
-    """What `coalesce` gives: an async context manager that holds operations back until it is left."""
-
-    def __init__(self, group: GroupCore) -> None:
-        self.group = group
-        self.works: list[Work[Any]] = []
-        self._operations: list[tuple[Operation, float]] = []
-        self._token: Token[Batch | None] | None = None
-
-    def add(self, operation: Operation, timeout: float) -> None:
-        """Hold an operation back."""
-        operation.work._held_back = True
-        self.works.append(operation.work)
-        self._operations.append((operation, timeout))
-
-    async def __aenter__(self) -> Batch:
-        if self._token is not None:
-            raise UsageError("a batch is used once", hint="Call coalesce() again")
-        self._token = _batch.set(self)
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        assert self._token is not None
-        _batch.reset(self._token)
-        for operation, timeout in self._operations:
-            operation.work._held_back = False
-            if self.group._error is None:
-                self.group._start(operation, timeout)
-            else:
-                self.group._refuse(operation.work)
-        waited = [work for work in self.works if not work._awaited]
-        if kind is None:
-            for work in waited:
-                await work
-        for work in waited:
-            work._awaited = True  # the block was the await
-
-
-_batch: ContextVar[Batch | None] = ContextVar("aiodist_batch", default=None)
 
 
 class GroupCore:
@@ -118,6 +77,7 @@ class GroupCore:
         self._composed_tasks: set[asyncio.Task[None]] = set()
         self._error: GroupBroken | None = None
         self._failed = False  # the Works have failed: nothing touches their buffers
+        self._failures = Failures()
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
         self._forked = False
@@ -156,6 +116,7 @@ class GroupCore:
             reason: one line; the others read it.
         """
         self._check_here(closed_is_wrong=False)
+        self._failures.forget()
         if self._closing is None or len(self._flight):  # also while closing waits for what is in flight
             self.break_(GroupAborted(self.ranks[self.rank], reason))
 
@@ -163,7 +124,23 @@ class GroupCore:
         """Close the group: wait for what is in flight here, say goodbye. Not collective; may be repeated.
 
         Closing the world closes the connections, too, and every other group of this process with them.
+
+        Raises:
+            GroupBroken: the group, or one closed with it, broke while operations were in flight, and nobody
+                has awaited any of those that failed. Everything is closed all the same. Any other error of an
+                operation that nobody awaited, likewise. After an `abort` of this process nothing is raised.
         """
+        groups = list(self._family) if self._closer is not None else [self]
+        await self._close()
+        if any(group._failures for group in groups):
+            await asyncio.sleep(0)  # whoever awaits is woken in this turn of the loop
+        errors = [group._failures.take() for group in groups]
+        for error in errors:
+            if error is not None:
+                error.add_note("Raised by aclose(): nobody awaited the operation that failed.")
+                raise error.with_traceback(None)
+
+    async def _close(self) -> None:
         self._check_here(closed_is_wrong=False)
         if self._closing is not None:
             await asyncio.shield(self._closing)
@@ -173,7 +150,7 @@ class GroupCore:
             try:
                 if self._closer is not None:
                     for group in [group for group in self._family if group is not self]:
-                        await group.aclose()
+                        await group._close()
                 await self.drain()
             except asyncio.CancelledError:
                 for group in list(self._family) if self._closer is not None else [self]:
@@ -247,14 +224,14 @@ class GroupCore:
             seq = self._issued if reserved is None else reserved
             call = Call(kind, seq, dtype, shape, reduce, root, 0, detail)
             self._issued = max(self._issued, seq + 1)
-        work: Work[Any] = Work(self, call, self._loop, self._pulse, async_op)
+        work: Work[Any] = Work(self, call, self._loop, self._pulse, async_op, self._failures)
         if self._error is not None:
             self._refuse(work)
             return work
         operation = Operation(
             call, work, source, target, result, self._flight.ended, peer, tag, senders, factor, sizes, sent
         )
-        batch = _batch.get()
+        batch = current.get()
         if batch is not None and batch.group is self:
             batch.add(operation, limit)
         else:
@@ -280,11 +257,16 @@ class GroupCore:
 
     def _composed(self, first: Work[Any], rest: Coroutine[Any, Any, Any], async_op: bool) -> Work[Any]:
         """The Work of an operation that is made of several; `rest` gives its result."""
-        work: Work[Any] = Work(self, first.call, self._loop, self._pulse, async_op)
+        work: Work[Any] = Work(self, first.call, self._loop, self._pulse, async_op, self._failures)
 
         async def run() -> None:
+            token = composing.set(True)
             try:
-                work._finish(await rest)
+                try:
+                    result = await rest
+                finally:
+                    composing.reset(token)
+                work._finish(result)
             except asyncio.CancelledError:  # the loop is ending
                 work._fail(GroupAborted(self.ranks[self.rank], "the event loop ended"))
                 raise

@@ -38,6 +38,13 @@ class Objects(GroupCore):
     ) -> Work[list[Any]]:
         """Every rank gets every rank's object.
 
+        Args:
+            obj: this rank's; encoded in the call, so it may be changed at once. Of any size.
+            allow_pickle: what msgpack cannot carry travels as pickle; the receiving ranks must allow it, too.
+
+        Raises:
+            UsageError: at the call: it cannot be carried; from the Work: a pickle, not allowed here.
+
         Returns:
             → list of `size` objects, in rank order.
         """
@@ -60,7 +67,7 @@ class Objects(GroupCore):
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[list[Any] | None]:
-        """One rank gets every rank's object.
+        """One rank gets every rank's object. Arguments and errors as in `all_gather_object`.
 
         Returns:
             → on `dst`, list of `size` objects, in rank order; None elsewhere.

@@ -16,6 +16,7 @@ from aiodist.wire.frame import Flag, Type, pack, parse
 
 WINDOW = 1 << 20
 _NOTHING = memoryview(b"")
+_MOVED = int(Flag.MOVED)  # an enum's own operators take long
 
 
 class MemoryLink(Link):
@@ -90,7 +91,7 @@ class MemoryLink(Link):
             if frame.type == Type.GOODBYE:
                 if not self._closing:
                     self.post(pack(Type.GOODBYE))
-                self._end(True, bool(frame.flags & Flag.MOVED), "")
+                self._end(True, bool(frame.flags & _MOVED), "")
                 return
             if not self._closing:
                 user.received(frame, memoryview(payload) if payload else _NOTHING)

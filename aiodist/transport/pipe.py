@@ -1,9 +1,12 @@
-"""One direction of an in-process connection: a queue with a delay."""
+"""One direction of an in-process connection: the loop's queue, with a delay.
+
+It holds nothing itself: in a simulation there may be millions.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -36,20 +39,16 @@ class Pipe(Generic[_Item]):
         self._deliver = deliver
         self._delay = delay
         self._ends = src, dst
-        self._queue: deque[_Item] = deque()
         self._last = 0.0
 
     def push(self, item: _Item) -> None:
         """Send one item; lost silently when the loop is closed."""
         if self._loop.is_closed():
             return
-        self._queue.append(item)
         if self._delay is None:
-            self._loop.call_soon(self._pop)
+            self._loop.call_soon(self._deliver, item)
         else:
-            # Timers of equal time may fire in any order, so each delivers the oldest item, not its own.
-            self._last = max(self._last, self._loop.time() + self._delay(*self._ends))
-            self._loop.call_at(self._last, self._pop)
-
-    def _pop(self) -> None:
-        self._deliver(self._queue.popleft())
+            # Timers of equal time may fire in any order: so no two of a pipe have the same.
+            at = self._loop.time() + self._delay(*self._ends)
+            self._last = at if at > self._last else math.nextafter(self._last, math.inf)
+            self._loop.call_at(self._last, self._deliver, item)

@@ -8,7 +8,7 @@ same scratch and is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from aiodist.errors import UsageError, WireError
 from aiodist.transport.base import EAGER_BUDGET, EAGER_MESSAGE, SEGMENT, Done, Incoming, Into, Key, Sink
@@ -54,7 +54,7 @@ class Receiver(Incoming):
         arrived: the observer's method, called as (rank, key, signature, nbytes).
         on_end: called as (rank, goodbye, cause) when the link ends by the peer or by accident.
         eager_budget: the sender's; a quarter of it is returned at a time.
-        retired: contexts that were dead before this channel was asked for.
+        retired: contexts that are dead; shared by the channels of an endpoint, of which there may be many.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Receiver(Incoming):
         on_end: Callable[[int, bool, str], None],
         *,
         eager_budget: int = EAGER_BUDGET,
-        retired: Iterable[int] = (),
+        retired: set[int] | None = None,
     ) -> None:
         self.rank = rank
         self.link: Link | None = None
@@ -74,7 +74,7 @@ class Receiver(Incoming):
         self._posted: dict[Key, _Receive] = {}
         self._stored: dict[Key, _Stored] = {}
         self._owed: dict[int, int] = {}  # context → credit not yet returned
-        self._retired = set(retired)
+        self._retired = set() if retired is None else retired
         self._cancelled: set[int] = set()
         self._arriving: _Receive | None = None  # its segment is being received piecemeal
         self._scratch: memoryview | None = None

@@ -62,6 +62,7 @@ class HostBackend:
         self._incoming: dict[int, Incoming] = {}
         self._quiet: Callable[[], None] | None = None
         self._dead = False
+        self._doomed = False  # members disagree: the group will break, and goes no further until it does
 
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
@@ -83,7 +84,8 @@ class HostBackend:
         for early in self._early.pop(call.seq, ()):
             if not self._agrees(collective, *early):
                 return
-        collective.start()
+        if not self._doomed:
+            collective.start()
 
     def reserve(self, seq: int) -> None:
         """A collective that will be submitted later."""
@@ -161,13 +163,14 @@ class HostBackend:
         elif (collective := self._running.get(key.seq)) is not None:
             self._agrees(collective, peer, signature, key.part, nbytes)
         else:  # every message of a collective that has ended here was received: another one disagrees
+            self._doom()
             self.reports.mismatch(key.seq, peer, signature)
 
     def _agrees(self, collective: Collective, peer: int, signature: bytes, number: int, nbytes: int) -> bool:
         """Whether a message fits; if not, the collective goes no further, and the group is told."""
         call = collective.operation.call
         if not agree(call.signature, signature):
-            collective.condemn()
+            self._doom()
             self.reports.mismatch(call.seq, peer, signature)
             return False
         expected = collective.expected(peer, number)
@@ -182,6 +185,13 @@ class HostBackend:
             )
             return False
         return True
+
+    def _doom(self) -> None:
+        """Take part in no collective any more: while the members are asked what they issued, a later one must
+        not succeed for want of whoever knows better."""
+        self._doomed = True
+        for collective in self._running.values():
+            collective.condemn()
 
     def departed(self, rank: int) -> None:
         """A peer closed, and all that it sent has arrived: nobody will answer a receive from it."""
