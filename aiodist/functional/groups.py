@@ -184,4 +184,4 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
 
 def get_pg_count() -> int:
     """How many groups this process has open, the world's included; 0 where there is none."""
-    return default_group().open_groups()
+    return default_group()._open_groups()

@@ -82,7 +82,7 @@ class GroupCore:
         self._closing: asyncio.Future[None] | None = None
         self._forked = False
         self._flight = Flight(self._loop, self._stalled, self._expired)
-        self._backend = make_backend(context, self.ranks, self)
+        self._backend = make_backend(context, self.ranks, GroupReports(self))
         self._watch = Watch(self, control, self._loop)
         self._watch.start()
         _alive.add(self)
@@ -98,7 +98,11 @@ class GroupCore:
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def open_groups(self) -> int:
+    def issued_count(self) -> int:
+        """How many collectives this rank has issued in the group, ended or not."""
+        return self._issued
+
+    def _open_groups(self) -> int:
         """How many groups of this process are open, the world's included."""
         return sum(group._closing is None for group in self._family)
 
@@ -118,7 +122,7 @@ class GroupCore:
         self._check_here(closed_is_wrong=False)
         self._failures.forget()
         if self._closing is None or len(self._flight):  # also while closing waits for what is in flight
-            self.break_(GroupAborted(self.ranks[self.rank], reason))
+            self._break(GroupAborted(self.ranks[self.rank], reason))
 
     async def aclose(self) -> None:
         """Close the group: wait for what is in flight here, say goodbye. Not collective; may be repeated.
@@ -245,7 +249,7 @@ class GroupCore:
         if call.kind is not Kind.send and call.kind is not Kind.recv and not work.done():
             gone = self._watch.gone(call.seq)
             if gone is not None:
-                self.break_(gone, tell=False)
+                self._break(gone, tell=False)
 
     def _reserve(self) -> int:
         """Take a collective's number now, to issue it later."""
@@ -314,7 +318,7 @@ class GroupCore:
 
     # ── the end of the group ─────────────────────────────────────────────────────────────────────────
 
-    def break_(self, error: GroupBroken, *, tell: bool = True) -> None:
+    def _break(self, error: GroupBroken, *, tell: bool = True) -> None:
         """The group is broken. Idempotent: the first cause stays.
 
         Args:
@@ -347,39 +351,33 @@ class GroupCore:
             missing: tuple[int, ...] = () if operation.peer < 0 else (self.ranks[operation.peer],)
         else:
             missing = self._watch.absent.get(call.seq, ())
-        self.break_(CollectiveTimeout(timeout, missing))
+        self._break(CollectiveTimeout(timeout, missing))
 
-    # ── what the watch asks ──────────────────────────────────────────────────────────────────────────
 
-    def issued(self, seq: int) -> Call | None:
-        """The collective that this rank issued under a number; None if it has not, or long ago."""
-        return self._flight.call(seq)
+class GroupReports:
+    """What a backend tells its group: a small window, so that it is not part of what users see."""
 
-    def issued_count(self) -> int:
-        """How many collectives this rank has issued."""
-        return self._issued
+    __slots__ = ("_group",)
 
-    def collectives_in_flight(self) -> list[int]:
-        """Numbers of the collectives that have not ended here."""
-        return self._flight.collectives()
-
-    # ── what the backend reports ─────────────────────────────────────────────────────────────────────
+    def __init__(self, group: GroupCore) -> None:
+        self._group = group
 
     def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
         """A member's signature of a collective differs."""
-        self._watch.suspect(seq, self.ranks[peer], theirs)
+        self._group._watch.suspect(seq, self._group.ranks[peer], theirs)
 
     def peer_mismatch(self, said: dict[int, str]) -> None:
         """Both sides of a message disagree."""
-        self.break_(CollectiveMismatch({self.ranks[rank]: words for rank, words in said.items()}))
+        ranks = self._group.ranks
+        self._group._break(CollectiveMismatch({ranks[rank]: words for rank, words in said.items()}))
 
     def broken(self, error: GroupBroken) -> None:
         """The backend can do no more work."""
-        self.break_(error)
+        self._group._break(error)
 
     def lost(self, rank: int, cause: str) -> None:
         """A member is gone."""
-        self._control.lose(self.ranks[rank], cause)
+        self._group._control.lose(self._group.ranks[rank], cause)
 
 
 def _after_fork() -> None:

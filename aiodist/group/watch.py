@@ -81,12 +81,12 @@ class Watch:
         if seq in self._suspected:
             return
         self._suspected.add(seq)
-        call = self._group.issued(seq)
+        call = self._group._flight.call(seq)
         said = {
             peer: describe_signature(theirs),
             self._control.rank: call.describe() if call else "no such operation",
         }
-        self._later(SUSPICION, lambda: self._group.break_(CollectiveMismatch(said)))
+        self._later(SUSPICION, lambda: self._group._break(CollectiveMismatch(said)))
         self.ask(seq)
 
     def tell_broken(self, error: GroupBroken) -> None:
@@ -107,7 +107,7 @@ class Watch:
     def rank_lost(self, rank: int, cause: str) -> None:
         """A rank is gone without goodbye."""
         if rank == self._control.rank:
-            self._group.break_(
+            self._group._break(
                 Evicted(
                     f"the others count this process as lost: {cause}",
                     hint="They went on, or ended, without it: leave, and join anew",
@@ -115,7 +115,7 @@ class Watch:
                 tell=False,
             )
         elif rank in self._members and rank not in self._left:
-            self._group.break_(PeerLost([rank], cause), tell=False)  # everybody hears of a loss anyway
+            self._group._break(PeerLost([rank], cause), tell=False)  # everybody hears of a loss anyway
 
     def said(self, message: Message) -> None:
         """A message for this group. A member that speaks nonsense is as good as lost."""
@@ -129,12 +129,12 @@ class Watch:
             return
         match message.say:
             case Say.broken:
-                self._group.break_(unpack(message.body[1], message.body[2:]), tell=False)
+                self._group._break(unpack(message.body[1], message.body[2:]), tell=False)
             case Say.left:
                 _, rank, issued = message.body
                 self._left[rank] = issued
-                if any(seq >= issued for seq in self._group.collectives_in_flight()):
-                    self._group.break_(self._departure([rank]), tell=False)
+                if any(seq >= issued for seq in self._group._flight.collectives()):
+                    self._group._break(self._departure([rank]), tell=False)
             case Say.stalled:
                 self._inquire(message.body[1], message.origin)
             case Say.where:
@@ -143,11 +143,11 @@ class Watch:
                 self._learn(message)
             case Say.missing:
                 _, seq, ranks = message.body
-                pending = self._group.collectives_in_flight()
+                pending = self._group._flight.collectives()
                 self.absent = {s: r for s, r in self.absent.items() if s in pending}
                 self.absent[seq] = tuple(ranks)
                 if ranks:
-                    call = self._group.issued(seq)
+                    call = self._group._flight.call(seq)
                     what = call.describe() if call else "an operation"
                     logger.info(
                         "%s #%d of group '%s' waits for %s", what, seq, self._group.name, name_ranks(ranks)
@@ -176,8 +176,8 @@ class Watch:
         self._control.tell(asked, Say.where, self._context, inquiry.seq)
 
     def _answer(self, seq: int, leader: int) -> None:
-        arrived = seq < self._group.issued_count()
-        call = self._group.issued(seq) if arrived else None
+        arrived = seq < self._group._issued
+        call = self._group._flight.call(seq) if arrived else None
         signature, words = (call.signature, call.describe()) if call else (b"", "")
         self._control.tell([leader], Say.here, self._context, seq, arrived, signature, words)
 
@@ -198,7 +198,7 @@ class Watch:
                 number = inquiry.rounds
                 self._later(AGAIN, lambda: self._question(inquiry) if inquiry.rounds == number else None)
             case Disagreement(said):
-                self._group.break_(CollectiveMismatch(said))
+                self._group._break(CollectiveMismatch(said))
             case Absence(ranks):
                 del self._inquiries[inquiry.seq]
                 self._control.tell(inquiry.askers, Say.missing, self._context, inquiry.seq, ranks)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple, cast
 
 T = TypeVar("T")
+_Ts = TypeVarTuple("_Ts")
+
+_NOBODYS = Context()  # timers have contexts of their own
 
 
 class SimulationStuck(RuntimeError):
@@ -30,16 +34,65 @@ class _JumpingSelector(selectors.DefaultSelector):
         return []
 
 
+class _Due:
+    """The timers of one instant, behind one timer of asyncio's."""
+
+    __slots__ = ("alarm", "alive", "timers")
+
+    def __init__(self, alarm: Any) -> None:
+        self.alarm = alarm
+        self.timers: list[Any] = []  # TimerHandles; what asyncio's loops use of them has no public name
+        self.alive = 0  # not cancelled
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in virtual time. `time()` begins at 0 and moves only when nothing else can happen."""
 
     def __init__(self) -> None:
         self._clock = _JumpingSelector()
+        self._due: dict[float, _Due] = {}
         super().__init__(self._clock)
 
     def time(self) -> float:
         """Virtual seconds."""
         return self._clock.now
+
+    # Simulations set millions of timers, many for the same instant; a heap would compare them over and over.
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As asyncio's; timers of one instant run in the order in which they were set."""
+        due = self._due.get(when)
+        if due is None:
+            due = self._due[when] = _Due(super().call_at(when, self._run_due, when, context=_NOBODYS))
+        timer: Any = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # asyncio's own mark: tell the loop when you are cancelled
+        due.timers.append(timer)
+        due.alive += 1
+        return cast("asyncio.TimerHandle", timer)
+
+    def _run_due(self, when: float) -> None:
+        timers = self._due.pop(when).timers
+        for timer in timers:
+            timer._scheduled = False
+        for timer in timers:
+            if not timer.cancelled():
+                timer._run()
+
+    def _timer_handle_cancelled(self, handle: Any) -> None:
+        due = self._due.get(handle.when())
+        if not handle._scheduled or due is None or due.alarm is handle:
+            super()._timer_handle_cancelled(handle)  # type: ignore[misc]
+            return
+        due.alive -= 1
+        if not due.alive:  # nothing is left to wait for
+            del self._due[handle.when()]
+            due.alarm.cancel()
 
     @property
     def _clock_resolution(self) -> float:

@@ -1,4 +1,4 @@
-"""float16 and bfloat16 reduce in float32 and round once a hop: the error stays within the documented bound."""
+"""float16 and bfloat16 reduce in float32 and round once a hop: the error stays within the stated bound."""
 
 from __future__ import annotations
 

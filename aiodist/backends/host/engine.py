@@ -10,7 +10,6 @@ from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.offload import Offload
 from aiodist.transport.base import Endpoint, Key
 
-
 # Seconds between a peer's goodbye on its data channels and the judgement on what still waits for it. Why it
 # left comes over the control links (it aborted, say), may come a little later, and is the better answer.
 NEWS = 0.1
