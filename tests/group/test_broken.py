@@ -292,3 +292,27 @@ async def test_bulk_work_that_fails_breaks_the_group_on_every_rank(
         assert "MemoryError: no room" in str(error)
 
     await run_cluster(2, main)
+
+
+async def test_memory_that_runs_out_in_the_call_breaks_the_group_and_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    issued = asyncio.Event()
+
+    def no_memory(*args: object) -> None:
+        raise MemoryError("no room")
+
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank == 0:
+            work = pg.all_reduce(f32(), async_op=True)
+            issued.set()
+        else:
+            await issued.wait()
+            monkeypatch.setattr("aiodist.backends.host.backend.prepare", no_memory)
+            work = pg.all_reduce(f32(), async_op=True)
+        error = await failure(work)
+        assert isinstance(error, dist.GroupBroken)
+        assert "rank 1 failed inside: MemoryError: no room" in str(error)
+
+    await run_cluster(2, main)

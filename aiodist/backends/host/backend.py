@@ -65,7 +65,13 @@ class HostBackend:
         self._doomed = False  # members disagree: the group will break, and goes no further until it does
 
     def submit(self, operation: Operation) -> None:
-        """Start an operation."""
+        """Start an operation. It has its number and cannot be taken back: what fails here breaks the group."""
+        try:
+            self._begin(operation)
+        except Exception as error:
+            self.failed(error)
+
+    def _begin(self, operation: Operation) -> None:
         call = operation.call
         if call.kind is Kind.send:
             self._messages.send(operation)
@@ -142,8 +148,9 @@ class HostBackend:
         """A thread has let go of its buffers: after an abort, perhaps the last one."""
         if self._quiet is None:
             return
-        collectives = [collective.condemn() for collective in self._running.values()]
-        if all(collectives) and self._messages.condemn():
+        calm = [collective.condemn() for collective in self._running.values()]
+        calm.append(self._messages.condemn())  # each is told, also where another still touches buffers
+        if all(calm):
             quiet, self._quiet = self._quiet, None
             quiet()
 
