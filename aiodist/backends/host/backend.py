@@ -65,7 +65,7 @@ class HostBackend:
         self._doomed = False  # members disagree: the group will break, and goes no further until it does
 
     def submit(self, operation: Operation) -> None:
-        """Start an operation. It has its number and cannot be taken back: what fails here breaks the group."""
+        """Start an operation. It has its number, and cannot be taken back: what fails breaks the group."""
         try:
             self._begin(operation)
         except Exception as error:
