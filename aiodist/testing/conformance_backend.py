@@ -295,10 +295,14 @@ async def check_coalesce(pg: ProcessGroup) -> None:
 
 async def check_one_answer(pg: ProcessGroup) -> None:
     """All ranks get the same bits, also where the order of additions matters (law 3)."""
-    for count in (5, 5_000, 400_000):
+    for count in (1, 3, 5, 64, 77, 5_000, 400_000):
         rng = np.random.default_rng(pg.rank)
-        mine = rng.standard_normal(count).astype(np.float32) * np.float32(10) ** rng.integers(-8, 8, count)
-        mine.view(np.uint32)[::3] = 0x7FC00001 + rng.integers(0, 1000)  # NaNs that differ between ranks
+        # Each rank's tensor is aligned in its own way, and has NaNs that differ in payload and sign: NumPy's
+        # choice between two NaNs depends on where vector instructions begin.
+        mine = np.empty(count + pg.rank, np.float32)[pg.rank :]
+        mine[:] = rng.standard_normal(count) * 10.0 ** rng.integers(-8, 8, count)
+        nans = mine.view(np.uint32)[::3]
+        nans[:] = 0x7FC00001 + rng.integers(0, 1 << 20, nans.size) + (rng.integers(0, 2, nans.size) << 31)
         await pg.all_reduce(mine)
         rows = await pg.all_gather(mine)
         for rank in range(pg.size):
