@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,9 @@ from aiodist.timeouts import Timeout, seconds
 from aiodist.transport import SocketEndpoint
 
 T = TypeVar("T")
+
+# Loops on which init_process_group is under way.
+_meeting: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 _HOST = (None, "host", "gloo", "cpu:host", "cpu:gloo")
 _PARTING = 1.0  # seconds that a store which no longer answers may delay closing
@@ -110,12 +114,19 @@ async def init_process_group(
             "this loop has a default process group already",
             hint="Close it first: dist.destroy_process_group()",
         )
+    loop = asyncio.get_running_loop()
+    if loop in _meeting:
+        raise UsageError("init_process_group is under way on this loop", hint="Await the first call")
     environ = os.environ
     tuned = tuning(environ)
     limit = seconds(timeout) if timeout is not None else tuned.timeout
-    meeting = await _meet(store, init_method, rank, world_size, limit, environ)
-    group = await assemble(meeting, tuned, limit, group_name, environ)
-    set_default(group)
+    _meeting.add(loop)
+    try:
+        meeting = await _meet(store, init_method, rank, world_size, limit, environ)
+        group = await assemble(meeting, tuned, limit, group_name, environ)
+        set_default(group)
+    finally:
+        _meeting.discard(loop)
     return group
 
 

@@ -74,6 +74,16 @@ async def test_second_init_is_refused_and_the_first_group_works_on() -> None:
     await store.aclose()
 
 
+async def test_two_inits_at_once_on_one_loop_are_told_apart() -> None:
+    store = HashStore()
+    first, second = await asyncio.gather(init(store), init(store), return_exceptions=True)
+    assert isinstance(second, dist.UsageError)
+    assert "under way on this loop" in str(second)
+    assert isinstance(first, dist.ProcessGroup)
+    await first.aclose()
+    await store.aclose()
+
+
 async def test_destroy_names_a_group_too() -> None:
     store = HashStore()
     group = await init(store)
