@@ -316,3 +316,28 @@ async def test_memory_that_runs_out_in_the_call_breaks_the_group_and_hangs_nobod
         assert "rank 1 failed inside: MemoryError: no room" in str(error)
 
     await run_cluster(2, main)
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_a_fault_in_a_later_step_breaks_the_group_and_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """In a callback after a copy in the thread, or after a message: nobody but the group would hear of it."""
+    count = 3_000_000 if large else 10
+
+    def fault(*args: object) -> None:
+        raise RuntimeError("out of order")
+
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        work = pg.all_reduce(f32(count), out=f32(count), async_op=True)
+        monkeypatch.setattr("aiodist.backends.host.wired.Collective._advance", fault)
+        error = await failure(work)
+        assert isinstance(error, dist.GroupBroken)
+        assert "RuntimeError: out of order" in str(error)
+
+    async def threaded(pg: ProcessGroup) -> None:
+        pg._backend._engine.offload._inline = False  # type: ignore[attr-defined]
+        await main(pg)
+
+    await run_cluster(1 if large else 2, threaded)

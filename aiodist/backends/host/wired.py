@@ -103,7 +103,7 @@ class Collective:
 
     def _filled(self) -> None:
         if self._landed():
-            self._advance()
+            self._go_on()
 
     def _advance(self) -> None:
         rounds = self._schedule.rounds
@@ -133,10 +133,14 @@ class Collective:
     def _over(self) -> None:
         self._waiting -= 1
         if not self._waiting:
-            try:
-                self._advance()
-            except Exception as error:  # in a callback, where nobody else would hear of it
-                self._backend.failed(error)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """The next round, from a callback, where nobody else would hear of what goes wrong."""
+        try:
+            self._advance()
+        except Exception as error:
+            self._backend.failed(error)
 
     def _outgoing_bytes(self, step: Send) -> memoryview:
         """What a step sends; a copy where the round also writes there (small messages alone ask for it)."""
