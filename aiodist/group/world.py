@@ -89,7 +89,7 @@ class World:
         self._ended = False
         endpoint.on_control = self._attach  # before anything is awaited: peers may dial already
 
-    async def open(self, store: Exchange, hosts: str | None = None) -> ProcessGroup:
+    async def open(self, store: Exchange, host: str | None = None) -> ProcessGroup:
         """Meet the others and make the world's group.
 
         Raises:
@@ -100,7 +100,7 @@ class World:
         deadline = self._loop.time() + self._settings.timeout
         group: ProcessGroup | None = None
         try:
-            cards = await self._meet(store, hosts, deadline)
+            cards = await self._meet(store, host, deadline)
             await self._route(store, deadline)
             await self._link(deadline)
             group = self._make(cards)
