@@ -293,7 +293,7 @@ async def assemble(
         await _part(meeting, store, me)
 
     group: ProcessGroup | None = None
-    settings = Settings(name, job_id(environ), tuned.transport, tuned.agreed, timeout)
+    settings = Settings(name, job_id(environ), tuned.transport, tuned.agreed, timeout, limits=tuned.limits)
     world = World(endpoint, meeting.world_size, settings, leave)
     group = await world.open(store)
     return group

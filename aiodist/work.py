@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.timeouts import seconds
@@ -107,6 +107,16 @@ class Failures:
         return bool(self._unseen)
 
 
+class Driver(Protocol):
+    """Whoever can bring an operation on while it is awaited."""
+
+    def poll(self, seq: int) -> None:
+        """Try to end an operation, for no longer than this turn of the loop may take."""
+
+
+POLL_TURNS = 4
+"""Turns of the loop that one await polls for before it suspends."""
+
 _PENDING = 0
 _DONE = 1
 _FAILED = 2
@@ -130,6 +140,7 @@ class Work(Generic[T]):
         "__weakref__",
         "_awaited",
         "_callbacks",
+        "_driver",
         "_error",
         "_failures",
         "_held_back",
@@ -162,6 +173,7 @@ class Work(Generic[T]):
         self._waiters: list[asyncio.Future[None]] | None = None
         self._callbacks: list[Callable[[Work[T]], object]] | None = None
         self._held_back = False  # numbered, and not begun: inside coalesce()
+        self._driver: Driver | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
 
     @property
@@ -179,10 +191,24 @@ class Work(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         self._awaited = True
         if self._state == _PENDING:
-            yield from self._suspend()
+            if self._driver is not None and asyncio._get_running_loop() is self._loop:
+                yield from self._poll()
+            if self._state == _PENDING:
+                yield from self._suspend()
         elif self._pulse.overdue():
             yield
         return self.result()
+
+    def _poll(self) -> Generator[Any, None, None]:
+        """What polling can do, one turn of the loop at a time, others running in between (law 7)."""
+        for _ in range(POLL_TURNS):
+            driver = self._driver
+            if driver is None:
+                return
+            driver.poll(self.call.seq)
+            if self._state != _PENDING:
+                return
+            yield
 
     def _suspend(self) -> Generator[Any, None, None]:
         # The private accessor does not raise, and is 3 times cheaper than get_running_loop with a try.
@@ -250,7 +276,7 @@ class Work(Generic[T]):
         if self._state == _PENDING:
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         self._awaited = True
-        return None if self._error is None else self._told()
+        return None if self._state == _DONE else self._told()
 
     def _told(self) -> BaseException:
         """The error, for somebody who asked."""

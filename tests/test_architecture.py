@@ -18,7 +18,7 @@ PACKAGE = Path(aiodist.__file__).parent
 # From the top down. Names on one floor do not import each other, except along ALLOWED.
 FLOORS: list[set[str]] = [
     {"__main__", "cli"},
-    {"launch", "ddp", "functional", "portal"},
+    {"launch", "ddp", "functional", "portal", "bench"},
     {"runtime"},
     {"group"},
     {"membership", "backends"},

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import GroupBroken
-from aiodist.types import Call
+from aiodist.types import Call, Premultiplied, ReduceOp
 from aiodist.work import Work
 
 Array = npt.NDArray[Any]
@@ -103,6 +103,27 @@ class Reports(Protocol):
         """The group can do no more work, and the others should know."""
 
 
+class Quick(Protocol):
+    """A backend's way around `submit` for what is issued again and again."""
+
+    def all_reduce(self, tensor: Any, op: ReduceOp | Premultiplied, held: bool) -> Work[Any] | None:
+        """Take a number and start, if this is a case for it; else None, and nothing has happened.
+
+        What it starts is entered in flight at the latest when the loop turns.
+
+        Args:
+            tensor: what the user passed, unchecked.
+            op: likewise.
+            held: the user passed `async_op=True`.
+        """
+
+    def note_all(self) -> None:
+        """Enter what is pending in flight now."""
+
+    def call(self, seq: int) -> Call | None:
+        """What was started here under a number, unless that is long ago."""
+
+
 class Backend(Protocol):
     """Carries out the operations of one group.
 
@@ -126,6 +147,14 @@ class Backend(Protocol):
 
     def retire(self) -> None:
         """The group is gone for good: forget it, and drop what may still arrive for it."""
+
+    def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
+        """A way around `submit`, or None.
+
+        Args:
+            issuer: the group, whose numbers it takes (`_issued`).
+            note: makes the operation of a Work and enters it in flight.
+        """
 
     def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:
         """The backend of a new group.

@@ -17,6 +17,7 @@ COMMANDS = {
     "run": "start a job's workers on this node (torchrun's flags)",
     "env": "show what placement would be detected here, and why",
     "store": "run a standalone rendezvous server",
+    "bench": "measure aiodist on this machine",
 }
 
 

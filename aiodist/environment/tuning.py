@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from aiodist.environment.thresholds import Thresholds, thresholds
 from aiodist.errors import UsageError
 
 Environ = Mapping[str, str]
@@ -33,6 +34,7 @@ class Tuning:
         host: AIODIST_HOST: the address that peers are told, and that is listened on; None: found out.
         interface: AIODIST_SOCKET_IFNAME: take the address of this network interface instead.
         allow_insecure: AIODIST_ALLOW_INSECURE: serve other hosts without a secret.
+        limits: where one way of doing things gives way to another; see `thresholds`.
     """
 
     transport: Transport = "auto"
@@ -41,6 +43,7 @@ class Tuning:
     host: str | None = None
     interface: str | None = None
     allow_insecure: bool = False
+    limits: Thresholds = field(default_factory=Thresholds)
 
     @property
     def eager_budget(self) -> int:
@@ -50,7 +53,11 @@ class Tuning:
     @property
     def agreed(self) -> dict[str, str]:
         """The variables that every rank must set alike, by name."""
-        return {"AIODIST_TRANSPORT": self.transport, "AIODIST_EAGER": str(int(self.eager))}
+        return {
+            "AIODIST_TRANSPORT": self.transport,
+            "AIODIST_EAGER": str(int(self.eager)),
+            **self.limits.agreed,
+        }
 
 
 def tuning(environ: Environ) -> Tuning:
@@ -71,6 +78,7 @@ def tuning(environ: Environ) -> Tuning:
         host=host,
         interface=interface,
         allow_insecure=_switch(environ, "AIODIST_ALLOW_INSECURE", False),
+        limits=thresholds(environ),
     )
 
 

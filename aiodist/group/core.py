@@ -10,6 +10,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -83,6 +84,7 @@ class GroupCore:
         self._forked = False
         self._flight = Flight(self._loop, self._stalled, self._expired)
         self._backend = make_backend(context, self.ranks, GroupReports(self))
+        self._quick = self._flight.quick = self._backend.quick(self, self._note)
         self._watch = Watch(self, control, self._loop)
         self._watch.start()
         _alive.add(self)
@@ -150,6 +152,7 @@ class GroupCore:
             await asyncio.shield(self._closing)
             return
         self._closing = self._loop.create_future()
+        self._quick = None
         try:
             try:
                 if self._closer is not None:
@@ -251,6 +254,16 @@ class GroupCore:
             if gone is not None:
                 self._break(gone, tell=False)
 
+    def _note(self, work: Work[Any]) -> Operation:
+        """Enter in flight what the backend has started by itself."""
+        array = work._result
+        operation = Operation(work.call, work, array, array, array, self._flight.ended)
+        self._flight.issue(operation, self.timeout)
+        gone = self._watch.gone(work.seq)
+        if gone is not None:
+            self._loop.call_soon(partial(self._break, gone, tell=False))
+        return operation
+
     def _reserve(self) -> int:
         """Take a collective's number now, to issue it later."""
         number = self._issued
@@ -328,6 +341,7 @@ class GroupCore:
         if self._error is not None:
             return
         self._error = error
+        self._quick = None
         self._watch.rest()
         if tell:
             self._watch.tell_broken(error)
@@ -383,6 +397,7 @@ class GroupReports:
 def _after_fork() -> None:
     for group in list(_alive):
         group._forked = True
+        group._quick = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

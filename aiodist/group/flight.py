@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiodist.backends.base import Operation
+from aiodist.backends.base import Operation, Quick
 from aiodist.types import Call, Kind
 
 STALL = 0.1  # seconds without progress after which an operation asks who is missing (law 4)
@@ -52,9 +52,15 @@ class Flight:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._idle: list[asyncio.Future[None]] = []
+        self.quick: Quick | None = None  # it enters what it started only when the loop turns
 
     def __len__(self) -> int:
+        self._catch_up()
         return len(self._open)
+
+    def _catch_up(self) -> None:
+        if self.quick is not None:
+            self.quick.note_all()
 
     def issue(self, operation: Operation, timeout: float) -> None:
         """An operation begins."""
@@ -76,15 +82,18 @@ class Flight:
 
     def call(self, seq: int) -> Call | None:
         """The collective issued under a number, unless that is long ago."""
-        return self._recent.get(seq)
+        call = self._recent.get(seq)
+        return self.quick.call(seq) if call is None and self.quick is not None else call
 
     def collectives(self) -> list[int]:
         """Numbers of the collectives in flight."""
+        self._catch_up()
         kinds = (Kind.send, Kind.recv)
         return [operation.call.seq for operation in self._open if operation.call.kind not in kinds]
 
     def fail_all(self, error: BaseException) -> None:
         """Everything in flight fails; no buffer is touched any more."""
+        self._catch_up()
         operations, self._open = list(self._open), {}
         self._disarm()
         for operation in operations:
@@ -93,6 +102,7 @@ class Flight:
 
     async def drain(self) -> None:
         """Return when nothing is in flight."""
+        self._catch_up()
         while self._open:
             idle: asyncio.Future[None] = self._loop.create_future()
             self._idle.append(idle)

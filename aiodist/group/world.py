@@ -24,6 +24,7 @@ from aiodist.backends.host import HostEngine
 from aiodist.backends.host.backend import HostBackend
 from aiodist.control.plane import ControlPlane
 from aiodist.control.process import ProcessWatch
+from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.errors import (
     AiodistError,
     AuthenticationError,
@@ -61,6 +62,7 @@ class Settings:
         agreed: tuning variables by name; every rank must have the same.
         timeout: seconds for assembling, and the group's default.
         inline: run bulk work on the loop (simulations).
+        limits: thresholds of the host engine; `agreed` has them, too.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Settings:
     agreed: Mapping[str, str]
     timeout: float
     inline: bool = False
+    limits: Thresholds = DEFAULTS
 
 
 class World:
@@ -146,8 +149,10 @@ class World:
             self._left(deadline),
         )
         local_to = [set(msgpack.unpackb(answer)) for answer in answers]
+        mutual = {rank for rank in others if rank in proved and me in local_to[rank]}
+        self._endpoint.keep_neighbours(mutual)
         for rank in others:
-            local = rank in proved and me in local_to[rank]
+            local = rank in mutual
             if not local and transport == "shm":
                 raise BackendUnavailable(
                     f"AIODIST_TRANSPORT=shm, but {name_ranks([rank])} shares no memory with rank {me}",
@@ -157,6 +162,7 @@ class World:
             pid = self._endpoint.peer_pid(rank)
             if local and pid is not None:
                 self._processes.watch(pid, partial(self._process_ended, rank))
+        self._engine.settle(local_to, self._settings.limits)
 
     async def _link(self, deadline: float) -> None:
         """Bring up the control links: the higher rank of a pair dials."""
@@ -238,6 +244,7 @@ class World:
         self._ended = True
         self._processes.close()
         self._control.close()
+        self._engine.leave_home()
         try:
             await self._endpoint.aclose()
         finally:
@@ -251,6 +258,7 @@ class World:
             self._linked.exception()
         self._processes.close()
         self._control.kill()
+        self._engine.leave_home()
         self._endpoint.kill()
         self._engine.close()
         await self._leave()

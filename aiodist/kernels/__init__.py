@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from aiodist.kernels.copy import copy_into
 from aiodist.kernels.cost import cost_ns
-from aiodist.kernels.reduce import finish, reduce_into
+from aiodist.kernels.quiet import quiet
+from aiodist.kernels.reduce import UFUNCS, combine, finish, reduce_into
 from aiodist.kernels.scale import scale
 
-__all__ = ["copy_into", "cost_ns", "finish", "reduce_into", "scale"]
+__all__ = ["UFUNCS", "combine", "copy_into", "cost_ns", "finish", "quiet", "reduce_into", "scale"]

@@ -1,13 +1,13 @@
 """Reductions of one array into another, in place.
 
-`reduce_into` is what stands behind every RecvReduce. It allocates nothing that grows with the arrays: the
-half precisions are widened to float32 in blocks that stay in the cache, through scratch memory that
-each thread keeps.
+`combine` and `reduce_into` are what stands behind every RecvReduce. They allocate nothing that grows with
+the arrays: the half precisions are widened to float32 in blocks that stay in the cache, through scratch
+memory that each thread keeps.
 
 Where ranks compute the same reduction each for itself they must get the same bits (law 3). So a result
-depends on the operands and on which of them is left, and on nothing else: not on which one is `dst`, on
-addresses, or on how an array is cut into segments. The one exception are the sign and payload of a NaN
-that comes from two NaNs; `finish` makes them one.
+depends on the operands and on which of them is left, and on nothing else: not on whether one is
+overwritten, on addresses, or on how an array is cut into segments. The one exception are the sign and
+payload of a NaN that comes from two NaNs; `finish` makes them one.
 
 What the operations mean where it is not obvious:
 
@@ -22,20 +22,19 @@ All functions release the GIL where NumPy does, and may run in any thread.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.kernels.halves import BLOCK, add_by_torch, halves
+from aiodist.kernels.quiet import quiet
 from aiodist.types import BFLOAT16, ReduceOp
 
 Array = npt.NDArray[Any]
 
-BLOCK = 16 * 1024  # elements that are widened at a time: 64 KiB of float32, two of them fit the L2 cache
-
 _FLOAT16 = np.dtype(np.float16)
-_UFUNCS: dict[ReduceOp, np.ufunc] = {
+UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.AVG: np.add,
     ReduceOp.PRODUCT: np.multiply,
@@ -46,75 +45,53 @@ _UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.BXOR: np.bitwise_xor,
 }
 _ORDER = (ReduceOp.MIN, ReduceOp.MAX)
+_EXACT = frozenset("?bBhHiIlLqQ")  # by dtype.char: what raises no floating-point error
+_HALVES = frozenset((_FLOAT16.char, BFLOAT16.char))
+_COMPLEX = frozenset("FD")
 
 
-class _Scratch(threading.local):
-    """Two float32 blocks for each thread; and the table of all float16 values, made at first use."""
+def combine(left: Array, right: Array, out: Array, op: ReduceOp) -> None:
+    """`out = left ∘ right`, element by element.
 
-    def __init__(self) -> None:
-        self.left = np.empty(BLOCK, np.float32)
-        self.right = np.empty(BLOCK, np.float32)
-
-
-_scratch = _Scratch()
-_half_values: Array | None = None
-
-
-def _half_table() -> Array:
-    global _half_values  # a constant, made lazily: 256 KiB; two threads that make it make the same
-    if _half_values is None:
-        _half_values = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    return _half_values
-
-
-def _widen(source: Array, wide: Array) -> None:
-    """float16 or bfloat16 to float32. A look-up is twice as fast as NumPy's float16 cast."""
-    if source.dtype == _FLOAT16:
-        # mode: the default checks bounds through a buffer; 16 bits cannot exceed the table
-        np.take(_half_table(), source.view(np.uint16), out=wide, mode="wrap")
+    Args:
+        left, right: 1-D arrays of equal length and dtype, only read.
+        out: a third such array, or `left` or `right` itself; must not partly overlap either.
+        op: the combination; what has no meaning was refused before (`types.check_reduction`).
+    """
+    char = out.dtype.char
+    if char in _EXACT:
+        UFUNCS[op](left, right, out=out)
+    elif char in _HALVES and not (char == "e" and op in _ORDER):
+        quiet.run(_combine_halves, left, right, out, UFUNCS[op])
+    elif char in _COMPLEX and op is ReduceOp.PRODUCT:
+        quiet.run(_multiply_complex, left, right, out)
     else:
-        np.copyto(wide, source)
+        quiet.run(UFUNCS[op], left, right, out=out)
 
 
 def reduce_into(dst: Array, src: Array, op: ReduceOp, *, src_left: bool) -> None:
-    """`dst = src ∘ dst` if `src_left`, else `dst = dst ∘ src`, element by element.
+    """`dst = src ∘ dst` if `src_left`, else `dst = dst ∘ src`; see `combine`."""
+    if src_left:
+        combine(src, dst, dst, op)
+    else:
+        combine(dst, src, dst, op)
 
-    Args:
-        dst: 1-D array, written in place.
-        src: array of the same length and dtype, only read; must not partly overlap `dst`.
-        op: the combination; what has no meaning was refused before (`types.check_reduction`).
-        src_left: whether `src` is the left operand.
-    """
-    left, right = (src, dst) if src_left else (dst, src)
-    ufunc = _UFUNCS[op]
-    if dst.dtype.kind in "biu":
-        ufunc(left, right, out=dst)
+
+def _combine_halves(left: Array, right: Array, out: Array, ufunc: np.ufunc) -> None:
+    if ufunc is np.add and add_by_torch(left, right, out):
         return
-    # Overflow and NaN are answers here, not news: no RuntimeWarning. (0.9 µs, so not for integers.)
-    with np.errstate(all="ignore"):
-        if dst.dtype.kind == "c" and op is ReduceOp.PRODUCT:
-            _multiply_complex(left, right, dst)
-        elif dst.dtype == BFLOAT16 or (dst.dtype == _FLOAT16 and op not in _ORDER):
-            _reduce_halves(left, right, dst, ufunc)
-        else:
-            ufunc(left, right, out=dst)
-
-
-def _reduce_halves(left: Array, right: Array, dst: Array, ufunc: np.ufunc) -> None:
-    for start in range(0, len(dst), BLOCK):
-        part = dst[start : start + BLOCK]
-        a, b = _scratch.left[: len(part)], _scratch.right[: len(part)]
-        _widen(left[start : start + BLOCK], a)
-        _widen(right[start : start + BLOCK], b)
+    for start in range(0, out.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        a, b = halves.widen(left[part], 0), halves.widen(right[part], 1)
         ufunc(a, b, out=a)
-        np.copyto(part, a, casting="unsafe")
+        halves.narrow(out[part])
 
 
-def _multiply_complex(left: Array, right: Array, dst: Array) -> None:
+def _multiply_complex(left: Array, right: Array, out: Array) -> None:
     """In real steps: NumPy's own product rounds differently where it may use a fused multiply-add, and
     whether it may depends on which operand is overwritten and on the length."""
-    for start in range(0, len(dst), BLOCK):
-        a, b, part = (array[start : start + BLOCK] for array in (left, right, dst))
+    for start in range(0, len(out), BLOCK):
+        a, b, part = (array[start : start + BLOCK] for array in (left, right, out))
         real, imag = a.real * b.real, a.real * b.imag
         real -= a.imag * b.imag
         imag += a.imag * b.real
@@ -133,22 +110,28 @@ def finish(dst: Array, op: ReduceOp, size: int, *, one_nan: bool = False) -> Non
             reduction each for itself (`Schedule.repeats`).
     """
     if op is ReduceOp.AVG and size > 1:
-        _divide(dst, size)
-    if one_nan and dst.dtype.kind not in "biu":
+        quiet.run(_divide, dst, size)
+    if one_nan and dst.dtype.kind not in "biu" and dst.size:
         parts = dst.view(dst.real.dtype) if dst.dtype.kind == "c" else dst
-        nans = np.isnan(parts)
-        if nans.any():
-            parts[nans] = np.nan
+        if _any_nan(parts):
+            parts[np.isnan(parts)] = np.nan
+
+
+def _any_nan(array: Array) -> bool:
+    """Without an array of booleans: of 64 MiB that one would take longer than the look at the values."""
+    if array.dtype.char in _HALVES:
+        infinity = np.array(np.inf, array.dtype).view(np.uint16)
+        negative = np.maximum.reduce(array.view(np.uint16)) > infinity | 0x8000
+        return bool(negative or np.maximum.reduce(array.view(np.int16)) > infinity)
+    return bool(np.isnan(np.maximum.reduce(array)))
 
 
 def _divide(dst: Array, size: int) -> None:
-    with np.errstate(all="ignore"):
-        if dst.dtype != BFLOAT16 and dst.dtype != _FLOAT16:
-            np.divide(dst, size, out=dst)
-            return
-        for start in range(0, len(dst), BLOCK):
-            part = dst[start : start + BLOCK]
-            wide = _scratch.left[: len(part)]
-            _widen(part, wide)
-            np.divide(wide, size, out=wide)
-            np.copyto(part, wide, casting="unsafe")
+    if dst.dtype.char not in _HALVES:
+        np.divide(dst, size, out=dst)
+        return
+    for start in range(0, dst.size, BLOCK):
+        part = dst[start : start + BLOCK]
+        wide = halves.widen(part, 0)
+        np.divide(wide, size, out=wide)
+        halves.narrow(part)

@@ -6,10 +6,9 @@ import asyncio
 import math
 import os
 import random
-from dataclasses import dataclass
 from typing import Any
 
-from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.errors import AiodistError, AuthenticationError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.machine_store import MachineStore, error_of
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
@@ -17,7 +16,7 @@ from aiodist.rendezvous.sockets import connect, describe, join_address
 from aiodist.rendezvous.store import Watch, check_key, closed_error
 from aiodist.timeouts import Timeout
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.wire.messages import Request, Response, Status, decode_response, encode_request
+from aiodist.wire.messages import Encoder, Status, split_response
 
 RECONNECT_SECONDS = 10.0  # less than the server keeps a session (`SESSION_GRACE`)
 REFUSED_SECONDS = 2.0  # a store listens as long as it lives: who is refused for so long has lost it
@@ -26,12 +25,32 @@ _GRACE = 1.0  # the server keeps the deadlines; this much later the client stops
 _BACKOFF = (0.01, 0.5)  # seconds between attempts: the first, the longest
 
 
-@dataclass(slots=True)
+_CHANGES_NOTHING = frozenset(("multi_get", "wait", "check", "list_keys", "num_keys"))
+_MEETS = frozenset(("wait", "gather"))  # waits for other clients: the answer is not to be had in microseconds
+_REPLY, _PUSH, _CLOSING = int(Status.reply), int(Status.push), int(Status.closing)
+
+
 class _Pending:
-    method: str
-    args: list[Any]
-    deadline: float | None  # loop time, where the machine keeps a timeout for it
-    answer: asyncio.Future[Any]
+    """A call whose answer is wanted. It gets a future only if it must be waited for."""
+
+    __slots__ = ("args", "deadline", "done", "error", "expires", "method", "value", "waiter")
+
+    def __init__(self, method: str, args: list[Any], deadline: float | None) -> None:
+        self.method = method
+        self.args = args
+        self.deadline = deadline  # loop time, where the machine keeps a timeout for it (its last argument)
+        self.expires = 0.0  # loop time, when this side stops believing in an answer
+        self.done = False
+        self.value: Any = None
+        self.error: AiodistError | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def settle(self, value: Any, error: AiodistError | None) -> None:
+        self.done = True
+        self.value = value
+        self.error = error
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class TcpStore(MachineStore):
@@ -68,6 +87,9 @@ class TcpStore(MachineStore):
         self._watches: dict[int, tuple[Watch, str]] = {}
         self._settled: list[int] = []
         self._outbox: list[bytes] = []
+        self._encoder = Encoder()
+        self._patrol: asyncio.TimerHandle | None = None  # looks for calls that expired; one for all
+        self._patrol_at = 0.0
 
     @classmethod
     async def connect(
@@ -92,28 +114,65 @@ class TcpStore(MachineStore):
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
         self._check_use()
-        now = self._loop.time()
-        deadline = None if timeout is None else now + timeout
-        id = self._new_id()
-        pending = _Pending(method, args, deadline, self._loop.create_future())
+        deadline = None
+        if timeout is not None:
+            deadline = self._loop.time() + timeout
+            args.append(timeout)
+        pending = _Pending(method, args, deadline)
+        id = self._last_id = self._last_id + 1
         frame = self._encode(id, pending)  # may refuse the arguments: nothing is pending then
+        alone = not self._pending and not self._outbox
         self._pending[id] = pending
-        self._send(frame)
-        patience = (self.timeout if timeout is None else timeout) + _GRACE
+        connection = self._connection
+        if alone and connection is not None:
+            # It leaves at once. What others ask while it is under way leaves in one piece.
+            connection.write(frame)
+            if method not in _MEETS and connection.poll() and pending.done and connection.poller.overdue():
+                await asyncio.sleep(0)
+        else:
+            self._send(frame)
+        if not pending.done:
+            await self._wait_for(id, pending, self.timeout if timeout is None else timeout)
+        if pending.error is not None:
+            raise pending.error
+        return pending.value
+
+    async def _wait_for(self, id: int, pending: _Pending, patience: float) -> None:
+        loop = self._loop
+        pending.waiter = loop.create_future()
+        pending.expires = loop.time() + patience + _GRACE
+        if self._patrol is None or pending.expires < self._patrol_at:
+            self._patrol_until(pending.expires)
         try:
-            async with asyncio.timeout(patience):
-                return await pending.answer
-        except TimeoutError:
-            if not self._abandon(id):
-                return pending.answer.result()  # it came while this loop was busy
-            raise RendezvousTimeout(
-                f"the store at {self._where()} gave no answer to {method} within {patience - _GRACE:g} s",
-                hint="See whether the process that hosts it still runs and can be reached",
-            ) from None
+            await pending.waiter
         except asyncio.CancelledError:
-            if not self._abandon(id) and not pending.answer.cancelled():
-                pending.answer.exception()  # it came too late for its reader; asyncio need not complain
+            self._abandon(id)
             raise
+        if not pending.done:  # the patrol found it
+            raise RendezvousTimeout(
+                f"the store at {self._where()} gave no answer to {pending.method} within {patience:g} s",
+                hint="See whether the process that hosts it still runs and can be reached",
+            )
+
+    def _patrol_until(self, at: float) -> None:
+        if self._patrol is not None:
+            self._patrol.cancel()
+        self._patrol_at = at
+        self._patrol = self._loop.call_at(at, self._look_for_expired)
+
+    def _look_for_expired(self) -> None:
+        self._patrol = None
+        if self._connection is not None:
+            self._connection.read()  # what came while this loop was busy is in time
+        now = self._loop.time()
+        for id, pending in list(self._pending.items()):
+            if pending.waiter is not None and pending.expires <= now:
+                self._abandon(id)
+                if not pending.waiter.done():
+                    pending.waiter.set_result(None)
+        waiting = [pending.expires for pending in self._pending.values() if pending.waiter is not None]
+        if waiting:
+            self._patrol_until(min(waiting))
 
     def watch(self, prefix: str = "") -> Watch:
         self._check_use()
@@ -125,14 +184,14 @@ class TcpStore(MachineStore):
 
         watch = Watch(on_close)
         self._watches[id] = (watch, check_key(prefix))
-        self._send(encode_request(Request(id, [], "watch", [prefix])))
+        self._send(self._encoder.request(id, [], "watch", [prefix]))
         return watch
 
     async def aclose(self) -> None:
         if self._closed is None:
             self._finish(closed_error())
             if self._connection is not None:
-                self._connection.write(encode_request(Request(self._new_id(), [], "goodbye", [])))
+                self._connection.write(self._encoder.request(self._new_id(), [], "goodbye", []))
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             await asyncio.wait([self._reconnecting])
@@ -158,20 +217,18 @@ class TcpStore(MachineStore):
         return self._last_id
 
     def _encode(self, id: int, pending: _Pending) -> bytes:
-        args = pending.args
-        if pending.deadline is not None:
-            args = [*args, max(0.0, pending.deadline - self._loop.time())]
         try:
-            frame = encode_request(Request(id, self._settled, pending.method, args))
+            frame = self._encoder.request(id, self._settled, pending.method, pending.args)
         except WireError as error:
             raise UsageError(error.message, hint=error.hint) from None
-        self._settled = []
+        if self._settled:
+            self._settled = []
         return frame
 
     def _tell(self, method: str, args: list[Any]) -> None:
         """A request whose answer does not matter, and that is not sent again."""
         if self._closed is None and self._connection is not None:
-            self._send(encode_request(Request(self._new_id(), [], method, args)))
+            self._send(self._encoder.request(self._new_id(), [], method, args))
 
     def _abandon(self, id: int) -> bool:
         if self._pending.pop(id, None) is None:
@@ -233,11 +290,11 @@ class TcpStore(MachineStore):
         sock = await connect(self.host, self.port)
         self._stage = "it accepts connections, but does not answer as a store"
         handshake = Handshake.client(self._identity, self._secret, os.urandom(NONCE_BYTES))
-        connection = Connection(handshake, self._ready, self._frames, self._connection_lost)
+        connection = Connection(sock, handshake, self._ready, self._frames, self._connection_lost)
         opening: asyncio.Future[None] = self._loop.create_future()
         self._opening = (connection, opening)
         try:
-            await self._loop.create_connection(lambda: connection, sock=sock)
+            connection.start()
             await opening
         except BaseException:
             if self._connection is connection:
@@ -281,37 +338,39 @@ class TcpStore(MachineStore):
         self._outbox.clear()
         self._settled.clear()
         self._resume_id = self._new_id()
-        frames = [encode_request(Request(self._resume_id, [], "resume", [list(self._pending)]))]
-        frames += [self._encode(id, pending) for id, pending in self._pending.items()]
+        frames = [self._encoder.request(self._resume_id, [], "resume", [list(self._pending)])]
+        now = self._loop.time()
+        for id, pending in self._pending.items():
+            if pending.deadline is not None:
+                pending.args[-1] = max(0.0, pending.deadline - now)
+            frames.append(self._encode(id, pending))
         for id, (watch, prefix) in self._watches.items():
             watch.restart()
-            frames.append(encode_request(Request(id, [], "watch", [prefix])))
+            frames.append(self._encoder.request(id, [], "watch", [prefix]))
         connection.write(b"".join(frames))
 
     def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
         for payload in payloads:
-            self._receive(decode_response(payload))
+            id, status, value = split_response(payload)
+            if status == _REPLY:
+                self._answered(id, value, None)
+            elif status == _PUSH:
+                if id in self._watches:
+                    self._watches[id][0].feed(value)
+            elif status == _CLOSING:
+                self._finish(RendezvousError(f"the store at {self._where()} is gone: {value}"))
+            else:
+                kind, message, hint, missing = value
+                if id == self._resume_id:
+                    self._finish(RendezvousError(message, hint=hint))
+                else:
+                    self._answered(id, None, error_of(kind, message, hint, missing))
 
-    def _receive(self, response: Response) -> None:
-        id, value = response.id, response.value
-        if response.status is Status.closing:
-            self._finish(RendezvousError(f"the store at {self._where()} is gone: {value}"))
-        elif response.status is Status.push:
-            if id in self._watches:
-                self._watches[id][0].feed(value)
-        elif response.status is Status.failure:
-            kind, message, hint, missing = value
-            error = error_of(kind, message, hint, missing)
-            if id == self._resume_id:
-                self._finish(RendezvousError(message, hint=hint))
-            elif (pending := self._pending.pop(id, None)) is not None:
+    def _answered(self, id: int, value: Any, error: AiodistError | None) -> None:
+        if (pending := self._pending.pop(id, None)) is not None:
+            if pending.method not in _CHANGES_NOTHING:
                 self._settled.append(id)
-                if not pending.answer.done():
-                    pending.answer.set_exception(error)
-        elif (pending := self._pending.pop(id, None)) is not None:
-            self._settled.append(id)
-            if not pending.answer.done():
-                pending.answer.set_result(value)
+            pending.settle(value, error)
 
     def _connection_lost(self, connection: Connection, error: Exception | None) -> None:
         if self._opening is not None and self._opening[0] is connection and not self._opening[1].done():
@@ -332,8 +391,10 @@ class TcpStore(MachineStore):
         watches, self._watches = self._watches, {}
         self._outbox.clear()
         for call in pending.values():
-            if not call.answer.done():
-                call.answer.set_exception(_again(error))
+            call.settle(None, _again(error))
+        if self._patrol is not None:
+            self._patrol.cancel()
+            self._patrol = None
         for watch, _ in watches.values():
             watch.end(_again(error))
 

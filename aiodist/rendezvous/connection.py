@@ -1,35 +1,45 @@
-"""One connection between a store and a client: handshake, then frames. Both ends use it."""
+"""One connection between a store and a client: handshake, then frames. Both ends use it.
+
+It reads and writes its socket without a transport in between: an answer has left when `write` returns, and
+`poll` can look for one before the loop does. Per message that saves about 10 µs of 60 at each end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+from collections import deque
 from collections.abc import Callable
-from typing import cast
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
+from aiodist.rendezvous.polling import Poller
 from aiodist.wire.handshake import Handshake
 from aiodist.wire.messages import FrameParser
 
 HANDSHAKE_SECONDS = 5.0
 MAX_UNREAD = 64 << 20  # bytes that may wait for a peer that does not read, before it is cut off
+_CHUNK = 4 << 10  # of a quiet connection: `recv` allocates what it is asked for
+_LARGE_CHUNK = 256 << 10  # of one that fills the small chunk
+_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
-class Connection(asyncio.Protocol):
-    """The asyncio side of one connection.
+class Connection:
+    """One end of a connection.
 
     Before its handshake is done it holds a few KiB and lives for at most `HANDSHAKE_SECONDS`.
 
     Args:
+        sock: connected and non-blocking; the connection owns it. Nothing happens before `start`.
         handshake: fresh, of the right role.
         on_ready: called when the handshake is done; `handshake.peer` is proven.
         on_frames: called with the payloads of frames; an `AiodistError` raised by it ends the connection.
-        on_lost: called once, when the connection has ended; with the reason, where one is known.
+        on_lost: called once, by the loop, when the connection has ended; with the reason, where one is known.
     """
 
     def __init__(
         self,
+        sock: socket.socket,
         handshake: Handshake,
         on_ready: Callable[[Connection], None],
         on_frames: Callable[[Connection, list[bytes]], None],
@@ -38,70 +48,148 @@ class Connection(asyncio.Protocol):
         self.handshake = handshake
         self.peer_address = "an unknown address"
         self.local_host = ""
+        self.client = b""  # at a server: whose it is
+        self._loop = asyncio.get_running_loop()
+        self.poller = Poller(self._loop)
+        self._sock = sock
         self._on_ready = on_ready
         self._on_frames = on_frames
         self._on_lost = on_lost
         self._heard = False
         self._open = False
+        self._closing = False  # nothing more is read or written, but for the queue
+        self._ended = False
+        self._chunk = _CHUNK
+        self._queue: deque[memoryview] = deque()
+        self._unread = 0  # bytes in the queue
         self._parser = FrameParser()
-        self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        if (sock := transport.get_extra_info("socket")) is not None:
-            _keep_alive(sock)
-        # Read now: some event loops forget them when the connection ends.
-        self.peer_address = _text(transport.get_extra_info("peername"))
-        self.local_host = str(transport.get_extra_info("sockname")[0])
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(HANDSHAKE_SECONDS, self._too_slow)
+    def start(self) -> None:
+        """Begin the handshake."""
+        _keep_alive(self._sock)
+        with contextlib.suppress(OSError):  # the peer is gone already; reading will tell
+            self.local_host = str(self._sock.getsockname()[0])
+            self.peer_address = _text(self._sock.getpeername())
+        self._deadline = self._loop.call_later(HANDSHAKE_SECONDS, self._too_slow)
+        self._loop.add_reader(self._sock.fileno(), self._readable)
         self._flush_handshake()
 
-    def data_received(self, data: bytes) -> None:
-        if self._error is not None:
+    def poll(self) -> bool:
+        """Look for bytes for a few µs, if that promises something → whether some came and were taken in."""
+        return self.poller.poll(self.read)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, or keep them while the peer is not reading; too many of these end the connection."""
+        if self._closing:
             return
+        sent = 0
+        if not self._queue:
+            try:
+                sent = self._sock.send(data, _NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError as error:
+                self._end(error)
+                return
+            if sent == len(data):
+                return
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+        self._queue.append(memoryview(data)[sent:])
+        self._unread += len(data) - sent
+        if self._unread > MAX_UNREAD:
+            self._end(WireError(f"the peer left more than {MAX_UNREAD >> 20} MiB unread"))
+
+    def close(self, error: Exception | None = None) -> None:
+        """End the connection after what was written has left."""
+        self._error = self._error or error
+        if self._closing:
+            return
+        self._closing = True
+        self._stop_deadline()
+        self._loop.remove_reader(self._sock.fileno())
+        if not self._queue:
+            self._end(None)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._ended:
+            return
+        self._ended = self._closing = True
+        self._error = self._error or error
+        self._stop_deadline()
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._queue.clear()
+        self._sock.close()
+        self._loop.call_soon(self._say_lost)
+
+    def _say_lost(self) -> None:
+        error = self._error
+        if error is None and self._heard and not self._open:
+            error = RendezvousError("the connection was closed during the handshake")
+        self._on_lost(self, error)
+
+    # Writing.
+
+    def _writable(self) -> None:
+        queue = self._queue
+        try:
+            while queue:
+                sent = self._sock.send(queue[0], _NOSIGNAL)
+                self._unread -= sent
+                if sent < len(queue[0]):
+                    queue[0] = queue[0][sent:]
+                    return
+                queue.popleft()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        self._loop.remove_writer(self._sock.fileno())
+        if self._closing:
+            self._end(None)
+
+    # Reading.
+
+    def _readable(self) -> None:
+        # Who asks one thing after the other asks again in a moment.
+        if self.read() and self._open:
+            while self.poller.poll(self.read):
+                pass
+
+    def read(self) -> bool:
+        """Take in what has arrived → whether anything had, or nothing more will."""
+        if self._closing:
+            return True
+        try:
+            data = self._sock.recv(self._chunk)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._end(error)
+            return True
+        if not data:
+            self._end(None)
+            return True
+        self._chunk = _LARGE_CHUNK if len(data) == self._chunk else _CHUNK
         try:
             if not self._open:
                 self._heard = True
                 if not self._shake_hands(data):
-                    return
+                    return True
                 data = self.handshake.leftover
             if payloads := self._parser.feed(data):
                 self._on_frames(self, payloads)
         except AiodistError as error:
             self._flush_handshake()  # it may hold the refusal, so that the peer knows why as well
             self.close(error)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._stop_deadline()
-        if error is None and self._heard and not self._open:
-            error = RendezvousError("the connection was closed during the handshake")
-        self._on_lost(self, self._error or error)
-
-    def write(self, data: bytes) -> None:
-        """Send bytes, or keep them while the peer is not reading; too many of these end the connection."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        transport.write(data)
-        if transport.get_write_buffer_size() > MAX_UNREAD:
-            self._error = WireError(f"the peer left more than {MAX_UNREAD >> 20} MiB unread")
-            transport.abort()
-
-    def close(self, error: Exception | None = None) -> None:
-        """End the connection after what was written has left."""
-        self._stop_deadline()
-        self._error = self._error or error
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        self._stop_deadline()
-        if self._transport is not None:
-            self._transport.abort()
+        return True
 
     def _shake_hands(self, data: bytes) -> bool:
         self.handshake.receive(data)
@@ -118,8 +206,7 @@ class Connection(asyncio.Protocol):
             self.write(data)
 
     def _too_slow(self) -> None:
-        self._error = RendezvousError(f"no handshake within {HANDSHAKE_SECONDS:g} s")
-        self.abort()
+        self._end(RendezvousError(f"no handshake within {HANDSHAKE_SECONDS:g} s"))
 
     def _stop_deadline(self) -> None:
         if self._deadline is not None:
@@ -129,6 +216,8 @@ class Connection(asyncio.Protocol):
 
 def _keep_alive(sock: socket.socket) -> None:
     """Notice within about 25 s that the other host is gone, however quiet the connection is."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
     with contextlib.suppress(OSError):  # the peer is gone already
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

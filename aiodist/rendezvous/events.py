@@ -1,4 +1,8 @@
-"""What happens to a store, and what it wants done about it: the words of `StoreMachine`."""
+"""What happens to a store, and what it wants done about it: the words of `StoreMachine`.
+
+Nobody changes one once it is made. They are not declared frozen, because making a frozen one takes 1 µs
+instead of 0.3, of 6 that a request takes.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ from typing import Any
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Connected:
     """A client has proven itself; `client` is the id that it chose for all its connections."""
 
     client: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A client asks for something; fields as in `aiodist.wire.messages.Request`."""
 
@@ -26,14 +30,14 @@ class Request:
     settled: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Disconnected:
     """A client's connection ended; it may come back."""
 
     client: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick:
     """The time that the last `Wake` asked for has come."""
 
@@ -43,7 +47,7 @@ Event = Connected | Request | Disconnected | Tick
 # Effects.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """Answer a request. `value` is shared between receivers: encode it once, never change it."""
 
@@ -52,7 +56,7 @@ class Reply:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Failure:
     """Answer a request with an error.
 
@@ -69,7 +73,7 @@ class Failure:
     missing: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Push:
     """News for a watch: a list of [key, value or None where it was deleted, revision]."""
 
@@ -78,7 +82,7 @@ class Push:
     value: list[list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wake:
     """Send a `Tick` at this time; replaces the wish before it."""
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +37,10 @@ from aiodist.rendezvous.events import (
     Tick,
     Wake,
 )
-from aiodist.rendezvous.schema import RefusedError, check_args
+from aiodist.rendezvous.schema import METHODS, RefusedError, check_args
 
 SESSION_GRACE = 60.0
 RETURN_GRACE = 2.0  # a living client's first attempts to come back take milliseconds
-INT64 = range(-(2**63), 2**63)
 
 Call = tuple[bytes, int]  # client and request id: names one call for good
 
@@ -113,19 +113,19 @@ class StoreMachine:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event in; what is to be done about it, in order."""
-        self._expire(now)
-        match event:
-            case Request():
-                self._request(event, now)
-            case Connected(client):
-                session = self._sessions.setdefault(client, _Session())
-                session.connected = True
-                session.connections += 1
-                self._restore_leases(session)
-            case Disconnected(client):
-                self._disconnected(client, now)
-            case Tick():
-                self._wake = None
+        if self._timers and self._timers[0][0] <= now:
+            self._expire(now)
+        if isinstance(event, Request):
+            self._request(event, now)
+        elif isinstance(event, Connected):
+            session = self._sessions.setdefault(event.client, _Session())
+            session.connected = True
+            session.connections += 1
+            self._restore_leases(session)
+        elif isinstance(event, Disconnected):
+            self._disconnected(event.client, now)
+        else:
+            self._wake = None
         if self._timers and self._timers[0][0] != self._wake:
             self._wake = self._timers[0][0]
             self._effects.append(Wake(self._wake))
@@ -136,12 +136,15 @@ class StoreMachine:
 
     def _request(self, request: Request, now: float) -> None:
         client, id = request.client, request.id
-        session = self._sessions.setdefault(client, _Session())
-        for settled in request.settled:
-            session.answered.pop(settled, None)
-        if (answer := session.answered.get(id)) is not None:
-            self._effects.append(answer)
-            return
+        session = self._sessions.get(client)
+        if session is None:
+            session = self._sessions[client] = _Session()
+        if answered := session.answered:
+            for settled in request.settled:
+                answered.pop(settled, None)
+            if (answer := answered.get(id)) is not None:
+                self._effects.append(answer)
+                return
         call = (client, id)
         if call in self._in_round:
             return  # sent again over a new connection; it still stands where it stood
@@ -149,7 +152,7 @@ class StoreMachine:
             if session.lost:
                 raise _lost()
             check_args(request.method, request.args)
-            getattr(self, f"_do_{request.method}")(call, now, *request.args)
+            _DO[request.method](self, call, now, *request.args)
         except RefusedError as refused:
             self._answer(call, Failure(client, id, refused.kind, refused.message, refused.hint))
 
@@ -161,11 +164,15 @@ class StoreMachine:
 
     def _reply(self, call: Call, value: Any = None) -> None:
         """The answer of a read: computed again if it is asked again."""
-        self._answer(call, Reply(*call, value))
+        self._effects.append(Reply(call[0], call[1], value))
 
     def _done(self, call: Call, value: Any = None) -> None:
         """The answer of a change: kept until the client has it."""
-        self._answer(call, Reply(*call, value), keep=True)
+        reply = Reply(call[0], call[1], value)
+        session = self._sessions.get(call[0])
+        if session is not None:
+            session.answered[call[1]] = reply
+        self._effects.append(reply)
 
     def _disconnected(self, client: bytes, now: float) -> None:
         session = self._sessions.get(client)
@@ -292,14 +299,22 @@ class StoreMachine:
         self._data[key] = _Entry(value, self._revision, expires)
         if expires is not None:
             self._set_timer(expires, "lease", key)
-        self._tell_watches(key, value)
-        for call in list(self._wanted.pop(key, ())):
-            self._arrived(call, key)
+        if self._watches:
+            self._tell_watches(key, value)
+        if key in self._wanted:
+            for call in list(self._wanted.pop(key)):
+                self._arrived(call, key)
 
-    def _change(self, key: str, value: bytes, now: float) -> None:
-        """Put, but under the lease that the key has."""
-        entry = self._data.get(key)
-        self._put(key, value, now, None if entry is None or entry.expires is None else entry.expires - now)
+    def _change(self, key: str, entry: _Entry | None, value: bytes, now: float) -> None:
+        """Put, but under the lease that the key has; `entry` is what it holds."""
+        if entry is None:
+            self._put(key, value, now)
+            return
+        self._revision += 1  # nobody waits for a key that is there
+        entry.value = value
+        entry.revision = self._revision
+        if self._watches:
+            self._tell_watches(key, value)
 
     def _remove(self, key: str) -> bool:
         entry = self._data.pop(key, None)
@@ -333,14 +348,14 @@ class StoreMachine:
             total = (int(entry.value) if entry else 0) + amount
         except ValueError:
             raise RefusedError(f"add to '{key}', which holds no number") from None
-        if total not in INT64:
+        if not -(2**63) <= total < 2**63:
             raise RefusedError(f"add to '{key}' leaves the range of a 64-bit integer")
-        self._change(key, b"%d" % total, now)
+        self._change(key, entry, b"%d" % total, now)
         self._done(call, total)
 
     def _do_append(self, call: Call, now: float, key: str, value: bytes) -> None:
         entry = self._data.get(key)
-        self._change(key, (entry.value if entry else b"") + value, now)
+        self._change(key, entry, (entry.value if entry else b"") + value, now)
         self._done(call)
 
     def _do_compare_set(self, call: Call, now: float, key: str, expected: bytes, desired: bytes) -> None:
@@ -349,7 +364,7 @@ class StoreMachine:
         if entry is None and expected:
             self._done(call, expected)
         elif entry is None or entry.value == expected:
-            self._change(key, desired, now)
+            self._change(key, entry, desired, now)
             self._done(call, desired)
         else:
             self._done(call, entry.value)
@@ -377,10 +392,15 @@ class StoreMachine:
     def _await_keys(
         self, call: Call, now: float, keys: list[str], timeout: float, *, wants_values: bool
     ) -> None:
-        self._forget_waiter(call)  # where it is sent again
-        missing = {key for key in keys if key not in self._data}
-        if not missing:
-            self._reply(call, [self._data[key].value for key in keys] if wants_values else None)
+        if call in self._waiters:
+            self._forget_waiter(call)  # it is sent again
+        data = self._data
+        try:
+            values = [data[key].value for key in keys]
+        except KeyError:
+            missing = {key for key in keys if key not in data}
+        else:
+            self._reply(call, values if wants_values else None)
             return
         self._waiters[call] = _Waiter(keys, missing, wants_values, timeout)
         for key in missing:
@@ -466,3 +486,6 @@ class StoreMachine:
 
     def _do_ping(self, call: Call, now: float) -> None:
         self._reply(call)
+
+
+_DO: dict[str, Callable[..., None]] = {name: getattr(StoreMachine, f"_do_{name}") for name in METHODS}

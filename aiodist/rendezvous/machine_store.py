@@ -33,6 +33,11 @@ class MachineStore(Store):
         values: list[bytes] = await self._call("multi_get", [check_keys(keys)], self._patience(timeout))
         return values
 
+    async def get(self, key: str, timeout: Timeout = None) -> bytes:
+        value: bytes
+        [value] = await self._call("multi_get", [[check_key(key)]], self._patience(timeout))
+        return value
+
     async def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
         await self._call("wait", [check_keys(keys)], self._patience(timeout))
 

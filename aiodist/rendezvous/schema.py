@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,26 +21,31 @@ class RefusedError(Exception):
         self.message, self.hint, self.kind = message, hint, kind
 
 
-_Check = Callable[[Any], bool]
+class _Is:
+    def __init__(self, *types: type) -> None:
+        self.types = types
+
+    def __call__(self, value: Any) -> bool:
+        return type(value) in self.types  # exactly: True is no int here
 
 
-def _is(*types: type) -> _Check:
-    return lambda value: type(value) in types  # exactly: True is no int here
+class _ListOf:
+    def __init__(self, kind: type) -> None:
+        self._kinds = {kind}
 
-
-def _list_of(kind: type) -> _Check:
-    return lambda value: type(value) is list and all(type(item) is kind for item in value)
+    def __call__(self, value: Any) -> bool:
+        return type(value) is list and self._kinds.issuperset(map(type, value))
 
 
 def _is_seconds(value: Any) -> bool:
     return type(value) in (int, float) and value >= 0
 
 
-_TEXT, _BYTES, _INT = _is(str), _is(bytes), _is(int)
-_TEXTS, _MANY_BYTES, _INTS = _list_of(str), _list_of(bytes), _list_of(int)
+_TEXT, _BYTES, _INT = _Is(str), _Is(bytes), _Is(int)
+_TEXTS, _MANY_BYTES, _INTS = _ListOf(str), _ListOf(bytes), _ListOf(int)
 
-METHODS: dict[str, tuple[_Check, ...]] = {
-    "set": (_TEXT, _BYTES, _is(int, float, type(None))),  # key, value, lease in seconds
+METHODS: dict[str, tuple[Callable[[Any], bool], ...]] = {
+    "set": (_TEXT, _BYTES, _Is(int, float, type(None))),  # key, value, lease in seconds
     "multi_set": (_TEXTS, _MANY_BYTES),
     "multi_get": (_TEXTS, _is_seconds),
     "wait": (_TEXTS, _is_seconds),
@@ -59,8 +65,18 @@ METHODS: dict[str, tuple[_Check, ...]] = {
 }
 
 
+# What fits by its types alone, as one look-up: checking one by one takes 1 µs of the 6 of a request.
+_PLAIN: set[tuple[Any, ...]] = set()
+for _method, _checks in METHODS.items():
+    _choices = [check.types for check in _checks if isinstance(check, _Is)]
+    if len(_choices) == len(_checks):
+        _PLAIN.update((_method, *types) for types in itertools.product(*_choices))
+
+
 def check_args(method: str, args: list[Any]) -> None:
     """Refuse a method that does not exist, or arguments that it cannot take."""
+    if (method, *map(type, args)) in _PLAIN:
+        return
     schema = METHODS.get(method)
     if schema is None:
         raise RefusedError(f"the store has no method '{method[:40]}'")

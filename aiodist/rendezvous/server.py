@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from typing import Any
 
 from aiodist.errors import AiodistError, WireError
@@ -13,7 +14,6 @@ from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.events import (
     Connected,
     Disconnected,
-    Effect,
     Event,
     Failure,
     Push,
@@ -22,10 +22,11 @@ from aiodist.rendezvous.events import (
     Tick,
     Wake,
 )
+from aiodist.rendezvous.listener import Listener
 from aiodist.rendezvous.machine import StoreMachine
 from aiodist.rendezvous.sockets import listen
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.wire.messages import Status, decode_request, encode_response, pack
+from aiodist.wire.messages import Encoder, Status, encode_response, pack, split_request
 
 CLIENT_ID_BYTES = 16
 _CLOSE_SECONDS = 1.0  # for the last words to leave
@@ -50,11 +51,12 @@ class StoreServer:
         self._secret = secret
         self._machine = StoreMachine()
         self._loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | None = None
+        self._server: Listener | None = None
         self._strangers: set[Connection] = set()
         self._clients: dict[bytes, Connection] = {}
-        self._outbox: dict[bytes, list[bytes]] = {}
+        self._outbox: dict[Connection, list[bytes]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._encoder = Encoder()
         self._packed: tuple[Any, bytes] = (None, pack(None))
         self._alone = asyncio.Event()
         self._empty = asyncio.Event()
@@ -75,7 +77,7 @@ class StoreServer:
         self = cls(Identity(job, Purpose.store, rank, os.urandom(CLIENT_ID_BYTES)), secret)
         sock = await listen(host, port)
         self.host, self.port = sock.getsockname()[:2]
-        self._server = await self._loop.create_server(self._accept, sock=sock, backlog=1024)
+        self._server = Listener(sock, self._accept)
         return self
 
     @property
@@ -117,7 +119,6 @@ class StoreServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await self._empty.wait()
-        await server.wait_closed()
 
     async def __aenter__(self) -> StoreServer:
         return self
@@ -127,18 +128,20 @@ class StoreServer:
 
     # Connections.
 
-    def _accept(self) -> Connection:
+    def _accept(self, sock: socket.socket) -> None:
         handshake = Handshake.server(self._identity, self._secret, os.urandom(NONCE_BYTES))
-        connection = Connection(handshake, self._ready, self._frames, self._lost)
+        connection = Connection(sock, handshake, self._ready, self._frames, self._lost)
         self._strangers.add(connection)
         self._count()
-        return connection
+        connection.start()
 
     def _ready(self, connection: Connection) -> None:
         """A client has proven itself."""
-        client = _client_of(connection)
+        assert connection.handshake.peer is not None
+        client = connection.handshake.peer.card
         if len(client) != CLIENT_ID_BYTES:
             raise WireError(f"a client id of {len(client)} bytes")
+        connection.client = client
         self._strangers.discard(connection)
         if (old := self._clients.get(client)) is not None:
             # It came back before this side noticed that it was gone.
@@ -151,12 +154,12 @@ class StoreServer:
 
     def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
         """Requests arrived."""
-        client = _client_of(connection)
+        client = connection.client
         if self._clients.get(client) is not connection:
             return
         for payload in payloads:
-            request = decode_request(payload)
-            self._handle(Request(client, request.id, request.method, request.args, request.settled))
+            id, settled, method, args = split_request(payload)
+            self._handle(Request(client, id, method, args, settled))
         self._flush()
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
@@ -167,7 +170,7 @@ class StoreServer:
             if isinstance(error, AiodistError):
                 _log.warning("refused %s: %s", connection.peer_address, error)
             return
-        client = _client_of(connection)
+        client = connection.client
         if self._clients.get(client) is connection:
             del self._clients[client]
             self._count()
@@ -186,41 +189,38 @@ class StoreServer:
         self._flush()
 
     def _handle(self, event: Event) -> None:
-        for effect in self._machine.handle(event, self._loop.time()):
+        effects = self._machine.handle(event, self._loop.time())
+        for effect in effects:
             if isinstance(effect, Wake):
                 if self._timer is not None:
                     self._timer.cancel()
                 if self._server is not None:
                     self._timer = self._loop.call_at(effect.at, self._feed, Tick())
-            elif effect.client in self._clients:
-                self._outbox.setdefault(effect.client, []).append(self._encode(effect))
+            elif (connection := self._clients.get(effect.client)) is not None:
+                answer = self._encode(effect, len(effects) > 1)
+                if connection in self._outbox:
+                    self._outbox[connection].append(answer)
+                else:
+                    self._outbox[connection] = [answer]
 
     def _flush(self) -> None:
         """One write for each client, however many answers it gets."""
         outbox, self._outbox = self._outbox, {}
-        for client, answers in outbox.items():
-            if (connection := self._clients.get(client)) is not None:
-                connection.write(b"".join(answers))
+        for connection, answers in outbox.items():
+            connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
 
-    def _encode(self, effect: Effect) -> bytes:
-        match effect:
-            case Reply(_, id, value):
-                if value is not self._packed[0]:  # a gather's answer goes to many
-                    self._packed = (value, pack(value))
-                status, packed = Status.reply, self._packed[1]
-            case Push(_, id, news):
-                status, packed = Status.push, pack(news)
-            case Failure(_, id, kind, message, hint, missing):
-                status, packed = Status.failure, pack([kind, message, hint, missing])
-            case Wake():
-                raise AssertionError("a wake goes nowhere")
+    def _encode(self, effect: Reply | Failure | Push, shared: bool) -> bytes:
+        id = effect.id
         try:
-            return encode_response(id, status, packed)
+            if isinstance(effect, Reply):
+                if not shared:
+                    return self._encoder.reply(id, effect.value)
+                if effect.value is not self._packed[0]:  # a gather's answer goes to many
+                    self._packed = (effect.value, pack(effect.value))
+                return encode_response(id, Status.reply, self._packed[1])
+            if isinstance(effect, Push):
+                return encode_response(id, Status.push, pack(effect.value))
+            failure: list[Any] = [effect.kind, effect.message, effect.hint, effect.missing]
         except WireError as error:
             failure = ["usage", f"the answer is {error.message}", "Ask for fewer keys at a time", []]
-            return encode_response(id, Status.failure, pack(failure))
-
-
-def _client_of(connection: Connection) -> bytes:
-    assert connection.handshake.peer is not None
-    return connection.handshake.peer.card
+        return encode_response(id, Status.failure, pack(failure))

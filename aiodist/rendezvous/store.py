@@ -246,6 +246,8 @@ def check_keys(keys: Sequence[str]) -> list[str]:
 
 def check_value(value: Value) -> bytes:
     """A value as bytes, or `UsageError`."""
+    if type(value) is bytes:
+        return value
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):

@@ -10,6 +10,7 @@ See memfd_create(2), fcntl(2) "File Sealing".
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -78,11 +79,16 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
 
+    def advise(self, *advice: int) -> None:
+        """madvise(2) on all of it; what this kernel does not know is left out."""
+        for one in advice:
+            with contextlib.suppress(OSError):
+                self._map.madvise(one)
+
     def close(self) -> None:
         """Unmap. Readers keep their mappings. May be called twice."""
         self.close_fd()
-        self.view.release()
-        _unmap(self._map)
+        _unmap(self.view, self._map)
 
 
 class Window:
@@ -115,12 +121,12 @@ class Window:
 
     def close(self) -> None:
         """Unmap. May be called twice."""
-        self.view.release()
-        _unmap(self._map)
+        _unmap(self.view, self._map)
 
 
-def _unmap(mapping: mmap.mmap) -> None:
+def _unmap(view: memoryview, mapping: mmap.mmap) -> None:
     try:
+        view.release()
         mapping.close()
     except BufferError:
         pass  # somebody still looks at a piece: it is unmapped when that is dropped

@@ -19,8 +19,10 @@ The rules that every implementation obeys (`testing.conformance_channel` checks 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
+
+from aiodist.shm.home import Home, Neighbour
 
 SEGMENT = 256 * 1024
 """Bytes of the largest piece in which a message travels, and of the largest piece a `Fold` is given."""
@@ -240,10 +242,31 @@ class Endpoint(ABC):
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
         """Learn the cards of peers. Needed before dialing them."""
 
+    @property
+    @abstractmethod
+    def home(self) -> Home | None:
+        """The memory that this process shares with its neighbours; None before `prove_local` has asked one,
+        and where there is no shared memory. It stays until the endpoint closes."""
+
+    @property
+    @abstractmethod
+    def neighbours(self) -> Mapping[int, Neighbour]:
+        """Who shares memory with this process, by global rank, without itself. One that is lost or has
+        said goodbye stays until the endpoint closes: what it published can still be read."""
+
     @abstractmethod
     async def prove_local(self, ranks: Iterable[int]) -> set[int]:
-        """Which of `ranks` share memory with this process, found by doing it. Their outgoing channels
-        stand on shared memory afterwards. Call it before they are first used."""
+        """Which of `ranks` share memory with this process, found by doing it; they are `neighbours`
+        then. Bounded: who does not answer within seconds is not local.
+
+        Raises:
+            BackendUnavailable: this process must share memory, and cannot.
+        """
+
+    @abstractmethod
+    def keep_neighbours(self, ranks: Collection[int]) -> None:
+        """It is agreed who shares memory with whom: let go of the neighbours that are not among `ranks`,
+        and prove nothing any more."""
 
     @abstractmethod
     def route(self, rank: int, route: Route) -> None:

@@ -2,26 +2,28 @@
 
 Each process listens on TCP, and on Linux on an abstract Unix socket too. The sender of a channel dials:
 over the Unix socket, with an arena for the bulk, where the peer shares this host's memory; over TCP
-otherwise. That two ranks are local is proved by doing it (`prove_local`); the boot ids in their cards only
-save the attempt between hosts.
+otherwise. That two ranks are local is proved by doing it (`prove_local`, by `mail`); the boot ids in their
+cards only save the attempt between hosts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import socket
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from aiodist.errors import AiodistError, AuthenticationError, PeerLost, UsageError
+from aiodist.errors import AiodistError, AuthenticationError, BackendUnavailable, PeerLost, UsageError
 from aiodist.shm.arena import available
+from aiodist.shm.home import Home, Neighbour
 from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
 from aiodist.transport.control_link import SocketControl
+from aiodist.transport.dialing import boot_id, connect_tcp, connect_unix
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import Acceptor, not_mine, unix_address
+from aiodist.transport.mail import Mailbox
 from aiodist.transport.mapped import MappedLink
 from aiodist.transport.peers import LINGER, ChannelEndpoint, Peer
 from aiodist.transport.stream import StreamLink
@@ -38,8 +40,6 @@ DIAL_DEADLINE = 20.0
 GREETINGS = 1024
 """Strangers that are greeted at a time; more wait in the backlog."""
 
-_FULL_PAUSE = 0.005  # a Unix listener's backlog is full: unlike TCP, connect() refuses to wait
-
 
 class SocketEndpoint(ChannelEndpoint):
     """See `Endpoint`; it listens as soon as it exists.
@@ -55,6 +55,7 @@ class SocketEndpoint(ChannelEndpoint):
         advertise: the address that peers dial; `host` if not given.
         eager_budget: bytes per (channel, context); the same on every rank.
         linger: seconds that `aclose` waits for peers.
+        home_nbytes: virtual bytes of the memory that this process shares; None: `home_bytes`.
 
     Raises:
         RendezvousError: the address cannot be bound.
@@ -73,6 +74,7 @@ class SocketEndpoint(ChannelEndpoint):
         advertise: str | None = None,
         eager_budget: int = EAGER_BUDGET,
         linger: float = LINGER,
+        home_nbytes: int | None = None,
     ) -> None:
         super().__init__(loop, rank, eager_budget=eager_budget, linger=linger)
         if mode == "shm" and not available():
@@ -89,8 +91,15 @@ class SocketEndpoint(ChannelEndpoint):
         self._acceptor = Acceptor(loop, self._welcome)
         port = self._acceptor.listen_tcp(host)
         self.card = {"nonce": self._nonce, "tcp": [advertise or host, port]}
+        self._mail: Mailbox | None = None
         if mode != "tcp" and available():
-            self.card |= {"unix": self._acceptor.listen_unix(), "boot": _boot_id()}
+            try:
+                self._mail = Mailbox(loop, rank, job, secret, self._nonce, home_nbytes)
+                self.card |= {"unix": self._acceptor.listen_unix(), "boot": boot_id()}
+            except BaseException:
+                self._acceptor.close()
+                raise
+            self.card["mail"] = self._mail.name
         self._acceptor.resume()
 
     @classmethod
@@ -104,6 +113,7 @@ class SocketEndpoint(ChannelEndpoint):
         mode: Mode = "auto",
         eager_budget: int = EAGER_BUDGET,
         linger: float = LINGER,
+        home_nbytes: int | None = None,
     ) -> SocketEndpoint:
         """An endpoint on the running loop. The arguments are the class's, but `host` may be a name.
 
@@ -116,28 +126,57 @@ class SocketEndpoint(ChannelEndpoint):
         except OSError as error:
             raise not_mine(host, error) from error
         address = str(found[0][4][0])
-        return cls(loop, rank, job, secret, address, mode=mode, eager_budget=eager_budget, linger=linger)
+        return cls(
+            *(loop, rank, job, secret, address),
+            mode=mode,
+            eager_budget=eager_budget,
+            linger=linger,
+            home_nbytes=home_nbytes,
+        )
 
     # Endpoint.
 
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
         self._cards.update(cards)
+        if self._mail is not None:
+            others = {rank: card for rank, card in cards.items() if rank != self.rank}
+            self._mail.introduce({r: card for r, card in others.items() if self._may_be_local(card)})
+
+    @property
+    def home(self) -> Home | None:
+        return None if self._mail is None else self._mail.home
+
+    @property
+    def neighbours(self) -> Mapping[int, Neighbour]:
+        return {} if self._mail is None else self._mail.neighbours
 
     async def prove_local(self, ranks: Iterable[int]) -> set[int]:
         self._check_open()
-        asked = sorted(set(ranks))
-        attempts = [self._prove(self._peer(rank)) for rank in asked if rank != self.rank]
-        proved = iter(await asyncio.gather(*attempts))
-        return {rank for rank in asked if rank == self.rank or next(proved)}
+        asked = set(ranks)
+        candidates = {rank for rank in asked if rank != self.rank and self._may_be_local(self._card(rank))}
+        proved = asked & {self.rank}
+        if self._mail is not None and candidates:
+            try:
+                proved |= await self._mail.prove(candidates)
+            except BackendUnavailable:
+                if self._mode == "shm":
+                    raise
+        return proved
+
+    def keep_neighbours(self, ranks: Collection[int]) -> None:
+        if self._mail is not None:
+            self._mail.keep(ranks)
+
+    def peer_pid(self, rank: int) -> int | None:
+        neighbour = self.neighbours.get(rank)
+        return super().peer_pid(rank) if neighbour is None else neighbour.pid or None
 
     def route(self, rank: int, route: Route) -> None:
         peer = self._peer(rank)
         if rank in self._dialing and peer.route != route:
             raise UsageError(f"the channel to rank {rank} is being connected")
         if peer.over not in (None, route):
-            if peer.sender.used:
-                raise UsageError(f"the channel to rank {rank} runs over {peer.over} already")
-            self._move(peer)
+            raise UsageError(f"the channel to rank {rank} runs over {peer.over} already")
         peer.route = route
 
     async def link_control(self, rank: int) -> ControlLink:
@@ -150,6 +189,8 @@ class SocketEndpoint(ChannelEndpoint):
 
     def kill(self) -> None:
         self._acceptor.close()
+        if self._mail is not None:
+            self._mail.close()
         for task in tuple(self._tasks):
             if not self._loop.is_closed():
                 task.cancel()
@@ -182,44 +223,6 @@ class SocketEndpoint(ChannelEndpoint):
         peer.over = "shm" if isinstance(link, MappedLink) else "tcp"
         peer.sender.attach(link)
 
-    async def _prove(self, peer: Peer) -> bool:
-        if peer.sender.link is None and peer.rank not in self._dialing and not peer.sender.over:
-            if "shm" not in self._ways(peer.rank):
-                return False
-            self._dialing[peer.rank] = self._spawn(self._try_local(peer))
-        if task := self._dialing.get(peer.rank):
-            await asyncio.wait([task])
-        return peer.over == "shm"
-
-    async def _try_local(self, peer: Peer) -> bool:
-        """Connect the outgoing channel over shared memory, or not at all."""
-        try:
-            link = await self._connect(peer.rank, Purpose.data, "shm")
-        except (OSError, AiodistError, TimeoutError):
-            del self._dialing[peer.rank]
-            if peer.sender.used:
-                self._dial(peer)  # somebody sent meanwhile
-            return False
-        self._connected(peer, link)
-        return True
-
-    def _move(self, peer: Peer) -> None:
-        """Give up an unused link; the next one is dialed when the peer has let go of this one."""
-        peer.over = None
-        link = peer.sender.detach()
-        if link is None:
-            return
-        gone: asyncio.Future[None] = self._loop.create_future()
-        link.on_closed = partial(gone.set_result, None)
-        self._dialing[peer.rank] = self._spawn(self._redial(peer, gone))
-
-    async def _redial(self, peer: Peer, gone: asyncio.Future[None]) -> bool:
-        await asyncio.wait([gone], timeout=DIAL_DEADLINE)
-        del self._dialing[peer.rank]
-        if peer.sender.used:
-            self._dial(peer)
-        return False
-
     async def _dial_control(self, rank: int) -> ControlLink:
         control = await self._first(rank, Purpose.control, self._ways(rank, routed=False))
         assert isinstance(control, SocketControl)
@@ -227,16 +230,22 @@ class SocketEndpoint(ChannelEndpoint):
 
     def _ways(self, rank: int, *, routed: bool = True) -> list[Route]:
         """How a rank may be reached, best first; routed: as `route` said."""
-        card = self._cards.get(rank)
-        if card is None:
-            raise UsageError(f"rank {rank} was never introduced")
-        local = "unix" in card and self.card.get("boot") == card.get("boot")
+        local = self._may_be_local(self._card(rank))
         peer = self._peers.get(rank)
         if routed and peer is not None and peer.route is not None:
             return [peer.route]
         if self._mode == "shm":
             return ["shm"]
         return ["shm", "tcp"] if local and self._mode == "auto" else ["tcp"]
+
+    def _card(self, rank: int) -> Mapping[str, Any]:
+        card = self._cards.get(rank)
+        if card is None:
+            raise UsageError(f"rank {rank} was never introduced")
+        return card
+
+    def _may_be_local(self, card: Mapping[str, Any]) -> bool:
+        return "mail" in card and self.card.get("boot") == card.get("boot")
 
     async def _first(self, rank: int, purpose: Purpose, ways: list[Route]) -> StreamLink | SocketControl:
         """A connection over the first way that works."""
@@ -256,9 +265,9 @@ class SocketEndpoint(ChannelEndpoint):
             if way == "shm":
                 if "unix" not in card or not available():
                     raise UsageError(f"rank {rank} shares no memory with this process")
-                sock = await self._connect_unix(unix_address(card["unix"]))
+                sock = await connect_unix(unix_address(card["unix"]))
             else:
-                sock = await self._connect_tcp(*card["tcp"])
+                sock = await connect_tcp(self._loop, *card["tcp"])
             greeting = self._greeting(sock)
             try:
                 mine = Identity(self._job, purpose, self.rank, self._nonce)
@@ -271,30 +280,6 @@ class SocketEndpoint(ChannelEndpoint):
             finally:
                 greeting.close()
                 self._greetings.discard(greeting)
-
-    async def _connect_unix(self, address: bytes) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        try:
-            while True:
-                try:
-                    sock.connect(address)
-                    return sock
-                except BlockingIOError:
-                    await asyncio.sleep(_FULL_PAUSE)
-        except BaseException:
-            sock.close()
-            raise
-
-    async def _connect_tcp(self, host: str, port: int) -> socket.socket:
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        try:
-            await self._loop.sock_connect(sock, (host, port))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
 
     async def _link(
         self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool
@@ -386,12 +371,3 @@ def _cannot(error: BaseException) -> str:
         error.message if isinstance(error, AiodistError) else getattr(error, "strerror", None) or str(error)
     )
     return f"cannot connect to it ({words})"
-
-
-def _boot_id() -> str:
-    """Names this boot of this host; processes that share it may share memory."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from aiodist.errors import PeerLost
+from aiodist.shm.home import Neighbour
 from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
 from aiodist.transport.control_link import MemoryControl
 from aiodist.transport.memory_link import MemoryLink
@@ -62,8 +63,19 @@ class MemoryEndpoint(ChannelEndpoint):
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
         pass
 
+    @property
+    def home(self) -> None:
+        return None
+
+    @property
+    def neighbours(self) -> Mapping[int, Neighbour]:
+        return {}
+
     async def prove_local(self, ranks: Iterable[int]) -> set[int]:
         return set()
+
+    def keep_neighbours(self, ranks: Collection[int]) -> None:
+        pass
 
     def route(self, rank: int, route: Route) -> None:
         pass

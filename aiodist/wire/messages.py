@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,9 @@ class Status(enum.IntEnum):
     failure = 1  # value: [kind, message, hint, missing ranks]
     push = 2  # value: news for a watch; more may follow under the same id
     closing = 3  # value: why; the server is about to end every connection on purpose (id 0)
+
+
+_STATUSES = len(Status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,11 @@ class FrameParser:
             WireError: a frame announces more than the limit; the stream is lost from here.
         """
         inbox = self._inbox
+        if not inbox and len(data) >= _SIZE.size:
+            # Nearly always exactly one frame arrives, whole: no reason to copy it twice.
+            (size,) = _SIZE.unpack_from(data)
+            if size == len(data) - _SIZE.size and size <= self._limit:
+                return [bytes(data[_SIZE.size :])]
         inbox += data
         frames = []
         start = 0
@@ -94,6 +103,29 @@ class FrameParser:
             frames.append(bytes(inbox[begin:start]))
         del inbox[:start]
         return frames
+
+
+class Encoder:
+    """Makes the frames of one client or server, whose loop alone uses it: it keeps its buffer (0.2 µs a frame)."""
+
+    def __init__(self) -> None:
+        self._pack: Callable[[Any], bytes] = msgpack.Packer().pack
+
+    def request(self, id: int, settled: list[int], method: str, args: list[Any]) -> bytes:
+        """The frame of a request. `WireError` where it has no encoding, or is larger than a frame may be."""
+        return self._frame([id, settled, method, args])
+
+    def reply(self, id: int, value: Any) -> bytes:
+        """The frame of a reply to one receiver; errors as in `request`."""
+        return self._frame([id, 0, value])
+
+    def _frame(self, message: list[Any]) -> bytes:
+        try:
+            packed = self._pack(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            self._pack = msgpack.Packer().pack
+            raise WireError(f"this value cannot be sent ({error})") from None
+        return frame(packed)
 
 
 def pack(value: Any) -> bytes:
@@ -112,7 +144,7 @@ def encode_request(request: Request) -> bytes:
 
 def encode_response(id: int, status: Status, packed: bytes) -> bytes:
     """The frame of a response whose value was packed before (once for many receivers)."""
-    return frame(b"\x93" + pack(id) + pack(int(status)) + packed)  # 0x93: an array of three
+    return frame(b"\x93" + pack(id) + _STATUS[status] + packed)  # 0x93: an array of three
 
 
 def frame(payload: bytes) -> bytes:
@@ -127,17 +159,37 @@ def frame(payload: bytes) -> bytes:
 
 def decode_request(payload: bytes) -> Request:
     """A request from a frame's payload. `WireError` unless it is one."""
-    match _unpack(payload):
-        case [int(id), list(settled), str(method), list(args)] if all(type(i) is int for i in settled):
-            return Request(id, settled, method, args)
+    return Request(*split_request(payload))
+
+
+def split_request(payload: bytes) -> tuple[int, list[int], str, list[Any]]:
+    """The fields of a request, for who makes no object of them; errors as in `decode_request`."""
+    message = _unpack(payload)
+    # Plain tests: a match statement takes 0.4 µs.
+    if type(message) is list and len(message) == 4:
+        id, settled, method, args = message
+        if type(id) is int and type(settled) is list and type(method) is str and type(args) is list:
+            for item in settled:
+                if type(item) is not int:
+                    break
+            else:
+                return id, settled, method, args
     raise WireError("a message that is not a request")
 
 
 def decode_response(payload: bytes) -> Response:
     """A response from a frame's payload. `WireError` unless it is one."""
-    match _unpack(payload):
-        case [int(id), int(status), value] if 0 <= status < len(Status):
-            return Response(id, Status(status), value)
+    id, status, value = split_response(payload)
+    return Response(id, Status(status), value)
+
+
+def split_response(payload: bytes) -> tuple[int, int, Any]:
+    """The fields of a response, for who makes no object of them; errors as in `decode_response`."""
+    message = _unpack(payload)
+    if type(message) is list and len(message) == 3:
+        id, status, value = message
+        if type(id) is int and type(status) is int and 0 <= status < _STATUSES:
+            return id, status, value
     raise WireError("a message that is not a response")
 
 
@@ -146,6 +198,9 @@ def _unpack(payload: bytes) -> Any:
         return msgpack.unpackb(payload, strict_map_key=True, ext_hook=_no_extension)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"a message that cannot be read ({type(error).__name__})") from None
+
+
+_STATUS = {status: pack(int(status)) for status in Status}
 
 
 def _no_extension(code: int, data: bytes) -> Any:

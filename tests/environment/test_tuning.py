@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.environment import Tuning, job_id, secret, split_address, store_address, tuning
+from aiodist.environment.thresholds import DEFAULTS
 from aiodist.errors import UsageError
 
 
@@ -30,7 +31,7 @@ def test_everything_set() -> None:
     found = tuning(environ)
     assert found == Tuning("tcp", False, 2.5, "10.0.0.1", None, True)
     assert found.eager_budget == 0
-    assert found.agreed == {"AIODIST_TRANSPORT": "tcp", "AIODIST_EAGER": "0"}
+    assert found.agreed == {"AIODIST_TRANSPORT": "tcp", "AIODIST_EAGER": "0", **DEFAULTS.agreed}
     assert tuning({"AIODIST_SOCKET_IFNAME": "eth0"}).interface == "eth0"
     assert job_id({"TORCHELASTIC_RUN_ID": "r"}) == "r"
     assert job_id({"TORCHELASTIC_RUN_ID": "r", "AIODIST_JOB": "j"}) == "j"

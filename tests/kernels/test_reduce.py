@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import UsageError
-from aiodist.kernels.reduce import BLOCK, finish, reduce_into
+from aiodist.kernels.halves import BLOCK
+from aiodist.kernels.reduce import finish, reduce_into
 from aiodist.types import BFLOAT16, DTYPES, ReduceOp, check_reduction
 
 Array = npt.NDArray[Any]

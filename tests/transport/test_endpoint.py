@@ -15,10 +15,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from aiodist.errors import PeerLost, RendezvousError, UsageError
+from aiodist.errors import BackendUnavailable, PeerLost, RendezvousError, UsageError
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder
-from aiodist.transport import SEGMENT, Into, Key, SocketEndpoint
+from aiodist.transport import SEGMENT, Into, Key, SocketEndpoint, mail
 from aiodist.transport import endpoint as module
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.listening import unix_address
@@ -169,11 +169,14 @@ async def test_locality_is_proved_and_used() -> None:
         assert made[0].peer_pid(1) == made[1].peer_pid(0) == os.getpid()
         await Pair(made[0], made[2]).passes(Key(1, 0, 0, 0), 3 * SEGMENT)
         assert await made[0].prove_local([2]) == {2}
+        made[0].route(2, "shm")
     async with endpoints(2, "tcp") as made:
         assert await made[0].prove_local([0, 1]) == {0}
         await Pair(made[0], made[1]).passes(Key(1, 0, 0, 0), SEGMENT)
         assert await made[0].prove_local([0, 1]) == {0}
         assert made[0].peer_pid(1) is None
+        assert made[0].home is None
+        assert made[0].neighbours == {}
 
 
 @needs_memfd
@@ -187,26 +190,40 @@ async def test_another_boot_is_another_host() -> None:
 
 @needs_memfd
 async def test_memory_that_does_not_work_falls_back_to_tcp() -> None:
+    nobody = {"mail": b"aiodist-nobody", "unix": b"aiodist-nobody"}  # as in another network namespace
     async with endpoints() as (mine, theirs):
-        mine.introduce({1: {**theirs.card, "unix": b"aiodist-nobody"}})
+        mine.introduce({1: theirs.card | nobody})
         assert await mine.prove_local([1]) == set()
         await Pair(mine, theirs).passes(Key(1, 0, 0, 0), SEGMENT)
     async with endpoints(mode="shm") as (mine, theirs):
-        mine.introduce({1: {**theirs.card, "unix": b"aiodist-nobody"}})
+        mine.introduce({1: theirs.card | nobody})
         start(mine, 1)
         assert await loss(mine) == "cannot connect to it (Connection refused)"
+
+
+@needs_memfd
+async def test_a_process_that_may_not_map_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(nbytes: int, nonce: bytes) -> None:
+        raise BackendUnavailable("no memory")
+
+    monkeypatch.setattr(mail, "Home", none)
+    async with endpoints() as (mine, theirs):
+        assert await mine.prove_local([1]) == set()
+        assert mine.home is None
+        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), SEGMENT)
+    async with endpoints(mode="shm") as (mine, _theirs):
+        with pytest.raises(BackendUnavailable, match="no memory"):
+            await mine.prove_local([1])
 
 
 @needs_memfd
 async def test_a_route_can_change_until_the_channel_is_used() -> None:
     async with endpoints() as (mine, theirs):
         pair = Pair(mine, theirs)
-        posted = asyncio.ensure_future(pair.receive(Key(1, 0, 0, 0), SEGMENT))
         assert await mine.prove_local([1]) == {1}
         mine.route(1, "shm")
         mine.route(1, "tcp")
-        sent = pair.send(Key(1, 0, 0, 0), nbytes=SEGMENT)
-        await asyncio.gather(posted, sent)
+        await pair.passes(Key(1, 0, 0, 0), SEGMENT)
         assert not (pair.at_receiver.losses or pair.at_receiver.goodbyes)
         mine.route(1, "tcp")
         with pytest.raises(UsageError, match="runs over tcp already"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from aiodist.backends.base import CAPABILITIES, Operation, Reports
+from aiodist.backends.base import CAPABILITIES, Operation, Quick, Reports
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.prepare import prepare
 from aiodist.backends.host.wired import Collective
@@ -63,6 +63,7 @@ class HostBackend:
         self._quiet: Callable[[], None] | None = None
         self._dead = False
         self._doomed = False  # members disagree: the group will break, and goes no further until it does
+        self._local = engine.local_group(self)
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has its number, and cannot be taken back: what fails breaks the group."""
@@ -81,7 +82,13 @@ class HostBackend:
             if operation.peer >= 0:
                 self._engine.departed(self.ranks[operation.peer])
             return
-        schedule = select(call.kind, self.rank, self.size, call.root, agreed_bytes(operation, self.size))
+        nbytes = agreed_bytes(operation, self.size)
+        if self._local is not None and nbytes != UNKNOWN:
+            self._issued = max(self._issued, call.seq + 1)
+            if not self._doomed:
+                self._local.begin(operation, nbytes)
+            return
+        schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
         job = prepare(operation, self.rank, self.size, schedule)
         collective = Collective(self, operation, job, schedule)
         self._running[call.seq] = collective
@@ -90,8 +97,12 @@ class HostBackend:
         for early in self._early.pop(call.seq, ()):
             if not self._agrees(collective, *early):
                 return
-        if not self._doomed:
+        if self._doomed:
+            return
+        if self._local is None:
             collective.start()
+        else:
+            self._local.begin(operation, nbytes, collective.start)
 
     def reserve(self, seq: int) -> None:
         """A collective that will be submitted later."""
@@ -107,7 +118,14 @@ class HostBackend:
 
     def retire(self) -> None:
         """Forget the group; what still comes for it is dropped."""
+        if self._local is not None:
+            self._local.retire()
+            self._local = None
         self._engine.retire(self.context)
+
+    def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
+        """A way around `submit` for small all_reduces, where there is one."""
+        return None if self._local is None else self._local.make_quick(issuer, note)
 
     def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
         """The host backend of a new group."""
@@ -139,6 +157,16 @@ class HostBackend:
         broken.__cause__ = error
         self.reports.broken(broken)
 
+    def finished(self, operation: Operation) -> None:
+        """A local collective has ended well."""
+        operation.succeed()
+
+    def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A member of this host has published another operation."""
+        if not self._dead:
+            self._doom()
+            self.reports.mismatch(seq, peer, theirs)
+
     def completed(self, collective: Collective) -> None:
         """A collective has ended well."""
         del self._running[collective.operation.call.seq]
@@ -149,6 +177,8 @@ class HostBackend:
         if self._quiet is None:
             return
         calm = [collective.condemn() for collective in self._running.values()]
+        if self._local is not None:
+            calm.append(self._local.condemn())
         calm.append(self._messages.condemn())  # each is told, also where another still touches buffers
         if all(calm):
             quiet, self._quiet = self._quiet, None
@@ -199,6 +229,8 @@ class HostBackend:
         self._doomed = True
         for collective in self._running.values():
             collective.condemn()
+        if self._local is not None:
+            self._local.condemn()
 
     def departed(self, rank: int) -> None:
         """A peer closed, and all that it sent has arrived: nobody will answer a receive from it."""

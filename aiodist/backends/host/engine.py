@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
-from aiodist.backends.base import Reports
+import numpy as np
+
+from aiodist.backends.base import Array, Reports
 from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.host.local.bulk import Bulk
+from aiodist.backends.host.local.group import LocalGroup
+from aiodist.backends.host.local.hub import Hub, supported
 from aiodist.backends.host.offload import Offload
+from aiodist.environment.thresholds import Thresholds
 from aiodist.transport.base import Endpoint, Key
 
 # Seconds between a peer's goodbye on its data channels and the judgement on what still waits for it. Why it
@@ -40,7 +47,63 @@ class HostEngine:
         self._backends: dict[int, HostBackend] = {}
         self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
         self._departed: set[int] = set()
+        self._limits = Thresholds()
+        self._hosts: list[frozenset[int]] = []  # by global rank: who shares memory with it, itself included
+        self._hub: Hub | None = None
+        self._bulk: Bulk | None = None
         endpoint.observer = self
+
+    # ── this host ────────────────────────────────────────────────────────────────────────────────────
+
+    def settle(self, local_to: Sequence[Set[int]], limits: Thresholds) -> None:
+        """It is agreed who shares memory with whom.
+
+        Args:
+            local_to: by global rank, whose memory it has proved to share. The same on all ranks.
+            limits: thresholds.
+        """
+        self._limits = limits
+        size = len(local_to)
+        near = [
+            frozenset(b for b in range(size) if a == b or (b in local_to[a] and a in local_to[b]))
+            for a in range(size)
+        ]
+        # Sharing memory is transitive, or something is odd: then those ranks go by messages.
+        self._hosts = [
+            group if all(near[other] == group for other in group) else frozenset([rank])
+            for rank, group in enumerate(near)
+        ]
+        mine = self._hosts[self.rank]
+        home = self.endpoint.home
+        if len(mine) > 1 and home is not None and limits.local and supported():
+            neighbours = {rank: self.endpoint.neighbours[rank] for rank in mine if rank != self.rank}
+            self._hub = Hub(home, neighbours, self._loop, len(mine), limits.poll * 1e-6)
+            self._bulk = Bulk(self._hub, self._loop)
+
+    def local_group(self, backend: HostBackend) -> LocalGroup | None:
+        """The shared memory of a group whose ranks are all on this host; None for others."""
+        if self._hub is None or self._bulk is None or backend.size == 1:
+            return None
+        if not self._hosts[self.rank].issuperset(backend.ranks):
+            return None
+        return LocalGroup(
+            self._hub, self._bulk, backend, backend.context, backend.ranks, backend.rank, self._limits
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array where neighbours can read it, if there are any."""
+        return np.empty(shape, dtype) if self._hub is None else self._hub.empty(shape, dtype)
+
+    def leave_home(self) -> None:
+        """Touch shared memory no more: it is about to be unmapped."""
+        if self._bulk is not None:
+            self._bulk.close()
+            self._bulk = None
+        if self._hub is not None:
+            self._hub.close()
+            self._hub = None
+
+    # ── groups ───────────────────────────────────────────────────────────────────────────────────────
 
     def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
         """The backend of a group; what arrived for it before is handed over."""

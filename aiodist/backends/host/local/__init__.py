@@ -1,0 +1,15 @@
+"""Collectives among ranks of one host, through memory that each writes and the others read.
+
+    board      where it all lies: a group's slots in each member's home, and who may read what when
+    hub        one process's side: its home, who sleeps and who is rung, polling, progress on the loop
+    plan       what all ranks agree on for one kind of call, worked out once: digest, path, block size
+    exchange   one running operation; `reduce_all`, `reduce_each`, `share`, `meet` say what it does
+    bulk       the thread that runs large ones
+    quick      all_reduce of a few bytes, without anything that is not needed
+    group      starts operations, and ends them when the group breaks
+
+A rank publishes an operation in its slot: signature, where its data lies, and last one word that says
+which operation it is. Everything that comes after is a number in the slot that only grows, written by its
+owner and read by the others. On x86-64 a plain store by Python orders that; elsewhere this package is not used
+(`hub.supported`), and messages over sockets carry everything.
+"""

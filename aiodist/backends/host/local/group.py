@@ -1,0 +1,243 @@
+"""One group whose ranks are all on this host: it starts operations and ends them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from aiodist.backends.base import Operation
+from aiodist.backends.host.local.board import Board, Peer
+from aiodist.backends.host.local.bulk import Bulk
+from aiodist.backends.host.local.exchange import Exchange, Steps
+from aiodist.backends.host.local.hub import Hub
+from aiodist.backends.host.local.memory import memory
+from aiodist.backends.host.local.plan import Path, Plan, digest_of, path_of
+from aiodist.backends.host.local.quick import Issuer, Quick, QuickWork
+from aiodist.backends.host.local.reduce_all import ReduceAll
+from aiodist.backends.host.local.share import Meet, ReduceEach, Share
+from aiodist.types import Kind
+
+if TYPE_CHECKING:
+    from aiodist.environment.thresholds import Thresholds
+
+_PLANS = 1024  # calls that differ, of one group, that are remembered
+
+
+class Owner(Protocol):
+    """The group's backend."""
+
+    def finished(self, operation: Operation) -> None:
+        """An operation has ended well."""
+
+    def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A peer's signature differs."""
+
+    def failed(self, error: Exception) -> None:
+        """Something raised that must not."""
+
+    def quietened(self) -> None:
+        """The thread has let go of something after `condemn`."""
+
+
+class LocalGroup:
+    """See the module.
+
+    Args:
+        hub: the process's side.
+        bulk: its thread.
+        owner: the group's backend.
+        context: names the group.
+        ranks: global ranks of the members, all on this host.
+        rank: this process's group rank.
+        limits: thresholds.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        bulk: Bulk,
+        owner: Owner,
+        context: int,
+        ranks: Sequence[int],
+        rank: int,
+        limits: Thresholds,
+    ) -> None:
+        self.board = Board(hub, context, ranks, rank)
+        self.hub = hub
+        self._bulk = bulk
+        self._owner = owner
+        self._limits = limits
+        self._issued = 0
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._waiting: dict[int, Exchange] = {}  # for their slot
+        self._running: dict[int, Exchange] = {}  # on the loop
+        self._in_thread: set[Exchange] = set()
+        self._dead = False
+        self.quick: Quick | None = None
+
+    # ── starting ─────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, operation: Operation, nbytes: int, wired: Callable[[], None] | None = None) -> None:
+        """Start an operation, or have it wait for its slot.
+
+        Args:
+            operation: the operation.
+            nbytes: of its buffers, as all ranks agree.
+            wired: where messages carry it: called when all ranks have published the same.
+        """
+        call = operation.call
+        key = (call.kind, call.dtype, call.shape, call.reduce, call.root, call.detail, nbytes, wired is None)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits)
+            plan = self._plans[key] = Plan(digest_of(call), path)
+        board = self.board
+        made = None
+        kind: type[Exchange]
+        if plan.path is Path.wired:
+            kind = Wired
+        elif plan.path is Path.meet:
+            kind = Meet
+        else:
+            made = memory(operation, board.rank, board.size)
+            kind = Share
+            if call.kind in (Kind.all_reduce, Kind.reduce):
+                kind = ReduceEach if plan.path is Path.direct else ReduceAll
+        exchange = kind(board, operation, plan, made, self._limits, self._disagrees)
+        if isinstance(exchange, Wired):
+            assert wired is not None
+            exchange.start = wired
+        self._issued = max(self._issued, call.seq + 1)
+        if board.free(call.seq):
+            self._start(exchange)
+        else:
+            self._waiting[call.seq] = exchange
+            self.hub.watch(self)
+
+    def _start(self, exchange: Exchange) -> None:
+        exchange.begin()
+        if exchange.plan.path is Path.bulk:
+            exchange.ring = self.board.ring_bulks
+            self._in_thread.add(exchange)
+            self._bulk.submit(exchange, self._ended)
+            return
+        self._running[exchange.seq] = exchange
+        self.hub.watch(self)
+        if not self._step(exchange):
+            exchange.operation.work._driver = self
+
+    def make_quick(self, issuer: Issuer, note: Callable[[QuickWork], Operation]) -> Quick:
+        """The quick path, for the group `issuer`; `note` enters an operation in flight."""
+        self.quick = Quick(self, issuer, self._limits, note)
+        return self.quick
+
+    # ── going on ─────────────────────────────────────────────────────────────────────────────────────
+
+    def progress(self) -> bool:
+        """Go on with what waits; whether anything on the loop still does."""
+        if self._dead:
+            return False
+        try:
+            for exchange in list(self._waiting.values()):
+                if self.board.free(exchange.seq):
+                    del self._waiting[exchange.seq]
+                    self._start(exchange)
+            for exchange in list(self._running.values()):
+                if not self._dead:
+                    self._step(exchange)
+        except Exception as error:
+            self._owner.failed(error)
+        waits = self.quick is not None and self.quick.progress()
+        return not self._dead and (waits or bool(self._running or self._waiting))
+
+    def poll(self, seq: int) -> None:
+        """Somebody awaits an operation: try again and again, as long as this turn of the loop may poll."""
+        hub = self.hub
+        ends = hub.may_poll()
+        try:
+            while not self._dead:
+                exchange = self._running.get(seq)
+                if exchange is None:
+                    if seq not in self._waiting:
+                        return
+                    self.progress()
+                elif self._step(exchange):
+                    return
+                if time.monotonic() >= ends:
+                    return
+                if hub.crowded:
+                    os.sched_yield()
+        except Exception as error:
+            self._owner.failed(error)
+
+    def _step(self, exchange: Exchange) -> bool:
+        """Resume one; whether it is over."""
+        if exchange.dead or not exchange.step():
+            return False
+        del self._running[exchange.seq]
+        self._over(exchange)
+        return True
+
+    def _ended(self, exchange: Exchange, error: Exception | None) -> None:
+        """The thread has let go of an operation."""
+        self._in_thread.discard(exchange)
+        if exchange.dead:
+            self._owner.quietened()
+        elif error is not None:
+            self._owner.failed(error)
+        else:
+            self._over(exchange)
+
+    def _over(self, exchange: Exchange) -> None:
+        self.board.finished(exchange.seq)
+        self.hub.rest_soon()  # it rings for those who wait for the slot
+        exchange.operation.work._driver = None
+        if exchange.plan.path is not Path.wired:
+            self._owner.finished(exchange.operation)
+
+    def _disagrees(self, exchange: Exchange, peer: Peer) -> None:
+        self.disagrees(exchange.seq, peer)
+
+    def disagrees(self, seq: int, peer: Peer) -> None:
+        """A peer has published something else. Called from the loop or from the thread."""
+        theirs = self.board.signature_of(peer, seq)
+        self.hub.call(self._owner.disagreed, seq, peer.member, theirs)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────
+
+    def condemn(self) -> bool:
+        """Go no further. True if no buffer is touched any more; else the owner hears `quietened`."""
+        self._dead = True
+        if self.quick is not None:
+            self.quick.dead = True
+        for exchange in (*self._waiting.values(), *self._running.values(), *self._in_thread):
+            exchange.dead = True
+        if self._in_thread:
+            self._bulk.wake()
+        return not self._in_thread
+
+    def retire(self) -> None:
+        """The group is gone. What peers still have to read stays until they have."""
+        self._dead = True
+        self._running.clear()
+        self._waiting.clear()
+        issued, board = self._issued, self.board
+        if self.quick is not None:
+            self.quick.dead = True
+            issued = max(issued, self.quick.issuer._issued)
+        self.hub.leave(board.context, lambda: board.abandoned(issued), board.release)
+
+
+class Wired(Exchange):
+    """An operation that messages carry: its signature is published here like any other."""
+
+    __slots__ = ("start",)
+    start: Callable[[], None]
+
+    def steps(self) -> Steps:
+        yield from self.arrivals(self.board.peers)
+        self.start()

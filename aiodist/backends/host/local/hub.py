@@ -1,0 +1,292 @@
+"""One process's side of shared memory: its home, its neighbours', who sleeps, and who is rung.
+
+Words in shared memory say everything; bells only wake. A process about to sleep says so in a word of its own
+home (ASLEEP), looks once more, and sleeps; whoever writes a word looks afterwards who sleeps, and rings. Both
+need a fence between their store and their load, on x86-64, too: taking and releasing a lock is one.
+
+The loop sleeps in `_rest`, which runs at most once a turn, and is woken by its bell. In `await` a Work polls
+for a while (`may_poll`): one budget a turn of the loop, so that others run in between (law 7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiodist.shm.heap import Heap
+from aiodist.shm.home import Home, Neighbour
+
+ASLEEP_LOOP, ASLEEP_BULK = 512, 520
+"""Words of a home: its loop sleeps, its bulk thread sleeps. A cache line each, in the page after the nonce."""
+
+_DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
+_HEAP = _DIRECTORY + _ENTRIES * 16
+
+Array = np.ndarray[Any, Any]
+
+
+def supported() -> bool:
+    """Whether a flag that Python writes to shared memory is ordered by the hardware: on x86-64."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def cores() -> float:
+    """Cores that this process may use: its affinity, and its cgroup's quota."""
+    count = float(len(os.sched_getaffinity(0)))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            count = min(count, int(quota) / int(period))
+    except (OSError, ValueError):
+        pass
+    return count
+
+
+class Group(Protocol):
+    """What the hub drives."""
+
+    def progress(self) -> bool:
+        """Go on with what waits; whether anything still does."""
+
+
+class Near:
+    """A neighbour's home, as words and bytes.
+
+    Attributes:
+        words: all of it as 64-bit words, read-only.
+        bytes: all of it as an array.
+    """
+
+    __slots__ = ("_contexts", "_offsets", "bytes", "neighbour", "view", "words")
+
+    def __init__(self, neighbour: Neighbour) -> None:
+        self.neighbour = neighbour
+        self.view = neighbour.view
+        whole = len(self.view) // 8 * 8
+        self.words = self.view[:whole].cast("Q")
+        self.bytes: Array = np.frombuffer(self.view, np.uint8)
+        table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
+        self._contexts, self._offsets = table[0::2], table[1::2]
+
+    def find(self, context: int) -> int:
+        """Offset of a group's region, 0 where it is not made yet."""
+        entry = self._entry(context)
+        return 0 if entry is None else int(self._offsets[entry]) & ~1
+
+    def left(self, context: int) -> bool:
+        """Whether the neighbour has left a group that it had made."""
+        entry = self._entry(context)
+        return entry is None or bool(int(self._offsets[entry]) & 1)
+
+    def _entry(self, context: int) -> int | None:
+        found = np.flatnonzero(self._contexts == np.uint64(context))
+        return int(found[0]) if len(found) else None
+
+
+class Hub:
+    """See the module. Everything here happens on the loop's thread, but for `fence_bulk`.
+
+    Args:
+        home: this process's memory and bells.
+        neighbours: of this host, by global rank.
+        loop: the event loop.
+        local_ranks: processes of this job on this host, this one included.
+        poll: seconds of polling in a turn of the loop; 0: none.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        neighbours: Mapping[int, Neighbour],
+        loop: asyncio.AbstractEventLoop,
+        local_ranks: int,
+        poll: float,
+    ) -> None:
+        self.home = home
+        self.view = home.view
+        whole = len(self.view) // 8 * 8
+        self.words = self.view[:whole].cast("Q")
+        self.bytes: Array = np.frombuffer(self.view, np.uint8)
+        self.address = self.bytes.__array_interface__["data"][0]
+        self.near = {rank: Near(neighbour) for rank, neighbour in neighbours.items()}
+        self.poll = poll
+        self.crowded = local_ranks > cores()
+        self._loop = loop
+        self._heap = Heap(_HEAP, len(self.view))
+        self._returned: list[int] = []  # by finalizers, which may run anywhere
+        self._groups: set[Group] = set()
+        self._entries: dict[int, int] = {}
+        self._gate = threading.Lock()
+        self._bulk_gate = threading.Lock()
+        self._rest_due = False
+        self._polled = False
+        self._turn_ends: float | None = None
+        self._limbo: list[Callable[[], bool]] = []
+        table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
+        self._contexts, self._offsets = table[0::2], table[1::2]
+        loop.add_reader(home.loop_bell, self._rung)
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, nbytes: int, align: int = 64) -> int:
+        """A piece of the home."""
+        while self._returned:
+            self._heap.free(self._returned.pop())
+        self._limbo = [gone for gone in self._limbo if not gone()]
+        return self._heap.take(nbytes, align)
+
+    def free(self, at: int) -> None:
+        """Give a piece back."""
+        self._returned.append(at)
+
+    def offset_of(self, array: Array) -> int:
+        """Where an array lies in the home; 0 if it does not."""
+        at = int(array.__array_interface__["data"][0]) - self.address
+        return at if at > 0 and at + array.nbytes <= len(self.view) else 0
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array in the home, freed with its last view."""
+        count = 1
+        for extent in shape:
+            count *= extent
+        nbytes = count * dtype.itemsize
+        at = self.take(nbytes, 4096 if nbytes >= 4096 else 64)
+        lease = _Lease(self, at, nbytes)
+        return np.asarray(lease).view(dtype)[:count].reshape(shape)
+
+    # ── the directory ────────────────────────────────────────────────────────────────────────────────
+
+    def announce(self, context: int, at: int) -> None:
+        """A group has its region here."""
+        free = np.flatnonzero(self._contexts == 0)
+        if not len(free):
+            raise MemoryError(f"more than {_ENTRIES} groups are open on one process")
+        entry = self._entries[context] = int(free[0])
+        self._offsets[entry] = at
+        self._contexts[entry] = context
+        self.ring(self.near.values())  # who came before us may wait for it
+
+    def leave(self, context: int, abandoned: Callable[[], bool], release: Callable[[], None]) -> None:
+        """This process has left a group: its region stays until nobody reads it any more."""
+        entry = self._entries.pop(context)
+        self._offsets[entry] |= np.uint64(1)
+
+        def gone() -> bool:
+            if not abandoned():
+                return False
+            self._contexts[entry] = 0
+            release()
+            return True
+
+        self._limbo.append(gone)
+
+    # ── polling, sleeping, ringing ───────────────────────────────────────────────────────────────────
+
+    def ring(self, nears: Any) -> None:
+        """A word was written that others may wait for: wake those whose loop sleeps."""
+        self._gate.acquire()  # a fence: the store before it, the loads after it
+        self._gate.release()
+        for near in nears:
+            if near.words[ASLEEP_LOOP]:
+                near.neighbour.ring_loop()
+
+    def fence_bulk(self) -> None:
+        """A fence for the bulk thread."""
+        self._bulk_gate.acquire()
+        self._bulk_gate.release()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have the loop call something; from any thread."""
+        self._loop.call_soon_threadsafe(function, *args)
+
+    def watch(self, group: Group) -> None:
+        """A group has something that waits."""
+        self._groups.add(group)
+        if not self._rest_due:
+            self._rest_due = True
+            self._loop.call_soon(self._rest)
+
+    def rest_soon(self) -> None:
+        """See to it that this turn ends with a look around."""
+        if not self._rest_due:
+            self._rest_due = True
+            self._loop.call_soon(self._rest)
+
+    def may_poll(self) -> float:
+        """Until when (time.monotonic) this turn may poll. Whoever polls is awake: nobody need ring."""
+        ends = self._turn_ends
+        if ends is None:
+            self.rest_soon()
+            if self.words[ASLEEP_LOOP]:
+                self.words[ASLEEP_LOOP] = 0
+            ends = self._turn_ends = time.monotonic() + self.poll
+        self._polled = True
+        return ends
+
+    def _rest(self) -> None:
+        """Once a turn: what was polled for has had its time; if nothing more comes, sleep."""
+        self._rest_due = False
+        self._turn_ends = None
+        self.ring(self.near.values())  # what was finished in this turn without a word to anybody
+        if not self._progress():
+            return
+        if self._polled:  # an await polls, and will in the next turn
+            self._polled = False
+            self.rest_soon()
+            return
+        self.words[ASLEEP_LOOP] = 1
+        self._gate.acquire()
+        self._gate.release()
+        if not self._progress():
+            self.words[ASLEEP_LOOP] = 0
+
+    def _rung(self) -> None:
+        try:
+            os.eventfd_read(self.home.loop_bell)
+        except BlockingIOError:
+            return
+        self.words[ASLEEP_LOOP] = 0
+        if self._progress():
+            self.rest_soon()
+
+    def _progress(self) -> bool:
+        """Go on with all groups; whether anything waits."""
+        for group in list(self._groups):
+            if not group.progress():
+                self._groups.discard(group)
+        return bool(self._groups)
+
+    def close(self) -> None:
+        """Stop listening, and let go of all views."""
+        self._loop.remove_reader(self.home.loop_bell)
+        self._groups.clear()
+        self._limbo.clear()
+
+
+class _Lease:
+    """Keeps a piece of the home while an array is on it; the array's base."""
+
+    __slots__ = ("__array_interface__", "_at", "_hub", "_memory")
+
+    def __init__(self, hub: Hub, at: int, nbytes: int) -> None:
+        self._hub = hub
+        self._at = at
+        self._memory = hub.view[at : at + nbytes]  # the home stays mapped as long as this exists
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (hub.address + at, False),
+        }
+
+    def __del__(self) -> None:
+        self._memory.release()
+        self._hub.free(self._at)

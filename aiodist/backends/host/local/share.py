@@ -1,0 +1,267 @@
+"""Everything in one phase: all_gather, gather, broadcast, scatter, all_to_all, reduce_scatter.
+
+A rank that has something to give copies it in, block by block (*fill*), or lets it be read where it lies; who
+gets something takes it from there, or combines it in rank order (*take*). A rank is one block ahead with
+filling. Whoever only gives need not wait until it was taken, as long as there is staging left: a root of small
+broadcasts runs ahead.
+
+Bytes: every byte is copied once where it lies in its rank's home, else twice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.backends.host.local.board import FILL, PAYLOAD, SOURCE, TOOK, Peer
+from aiodist.backends.host.local.exchange import Exchange, Steps
+from aiodist.backends.host.local.plan import Path, block_bytes
+from aiodist.kernels import combine, finish
+from aiodist.types import Kind, ReduceOp
+
+_ALIKE = (Kind.all_gather, Kind.gather, Kind.broadcast)
+"""Kinds where all who take from a rank take the same."""
+
+
+class Share(Exchange):
+    """See the module."""
+
+    __slots__ = (
+        "_block",
+        "_count",
+        "_depth",
+        "_lane",
+        "_modes",
+        "_readers",
+        "_source",
+        "_sources",
+        "_starts",
+    )
+
+    def begin(self) -> None:
+        made, board, call = self.made, self.board, self.operation.call
+        assert made is not None
+        peers, root, itemsize = board.peers, call.root, call.dtype.itemsize
+        self._sources = self._readers = peers
+        if call.kind in (Kind.broadcast, Kind.scatter):
+            self._sources = [peer for peer in peers if peer.member == root]
+            self._readers = peers if board.rank == root else []
+        elif call.kind is Kind.gather:
+            self._sources = peers if board.rank == root else []
+            self._readers = [peer for peer in peers if peer.member == root]
+        lanes = 1 if call.kind in _ALIKE else board.size - 1
+        inline = self.plan.path is Path.inline
+        self._block = max(1, made.longest)
+        self._depth = 1
+        if not inline:
+            self._depth = self.limits.depth
+            self._block = block_bytes(made.longest * itemsize, lanes, False, self.limits) // itemsize
+        self._count = -(-made.longest // self._block)
+        self._lane = -(-self._block * itemsize // 64) * 64
+        self._starts = self._places()
+        self._source, filled = 0, 0
+        if inline:
+            made.fill()
+        if made.send and self._readers:
+            at = self._exposed()
+            needed = self._depth * lanes * self._lane
+            if at:
+                self._source = at | 1
+                filled = self._count if inline or (not made.before and made.factor is None) else 0
+            elif inline and needed <= PAYLOAD:
+                self._source = board.payload_at(self.seq)
+            else:
+                self._source = board.span(needed, self.seq)
+            if inline and not at and self._count:
+                self._fill(0)
+                filled = 1
+        self.publish(self._source, 0, filled)
+
+    def _places(self) -> list[int]:
+        """Where each member's part begins in a source that is cut, in elements."""
+        sizes = self.operation.sizes if self.operation.call.kind is Kind.scatter else None
+        made = self.made
+        assert made is not None
+        parts = sizes if sizes is not None else [made.longest] * self.board.size
+        starts = [0]
+        for part in parts:
+            starts.append(starts[-1] + part)
+        return starts
+
+    def _exposed(self) -> int:
+        """Where the source lies if peers can read it there: in the home, its parts side by side."""
+        made = self.made
+        assert made is not None
+        at = self.in_home(made.send)
+        if at and len(made.send) > 1:
+            itemsize = made.send[0].itemsize
+            offset_of = self.board.hub.offset_of
+            for part, start in zip(made.send, self._starts, strict=False):
+                if part.size and offset_of(part) != at + start * itemsize:
+                    return 0
+        return at
+
+    def steps(self) -> Steps:
+        made = self.made
+        assert made is not None
+        yield from self.arrivals(self._sources)
+        self._modes = {peer.member: self.word(peer, SOURCE) for peer in self._sources}
+        if self.plan.path is not Path.inline:
+            made.fill()
+        count, depth, exposed = self._count, self._depth, self._source & 1
+        gives = bool(self._source)
+        if exposed and self.words[self.base + FILL] < count:
+            self.put(FILL, count)
+        for block in range(count + 1):
+            if gives and block < count and self.words[self.base + FILL] <= block:
+                yield from self._read_of(block - depth + 1)
+                self._fill(block)
+                self.put(FILL, block + 1)
+            taken = block - 1
+            if taken >= 0:
+                yield from self.reached(self._sources, FILL, taken + 1)
+                self._take(taken)
+                if self._sources:
+                    self.put(TOOK, taken + 1)
+        if exposed:
+            yield from self._read_of(count)
+        made.empty()
+
+    def _read_of(self, block: int) -> Steps:
+        """Wait until all who take from here have taken so many blocks."""
+        if block > 0:
+            yield from self.arrivals(self._readers)
+            yield from self.reached(self._readers, TOOK, block)
+
+    # ── a block ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _fill(self, block: int) -> None:
+        made, rank = self.made, self.board.rank
+        assert made is not None
+        start = block * self._block
+        if len(made.send) == 1 and self.operation.call.kind in _ALIKE:
+            part = made.send[0][start : start + self._block]
+            if part.size:
+                self.mine(self._source + block % self._depth * self._lane, part.size, part)[...] = part
+            return
+        at = self._source + block % self._depth * (self.board.size - 1) * self._lane
+        for peer in self._readers:
+            part = made.send[peer.member][start : start + self._block]
+            if part.size:
+                lane = at + (peer.member - (peer.member > rank)) * self._lane
+                self.mine(lane, part.size, part)[...] = part
+
+    def _take(self, block: int) -> None:
+        made, rank, kind = self.made, self.board.rank, self.operation.call.kind
+        assert made is not None
+        start = block * self._block
+        stop = start + self._block
+        if kind is Kind.reduce_scatter:
+            self._combine(made.recv[0][start:stop], start, block)
+            return
+        for peer in self._sources:
+            into = made.recv[peer.member if len(made.recv) > 1 else 0][start:stop]
+            if into.size:
+                into[...] = self._theirs(peer, start, block, into)
+        if made.send and made.recv and kind is not Kind.broadcast:
+            mine = made.send[0 if kind in _ALIKE else rank][start:stop]
+            into = made.recv[rank if len(made.recv) > 1 else 0][start:stop]
+            if into.size:
+                into[...] = mine
+
+    def _combine(self, out: Array, start: int, block: int) -> None:
+        """My part of all ranks, in rank order."""
+        made, op = self.made, self.operation.call.reduce
+        assert made is not None
+        assert op is not None
+        if not out.size:
+            return
+        if op is ReduceOp.PREMUL_SUM:
+            op = ReduceOp.SUM
+        rank = self.board.rank
+        total: Array | None = None
+        for member in range(self.board.size):
+            if member == rank:
+                part = made.send[rank][start : start + out.size]
+            else:
+                part = self._theirs(self.board.by_member[member], start, block, out)
+            if total is None:
+                total = part
+            else:
+                combine(total, part, out, op)
+                total = out
+        finish(out, op, self.board.size)
+
+    def _theirs(self, peer: Peer, start: int, block: int, like: Array) -> Array:
+        """A peer's block for me."""
+        rank, source = self.board.rank, self._modes[peer.member]
+        alike = self.operation.call.kind in _ALIKE
+        if source & 1:
+            first = 0 if alike else self._starts[rank]
+            return self.at(peer, (source & ~1) + (first + start) * like.itemsize, like.size, like)
+        place = block % self._depth
+        if not alike:
+            place = place * (self.board.size - 1) + rank - (rank > peer.member)
+        return self.at(peer, source + place * self._lane, like.size, like)
+
+
+class Meet(Exchange):
+    """barrier and new_group: everybody is here, and does the same."""
+
+    __slots__ = ()
+
+    def steps(self) -> Steps:
+        yield from self.arrivals(self.board.peers)
+
+
+class ReduceEach(Exchange):
+    """all_reduce of few bytes: every rank gives all of it, and reduces everything, in rank order.
+
+    Ranks compute the same from equal addresses within a page, so that they get the same bits, also where
+    NumPy's choice between two NaNs depends on alignment (law 3).
+    """
+
+    __slots__ = ("_at",)
+
+    def begin(self) -> None:
+        made, board = self.made, self.board
+        assert made is not None
+        made.fill()
+        send = made.send[0]
+        self._at = board.payload_at(self.seq) if send.nbytes <= PAYLOAD else board.span(send.nbytes, self.seq)
+        if send.size:
+            self.mine(self._at, send.size, send)[...] = send
+        self.publish(self._at, 0, 1)
+
+    def steps(self) -> Steps:
+        made, board = self.made, self.board
+        assert made is not None
+        yield from self.arrivals(board.peers)
+        recv, op = made.recv[0], self.operation.call.reduce
+        assert op is not None
+        if op is ReduceOp.PREMUL_SUM:
+            op = ReduceOp.SUM
+        if recv.size:
+            out = aligned(recv.size, recv.dtype)
+            total: Array | None = None
+            for member in range(board.size):
+                if member == board.rank:
+                    part = self.mine(self._at, recv.size, recv)
+                else:
+                    peer = board.by_member[member]
+                    part = self.at(peer, self.word(peer, SOURCE), recv.size, recv)
+                if total is None:
+                    total = part
+                else:
+                    combine(total, part, out, op)
+                    total = out
+            finish(out, op, board.size)
+            recv[...] = out
+        made.empty()
+
+
+def aligned(count: int, dtype: np.dtype) -> Array:  # type: ignore[type-arg]
+    """New memory that begins on a cache line."""
+    raw = np.empty(count * dtype.itemsize + 64, np.uint8)
+    skip = -raw.__array_interface__["data"][0] % 64
+    return raw[skip : skip + count * dtype.itemsize].view(dtype)

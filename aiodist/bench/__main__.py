@@ -1,0 +1,137 @@
+"""What each rank of `aiodist bench` runs; rank 0 shows progress and results.
+
+Started by the command: `python -m aiodist.bench OPTIONS`, the options as one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aiodist.bench.calls import Bound, per_operation, timed
+from aiodist.bench.cases import IN_FLIGHT, Case
+from aiodist.bench.measures import Spread, busbw, quantile, show_bandwidth, show_seconds, show_size, spread
+from aiodist.bench.sweep import Line, agree, cases, lateness, sweep
+from aiodist.bench.table import table
+from aiodist.runtime import init_process_group, run
+
+
+async def main(options: dict[str, Any]) -> None:
+    """Measure everything; rank 0 prints."""
+    async with await init_process_group() as pg:
+        wanted = cases(options["kinds"], options["sizes"])
+        progress = Progress(len(wanted) + 2, shown=pg.rank == 0 and options["live"])
+        lines: list[Line] = []
+        async for case, line in sweep(pg, wanted, options["budget"]):
+            if line is None:
+                progress.step(f"{case.what} {show_size(case.nbytes) if case.nbytes else ''}")
+            else:
+                lines.append(line)
+        progress.step(f"{IN_FLIGHT} all_reduces in flight")
+        burst = Bound(pg, Case("inflight", 1024))
+        await burst.prepare()
+        samples, inner = await agree(pg, burst.once(), options["budget"])
+        await pg.barrier()
+        one = spread([per_operation(burst.case, t) for t in await timed(burst.once(), samples, inner)])
+        progress.step("lateness of the loop")
+        largest = max(options["sizes"])
+        late = await lateness(pg, largest, 4 * options["budget"])
+        progress.end()
+        if pg.rank == 0:
+            print(f"{pg.size} ranks, float32, medians on rank 0; busbw as nccl-tests define it\n")
+            print(sweep_table(lines, pg.size))
+            print()
+            print(extras(one, late, largest))
+            if options["json"]:
+                write(options["json"], report(lines, one, late, largest, pg.size))
+
+
+def sweep_table(lines: list[Line], size: int) -> str:
+    """One row for each measured case."""
+    rows = []
+    for line in lines:
+        timing = [show_seconds(line.seconds), show_seconds(line.low), show_seconds(line.high)]
+        if line.nbytes:
+            algbw = line.nbytes / line.seconds
+            bus = busbw(line.what, line.nbytes, size, line.seconds)
+            rows.append(
+                [line.what, show_size(line.nbytes), *timing, show_bandwidth(algbw), show_bandwidth(bus)]
+            )
+        else:
+            rows.append([line.what, "", *timing, "", ""])
+    return table(["operation", "size", "time", "10%", "90%", "algbw GB/s", "busbw GB/s"], rows)
+
+
+def extras(one: Spread, late: list[float], nbytes: int) -> str:
+    """What is no sweep, in words."""
+    shown = ", ".join(
+        f"{name} {show_seconds(quantile(late, share))}"
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+    )
+    return (
+        f"{IN_FLIGHT} all_reduces of 1 KiB in flight: {1 / one.median:,.0f}/s\n"
+        f"a 1 ms ticker during all_reduces of {show_size(nbytes)} is late by: {shown}"
+    )
+
+
+def report(lines: list[Line], one: Spread, late: list[float], nbytes: int, size: int) -> str:
+    """The results as JSON; seconds and bytes."""
+    return json.dumps(
+        {
+            "ranks": size,
+            "dtype": "float32",
+            "sweep": [
+                asdict(line)
+                | {"busbw": busbw(line.what, line.nbytes, size, line.seconds) if line.nbytes else None}
+                for line in lines
+            ],
+            "in_flight_per_second": 1 / one.median,
+            "lateness": {
+                "nbytes": nbytes,
+                "p50": quantile(late, 0.5),
+                "p99": quantile(late, 0.99),
+                "max": max(late),
+            },
+        },
+        indent=1,
+    )
+
+
+def write(path: str, text: str) -> None:
+    """One file, in one go."""
+    Path(path).write_text(text + "\n")
+
+
+class Progress:
+    """One line on stderr that is drawn over; nothing where it is not shown."""
+
+    def __init__(self, steps: int, *, shown: bool) -> None:
+        self._steps = steps
+        self._shown = shown
+        self._done = 0
+        self._began = time.monotonic()
+
+    def step(self, text: str) -> None:
+        """The next one of the steps begins."""
+        if self._shown:
+            elapsed = time.monotonic() - self._began
+            self._show(f"{100 * self._done // self._steps:3d}% {elapsed:4.0f} s  {text}")
+        self._done += 1
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._shown:
+            self._show("")
+
+    @staticmethod
+    def _show(text: str) -> None:
+        sys.stderr.write(f"{text}\r")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    run(main(json.loads(sys.argv[1])))

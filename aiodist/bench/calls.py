@@ -1,0 +1,119 @@
+"""aiodist's calls for each case, bound to tensors, and how they are timed."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aiodist.bench.cases import IN_FLIGHT, Array, Case, check, fill
+from aiodist.group import ProcessGroup
+
+Once = Callable[[], Awaitable[Any]]
+
+
+class UnavailableError(Exception):
+    """This case cannot be measured here; says why."""
+
+
+class Bound:
+    """A case with its tensors on one group.
+
+    Args:
+        pg: the group.
+        case: what to measure.
+    """
+
+    def __init__(self, pg: ProcessGroup, case: Case) -> None:
+        self.pg = pg
+        self.case = case
+        self.tensor = self.out = np.empty(0, case.numpy_dtype)
+
+    async def prepare(self) -> None:
+        """Allocate, run once on values that differ between ranks, check the result, and set all to zero.
+
+        Raises:
+            UnavailableError: the group cannot do it.
+            WrongResultError: it did it wrong.
+        """
+        pg, case = self.pg, self.case
+        if case.what == "p2p" and pg.size < 2:
+            raise UnavailableError("needs two ranks")
+        length, out_length = case.lengths(pg.size)
+        self.tensor = await self._empty(length)
+        self.out = await self._empty(out_length)
+        fill(self.tensor, pg.rank)
+        self.out[:] = 0
+        await pg.barrier()
+        await self.once()()
+        check(case, pg.rank, pg.size, self.tensor, self.out)
+        self.tensor[:] = 0  # sums of sums would overflow
+
+    async def _empty(self, length: int) -> Array:
+        if not self.case.shared or not length:
+            return np.empty(length, self.case.numpy_dtype)
+        make = getattr(self.pg, "empty", None)
+        if make is None:
+            raise UnavailableError("pg.empty does not exist in this version")
+        made = make((length,), self.case.numpy_dtype)
+        array: Array = await made if inspect.isawaitable(made) else made
+        return array
+
+    def once(self) -> Once:
+        """The operation: call it and await what it returns."""
+        pg, tensor, out = self.pg, self.tensor, self.out
+        match self.case.what:
+            case "all_reduce":
+                return partial(pg.all_reduce, tensor)
+            case "all_gather":
+                return partial(pg.all_gather, tensor, out.reshape(pg.size, -1))
+            case "reduce_scatter":
+                return partial(pg.reduce_scatter, tensor, out)
+            case "broadcast":
+                return partial(pg.broadcast, tensor)
+            case "all_to_all":
+                return partial(pg.all_to_all, tensor, out)
+            case "p2p":
+                return (self._ping, self._pong, self._idle)[min(pg.rank, 2)]
+            case "barrier":
+                return pg.barrier
+            case "inflight":
+                rows = [tensor.copy() for _ in range(IN_FLIGHT)]
+                return partial(self._in_flight, rows)
+        raise UnavailableError(f"there is no {self.case.what}")
+
+    async def _ping(self) -> None:
+        await self.pg.send(self.tensor, 1)
+        await self.pg.recv(self.out, 1)
+
+    async def _pong(self) -> None:
+        await self.pg.recv(self.out, 0)
+        await self.pg.send(self.tensor, 0)
+
+    async def _idle(self) -> None:
+        pass
+
+    async def _in_flight(self, rows: list[Array]) -> None:
+        works = [self.pg.all_reduce(row, async_op=True) for row in rows]
+        for work in works:
+            await work
+
+
+async def timed(once: Once, samples: int, inner: int) -> list[float]:
+    """Seconds per operation, once for each sample of `inner` operations in a row."""
+    taken = []
+    for _ in range(samples):
+        began = time.perf_counter()
+        for _ in range(inner):
+            await once()
+        taken.append((time.perf_counter() - began) / inner)
+    return taken
+
+
+def per_operation(case: Case, seconds: float) -> float:
+    """Seconds as they are reported: half of there and back, and one of those in flight."""
+    return seconds / {"p2p": 2, "inflight": IN_FLIGHT}.get(case.what, 1)

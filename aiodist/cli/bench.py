@@ -1,0 +1,66 @@
+"""`aiodist bench`: how fast aiodist is here, on some processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aiodist.cli.parser import Parser
+from aiodist.cli.run import workers_per_node
+from aiodist.errors import UsageError
+from aiodist.launch.plan import Plan
+
+_BUDGET, _QUICK = 0.25, 0.05  # seconds for one line of the table
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; 0 if every result was right."""
+    plan = make_plan(argv, live=sys.stderr.isatty())
+    from aiodist.launch.agent import run
+
+    return run(plan)
+
+
+def make_plan(argv: Sequence[str], *, live: bool) -> Plan:
+    """The job that a command line asks for.
+
+    Args:
+        argv: after 'bench'.
+        live: whether a progress line can be drawn.
+
+    Raises:
+        UsageError: a command line without meaning.
+        SystemExit: --help (0).
+    """
+    # NumPy is behind these names, and the launcher starts without it.
+    from aiodist.bench.cases import SWEPT
+    from aiodist.bench.measures import SIZES, parse_size
+
+    parser = Parser("aiodist bench", description=__doc__)
+    parser.add_argument(
+        "-n", "--nproc-per-node", "--nproc_per_node", default="2", metavar="N", help="ranks (2)"
+    )
+    parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="8 64KiB 16MiB … (8 B to 256 MiB)")
+    parser.add_argument("--only", nargs="+", choices=SWEPT, metavar="NAME", help=", ".join(SWEPT))
+    parser.add_argument("--quick", action="store_true", help="up to 16 MiB, fewer repeats")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    args = parser.parse_args(list(argv))
+    default = tuple(size for size in SIZES if size <= 16 << 20) if args.quick else SIZES
+    options: dict[str, Any] = {
+        "kinds": args.only or SWEPT,
+        "sizes": sorted({parse_size(text) for text in args.sizes}) if args.sizes else default,
+        "budget": _QUICK if args.quick else _BUDGET,
+        "live": live,
+        "json": str(Path(args.json).absolute()) if args.json else None,
+    }
+    if args.json and not Path(args.json).absolute().parent.is_dir():
+        raise UsageError(f"--json {args.json}: there is no such folder")
+    return Plan(
+        command=(sys.executable, "-m", "aiodist.bench", json.dumps(options)),
+        nproc=workers_per_node(args.nproc_per_node, os.environ),
+        prefix="",
+    )

@@ -1,0 +1,93 @@
+"""When it pays to look again at a socket for some microseconds before sleeping on it.
+
+Waking a sleeping process on another core costs 20 to 40 µs, more than everything else in a round trip to
+a store on this host (about 15 µs where both ends look again). So both ends do, within two bounds: a wait
+polls for at most `POLL` seconds, and a loop that polls, or that gets its answers that way, turns at least
+every `TURN` seconds (law 7). Where polling was in vain it is tried more and more rarely, so a store that
+is far away, busy, or in this very loop costs next to nothing. A poll gives the core to whoever wants it
+(`sched_yield`) between looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import weakref
+from collections.abc import Callable
+
+POLL = 50e-6
+TURN = 500e-6
+_RAREST = 256  # of so many waits one polls at least
+
+_give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+class Turn:
+    """How long a loop has not turned. One exists for each loop (`Turn.of`)."""
+
+    __slots__ = ("__weakref__", "_loop", "_since")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Weak: the table that holds this must not keep the loop.
+        self._loop = weakref.ref(loop)
+        self._since: float | None = None
+
+    @staticmethod
+    def of(loop: asyncio.AbstractEventLoop) -> Turn:
+        """The one of a loop."""
+        turn = _turns.get(loop)
+        if turn is None:
+            turn = _turns[loop] = Turn(loop)
+        return turn
+
+    def overdue(self, now: float) -> bool:
+        """Whether the loop ought to turn before anybody polls again."""
+        since = self._since
+        if since is None:
+            loop = self._loop()
+            if loop is None or loop.is_closed():
+                return True
+            self._since = now
+            loop.call_soon(self._turned)
+            return False
+        return now - since > TURN
+
+    def _turned(self) -> None:
+        self._since = None
+
+
+_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = weakref.WeakKeyDictionary()
+
+
+class Poller:
+    """Decides for one connection whether to poll, by how it went before."""
+
+    __slots__ = ("_misses", "_skip", "_turn")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._turn = Turn.of(loop)
+        self._misses = 0
+        self._skip = 0
+
+    def overdue(self) -> bool:
+        """Whether the loop has not turned for too long."""
+        return self._turn.overdue(time.monotonic())
+
+    def poll(self, look: Callable[[], bool]) -> bool:
+        """Call `look` until it says True, for a bounded time → whether it did; False where it is not worth it."""
+        if self._skip:
+            self._skip -= 1
+            return False
+        now = time.monotonic()
+        if self._turn.overdue(now):
+            return False
+        end = now + POLL
+        while not look():
+            _give_way()
+            if time.monotonic() > end:
+                self._misses += 1
+                self._skip = min(1 << self._misses, _RAREST)
+                return False
+        self._misses = 0
+        return True

@@ -1,0 +1,61 @@
+"""Who has which part of a home. Pure.
+
+Pages cost nothing until they are touched and are never given back (a sealed arena cannot be cut), so the
+heap reuses what was freed before it goes on: first fit, from the start.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+ALIGN = 64
+"""Bytes of a cache line: every piece begins on one."""
+
+
+class Heap:
+    """Pieces of an address range.
+
+    Args:
+        start: the first byte.
+        stop: the byte after the last one.
+    """
+
+    __slots__ = ("_free", "_taken", "start", "stop")
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start = -(-start // ALIGN) * ALIGN
+        self.stop = stop
+        self._free: list[tuple[int, int]] = [(self.start, stop)]  # (start, stop), in order, never touching
+        self._taken: dict[int, int] = {}
+
+    def take(self, nbytes: int, align: int = ALIGN) -> int:
+        """The offset of a piece.
+
+        Raises:
+            MemoryError: no piece is large enough.
+        """
+        size = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
+        for number, (start, stop) in enumerate(self._free):
+            at = -(-start // align) * align
+            if at + size <= stop:
+                rest = [(a, b) for a, b in ((start, at), (at + size, stop)) if a < b]
+                self._free[number : number + 1] = rest
+                self._taken[at] = size
+                return at
+        raise MemoryError(f"no {nbytes} bytes left of {self.stop - self.start} that are shared")
+
+    def free(self, at: int) -> None:
+        """Give a piece back."""
+        size = self._taken.pop(at)
+        start, stop = at, at + size
+        number = bisect_left(self._free, (start, stop))
+        if number < len(self._free) and self._free[number][0] == stop:
+            stop = self._free.pop(number)[1]
+        if number and self._free[number - 1][1] == start:
+            number -= 1
+            start = self._free.pop(number)[0]
+        self._free.insert(number, (start, stop))
+
+    def taken(self) -> int:
+        """Bytes that are given out."""
+        return sum(self._taken.values())

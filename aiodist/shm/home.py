@@ -1,0 +1,164 @@
+"""One process's memory and bells, which all its neighbours on the host hold.
+
+The memory is one large arena: pages are taken when they are first touched, so its size costs nothing.
+A bell is an eventfd: whoever holds it can wake the owner's event loop, or the thread that does its bulk
+work. Nothing else can be done with one, and only the owner writes the memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import weakref
+
+from aiodist.errors import BackendUnavailable, WireError
+from aiodist.shm.arena import Arena, Window
+
+HOME_BYTES = 64 << 30
+"""Bytes of a home where nothing limits them: address space, not memory."""
+
+_SHARE = 64  # of a limited address space a home takes this part: those of all neighbours are mapped, too
+_SMALLEST = 16 << 20
+
+
+class Home:
+    """This process's own memory and bells. Linux only; see `shm.available`.
+
+    Args:
+        nbytes: usable bytes of the memory; virtual ones, taken page by page when touched.
+        nonce: `arena.NONCE_BYTES` random bytes, which stand at the start.
+
+    Raises:
+        BackendUnavailable: the system does not give that much address space, or no more descriptors.
+
+    Attributes:
+        arena: the memory.
+        view: all of it, writable.
+        nbytes: of `view`: one page more than is usable.
+        loop_bell: the eventfd that wakes the event loop. Reading it never blocks.
+        bulk_bell: the one that wakes the thread for bulk work.
+    """
+
+    def __init__(self, nbytes: int, nonce: bytes) -> None:
+        bells: list[int] = []
+        try:
+            self.arena = Arena(nbytes, nonce)
+            try:
+                bells.extend(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+            except BaseException:
+                self.arena.close()
+                raise
+        except (OSError, ValueError, OverflowError) as error:
+            for bell in bells:
+                os.close(bell)
+            raise BackendUnavailable(
+                f"no shared memory of {nbytes >> 20} MiB of address space"
+                f" ({getattr(error, 'strerror', None) or error})",
+                hint="Raise the limits (ulimit -v, -f, -n), or set AIODIST_TRANSPORT=tcp",
+            ) from error
+        self.view = self.arena.view
+        self.nbytes = self.arena.nbytes
+        self.loop_bell, self.bulk_bell = bells
+        self._pid = os.getpid()
+        # A forked child must not write what its parent shares, and core dumps need not hold it.
+        self.arena.advise(mmap.MADV_DONTFORK, mmap.MADV_DONTDUMP)
+        _homes.add(self)
+
+    def descriptors(self) -> tuple[int, int, int]:
+        """What a neighbour is sent: the memory, the loop's bell, the thread's bell."""
+        return self.arena.fd, self.loop_bell, self.bulk_bell
+
+    def close(self) -> None:
+        """Unmap, as soon as nobody looks at a piece; neighbours keep what they have mapped. May be called
+        twice. No thread may use a bell any more."""
+        self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
+        if os.getpid() == self._pid:
+            self.arena.close()
+        else:
+            self.arena.close_fd()  # of a forked child, which has no such mapping
+
+
+class Neighbour:
+    """A process of this host, as seen from here: its memory to read, its bells to ring.
+
+    Args:
+        rank: its global rank.
+        pid: as the kernel says; 0 where it cannot be seen from here.
+        descriptors: what its `Home.descriptors` named, as they came; owned from now on.
+        nbytes: of its home, as it says.
+        nonce: of its home, as it says.
+
+    Raises:
+        WireError: these are not a sealed arena with that nonce and two bells.
+        OSError: the memory cannot be mapped here.
+
+    Attributes:
+        window: the memory.
+        view: all of it, read-only.
+        loop_bell: rings its event loop.
+        bulk_bell: rings its thread for bulk work.
+    """
+
+    def __init__(
+        self, rank: int, pid: int, descriptors: tuple[int, int, int], nbytes: int, nonce: bytes
+    ) -> None:
+        self.rank = rank
+        self.pid = pid
+        memory, self.loop_bell, self.bulk_bell = descriptors
+        try:
+            for bell in descriptors[1:]:
+                if os.get_blocking(bell) or os.readlink(f"/proc/self/fd/{bell}") != "anon_inode:[eventfd]":
+                    raise WireError("a bell that is none")
+            self.window = Window(memory, nbytes)
+            if self.window.nonce != nonce:
+                self.window.close()
+                raise WireError("a home that is somebody else's")
+        except BaseException:
+            self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
+            raise
+        finally:
+            os.close(memory)
+        self.view = self.window.view
+
+    def ring_loop(self) -> None:
+        """Wake its event loop. Ringing a bell that rings already, or after `close`, does nothing."""
+        _ring(self.loop_bell)
+
+    def ring_bulk(self) -> None:
+        """Wake its thread for bulk work."""
+        _ring(self.bulk_bell)
+
+    def close(self) -> None:
+        """Unmap, as soon as nobody looks at a piece. May be called twice. No thread may ring any more."""
+        self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
+        self.window.close()
+
+
+def home_bytes() -> int:
+    """A size for a home that leaves room for its neighbours' where the address space is limited."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return HOME_BYTES if limit == resource.RLIM_INFINITY else min(HOME_BYTES, max(limit // _SHARE, _SMALLEST))
+
+
+def _ring(bell: int) -> None:
+    if bell >= 0:
+        try:
+            os.eventfd_write(bell, 1)
+        except BlockingIOError:
+            pass  # rung 2^64 - 2 times and not heard yet: it rings
+
+
+def _close(fd: int) -> int:
+    if fd >= 0:
+        os.close(fd)
+    return -1
+
+
+# A forked child has no mapping where its copy of a home says. That copy must never be unmapped: what else
+# the child has put there by then would go with it. So it is kept.
+_homes: weakref.WeakSet[Home] = weakref.WeakSet()
+_inherited: list[Home] = []
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _inherited.extend(_homes))

@@ -1,0 +1,46 @@
+"""Connecting sockets, and which host this is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+_FULL_PAUSE = 0.005  # a Unix listener's backlog is full: unlike TCP, connect() refuses to wait
+
+
+async def connect_unix(address: bytes) -> socket.socket:
+    """A connection to a Unix socket; waits for as long as its backlog is full."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                sock.connect(address)
+                return sock
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_PAUSE)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def connect_tcp(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
+    """A TCP connection to a numeric address."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        await loop.sock_connect(sock, (host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def boot_id() -> str:
+    """Names this boot of this host; processes that share it may share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename

@@ -1,0 +1,1 @@
+"""What runs in the rank processes: one module per peer, and the loop that takes the driver's orders."""

@@ -1,0 +1,97 @@
+"""One rank: takes the driver's orders until it is told to end, or the driver is gone.
+
+`python -m benchmarks.ranks PEER SOCKET RANK SIZE`. Between orders it waits in the kernel for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Coroutine
+from typing import Any
+
+from benchmarks.link import pack, receive, receive_async
+from benchmarks.ranks.base import AbsentError, Peer
+
+PEERS = {
+    "aiodist": ("with_aiodist", "AiodistPeer"),
+    "gloo": ("with_gloo", "GlooPeer"),
+    "mpi": ("with_mpi", "MpiPeer"),
+    "passes": ("passes", "PassesPeer"),
+    "sockets": ("sockets", "SocketsPeer"),
+    "aiodist-store": ("stores", "AiodistStore"),
+    "torch-store": ("stores", "TorchStore"),
+}
+ON_A_LOOP = ("aiodist", "aiodist-store")
+
+
+def main() -> None:
+    """Serve the driver."""
+    kind, path, rank, size = sys.argv[1:5]
+    module, name = PEERS[kind]
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(path)
+    threading.Thread(target=_die_with_driver, args=(sock,), daemon=True).start()
+    peer: Peer = getattr(importlib.import_module(f"benchmarks.ranks.{module}"), name)(int(rank), int(size))
+    if kind == "torch-store":
+        importlib.import_module("torch.distributed")
+    sock.sendall(
+        pack({"rank": peer.rank, "size": peer.size, "pid": os.getpid(), "versions": peer.versions()})
+    )
+    if kind in ON_A_LOOP:
+        from aiodist.runtime import run
+
+        sock.setblocking(False)
+        run(_serve(peer, sock))
+    else:
+        while _finish(_obey(peer, receive(sock), sock)):
+            pass
+
+
+async def _serve(peer: Peer, sock: socket.socket) -> None:
+    while await _obey(peer, await receive_async(sock), sock):
+        pass
+
+
+async def _obey(peer: Peer, order: dict[str, Any], sock: socket.socket) -> bool:
+    """Carry out one order and answer it; False after the last one."""
+    name = order.pop("do")
+    try:
+        answer = {"result": await getattr(peer, name)(**order)} if name != "end" else {"result": None}
+    except AbsentError as absent:
+        answer = {"absent": str(absent)}
+    except Exception:
+        answer = {"error": traceback.format_exc()}
+    data = pack(answer)
+    if sock.getblocking():
+        sock.sendall(data)
+    else:
+        await asyncio.get_running_loop().sock_sendall(sock, data)
+    return bool(name != "end")
+
+
+def _finish(order: Coroutine[Any, Any, bool]) -> bool:
+    """Run a coroutine that never suspends."""
+    try:
+        order.send(None)
+    except StopIteration as end:
+        return bool(end.value)
+    raise RuntimeError("a blocking peer suspended")
+
+
+def _die_with_driver(sock: socket.socket) -> None:
+    """In a thread: end this process at once when the driver has gone, whatever it is doing."""
+    poll = select.poll()
+    poll.register(sock, getattr(select, "POLLRDHUP", select.POLLHUP))
+    poll.poll()
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""aiodist in one rank: `await pg.all_reduce(array)` and so on, on the loop that takes the orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+import aiodist as dist
+from aiodist.bench.calls import Bound, UnavailableError, timed
+from aiodist.bench.cases import Case
+from aiodist.bench.lateness import Ticker
+from aiodist.bench.measures import quantile
+from aiodist.bench.sweep import lateness
+from benchmarks.ranks.base import Peer
+
+
+class AiodistPeer(Peer):
+    """See `Peer`."""
+
+    pg: dist.ProcessGroup
+    bound: Bound | None = None
+
+    def versions(self) -> dict[str, str]:
+        return {"aiodist": version("aiodist"), "uvloop": version("uvloop")}
+
+    async def connect(self, port: int) -> None:
+        self.pg = await dist.init_process_group(
+            init_method=f"tcp://127.0.0.1:{port}", rank=self.rank, world_size=self.size, timeout=60
+        )
+
+    async def disconnect(self) -> None:
+        await self.pg.aclose()
+
+    async def barrier(self) -> None:
+        await self.pg.barrier()
+
+    async def all_reduce(self, array: Any) -> None:
+        await self.pg.all_reduce(array)
+
+    async def issue(self, array: Any) -> Callable[[], Awaitable[None]]:
+        return self.pg.all_reduce(array, async_op=True).wait
+
+    async def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
+        self.bound = Bound(self.pg, Case(**case))
+        try:
+            await self.bound.prepare()
+        except UnavailableError as absent:
+            await self.drop()
+            return {"absent": str(absent)}
+        self.once = self.bound.once()
+        return {}
+
+    async def turn(self, samples: int, inner: int) -> list[float]:
+        assert self.once is not None
+        await self.barrier()
+        return await timed(self.once, samples, inner)
+
+    async def drop(self) -> None:
+        self.once = self.bound = None
+
+    async def late(self, nbytes: int, seconds: float) -> dict[str, float]:
+        """How late a 1 ms ticker is during all_reduces, and on the idle loop."""
+        await self.barrier()
+        ticker = Ticker()
+        ticker.start()
+        await asyncio.sleep(seconds / 4)
+        idle = ticker.stop()
+        await self.barrier()
+        found = await lateness(self.pg, nbytes, seconds)
+        shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+        return {name: quantile(found, share) for name, share in shares.items()} | {
+            "idle_p99": quantile(idle, 0.99),
+            "ticks": float(len(found)),
+        }

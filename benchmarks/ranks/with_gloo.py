@@ -1,0 +1,122 @@
+"""torch.distributed on gloo in one rank: `dist.all_reduce(tensor)` and so on."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from aiodist.bench.cases import IN_FLIGHT, Array, Case
+from benchmarks.ranks.base import AbsentError, Call, Peer
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class GlooPeer(Peer):
+    """See `Peer`."""
+
+    def versions(self) -> dict[str, str]:
+        return {"torch": torch.__version__}
+
+    async def connect(self, port: int) -> None:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=self.rank,
+            world_size=self.size,
+            timeout=datetime.timedelta(seconds=60),
+        )
+
+    async def disconnect(self) -> None:
+        dist.destroy_process_group()
+
+    async def barrier(self) -> None:
+        dist.barrier()
+
+    async def all_reduce(self, array: Any) -> None:
+        dist.all_reduce(array)
+
+    def zeros(self, count: int) -> Any:
+        return torch.zeros(count)
+
+    async def issue(self, array: Any) -> Callable[[], Awaitable[None]]:
+        work = dist.all_reduce(array, async_op=True)
+
+        async def wait() -> None:
+            work.wait()
+
+        return wait
+
+    async def bind(self, case: Case) -> tuple[Call, Array, Array]:
+        length, out_length = case.lengths(self.size)
+        tensor = torch.empty(length, dtype=_DTYPES[case.dtype])
+        out = torch.empty(out_length, dtype=_DTYPES[case.dtype])
+        return self._call(case.what, tensor, out), _view(tensor), _view(out)
+
+    def _call(self, what: str, tensor: Any, out: Any) -> Call:
+        match what:
+            case "all_reduce":
+                return partial(dist.all_reduce, tensor)
+            case "all_gather":
+                return partial(dist.all_gather_into_tensor, out, tensor)
+            case "reduce_scatter":
+                return _or_absent(partial(dist.reduce_scatter_tensor, out, tensor))
+            case "broadcast":
+                return partial(dist.broadcast, tensor, 0)
+            case "all_to_all":
+                return _or_absent(partial(dist.all_to_all_single, out, tensor))
+            case "p2p":
+                return (partial(_ping, tensor, out), partial(_pong, tensor, out), _idle)[min(self.rank, 2)]
+            case "barrier":
+                return partial(dist.barrier)
+            case "inflight":
+                return partial(_in_flight, [tensor.clone() for _ in range(IN_FLIGHT)])
+        raise AbsentError(f"has no {what}")
+
+
+def _or_absent(once: Call) -> Call:
+    """gloo refuses what it lacks before it sends anything, on every rank."""
+
+    def call() -> None:
+        try:
+            once()
+        except (RuntimeError, NotImplementedError) as error:
+            if "support" not in str(error) and "implement" not in str(error):
+                raise
+            raise AbsentError(str(error).splitlines()[0]) from None
+
+    return call
+
+
+def _view(tensor: Any) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        words: Array = tensor.view(torch.int16).numpy()
+        return words.view(np.dtype(ml_dtypes.bfloat16))
+    view: Array = tensor.numpy()
+    return view
+
+
+def _ping(tensor: Any, out: Any) -> None:
+    dist.send(tensor, 1)
+    dist.recv(out, 1)
+
+
+def _pong(tensor: Any, out: Any) -> None:
+    dist.recv(out, 0)
+    dist.send(tensor, 0)
+
+
+def _idle() -> None:
+    pass
+
+
+def _in_flight(tensors: list[Any]) -> None:
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()

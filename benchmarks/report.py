@@ -1,0 +1,109 @@
+"""The Markdown report of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from aiodist.bench.measures import show_bandwidth, show_seconds, show_size, show_value
+from aiodist.bench.table import table
+from benchmarks.bars import bars_table, evaluate
+from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, Peer
+from benchmarks.results import Record, Results
+from benchmarks.suites.sweeps import NAMES
+
+_BY_SIZE = (*NAMES, "halves", "tcp", "inflight")
+
+
+def report(results: Results, peers: Sequence[Peer]) -> str:
+    """The whole page."""
+    parts = ["# Benchmarks", machine(results.facts)]
+    parts += ["## Goals", bars_table(evaluate(results))]
+    for suite in _BY_SIZE:
+        parts += _sweeps(results, suite)
+    others = [record for record in results.records if record.suite not in _BY_SIZE]
+    if others:
+        parts += ["## Beside the sweeps", _others(others)]
+    parts += ["## What is timed", _method(peers)]
+    if results.notes:
+        parts += ["## Left out", "\n".join(f"- {note.splitlines()[0]}" for note in results.notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def machine(facts: dict[str, Any]) -> str:
+    """Where and with what."""
+    packages = ", ".join(f"{name} {version}" for name, version in facts.get("packages", {}).items())
+    libraries = ", ".join(
+        f"{peer}: {versions['library']}"
+        for peer, versions in facts.get("peers", {}).items()
+        if "library" in versions
+    )
+    rows = [
+        ["date", facts.get("date", "")],
+        ["commit", facts.get("commit", "")],
+        ["processor", f"{facts.get('cpu', '')}, {facts.get('cores', '?')} cores available"],
+        ["memory", show_size(facts.get("memory_bytes", 0))],
+        ["system", f"{facts.get('kernel', '')}, Python {facts.get('python', '')}"],
+        ["packages", packages],
+        ["MPI libraries", libraries or "none"],
+        ["load before", f"{facts.get('load_before', 0):.2f}"],
+    ]
+    return "\n".join(f"- {name}: {value}" for name, value in rows)
+
+
+def groups(results: Results, suite: str) -> dict[tuple[str, str, int], list[Record]]:
+    """The records of a suite, by (operation, dtype, ranks)."""
+    found: dict[tuple[str, str, int], list[Record]] = {}
+    for record in results.select(suite=suite):
+        found.setdefault((record.what, record.dtype, record.ranks), []).append(record)
+    return found
+
+
+def _sweeps(results: Results, suite: str) -> list[str]:
+    parts = []
+    for (what, dtype, ranks), records in groups(results, suite).items():
+        over = " over TCP" if suite == "tcp" else ""
+        title = f"64 {'all_reduces in flight'}" if what == "inflight" else what
+        name = " ".join(filter(None, [title, dtype]))
+        parts += [f"## {name}{over}, {ranks} ranks", "Time per operation:", by_size(records, _time)]
+        if any(record.nbytes for record in records) and what != "inflight":
+            parts += ["busbw, GB/s:", by_size(records, lambda record: show_bandwidth(record.busbw))]
+    return parts
+
+
+def by_size(records: Sequence[Record], show: Any) -> str:
+    """One row for each size, one column for each peer."""
+    peers = list(dict.fromkeys(record.peer for record in records))
+    cells = {(record.nbytes, record.peer): show(record) for record in records}
+    rows = [
+        [show_size(nbytes) if nbytes else "–", *(cells.get((nbytes, peer), "–") for peer in peers)]
+        for nbytes in sorted({record.nbytes for record in records})
+    ]
+    return table(["size", *peers], rows)
+
+
+def _time(record: Record) -> str:
+    return show_seconds(record.value)
+
+
+def _others(records: Sequence[Record]) -> str:
+    rows = []
+    for record in records:
+        show = partial(show_value, unit=record.unit)
+        spread = f"{show(record.low)} – {show(record.high)}" if record.count > 1 else ""
+        ranks = str(record.ranks)
+        size = show_size(record.nbytes) if record.nbytes else ""
+        rows.append([f"{record.suite}: {record.what}", record.peer, ranks, size, show(record.value), spread])
+    return table(["what", "who", "ranks", "size", "median", "10% – 90%"], rows)
+
+
+def _method(peers: Sequence[Peer]) -> str:
+    lines = [
+        f"- {peer.name}: `{peer.calls}`" for peer in (*peers, AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS)
+    ]
+    return (
+        "Medians over all turns of the time per operation on rank 0. Peers take turns within each size; "
+        "those that wait block in the kernel. Results are checked once for each size. busbw as nccl-tests "
+        "define it; p2p is half of there and back; in flight is per all_reduce.\n\n" + "\n".join(lines)
+    )

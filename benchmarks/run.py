@@ -1,0 +1,138 @@
+"""One run: what is asked for, the crews that are up, and the steps in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from aiodist.bench.measures import SIZES
+from benchmarks.crew import AbsentError, Crew, CrewError, free_port
+from benchmarks.peers import Found, Peer
+from benchmarks.progress import Progress
+from benchmarks.results import Results
+
+_PATIENCE = 2  # failures of a crew after which it is not started again
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked for.
+
+    Args:
+        ranks: world sizes of the sweeps.
+        only: names of suites; empty: all.
+        sizes: of the sweeps.
+        turns: how often each peer's turn comes, for each size.
+        budget: seconds of one turn.
+        minutes: after these, what is left is skipped.
+        quick: smaller and fewer of everything.
+    """
+
+    ranks: tuple[int, ...] = (2, 4)
+    only: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = SIZES
+    turns: int = 5
+    budget: float = 0.08
+    minutes: float = 25.0
+    quick: bool = False
+
+
+QUICK = Settings(sizes=(8, 64 << 10, 1 << 20, 16 << 20), turns=2, budget=0.02, minutes=3.0, quick=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A piece of work.
+
+    Args:
+        suite: its suite.
+        label: what to call it.
+        work: what to do.
+        ranks: the world size whose kept crews it uses; 0: none.
+    """
+
+    suite: str
+    label: str
+    work: Callable[[], None]
+    ranks: int = 0
+
+
+@dataclass
+class Run:
+    """What the suites share.
+
+    Attributes:
+        found: the peers.
+        settings: what is asked for.
+        results: where figures go.
+        progress: what the user sees.
+    """
+
+    found: Found
+    settings: Settings
+    results: Results
+    progress: Progress = field(default_factory=lambda: Progress(1))
+    _crews: dict[tuple[str, int], Crew] = field(default_factory=dict)
+    _failures: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def peers(self, *names: str) -> list[Peer]:
+        """Those of these peers that are here."""
+        return [self.found.peers[name] for name in names if name in self.found.peers]
+
+    def crew(self, peer: Peer, size: int) -> Crew:
+        """The connected ranks of a peer; kept until `close_crews`.
+
+        Raises:
+            CrewError: they do not start, or have failed too often.
+        """
+        key = (peer.name, size)
+        if key not in self._crews:
+            if self.given_up(peer, size):
+                raise CrewError(f"{peer.name} on {size} ranks has failed before")
+            crew = self._crews[key] = Crew(peer, size)
+            crew.call("connect", port=free_port())
+            self.results.facts.setdefault("peers", {}).setdefault(peer.name, crew.versions)
+        return self._crews[key]
+
+    def given_up(self, peer: Peer, size: int) -> bool:
+        """Whether the peer has failed too often at this world size."""
+        return self._failures.get((peer.name, size), 0) >= _PATIENCE
+
+    def failed(self, peer: Peer, size: int, error: CrewError) -> None:
+        """Note a failure; the ranks are ended, and started anew when they are needed again."""
+        key = (peer.name, size)
+        self._failures[key] = self._failures.get(key, 0) + 1
+        self.results.note(str(error))
+        self.progress.say(str(error))
+        if self.given_up(peer, size):
+            self.results.note(f"{peer.name} on {size} ranks was given up after {_PATIENCE} failures")
+        crew = self._crews.pop(key, None)
+        if crew is not None:
+            crew.close()
+
+    def close_crews(self, size: int | None = None) -> None:
+        """End the ranks of all peers, or of all with one world size."""
+        for key in [key for key in self._crews if size is None or key[1] == size]:
+            self._crews.pop(key).close()
+
+    def carry_out(self, steps: Sequence[Step]) -> None:
+        """Do one step after the other; one that fails is noted, and does not keep the others from running."""
+        self.progress = Progress(len(steps))
+        until = time.monotonic() + 60 * self.settings.minutes
+        try:
+            for step in steps:
+                self.progress.step(step.suite, step.label)
+                if time.monotonic() > until:
+                    self.results.note(f"out of time: {step.suite} {step.label} was skipped")
+                    continue
+                try:
+                    step.work()
+                except AbsentError as absent:
+                    self.results.note(f"{step.suite} {step.label}: {absent}")
+                except CrewError as error:
+                    self.results.note(f"{step.suite} {step.label}: {error}")
+                    self.progress.say(str(error))
+        finally:
+            self.progress.end()
+            self.close_crews()

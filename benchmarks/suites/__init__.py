@@ -1,0 +1,39 @@
+"""The suites, by name, in the order in which they run; each gives its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.run import Run, Step
+from benchmarks.suites import beside, launch, memory, startup, store, sweeps
+
+SUITES: dict[str, Callable[[Run], list[Step]]] = {
+    **{name: sweeps.collective(name) for name in sweeps.NAMES},
+    "halves": sweeps.halves,
+    "inflight": sweeps.in_flight,
+    "tcp": sweeps.tcp,
+    "lateness": beside.lateness,
+    "overlap": beside.overlap,
+    "memory": memory.memory,
+    "init": startup.init,
+    "store": store.store,
+    "launch": launch.launch,
+}
+
+
+def steps(run: Run) -> list[Step]:
+    """The steps of all wanted suites. Sweeps go world size by world size, so that few processes are up."""
+    wanted = [name for name in SUITES if not run.settings.only or name in run.settings.only]
+    found = [step for name in wanted for step in SUITES[name](run)]
+    small = [step for step in found if step.ranks == 2]
+    swept: list[Step] = []
+    for size in run.settings.ranks:
+        here = [step for step in found if step.ranks == size]
+        swept += [*here, _end(run, size)] if here else []
+    if 2 not in run.settings.ranks and small:
+        swept += [*small, _end(run, 2)]
+    return swept + [step for step in found if step.ranks == 0]
+
+
+def _end(run: Run, size: int) -> Step:
+    return Step("end", f"of {size} ranks", lambda: run.close_crews(size), size)

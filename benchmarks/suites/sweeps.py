@@ -1,0 +1,62 @@
+"""Collectives by size, beside every peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from aiodist.bench.cases import SWEPT, Case
+from aiodist.bench.measures import show_size
+from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, Peer
+from benchmarks.run import Run, Step
+from benchmarks.turns import measure
+
+NAMES = SWEPT
+_ALL = ("aiodist", "gloo", "openmpi", "mpich")
+_HALVES = ("float16", "bfloat16")
+
+
+def collective(what: str) -> Callable[[Run], list[Step]]:
+    """The suite of one operation in float32."""
+
+    def suite(run: Run) -> list[Step]:
+        peers = run.peers(*_ALL)
+        if what in ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"):
+            peers.insert(1, AIODIST_EMPTY)
+        if what == "all_reduce":
+            peers.append(PASSES)
+        ranks = (2,) if what == "p2p" else run.settings.ranks
+        sizes = (0,) if what == "barrier" else run.settings.sizes
+        return [_step(run, what, Case(what, nbytes), size, peers) for size in ranks for nbytes in sizes]
+
+    return suite
+
+
+def halves(run: Run) -> list[Step]:
+    """all_reduce of float16 and bfloat16, which MPI does not offer by mpi4py."""
+    sizes = [size for size in run.settings.sizes if size >= 1 << 10][:: 1 if run.settings.quick else 2]
+    peers = run.peers("aiodist", "gloo")
+    return [
+        _step(run, "halves", Case("all_reduce", nbytes, dtype), size, peers)
+        for size in run.settings.ranks
+        for dtype in _HALVES
+        for nbytes in sizes
+    ]
+
+
+def in_flight(run: Run) -> list[Step]:
+    """64 all_reduces of 1 KiB at once."""
+    peers = run.peers(*_ALL)
+    return [_step(run, "inflight", Case("inflight", 1 << 10), size, peers) for size in run.settings.ranks]
+
+
+def tcp(run: Run) -> list[Step]:
+    """all_reduce over TCP alone, beside gloo and beside raw sockets; two ranks."""
+    peers = [AIODIST_TCP, *run.peers("gloo"), SOCKETS]
+    return [_step(run, "tcp", Case("all_reduce", nbytes), 2, peers) for nbytes in run.settings.sizes]
+
+
+def _step(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) -> Step:
+    nbytes = f" {show_size(case.nbytes)}" if case.nbytes else ""
+    label = f"{case.what} {case.dtype}{nbytes}, {size} ranks"
+    return Step(suite, label, partial(measure, run, suite, case, size, peers), size)

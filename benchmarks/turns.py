@@ -1,0 +1,88 @@
+"""Turns: each peer measures the same case for a moment, one after the other, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from aiodist.bench.calls import per_operation
+from aiodist.bench.cases import Case
+from aiodist.bench.measures import repeats, show_size
+from benchmarks.crew import AbsentError, Crew, CrewError
+from benchmarks.machine import memory_available
+from benchmarks.peers import Peer
+from benchmarks.run import Run
+
+_SLOW = 0.3  # seconds for one operation, from which on fewer turns have to do
+_FEW = 3
+
+Order = Callable[..., list[Any]]
+
+
+def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) -> None:
+    """Measure a case on `size` ranks of each peer, in turns, and record it."""
+    length, out = case.lengths(size)
+    wanted = 2 * (length + out) * case.numpy_dtype.itemsize * size * len(peers)
+    if wanted > memory_available():
+        run.results.note(f"{suite} {show_size(case.nbytes)} on {size} ranks: not enough memory")
+        return
+    plans: dict[str, tuple[int, int, int]] = {}
+    crews: dict[str, Crew] = {}
+    for peer in peers:
+        if run.given_up(peer, size):
+            continue
+        run.progress.show(f"{peer.name} prepares")
+        try:
+            crew = run.crew(peer, size)
+            plans[peer.name] = prepare(crew.call, replace(case, shared=peer.shared), run.settings.budget)
+            crews[peer.name] = crew
+        except AbsentError as absent:
+            run.results.note(f"{peer.name}, {case.what} {case.dtype}: {absent}")
+        except CrewError as error:
+            run.failed(peer, size, error)
+    taken: dict[str, list[float]] = {name: [] for name in plans}
+    turns = run.settings.turns
+    for turn in range(turns):
+        for peer in peers:
+            if peer.name not in plans or turn >= min(turns, plans[peer.name][2]):
+                continue
+            run.progress.show(f"{peer.name} {turn + 1}/{turns}")
+            samples, inner, _ = plans[peer.name]
+            try:
+                taken[peer.name] += crews[peer.name].call("turn", samples=samples, inner=inner)[0]
+            except CrewError as error:
+                run.failed(peer, size, error)
+                del plans[peer.name]
+    for peer in peers:
+        if peer.name in plans:
+            crews[peer.name].call("drop")
+            values = [per_operation(case, seconds) for seconds in taken[peer.name]]
+            dtype = case.dtype if case.nbytes else ""
+            run.results.add(suite, case.what, peer.name, values, ranks=size, nbytes=case.nbytes, dtype=dtype)
+
+
+def prepare(call: Order, case: Case, budget: float) -> tuple[int, int, int]:
+    """Have a crew bind and check a case, and warm up.
+
+    Args:
+        call: gives an order to the ranks that take part.
+
+    Returns:
+        (samples of a turn, operations in each, turns).
+
+    Raises:
+        AbsentError: the peer has no such operation.
+    """
+    answers = call("prepare", case=asdict(case))
+    if "absent" in answers[0]:
+        raise AbsentError(answers[0]["absent"])
+    if "share" in answers[0]:
+        call("attach", shares=[answer["share"] for answer in answers])
+    seconds = 0.0
+    inner = 1
+    for _ in range(3):
+        seconds = min(call("turn", samples=1, inner=inner)[0])
+        inner = min(1000, repeats(seconds, budget)[1])
+    samples, inner = repeats(seconds, budget)
+    return samples, inner, _FEW if seconds > _SLOW else 1 << 30

@@ -1,0 +1,156 @@
+"""Homes: large at no cost, written by their owner alone, gone when closed."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from aiodist.errors import BackendUnavailable, WireError
+from aiodist.shm import home as module
+from aiodist.shm.arena import NONCE_BYTES, PAGE, available
+
+pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
+
+if available():
+    from aiodist.shm.home import HOME_BYTES, Home, Neighbour, home_bytes
+
+NONCE = bytes(range(NONCE_BYTES))
+
+
+def mailed(home: Home) -> tuple[int, int, int]:
+    """The descriptors as they come out of a letter."""
+    memory, loop_bell, bulk_bell = home.descriptors()
+    return os.dup(memory), os.dup(loop_bell), os.dup(bulk_bell)
+
+
+def maps() -> int:
+    with open("/proc/self/maps") as file:
+        return sum("memfd:aiodist" in line for line in file)
+
+
+def forked(child: object) -> int:
+    """The exit code of a child that calls `child`; minus the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child()  # type: ignore[operator]
+        finally:
+            os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_large_home_takes_no_memory() -> None:
+    home = Home(HOME_BYTES, NONCE)
+    assert home.nbytes == len(home.view) == HOME_BYTES + PAGE
+    home.view[HOME_BYTES : HOME_BYTES + 4] = b"last"
+    neighbour = Neighbour(3, 42, mailed(home), home.nbytes, NONCE)
+    assert (neighbour.rank, neighbour.pid) == (3, 42)
+    assert bytes(neighbour.view[HOME_BYTES : HOME_BYTES + 4]) == b"last"
+    assert os.fstat(home.arena.fd).st_blocks * 512 <= 2 * PAGE
+    with pytest.raises(TypeError):
+        neighbour.view[0] = 1
+    neighbour.close()
+    neighbour.close()
+    home.close()
+    home.close()
+    assert maps() == 0
+
+
+def test_bells_wake_their_owner() -> None:
+    home = Home(PAGE, NONCE)
+    neighbour = Neighbour(1, 1, mailed(home), home.nbytes, NONCE)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(home.loop_bell)
+    neighbour.ring_loop()
+    neighbour.ring_loop()
+    neighbour.ring_bulk()
+    assert os.eventfd_read(home.loop_bell) == 2
+    assert os.eventfd_read(home.bulk_bell) == 1
+    os.eventfd_write(home.loop_bell, 2**64 - 2)
+    neighbour.ring_loop()  # full: it rings already
+    neighbour.close()
+    neighbour.ring_loop()
+    neighbour.ring_bulk()
+    home.close()
+
+
+def test_what_is_no_home_is_refused() -> None:
+    home = Home(PAGE, NONCE)
+    with pytest.raises(WireError, match="somebody else's"):
+        Neighbour(1, 1, mailed(home), home.nbytes, bytes(NONCE_BYTES))
+    with pytest.raises(WireError, match="an arena of"):
+        Neighbour(1, 1, mailed(home), home.nbytes + PAGE, NONCE)
+    memory, loop_bell, bulk_bell = mailed(home)
+    with pytest.raises(WireError, match="a bell"):
+        Neighbour(1, 1, (loop_bell, memory, bulk_bell), home.nbytes, NONCE)
+    memory, loop_bell, bulk_bell = mailed(home)
+    os.close(bulk_bell)
+    bulk_bell = os.eventfd(0, os.EFD_CLOEXEC)  # reading or ringing it could block
+    with pytest.raises(WireError, match="a bell"):
+        Neighbour(1, 1, (memory, loop_bell, bulk_bell), home.nbytes, NONCE)
+    home.close()
+    assert maps() == 0
+
+
+def test_closing_while_somebody_looks() -> None:
+    home = Home(PAGE, NONCE)
+    neighbour = Neighbour(1, 1, mailed(home), home.nbytes, NONCE)
+    pieces = [memoryview(neighbour.view)[PAGE:], memoryview(home.view)]
+    neighbour.close()
+    home.close()
+    assert bytes(pieces[0][:8]) == bytes(8)
+    for piece in pieces:
+        piece.release()
+    del neighbour, home, pieces
+    assert maps() == 0
+
+
+def test_a_forked_child_neither_writes_nor_unmaps_it() -> None:
+    home = Home(PAGE, NONCE)
+
+    def scribble() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        home.view[PAGE] = 1
+
+    def close() -> None:
+        home.close()
+        os._exit(0 if maps() == 0 and module._inherited == [home] else 1)
+
+    import faulthandler
+
+    enabled = faulthandler.is_enabled()
+    faulthandler.disable()  # a child that ends by SIGSEGV is the point here
+    try:
+        assert forked(scribble) < 0
+    finally:
+        if enabled:
+            faulthandler.enable()
+    assert forked(close) == 0
+    assert home.view[PAGE] == 0
+    home.close()
+
+
+def test_limits_are_told_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(*_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    with pytest.raises(BackendUnavailable, match=r"address space \(.*AIODIST_TRANSPORT=tcp"):
+        Home(1 << 60, NONCE)
+    with pytest.raises(BackendUnavailable, match="AIODIST_TRANSPORT=tcp"):
+        Home(1 << 80, NONCE)
+    monkeypatch.setattr(os, "eventfd", no_descriptor)
+    with pytest.raises(BackendUnavailable, match="Too many open files"):
+        Home(PAGE, NONCE)
+    assert maps() == 0
+
+
+def test_a_limited_address_space_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert home_bytes() == HOME_BYTES
+    limit = 64 << 30
+    assert home_bytes() == 1 << 30
+    limit = 1 << 20
+    assert home_bytes() == 16 << 20

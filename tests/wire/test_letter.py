@@ -1,0 +1,68 @@
+"""Letters: read by the one process that they were written to, or by none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist.errors import AuthenticationError, WireError
+from aiodist.wire import letter as module
+from aiodist.wire.handshake import NONCE_BYTES
+from aiodist.wire.letter import LETTER_BYTES, Letter, seal, unseal
+
+MINE, THEIRS = bytes(range(NONCE_BYTES)), bytes(range(1, NONCE_BYTES + 1))
+LETTER = Letter(3, THEIRS, 1 << 36, bytes(32))
+
+letters = st.builds(
+    Letter,
+    st.integers(-(1 << 31), (1 << 31) - 1),
+    st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
+    st.integers(0, (1 << 64) - 1),
+    st.binary(min_size=32, max_size=32),
+)
+
+
+@given(letters, st.binary(max_size=80), st.text(max_size=30), st.integers(0, 1 << 20))
+def test_what_was_sealed_is_read(letter: Letter, secret: bytes, job: str, receiver: int) -> None:
+    data = seal(letter, secret, job, receiver, MINE)
+    assert len(data) == LETTER_BYTES
+    assert unseal(data, secret, job, receiver, MINE) == letter
+
+
+@pytest.mark.parametrize(
+    ("secret", "job", "receiver", "nonce"),
+    [
+        (b"other", "job", 1, MINE),
+        (b"", "job", 1, MINE),
+        (b"secret", "other", 1, MINE),
+        (b"secret", "job", 3, MINE),
+        (b"secret", "job", 1, THEIRS),
+    ],
+)
+def test_it_is_worth_nothing_to_another(secret: bytes, job: str, receiver: int, nonce: bytes) -> None:
+    data = seal(LETTER, b"secret", "job", 1, MINE)
+    with pytest.raises(AuthenticationError):
+        unseal(data, secret, job, receiver, nonce)
+
+
+@given(st.integers(0, LETTER_BYTES * 8 - 1))
+def test_any_bit_counts(bit: int) -> None:
+    data = bytearray(seal(LETTER, b"secret", "job", 1, MINE))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises((AuthenticationError, WireError)):
+        unseal(bytes(data), b"secret", "job", 1, MINE)
+
+
+@given(st.binary(max_size=2 * LETTER_BYTES))
+def test_noise(data: bytes) -> None:
+    with pytest.raises((AuthenticationError, WireError)):
+        unseal(data, b"", "job", 1, MINE)
+
+
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROTOCOL_VERSION", 99)
+    data = seal(LETTER, b"secret", "job", 1, MINE)
+    monkeypatch.undo()
+    with pytest.raises(AuthenticationError, match="protocol 99"):
+        unseal(data, b"secret", "job", 1, MINE)
