@@ -148,6 +148,9 @@ class Backend(Protocol):
     def retire(self) -> None:
         """The group is gone for good: forget it, and drop what may still arrive for it."""
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array, uninitialised, where this backend reads and writes it with the fewest copies."""
+
     def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
         """A way around `submit`, or None.
 

@@ -7,6 +7,7 @@ group breaks. `ProcessGroup` adds what users call.
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from aiodist.backends.base import Array, Backend, Operation, Reports
 from aiodist.control.plane import ControlPlane
@@ -30,7 +32,7 @@ from aiodist.group.batch import Batch, current
 from aiodist.group.flight import Flight
 from aiodist.group.watch import Watch
 from aiodist.timeouts import Timeout, seconds
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.types import NO_ROOT, Call, Kind, ReduceOp, check_dtype
 from aiodist.work import Failures, Pulse, Work, composing
 
 NO_DATA = (np.dtype(np.uint8), (0,))
@@ -99,6 +101,32 @@ class GroupCore:
         return f"<ProcessGroup '{self.name}' rank {self.rank} of {self.size}, {self.backend}, {state}>"
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
+        """Make an array that the other ranks of this host can read where it lies.
+
+        Operations on it need one copy less: they are about twice as fast from 1 MiB on. Not collective, and
+        not only for this group: any group of this process may use it. Where no other rank is on this host
+        it is an ordinary array.
+
+        Args:
+            shape: extents, or one extent.
+            dtype: any that can be communicated.
+
+        Returns:
+            → uninitialised, contiguous NumPy array; `torch.from_numpy` shares it. Its memory is freed for
+            other such arrays when the last view of it is gone; it never goes back to the system before the
+            process ends.
+        """
+        self._check_here()
+        kind: np.dtype[Any] = np.dtype(dtype)
+        check_dtype(kind)
+        extents = (
+            (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(map(operator.index, shape))
+        )
+        if any(extent < 0 for extent in extents):
+            raise UsageError(f"shape {extents} has a negative extent")
+        return self._backend.empty(extents, kind)
 
     def issued_count(self) -> int:
         """How many collectives this rank has issued in the group, ended or not."""

@@ -140,7 +140,9 @@ class World:
         """Find out who shares memory, and agree: a pair uses it if both have proved it (law 3)."""
         me, transport = self._endpoint.rank, self._settings.transport
         others = [rank for rank in range(self._size) if rank != me]
-        proved = set() if transport == "tcp" else await self._endpoint.prove_local(others)
+        proved = set()
+        if transport != "tcp":
+            proved = await self._endpoint.prove_local(others, self._to_dial())
         answers = await store.gather(
             f"{self._settings.name}/local",
             self._size,
@@ -165,13 +167,11 @@ class World:
         self._engine.settle(local_to, self._settings.limits)
 
     async def _link(self, deadline: float) -> None:
-        """Bring up the control links: the higher rank of a pair dials."""
-        me = self._endpoint.rank
+        """Bring up the control links, where they did not come by mail: the higher rank of a pair dials."""
         try:
             async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as tasks:
-                for neighbour in self._control.core.neighbours:
-                    if neighbour < me:
-                        tasks.create_task(self._dial(neighbour))
+                for neighbour in self._to_dial():
+                    tasks.create_task(self._dial(neighbour))
                 if self._control.awaited():
                     await self._linked
         except TimeoutError:
@@ -202,6 +202,9 @@ class World:
         )
 
     # ── control links ────────────────────────────────────────────────────────────────────────────────
+
+    def _to_dial(self) -> list[int]:
+        return [neighbour for neighbour in self._control.core.neighbours if neighbour < self._endpoint.rank]
 
     async def _dial(self, neighbour: int) -> None:
         self._attach(neighbour, await self._endpoint.link_control(neighbour))

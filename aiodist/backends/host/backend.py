@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiodist.backends.base import CAPABILITIES, Operation, Quick, Reports
+import numpy as np
+
+from aiodist.backends.base import CAPABILITIES, Array, Operation, Quick, Reports
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.prepare import prepare
 from aiodist.backends.host.wired import Collective
@@ -122,6 +124,10 @@ class HostBackend:
             self._local.retire()
             self._local = None
         self._engine.retire(self.context)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array that the ranks of this host can read."""
+        return self._engine.empty(shape, dtype)
 
     def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
         """A way around `submit` for small all_reduces, where there is one."""

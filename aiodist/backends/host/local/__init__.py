@@ -10,6 +10,6 @@
 
 A rank publishes an operation in its slot: signature, where its data lies, and last one word that says
 which operation it is. Everything that comes after is a number in the slot that only grows, written by its
-owner and read by the others. On x86-64 a plain store by Python orders that; elsewhere this package is not used
-(`hub.supported`), and messages over sockets carry everything.
+owner and read by the others. On x86-64 plain stores by Python are seen in order; elsewhere this package is
+not used (`hub.supported`), and messages over sockets carry everything.
 """

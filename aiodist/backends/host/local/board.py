@@ -12,10 +12,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist.backends.base import Array
 from aiodist.backends.host.local.hub import ASLEEP_BULK
 from aiodist.types import SIGNATURE_BYTES
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from aiodist.backends.host.local.hub import Hub, Near
 
 SLOTS = 64
-"""Operations of a group that can be under way at a time; 64 small ones in flight are a case that people have."""
+"""Operations of a group that can be under way at a time."""
 
 PAYLOAD = 8 * 1024
 """Bytes of payload that a slot has room for."""
@@ -35,8 +36,8 @@ REGION = SLOTS * 8 + SLOTS * STRIDE
 # Words of a slot, and what they say of the operation in it.
 CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT = range(7)
 """CODE: which operation, written last when it is published. FILL: blocks of the source that peers may read.
-TOOK: blocks that this rank has taken from its peers' sources. OUT, TOOK_OUT: the same of results. SOURCE, RESULT:
-where source and result lie in the home; odd where all of it lies there, even where blocks go around."""
+TOOK: blocks that this rank has taken from its peers' sources. OUT, TOOK_OUT: the same of results.
+SOURCE, RESULT: where they lie in the home; odd where all of it lies there, even where blocks go around."""
 
 _SIGNATURE = 64
 _STRIDE8, _FIRST8 = STRIDE // 8, SLOTS
@@ -210,6 +211,6 @@ def code(digest: int, seq: int) -> int:
     return digest << 16 | (seq + 1) & LOW
 
 
-def view(near_bytes: np.ndarray, at: int, count: int, dtype: np.dtype) -> np.ndarray:  # type: ignore[type-arg]
+def view(near_bytes: Array, at: int, count: int, dtype: np.dtype[Any]) -> Array:
     """An array on somebody's home."""
     return near_bytes[at : at + count * dtype.itemsize].view(dtype)

@@ -50,8 +50,8 @@ class Bulk:
         self._closing = False
 
     def submit(self, exchange: Exchange, ended: Ended) -> None:
-        """Run an operation's steps. `ended(exchange, error)` is called on the loop when they are over, or when the
-        thread has let go of an exchange that is `dead`."""
+        """Run an operation's steps. `ended(exchange, error)` is called on the loop when they are over, or
+        when the thread has let go of an exchange that is `dead`."""
         self._inbox.append((exchange, ended))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="aiodist-local", daemon=True)

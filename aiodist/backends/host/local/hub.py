@@ -24,7 +24,7 @@ from aiodist.shm.heap import Heap
 from aiodist.shm.home import Home, Neighbour
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
-"""Words of a home: its loop sleeps, its bulk thread sleeps. A cache line each, in the page after the nonce."""
+"""Words of a home: its loop sleeps, its bulk thread sleeps. A cache line each, behind the nonce's page."""
 
 _DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
 _HEAP = _DIRECTORY + _ENTRIES * 16
@@ -122,11 +122,11 @@ class Hub:
         self._loop = loop
         self._heap = Heap(_HEAP, len(self.view))
         self._returned: list[int] = []  # by finalizers, which may run anywhere
-        self._groups: set[Group] = set()
+        self.groups: set[Group] = set()
         self._entries: dict[int, int] = {}
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
-        self._rest_due = False
+        self.rest_due = False
         self._polled = False
         self._turn_ends: float | None = None
         self._limbo: list[Callable[[], bool]] = []
@@ -209,15 +209,15 @@ class Hub:
 
     def watch(self, group: Group) -> None:
         """A group has something that waits."""
-        self._groups.add(group)
-        if not self._rest_due:
-            self._rest_due = True
+        self.groups.add(group)
+        if not self.rest_due:
+            self.rest_due = True
             self._loop.call_soon(self._rest)
 
     def rest_soon(self) -> None:
         """See to it that this turn ends with a look around."""
-        if not self._rest_due:
-            self._rest_due = True
+        if not self.rest_due:
+            self.rest_due = True
             self._loop.call_soon(self._rest)
 
     def may_poll(self) -> float:
@@ -233,7 +233,7 @@ class Hub:
 
     def _rest(self) -> None:
         """Once a turn: what was polled for has had its time; if nothing more comes, sleep."""
-        self._rest_due = False
+        self.rest_due = False
         self._turn_ends = None
         self.ring(self.near.values())  # what was finished in this turn without a word to anybody
         if not self._progress():
@@ -259,15 +259,15 @@ class Hub:
 
     def _progress(self) -> bool:
         """Go on with all groups; whether anything waits."""
-        for group in list(self._groups):
+        for group in list(self.groups):
             if not group.progress():
-                self._groups.discard(group)
-        return bool(self._groups)
+                self.groups.discard(group)
+        return bool(self.groups)
 
     def close(self) -> None:
         """Stop listening, and let go of all views."""
         self._loop.remove_reader(self.home.loop_bell)
-        self._groups.clear()
+        self.groups.clear()
         self._limbo.clear()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -136,7 +136,7 @@ def _dealing(made: Memory, operation: Operation, rank: int, size: int) -> None:
 
 def _cut(array: Array, sizes: Sequence[int] | None, size: int) -> list[Array]:
     bounds = chunk_bounds(array.size, size) if sizes is None else list(accumulate(sizes, initial=0))
-    return [array[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [array[low:high] for low, high in pairwise(bounds)]
 
 
 def _read(made: Memory, array: Array) -> Array:

@@ -1,16 +1,17 @@
 """all_reduce and reduce in two phases: each rank reduces its part, then all collect the parts.
 
-For every block of a part: copy in what peers need (*fill*), combine my part of all ranks' blocks in rank order
-(*reduce*), copy the others' results out (*collect*). A rank is one block ahead with filling and one behind with
-collecting, so that a peer's word is there when it is looked for. Where an array lies in its rank's home, peers
-read it there, and nothing is filled.
+For every block of a part: copy in what peers need (*fill*), combine my part of all ranks' blocks in rank
+order (*reduce*), copy the others' results out (*collect*). A rank is one block ahead with filling and one
+behind with collecting, so that a peer's word is there when it is looked for. Where an array lies in its
+rank's home, peers read it there, and nothing is filled.
 
 Every element is reduced once, by its part's rank, and handed out (law 3). A rank may overwrite what it gave
 only after its readers have taken it: part r of my array is overwritten by rank r's result, which rank r
 publishes after it has read mine, so work in place is safe.
 
-Bytes for n ranks and N bytes: each reads (n-1)·N/n and writes N/n to reduce, reads and writes (n-1)·N/n to collect;
-staging adds a copy of each. Reduce-scatter and all-gather as in Rabenseifner (2004), through shared memory.
+Bytes for n ranks and N bytes: each reads (n-1)·N/n and writes N/n to reduce, reads and writes (n-1)·N/n to
+collect; staging adds a copy of each. Reduce-scatter and all-gather as in Rabenseifner (2004), through
+shared memory.
 """
 
 from __future__ import annotations
@@ -205,9 +206,6 @@ class ReduceAll(Exchange):
         if low == high:
             return
         recv = made.recv[0]
-        result = self._modes[peer.member][1]
-        if result & 1:
-            at = (result & ~1) + low * recv.itemsize
-        else:
-            at = result + block % self._depth * self._lane
+        at = result = self._modes[peer.member][1]
+        at += low * recv.itemsize - 1 if result & 1 else block % self._depth * self._lane
         recv[low:high] = self.at(peer, at, high - low, recv)

@@ -1,14 +1,16 @@
 """Everything in one phase: all_gather, gather, broadcast, scatter, all_to_all, reduce_scatter.
 
-A rank that has something to give copies it in, block by block (*fill*), or lets it be read where it lies; who
-gets something takes it from there, or combines it in rank order (*take*). A rank is one block ahead with
-filling. Whoever only gives need not wait until it was taken, as long as there is staging left: a root of small
-broadcasts runs ahead.
+A rank that has something to give copies it in, block by block (*fill*), or lets it be read where it lies;
+who gets something takes it from there, or combines it in rank order (*take*). A rank is one block ahead
+with filling. Whoever only gives need not wait until it was taken, as long as there is staging left: a root
+of small broadcasts runs ahead.
 
 Bytes: every byte is copied once where it lies in its rank's home, else twice.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -260,7 +262,7 @@ class ReduceEach(Exchange):
         made.empty()
 
 
-def aligned(count: int, dtype: np.dtype) -> Array:  # type: ignore[type-arg]
+def aligned(count: int, dtype: np.dtype[Any]) -> Array:
     """New memory that begins on a cache line."""
     raw = np.empty(count * dtype.itemsize + 64, np.uint8)
     skip = -raw.__array_interface__["data"][0] % 64
