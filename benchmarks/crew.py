@@ -107,9 +107,7 @@ class Crew:
 
     def close(self) -> None:
         """End the ranks: ask them, then kill what is left."""
-        for sock in self._socks.values():
-            with contextlib.suppress(OSError):
-                sock.sendall(pack({"do": "end"}))
+        self.dismiss()
         until = time.monotonic() + (_END if len(self._socks) == self.size else 0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             for process in self._processes:
@@ -126,6 +124,12 @@ class Crew:
             sock.close()  # a rank that was missed sees it, and ends
         self._socks, self._pidfds, self._processes = {}, [], []
         self._folder.cleanup()
+
+    def dismiss(self) -> None:
+        """Ask the ranks to end, and do not wait for it."""
+        for sock in self._socks.values():
+            with contextlib.suppress(OSError):
+                sock.sendall(pack({"do": "end"}))
 
     def _start(self) -> None:
         path = str(Path(self._folder.name) / "socket")

@@ -113,7 +113,10 @@ class Run:
 
     def close_crews(self, size: int | None = None) -> None:
         """End the ranks of all peers, or of all with one world size."""
-        for key in [key for key in self._crews if size is None or key[1] == size]:
+        keys = [key for key in self._crews if size is None or key[1] == size]
+        for key in keys:
+            self._crews[key].dismiss()
+        for key in keys:
             self._crews.pop(key).close()
 
     def carry_out(self, steps: Sequence[Step]) -> None:

@@ -6,8 +6,8 @@ memory that each thread keeps.
 
 Where ranks compute the same reduction each for itself they must get the same bits (law 3). So a result
 depends on the operands and on which of them is left, and on nothing else: not on whether one is
-overwritten, on addresses, or on how an array is cut into segments. The one exception are the sign and
-payload of a NaN that comes from two NaNs; `finish` makes them one.
+overwritten, on addresses, on how an array is cut into segments, or on whether torch helps. The one
+exception are the sign and payload of a NaN; `finish` makes them one.
 
 What the operations mean where it is not obvious:
 
@@ -17,7 +17,7 @@ What the operations mean where it is not obvious:
 * MIN and MAX give NaN where either operand is NaN.
 * AVG reduces as SUM; `finish` divides at the end.
 
-All functions release the GIL where NumPy does, and may run in any thread.
+All functions release the GIL where NumPy and torch do, and may run in any thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aiodist.types import BFLOAT16, ReduceOp
 Array = npt.NDArray[Any]
 
 _FLOAT16 = np.dtype(np.float16)
-UFUNCS: dict[ReduceOp, np.ufunc] = {
+UFUNCS: dict[ReduceOp, np.ufunc] = {  # as they are for all but halves and products of complex numbers
     ReduceOp.SUM: np.add,
     ReduceOp.AVG: np.add,
     ReduceOp.PRODUCT: np.multiply,

@@ -8,11 +8,19 @@ import os
 import random
 from typing import Any
 
-from aiodist.errors import AiodistError, AuthenticationError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.errors import (
+    AiodistError,
+    AuthenticationError,
+    RendezvousError,
+    RendezvousTimeout,
+    UsageError,
+    WireError,
+)
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.machine_store import MachineStore, error_of
+from aiodist.rendezvous.near import connect_to_store
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
-from aiodist.rendezvous.sockets import connect, describe, join_address
+from aiodist.rendezvous.sockets import describe, join_address
 from aiodist.rendezvous.store import Watch, check_key, closed_error
 from aiodist.timeouts import Timeout
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
@@ -121,11 +129,11 @@ class TcpStore(MachineStore):
         pending = _Pending(method, args, deadline)
         id = self._last_id = self._last_id + 1
         frame = self._encode(id, pending)  # may refuse the arguments: nothing is pending then
-        alone = not self._pending and not self._outbox
-        self._pending[id] = pending
         connection = self._connection
-        if alone and connection is not None:
-            # It leaves at once. What others ask while it is under way leaves in one piece.
+        alone = connection is not None and not self._pending and not self._outbox
+        self._pending[id] = pending
+        if alone and connection is not None and connection.poller.only(asyncio.current_task()):
+            # It leaves at once. What other tasks ask in the same turn of the loop leaves in one piece.
             connection.write(frame)
             if method not in _MEETS and connection.poll() and pending.done and connection.poller.overdue():
                 await asyncio.sleep(0)
@@ -287,12 +295,13 @@ class TcpStore(MachineStore):
 
     async def _dial_once(self) -> Connection:
         self._stage = self._stage or "no answer"
-        sock = await connect(self.host, self.port)
+        sock, address = await connect_to_store(self.host, self.port)
         self._stage = "it accepts connections, but does not answer as a store"
         handshake = Handshake.client(self._identity, self._secret, os.urandom(NONCE_BYTES))
         connection = Connection(sock, handshake, self._ready, self._frames, self._connection_lost)
         opening: asyncio.Future[None] = self._loop.create_future()
         self._opening = (connection, opening)
+        connection.local_host = address
         try:
             connection.start()
             await opening

@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
+from aiodist.rendezvous.near import credentials
 from aiodist.rendezvous.polling import Poller
+from aiodist.rendezvous.sockets import join_address
 from aiodist.wire.handshake import Handshake
 from aiodist.wire.messages import FrameParser
 
@@ -47,7 +49,7 @@ class Connection:
     ) -> None:
         self.handshake = handshake
         self.peer_address = "an unknown address"
-        self.local_host = ""
+        self.local_host = ""  # at a client: this host's address on the way to the store
         self.client = b""  # at a server: whose it is
         self._loop = asyncio.get_running_loop()
         self.poller = Poller(self._loop)
@@ -70,8 +72,7 @@ class Connection:
         """Begin the handshake."""
         _keep_alive(self._sock)
         with contextlib.suppress(OSError):  # the peer is gone already; reading will tell
-            self.local_host = str(self._sock.getsockname()[0])
-            self.peer_address = _text(self._sock.getpeername())
+            self.peer_address = _text(self._sock)
         self._deadline = self._loop.call_later(HANDSHAKE_SECONDS, self._too_slow)
         self._loop.add_reader(self._sock.fileno(), self._readable)
         self._flush_handshake()
@@ -226,8 +227,9 @@ def _keep_alive(sock: socket.socket) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _text(address: object) -> str:
-    if isinstance(address, tuple) and len(address) >= 2:
-        host, port = address[:2]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-    return "an unknown address"
+def _text(sock: socket.socket) -> str:
+    """Who is at the other end, in words."""
+    if sock.family == socket.AF_UNIX:
+        return f"pid {credentials(sock)[0]} of this host"
+    host, port = sock.getpeername()[:2]
+    return join_address(str(host), port)

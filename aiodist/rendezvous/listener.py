@@ -18,44 +18,47 @@ class Listener:
     """Calls `on_socket` with every connection, non-blocking, until closed.
 
     Args:
-        sock: listens, and is non-blocking; the listener owns it.
+        socks: listen, and are non-blocking; the listener owns them.
     """
 
-    def __init__(self, sock: socket.socket, on_socket: Callable[[socket.socket], None]) -> None:
+    def __init__(self, socks: list[socket.socket], on_socket: Callable[[socket.socket], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sock = sock
+        self._socks = socks
         self._on_socket = on_socket
         self._paused: asyncio.TimerHandle | None = None
-        self._closed = False
         self._resume()
 
     def close(self) -> None:
         """Stop listening; connections stay. May be called again."""
-        if self._closed:
-            return
-        self._closed = True
         if self._paused is not None:
             self._paused.cancel()
-        self._loop.remove_reader(self._sock.fileno())
-        self._sock.close()
+        self._pause()
+        for sock in self._socks:
+            sock.close()
+        self._socks = []
 
     def _resume(self) -> None:
         self._paused = None
-        self._loop.add_reader(self._sock.fileno(), self._acceptable)
+        for sock in self._socks:
+            self._loop.add_reader(sock.fileno(), self._acceptable, sock)
 
-    def _acceptable(self) -> None:
+    def _pause(self) -> None:
+        for sock in self._socks:
+            self._loop.remove_reader(sock.fileno())
+
+    def _acceptable(self, listening: socket.socket) -> None:
         for _ in range(_AT_ONCE):
-            if self._closed:
-                return
+            if not self._socks:
+                return  # closed meanwhile
             try:
-                sock, _ = self._sock.accept()
+                sock, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
                 _log.error("the store accepts nobody for %g s: %s", _PAUSE, error.strerror)
-                self._loop.remove_reader(self._sock.fileno())
+                self._pause()
                 self._paused = self._loop.call_later(_PAUSE, self._resume)
                 return
             sock.setblocking(False)

@@ -34,7 +34,6 @@ from aiodist.rendezvous.events import (
     Push,
     Reply,
     Request,
-    Tick,
     Wake,
 )
 from aiodist.rendezvous.schema import METHODS, RefusedError, check_args

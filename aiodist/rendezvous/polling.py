@@ -5,7 +5,7 @@ a store on this host (about 15 µs where both ends look again). So both ends do,
 polls for at most `POLL` seconds, and a loop that polls, or that gets its answers that way, turns at least
 every `TURN` seconds (law 7). Where polling was in vain it is tried more and more rarely, so a store that
 is far away, busy, or in this very loop costs next to nothing. A poll gives the core to whoever wants it
-(`sched_yield`) between looks.
+(`sched_yield`) before each look.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 class Turn:
     """How long a loop has not turned. One exists for each loop (`Turn.of`)."""
 
-    __slots__ = ("__weakref__", "_loop", "_since")
+    __slots__ = ("__weakref__", "_asker", "_loop", "_since")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         # Weak: the table that holds this must not keep the loop.
         self._loop = weakref.ref(loop)
         self._since: float | None = None
+        self._asker: object = None
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> Turn:
@@ -45,16 +46,30 @@ class Turn:
         """Whether the loop ought to turn before anybody polls again."""
         since = self._since
         if since is None:
-            loop = self._loop()
-            if loop is None or loop.is_closed():
-                return True
-            self._since = now
-            loop.call_soon(self._turned)
+            self._begin(now)
             return False
         return now - since > TURN
 
+    def only(self, asker: object) -> bool:
+        """Whether nobody else asked in this turn; what several ask is better sent together."""
+        if self._asker is asker:
+            return True
+        if self._asker is not None:
+            return False
+        self._asker = asker
+        if self._since is None:
+            self._begin(time.monotonic())
+        return True
+
+    def _begin(self, now: float) -> None:
+        loop = self._loop()
+        if loop is not None and not loop.is_closed():
+            self._since = now
+            loop.call_soon(self._turned)
+
     def _turned(self) -> None:
         self._since = None
+        self._asker = None
 
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = weakref.WeakKeyDictionary()
@@ -70,12 +85,16 @@ class Poller:
         self._misses = 0
         self._skip = 0
 
+    def only(self, asker: object) -> bool:
+        """See `Turn.only`."""
+        return self._turn.only(asker)
+
     def overdue(self) -> bool:
         """Whether the loop has not turned for too long."""
         return self._turn.overdue(time.monotonic())
 
     def poll(self, look: Callable[[], bool]) -> bool:
-        """Call `look` until it says True, for a bounded time → whether it did; False where it is not worth it."""
+        """Call `look` for a bounded time until it says True → whether it did (not where it does not pay)."""
         if self._skip:
             self._skip -= 1
             return False
@@ -83,11 +102,12 @@ class Poller:
         if self._turn.overdue(now):
             return False
         end = now + POLL
-        while not look():
-            _give_way()
+        while True:
+            _give_way()  # first: what was just asked for cannot be there yet
+            if look():
+                self._misses = 0
+                return True
             if time.monotonic() > end:
                 self._misses += 1
-                self._skip = min(1 << self._misses, _RAREST)
+                self._skip = min((1 << self._misses) - 2, _RAREST)  # one miss alone means nothing
                 return False
-        self._misses = 0
-        return True

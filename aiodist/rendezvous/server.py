@@ -24,6 +24,7 @@ from aiodist.rendezvous.events import (
 )
 from aiodist.rendezvous.listener import Listener
 from aiodist.rendezvous.machine import StoreMachine
+from aiodist.rendezvous.near import listen_near
 from aiodist.rendezvous.sockets import listen
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.wire.messages import Encoder, Status, encode_response, pack, split_request
@@ -77,7 +78,8 @@ class StoreServer:
         self = cls(Identity(job, Purpose.store, rank, os.urandom(CLIENT_ID_BYTES)), secret)
         sock = await listen(host, port)
         self.host, self.port = sock.getsockname()[:2]
-        self._server = Listener(sock, self._accept)
+        near = listen_near(self.host, self.port)
+        self._server = Listener([sock] if near is None else [sock, near], self._accept)
         return self
 
     @property

@@ -255,9 +255,14 @@ class Endpoint(ABC):
         said goodbye stays until the endpoint closes: what it published can still be read."""
 
     @abstractmethod
-    async def prove_local(self, ranks: Iterable[int]) -> set[int]:
+    async def prove_local(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
         """Which of `ranks` share memory with this process, found by doing it; they are `neighbours`
         then. Bounded: who does not answer within seconds is not local.
+
+        Args:
+            ranks: the candidates.
+            linked: those of them that this process will want a control link to. Where it can, one comes
+                with the proof, so that `link_control` need not dial after `keep_neighbours`.
 
         Raises:
             BackendUnavailable: this process must share memory, and cannot.
@@ -266,7 +271,7 @@ class Endpoint(ABC):
     @abstractmethod
     def keep_neighbours(self, ranks: Collection[int]) -> None:
         """It is agreed who shares memory with whom: let go of the neighbours that are not among `ranks`,
-        and prove nothing any more."""
+        and prove nothing any more. Control links that came with a proof are reported soon."""
 
     @abstractmethod
     def route(self, rank: int, route: Route) -> None:

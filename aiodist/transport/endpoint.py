@@ -150,14 +150,14 @@ class SocketEndpoint(ChannelEndpoint):
     def neighbours(self) -> Mapping[int, Neighbour]:
         return {} if self._mail is None else self._mail.neighbours
 
-    async def prove_local(self, ranks: Iterable[int]) -> set[int]:
+    async def prove_local(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
         self._check_open()
         asked = set(ranks)
         candidates = {rank for rank in asked if rank != self.rank and self._may_be_local(self._card(rank))}
         proved = asked & {self.rank}
         if self._mail is not None and candidates:
             try:
-                proved |= await self._mail.prove(candidates)
+                proved |= await self._mail.prove(candidates, linked)
             except BackendUnavailable:
                 if self._mode == "shm":
                     raise
@@ -165,7 +165,8 @@ class SocketEndpoint(ChannelEndpoint):
 
     def keep_neighbours(self, ranks: Collection[int]) -> None:
         if self._mail is not None:
-            self._mail.keep(ranks)
+            for rank, line in self._mail.keep(ranks).items():
+                self._loop.call_soon(self.on_control, rank, self._control(line, rank))
 
     def peer_pid(self, rank: int) -> int | None:
         neighbour = self.neighbours.get(rank)
@@ -181,6 +182,9 @@ class SocketEndpoint(ChannelEndpoint):
 
     async def link_control(self, rank: int) -> ControlLink:
         self._check_open()
+        line = self._mail.line(rank) if self._mail is not None else None
+        if line is not None:
+            return self._control(line, rank)
         task: asyncio.Task[ControlLink] = self._spawn(self._dial_control(rank))
         try:
             return await task
@@ -296,13 +300,17 @@ class SocketEndpoint(ChannelEndpoint):
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if purpose is Purpose.control:
-                control = SocketControl(self._loop, sock, rank, self._forget_control, greeting.leftover)
-                self._controls.add(control)
-                return control
+                return self._control(sock, rank, greeting.leftover)
             link = StreamLink(self._loop, sock, greeting.leftover)
         self._links.add(link)
         link.on_gone = partial(self._links.discard, link)
         return link
+
+    def _control(self, sock: socket.socket, rank: int, leftover: bytes = b"") -> SocketControl:
+        sock.setblocking(False)
+        control = SocketControl(self._loop, sock, rank, self._forget_control, leftover)
+        self._controls.add(control)
+        return control
 
     # Accepting.
 

@@ -3,6 +3,7 @@
 Every process has a datagram socket in the abstract namespace of Unix sockets. A letter carries the
 descriptors of the sender's home; who can verify, map and find the right nonce in it sees that memory, and
 has the sender's process id from the kernel. No connection is needed, so n ranks meet with n² datagrams.
+A letter may bring a *line*, too, one end of a socket pair: a control link that nobody has to dial or greet.
 
 Nothing is read before the cards are known: the kernel keeps a few letters, then makes senders wait. A letter
 that is refused leaves no descriptor behind. That it came from another process of the job is the MAC's to
@@ -22,7 +23,7 @@ import struct
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from aiodist.errors import AiodistError, BackendUnavailable
+from aiodist.errors import AiodistError, BackendUnavailable, WireError
 from aiodist.shm.arena import NONCE_BYTES
 from aiodist.shm.home import Home, Neighbour, home_bytes
 from aiodist.transport.listening import unix_address
@@ -35,10 +36,9 @@ _PAUSES = (0.0005, 0.001, 0.002, 0.005)  # seconds until a full mailbox is tried
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 _INT = struct.calcsize("i")
 _CREDENTIALS = struct.Struct("3i")
-_DESCRIPTORS = 3
-# Linux's limit of descriptors in one message is far above: what does not fit here, the kernel closes.
-_ANCILLARY = (
-    socket.CMSG_SPACE(_DESCRIPTORS * _INT) + socket.CMSG_SPACE(_CREDENTIALS.size)
+_HOME_DESCRIPTORS = 3  # and a fourth for a line
+_ANCILLARY = (  # what does not fit here, the kernel closes
+    socket.CMSG_SPACE((_HOME_DESCRIPTORS + 1) * _INT) + socket.CMSG_SPACE(_CREDENTIALS.size)
     if hasattr(socket, "CMSG_SPACE")
     else 0
 )
@@ -83,6 +83,10 @@ class Mailbox:
         self._homeless: BackendUnavailable | None = None
         self._cards: dict[int, Mapping[str, Any]] = {}
         self._to_send: set[int] = set()
+        self._linked: set[int] = set()  # who is sent a line with the letter
+        self._own_lines: dict[int, socket.socket] = {}  # our ends of those
+        self._their_lines: dict[int, socket.socket] = {}  # ends that came with letters
+        self._kept = False
         self._sent: set[int] = set()
         self._strangers: set[int] = set()  # who turned out not to be local
         self._waiting: dict[int, asyncio.Future[None]] = {}
@@ -106,8 +110,9 @@ class Mailbox:
             self._reading = True
             self._loop.add_reader(self._sock.fileno(), self._read)
 
-    async def prove(self, ranks: Iterable[int]) -> set[int]:
+    async def prove(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
         """Exchange letters with `ranks`, which were introduced; those who are neighbours in the end.
+        Those in `linked` are sent a line, too.
 
         Raises:
             BackendUnavailable: this process can have no home.
@@ -115,6 +120,7 @@ class Mailbox:
         asked = set(ranks)
         if self._sock is None:
             return asked & self.neighbours.keys()
+        self._linked.update(linked)
         missing = asked - self.neighbours.keys() - self._strangers
         for rank in missing:
             self._waiting.setdefault(rank, self._loop.create_future())
@@ -129,15 +135,30 @@ class Mailbox:
             raise self._homeless
         return asked & self.neighbours.keys()
 
-    def keep(self, ranks: Collection[int]) -> None:
-        """All is agreed: let go of the neighbours that are not among `ranks`, take no more letters."""
+    def keep(self, ranks: Collection[int]) -> dict[int, socket.socket]:
+        """All is agreed: let go of the neighbours that are not among `ranks`, take no more letters.
+
+        Returns:
+            The lines that came from those who stay; the caller's from now on.
+        """
         self._close_box()
+        self._kept = True
         for rank in [rank for rank in self.neighbours if rank not in ranks]:
             self.neighbours.pop(rank).close()
+        _hang_up(self._own_lines, self.neighbours)
+        _hang_up(self._their_lines, self.neighbours)
+        came, self._their_lines = self._their_lines, {}
+        return came
+
+    def line(self, rank: int) -> socket.socket | None:
+        """Our end of the line to one who was kept, and so has the other; the caller's from now on."""
+        return self._own_lines.pop(rank, None) if self._kept else None
 
     def close(self) -> None:
         """Close everything. May be called twice."""
         self._close_box()
+        _hang_up(self._own_lines)
+        _hang_up(self._their_lines)
         while self.neighbours:
             self.neighbours.popitem()[1].close()
         if self.home is not None:
@@ -165,17 +186,26 @@ class Mailbox:
 
     def _send(self, sock: socket.socket, rank: int) -> None:
         card, home = self._cards[rank], self._make_home()
-        letter = Letter(
-            self._rank,
-            self._nonce,
-            home.nbytes if home else 0,
-            home.arena.nonce if home else bytes(NONCE_BYTES),
-        )
+        descriptors = array.array("i", home.descriptors() if home else ())
+        nbytes, home_nonce = (home.nbytes, home.arena.nonce) if home else (0, bytes(NONCE_BYTES))
+        letter = Letter(self._rank, self._nonce, nbytes, home_nonce)
         data = seal(letter, self._secret, self._job, rank, card["nonce"])
-        rights = (
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", home.descriptors()))] if home else []
-        )
-        sock.sendmsg([data], rights, 0, unix_address(card["mail"]))
+        line = None
+        if home and rank in self._linked:
+            line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            descriptors.append(theirs.detach())
+        try:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)] if descriptors else []
+            sock.sendmsg([data], rights, 0, unix_address(card["mail"]))
+        except BaseException:
+            if line is not None:
+                line.close()
+            raise
+        finally:
+            for fd in descriptors[_HOME_DESCRIPTORS:]:
+                os.close(fd)
+        if line is not None:
+            self._own_lines[rank] = line
         self._sent.add(rank)
 
     def _make_home(self) -> Home | None:
@@ -215,16 +245,8 @@ class Mailbox:
             card = self._cards.get(rank)
             if card is None or card["nonce"] != letter.card_nonce or rank in self.neighbours:
                 return
-            if not letter.nbytes or len(descriptors) != _DESCRIPTORS:
-                self._strangers.add(rank)
-                self._decided(rank)
-                return
-            memory, loop_bell, bulk_bell = descriptors
-            descriptors = []  # the neighbour's from here on, whatever happens
             try:
-                self.neighbours[rank] = Neighbour(
-                    rank, pid, (memory, loop_bell, bulk_bell), letter.nbytes, letter.home_nonce
-                )
+                self._move_in(letter, descriptors, pid)
             except (AiodistError, OSError, ValueError):
                 self._strangers.add(rank)
             self._decided(rank)
@@ -236,6 +258,26 @@ class Mailbox:
         finally:
             for fd in descriptors:
                 os.close(fd)
+
+    def _move_in(self, letter: Letter, descriptors: list[int], pid: int) -> None:
+        """Make a neighbour of who wrote a letter. What found another owner is taken off the list."""
+        if not letter.nbytes or not _HOME_DESCRIPTORS <= len(descriptors) <= _HOME_DESCRIPTORS + 1:
+            raise WireError("a letter without a home")
+        with contextlib.ExitStack() as refused:
+            line: socket.socket | None = None
+            if len(descriptors) > _HOME_DESCRIPTORS:
+                line = refused.enter_context(socket.socket(fileno=descriptors[-1]))
+                descriptors.pop()
+                if (line.family, line.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+                    raise WireError("a line that is none")
+            memory, loop_bell, bulk_bell = descriptors
+            descriptors.clear()
+            self.neighbours[letter.sender] = Neighbour(
+                letter.sender, pid, (memory, loop_bell, bulk_bell), letter.nbytes, letter.home_nonce
+            )
+            refused.pop_all()
+        if line is not None:
+            self._their_lines[letter.sender] = line
 
     def _decided(self, rank: int) -> None:
         future = self._waiting.pop(rank, None)
@@ -257,3 +299,8 @@ class Mailbox:
         if not self._loop.is_closed():
             for rank in list(self._waiting):
                 self._decided(rank)
+
+
+def _hang_up(lines: dict[int, socket.socket], but: Collection[int] = ()) -> None:
+    for rank in [rank for rank in lines if rank not in but]:
+        lines.pop(rank).close()

@@ -71,7 +71,7 @@ class MemoryEndpoint(ChannelEndpoint):
     def neighbours(self) -> Mapping[int, Neighbour]:
         return {}
 
-    async def prove_local(self, ranks: Iterable[int]) -> set[int]:
+    async def prove_local(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
         return set()
 
     def keep_neighbours(self, ranks: Collection[int]) -> None:

@@ -106,7 +106,7 @@ class FrameParser:
 
 
 class Encoder:
-    """Makes the frames of one client or server, whose loop alone uses it: it keeps its buffer (0.2 µs a frame)."""
+    """Makes the frames of one client or server, for one loop: it keeps its buffer (0.2 µs a frame)."""
 
     def __init__(self) -> None:
         self._pack: Callable[[Any], bytes] = msgpack.Packer().pack

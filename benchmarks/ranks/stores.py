@@ -53,13 +53,13 @@ class AiodistStore(Peer):
         assert self.once is not None
         return await timed(self.once, samples, inner)
 
-    async def crowd(self, clients: int) -> float:
-        """Seconds until so many clients have connected and passed a barrier."""
+    async def crowd(self, clients: int, limit: float) -> float:
+        """Seconds until so many clients have connected and passed a barrier; gives up after a limit."""
         more_descriptors()
         began = time.perf_counter()
         stores = await asyncio.gather(*(self._client() for _ in range(clients)))
         await asyncio.gather(
-            *(store.barrier(f"crowd {began}", clients, rank, 60) for rank, store in enumerate(stores))
+            *(store.barrier(f"crowd {began}", clients, rank, limit) for rank, store in enumerate(stores))
         )
         taken = time.perf_counter() - began
         await asyncio.gather(*(store.aclose() for store in stores))
@@ -107,12 +107,16 @@ class TorchStore(Peer):
         self.once = calls[Case(**case).what]
         return {}
 
-    async def crowd(self, clients: int) -> float:
+    async def crowd(self, clients: int, limit: float) -> float:
         """The same, one after the other: each call of a TCPStore blocks its thread."""
         more_descriptors()
         began = time.perf_counter()
+        stores: list[Any] = []
         try:
-            stores = [self._store(self.port, False) for _ in range(clients)]
+            while len(stores) < clients:
+                stores.append(self._store(self.port, False))
+                if time.perf_counter() - began > limit:
+                    raise AbsentError(f"{len(stores)} of them had connected after {limit:g} s")
             for store in stores:
                 if store.add(f"crowd {began}", 1) == clients:
                     store.set(f"open {began}", b"1")

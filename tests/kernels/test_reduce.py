@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiodist.errors import UsageError
 from aiodist.kernels.halves import BLOCK
-from aiodist.kernels.reduce import finish, reduce_into
+from aiodist.kernels.reduce import combine, finish, reduce_into
 from aiodist.types import BFLOAT16, DTYPES, ReduceOp, check_reduction
 
 Array = npt.NDArray[Any]
@@ -78,6 +78,21 @@ def test_equals_numpy_bit_for_bit(op: ReduceOp) -> None:
         reduce_into(dst, src, op, src_left=src_left)
         assert dst.tobytes() == want.tobytes(), f"{dtype.name}[{count}], src_left={src_left}"
         assert src.tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("op", list(ReduceOp), ids=lambda op: op.name)
+def test_combining_into_either_operand_or_a_third_array(op: ReduceOp) -> None:
+    for dtype, count in itertools.product([d for d in DTYPES if meaningful(op, d)], COUNTS):
+        left, right = values(dtype, count, 1), values(dtype, count, 2)
+        want = expected(left, right, op)
+        out = np.zeros_like(left)
+        combine(left, right, out, op)
+        assert out.tobytes() == want.tobytes(), f"{dtype.name}[{count}]"
+        for target in (0, 1):
+            operands = [left.copy(), right.copy()]
+            combine(operands[0], operands[1], operands[target], op)
+            assert operands[target].tobytes() == want.tobytes(), f"{dtype.name}[{count}] into {target}"
+            assert operands[1 - target].tobytes() == (right, left)[target].tobytes()
 
 
 def placed(source: Array, offset: int) -> Array:

@@ -18,7 +18,7 @@ import pytest
 from aiodist.errors import BackendUnavailable, PeerLost, RendezvousError, UsageError
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder
-from aiodist.transport import SEGMENT, Into, Key, SocketEndpoint, mail
+from aiodist.transport import SEGMENT, ControlLink, Into, Key, SocketEndpoint, mail
 from aiodist.transport import endpoint as module
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.listening import unix_address
@@ -177,6 +177,33 @@ async def test_locality_is_proved_and_used() -> None:
         assert made[0].peer_pid(1) is None
         assert made[0].home is None
         assert made[0].neighbours == {}
+
+
+@needs_memfd
+async def test_a_control_link_comes_with_the_proof() -> None:
+    async with endpoints(3) as made:
+        came: asyncio.Queue[tuple[int, ControlLink]] = asyncio.Queue()
+        made[0].on_control = lambda rank, link: came.put_nowait((rank, link))
+        assert await made[1].prove_local([0, 2], linked=[0]) == {0, 2}
+        assert await made[2].prove_local([0, 1], linked=[0]) == {0, 1}
+        made[0].keep_neighbours({1})
+        made[1].keep_neighbours({0})
+        link = await made[1].link_control(0)
+        rank, other = await came.get()
+        assert rank == 1
+        messages: asyncio.Queue[bytes] = asyncio.Queue()
+        other.on_message = messages.put_nowait
+        link.send(b"hello")
+        assert await messages.get() == b"hello"
+        ends: asyncio.Queue[bool] = asyncio.Queue()
+        other.on_closed = lambda goodbye, _cause: ends.put_nowait(goodbye)
+        link.close()
+        assert await ends.get()
+        assert list(made[0].neighbours) == [1]
+        assert made[0].peer_pid(2) is None
+        dialed = await made[1].link_control(0)  # there was one only; the next is dialed
+        assert (await came.get())[0] == 1
+        assert dialed is not link
 
 
 @needs_memfd

@@ -192,8 +192,10 @@ async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, in
         reading, writing = pipe
         letter = Letter(1, ranks.cards[1]["nonce"], 2 * PAGE, bytes(32))
         data = seal(letter, b"secret", "job", 0, ranks.cards[0]["nonce"])
-        for descriptors in ([writing], [writing] * 3, [writing] * 4):
+        for descriptors in ([], [writing], [writing] * 3, [writing] * 4):
             post(mine.name, data, descriptors)
+        with socket.socket(socket.AF_INET) as no_line:
+            post(mine.name, data, [writing] * 3 + [no_line.fileno()])
         os.close(writing)
         await read_all(mine)
         assert os.read(reading, 1) == b""
@@ -241,6 +243,37 @@ async def test_neighbours_that_are_not_mutual_are_let_go() -> None:
         assert await mine.prove([1, 2]) == {1}
         with pytest.raises(ConnectionRefusedError):
             post(mine.name, b"too late", [0])
+
+
+async def test_a_line_comes_with_the_letter() -> None:
+    async with mailboxes(3) as ranks:
+        mine, theirs, other = ranks
+        assert await asyncio.gather(theirs.prove([0, 2], linked=[0]), other.prove([0, 1], linked=[0, 1])) == [
+            {0, 2},
+            {0, 1},
+        ]
+        assert await mine.prove([1, 2]) == {1, 2}
+        assert theirs.line(0) is None, "not before it is agreed"
+        came = mine.keep({1})
+        assert list(came) == [1]
+        theirs.keep({0})
+        other.keep(set())
+        line = theirs.line(0)
+        assert line is not None
+        assert theirs.line(0) is theirs.line(2) is other.line(0) is other.line(1) is None
+        line.send(b"hello")
+        assert came[1].recv(10) == b"hello"
+        line.close()
+        assert came[1].recv(10) == b""
+        came[1].close()
+
+
+async def test_lines_that_nobody_takes_are_closed() -> None:
+    async with mailboxes() as (mine, theirs):
+        assert await theirs.prove([0], linked=[0]) == {0}
+        assert await mine.prove([1]) == {1}
+        assert theirs._own_lines
+        assert mine._their_lines
 
 
 async def test_closing_wakes_who_waits() -> None:

@@ -88,3 +88,32 @@ def test_unwelcome_responses() -> None:
     for value in ([1, 9, None], [1, -1, None], [1, 0], {"id": 1}, ["1", 0, None]):
         with pytest.raises(WireError):
             messages.decode_response(messages.pack(value))
+
+
+@given(ints, st.lists(ints, max_size=5), st.text(max_size=20), st.lists(values, max_size=4), values)
+def test_an_encoder_says_the_same(
+    id: int, settled: list[int], method: str, args: list[Any], value: Any
+) -> None:
+    encoder = messages.Encoder()
+    assert encoder.request(id, settled, method, args) == messages.encode_request(
+        Request(id, settled, method, args)
+    )
+    assert encoder.reply(id, value) == messages.encode_response(id, Status.reply, messages.pack(value))
+
+
+def test_an_encoder_goes_on_after_what_it_refused() -> None:
+    encoder = messages.Encoder()
+    expected = encoder.reply(1, b"x")
+    for unsayable in (object(), [b"half", 2**70]):
+        with pytest.raises(WireError, match="cannot be sent"):
+            encoder.reply(1, unsayable)
+    with pytest.raises(WireError, match="split it over several keys"):
+        encoder.request(1, [], "set", ["key", bytes(messages.MAX_FRAME)])
+    assert encoder.reply(1, b"x") == expected
+
+
+def test_a_frame_that_comes_alone_is_bounded_too() -> None:
+    parser = FrameParser(limit=4)
+    assert parser.feed(b"\x04\0\0\0four") == [b"four"]
+    with pytest.raises(WireError, match="at most 4"):
+        parser.feed(b"\x05\0\0\0fives")

@@ -169,8 +169,7 @@ class LocalGroup:
                     return
                 if time.monotonic() >= ends:
                     return
-                if hub.crowded:
-                    os.sched_yield()
+                os.sched_yield()  # the peer may wait for this very core
         except Exception as error:
             self._owner.failed(error)
 

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -35,11 +36,9 @@ if TYPE_CHECKING:
     from aiodist.environment.thresholds import Thresholds
 
 _PLAIN = frozenset("?bBhHiIlLqQfd")  # dtypes that one ufunc call reduces
-_SPINS = 8  # looks at the peers' words between two looks at the clock
+_SPINS = 8  # looks at the peers' words before the core is offered to others
 _SUM = ReduceOp.SUM
 _PENDING, _DONE = 0, 1
-
-_running_loop = asyncio._get_running_loop
 
 
 class Issuer(Protocol):
@@ -118,7 +117,7 @@ class QuickWork(Work[Any]):
     def __await__(self) -> Generator[Any, None, Any]:
         self._awaited = True
         quick = self._quick
-        if self._state == _PENDING and _running_loop() is quick.loop and not quick.poll(self):
+        if self._state == _PENDING and quick.here() and not quick.poll(self):
             for _ in range(POLL_TURNS):
                 yield
                 if self._state != _PENDING or quick.poll(self):
@@ -149,7 +148,8 @@ class Quick:
     ) -> None:
         board = local.board
         self.issuer = issuer
-        self.loop = issuer._loop
+        self._thread = get_ident()
+        self._turning = issuer._loop.is_running  # in this thread no other loop runs, then
         self.pulse = issuer._pulse
         self.pending: dict[int, QuickWork] = {}
         self.dead = False
@@ -183,7 +183,8 @@ class Quick:
             plan is None
             or type(tensor) is not np.ndarray
             or not tensor.flags.carray
-            or _running_loop() is not self.loop
+            or get_ident() != self._thread
+            or not self._turning()
             or self.dead
         ):
             return None
@@ -219,19 +220,22 @@ class Quick:
         hub.watch(self._local)
         return work
 
+    def here(self) -> bool:
+        """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
+        return get_ident() == self._thread and self._turning()
+
     def poll(self, work: QuickWork) -> bool:
         """Look for the peers' words, as long as this turn of the loop may; whether the operation is over."""
         if self.look(work):
             return True
         hub = self._hub
         ends = hub.may_poll()
-        crowded = hub.crowded
+        spins = 1 if hub.crowded else _SPINS
         while not self.dead:
-            for _ in range(_SPINS):
+            for _ in range(spins):
                 if self.look(work):
                     return True
-                if crowded:
-                    os.sched_yield()
+            os.sched_yield()  # the peer may wait for this very core
             if time.monotonic() >= ends:
                 break
         return work._state != _PENDING
