@@ -187,12 +187,10 @@ class Board:
         """Whether nobody will read this region any more, after this rank issued so many operations."""
         last = range(max(0, issued - SLOTS), issued)
         for peer in self.peers:
-            if not peer.base:
-                if not self.found(peer) and issued:
-                    return False  # it has yet to make the group
+            if not last or peer.near.left(self.context):
                 continue
-            if peer.near.left(self.context):
-                continue
+            if not self.found(peer):
+                return False  # it has yet to make the group
             if not all(peer.words[peer.base + (seq & MASK)] > seq for seq in last):
                 return False
         return True

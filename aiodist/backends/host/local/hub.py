@@ -15,6 +15,7 @@ import os
 import platform
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -82,9 +83,9 @@ class Near:
         return 0 if entry is None else int(self._offsets[entry]) & ~1
 
     def left(self, context: int) -> bool:
-        """Whether the neighbour has left a group that it had made."""
+        """Whether the neighbour has made a group and left it."""
         entry = self._entry(context)
-        return entry is None or bool(int(self._offsets[entry]) & 1)
+        return entry is not None and bool(int(self._offsets[entry]) & 1)
 
     def _entry(self, context: int) -> int | None:
         found = np.flatnonzero(self._contexts == np.uint64(context))
@@ -124,6 +125,7 @@ class Hub:
         self._returned: list[int] = []  # by finalizers, which may run anywhere
         self.groups: set[Group] = set()
         self._entries: dict[int, int] = {}
+        self._tombs: deque[int] = deque()  # entries of groups that are gone, the longest gone first
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
         self.rest_due = False
@@ -167,9 +169,14 @@ class Hub:
     def announce(self, context: int, at: int) -> None:
         """A group has its region here."""
         free = np.flatnonzero(self._contexts == 0)
-        if not len(free):
+        if len(free):
+            entry = int(free[0])
+        elif self._tombs:
+            entry = self._tombs.popleft()
+        else:
             raise MemoryError(f"more than {_ENTRIES} groups are open on one process")
-        entry = self._entries[context] = int(free[0])
+        self._entries[context] = entry
+        self._contexts[entry] = 0
         self._offsets[entry] = at
         self._contexts[entry] = context
         self.ring(self.near.values())  # who came before us may wait for it
@@ -182,7 +189,8 @@ class Hub:
         def gone() -> bool:
             if not abandoned():
                 return False
-            self._contexts[entry] = 0
+            self._offsets[entry] = 1  # who looks later must know that it was here
+            self._tombs.append(entry)
             release()
             return True
 

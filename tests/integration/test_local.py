@@ -1,0 +1,364 @@
+"""Ranks of one host through each other's memory: every path, every mixture of them, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.backends.host.local.board import SLOTS
+from aiodist.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, UsageError
+from aiodist.group import ProcessGroup
+from aiodist.testing import spmd
+from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
+from aiodist.types import BFLOAT16
+
+# Thresholds so small that programs of small arrays go through every path, in many blocks.
+TINY = {
+    "AIODIST_DIRECT": "64",
+    "AIODIST_INLINE": "512",
+    "AIODIST_BLOCK": "4096",
+    "AIODIST_STAGING": "4096",
+    "AIODIST_DEPTH": "2",
+}
+DTYPES = [np.dtype(t) for t in (np.float32, np.int64, np.float16, np.complex64, np.bool_)] + [BFLOAT16]
+
+
+def hub(pg: ProcessGroup) -> Any:
+    """This process's side of shared memory."""
+    return pg._backend._engine._hub  # type: ignore[attr-defined]
+
+
+def values(pg: ProcessGroup, count: int, dtype: np.dtype[Any], rank: int, salt: int = 0) -> Any:
+    """Distinct values for each rank and element, whose sums are exact."""
+    numbers = (np.arange(count) * 7 + rank * 3 + salt) % 13
+    return numbers.astype(dtype)
+
+
+# ── every path ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@spmd(timeout=55, transport="shm", env=TINY)
+async def test_programs_in_many_blocks(pg: ProcessGroup, world_size: int) -> None:
+    assert hub(pg) is not None
+    for seed in range(4):
+        await check_program(pg, 500 + seed, 40, big=20_000)
+        await check_concurrent(pg, 600 + seed, 40)
+
+
+@spmd(world_size=3, timeout=55, transport="shm", env=TINY | {"AIODIST_POLL": "0"})
+async def test_without_polling(pg: ProcessGroup) -> None:
+    await check_backend(pg, 7)
+
+
+@spmd(world_size=3, timeout=55, transport="shm", env={"AIODIST_LOCAL": "0"})
+async def test_messages_instead(pg: ProcessGroup) -> None:
+    """Where flags in shared memory are not ordered, sockets carry everything."""
+    assert hub(pg) is None
+    await check_backend(pg, 8)
+
+
+# ── arrays that all ranks map ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("env", ["default", "tiny"])
+@pytest.mark.parametrize("world_size", [2, 3])
+@spmd(timeout=55, transport="shm", env=TINY)
+async def test_some_ranks_have_mapped_arrays_and_some_have_not(
+    pg: ProcessGroup, world_size: int, env: str
+) -> None:
+    """Every rank chooses for itself, for source and result; all results are right, and bitwise alike."""
+    rng = np.random.default_rng(pg.rank)
+    size, members = pg.size, range(pg.size)
+    for number, count in enumerate([1, 15, 16, 200, 1000, 5000, 40_000]):
+        dtype = DTYPES[number % len(DTYPES)]
+        if dtype == np.bool_:
+            continue
+
+        def make(shape: Any, dtype: Any = dtype) -> Any:
+            return pg.empty(shape, dtype) if rng.random() < 0.5 else np.empty(shape, dtype)
+
+        mine, total = (
+            values(pg, count, dtype, pg.rank),
+            sum(values(pg, count, dtype, r).astype(np.complex64) for r in members),
+        )
+        for separate in (False, True):
+            tensor, out = make(count), make(count)
+            tensor[...] = mine
+            result = await pg.all_reduce(tensor, out=out if separate else None)
+            assert (result.astype(np.complex64) == total).all()
+            assert not separate or (tensor == mine).all()
+        tensor = make(count)
+        tensor[...] = mine
+        await pg.reduce(tensor, dst=size - 1)
+        expected = total if pg.rank == size - 1 else mine.astype(np.complex64)
+        assert (tensor.astype(np.complex64) == expected).all()
+        tensor = make(count)
+        tensor[...] = mine
+        await pg.broadcast(tensor, src=1)
+        assert (tensor == values(pg, count, dtype, 1)).all()
+        tensor[...] = mine
+        gathered = await pg.all_gather(tensor, out=make((size, count)))
+        assert all((gathered[r] == values(pg, count, dtype, r)).all() for r in members)
+        parts = make((size, count))
+        parts[...] = np.stack([values(pg, count, dtype, pg.rank, salt=r) for r in members])
+        dealt = await pg.all_to_all(parts)
+        assert all((dealt[r] == values(pg, count, dtype, r, salt=pg.rank)).all() for r in members)
+        got = await pg.scatter(make(count), parts if pg.rank == 0 else None, src=0)
+        assert (got == values(pg, count, dtype, 0, salt=pg.rank)).all()
+        reduced = await pg.reduce_scatter(parts.reshape(-1), out=make(count))
+        wanted = sum(values(pg, count, dtype, r, salt=pg.rank).astype(np.complex64) for r in members)
+        assert (reduced.astype(np.complex64) == wanted).all()
+        # What was given may be overwritten now, while others may still be at work.
+        parts[...] = 0
+        tensor[...] = 0
+
+
+@spmd(world_size=2, transport="shm")
+async def test_mapped_memory_is_given_back_with_the_last_view(pg: ProcessGroup) -> None:
+    heap = hub(pg)._heap
+    before = heap.taken()
+    first = pg.empty((3, 1000), np.float64)
+    assert first.shape == (3, 1000)
+    assert first.dtype == np.float64
+    assert first.flags.c_contiguous
+    address = first.__array_interface__["data"][0]
+    row = first[1]
+    del first
+    gc.collect()
+    assert pg.empty(3000, np.float64).__array_interface__["data"][0] != address  # a view is left
+    del row
+    gc.collect()
+    assert pg.empty(3000, np.float64).__array_interface__["data"][0] == address
+    gc.collect()
+    pg.empty(1)  # what finalizers returned is taken in by the next call
+    gc.collect()
+    pg.empty(1)
+    assert heap.taken() <= before + 128
+
+
+@spmd(world_size=2, transport="shm")
+async def test_what_empty_refuses_and_what_is_empty(pg: ProcessGroup) -> None:
+    assert pg.empty(0).shape == (0,)
+    assert pg.empty((2, 0, 3), np.int8).shape == (2, 0, 3)
+    assert pg.empty((), BFLOAT16).shape == ()
+    with pytest.raises(UsageError, match="negative"):
+        pg.empty((2, -1))
+    with pytest.raises(UsageError, match="cannot be communicated"):
+        pg.empty(3, np.dtype("U4"))
+    kept = pg.empty(5, np.int32)
+    kept[...] = pg.rank
+    await pg.all_reduce(kept)
+    await pg.aclose()
+    assert (kept == 1).all()  # it outlives the group
+
+
+@spmd(world_size=2, transport="tcp")
+async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup) -> None:
+    array = pg.empty((4, 4), np.float32)
+    array[...] = pg.rank + 1
+    await pg.all_reduce(array)
+    assert (array == 3).all()
+
+
+# ── the quick path ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@spmd(transport="shm")
+async def test_quick_and_ordinary_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
+    """Ranks may take different ways into the same operation: a strided view, a timeout, or neither."""
+    assert pg._quick is not None
+    for number in range(300):
+        count = 1 + number % 40
+        wide = np.zeros((count, 2), np.float64)
+        tensor = wide[:, 0] if (number + pg.rank) % 3 == 0 else np.zeros(count)
+        tensor[...] = np.arange(count) + number * (pg.rank + 1)
+        op = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG)[number % 3]
+        await pg.all_reduce(tensor, op, timeout=None if number % 5 else 30)
+        inputs = np.stack([np.arange(count) + number * (rank + 1) for rank in range(pg.size)])
+        expected = (inputs.sum(0), inputs.max(0), inputs.sum(0) / pg.size)[number % 3]
+        assert (tensor == expected).all()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@spmd(transport="shm")
+async def test_more_in_flight_than_there_are_slots(pg: ProcessGroup, world_size: int) -> None:
+    tensors = [np.full(8, pg.rank * 1000 + number, np.int64) for number in range(SLOTS * 5)]
+    works = [pg.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for number in reversed(range(len(works))):
+        await works[number]
+        total = sum(rank * 1000 + number for rank in range(pg.size))
+        assert (tensors[number] == total).all()
+
+
+@spmd(world_size=2, transport="shm")
+async def test_nobody_awaits_and_it_ends_all_the_same(pg: ProcessGroup) -> None:
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    tensor = np.array([pg.rank + 1.0])
+    work = pg.all_reduce(tensor, async_op=True)
+    work.add_done_callback(lambda done: ended.set_result(done.result()))
+    assert (await ended)[0] == 3
+    assert work.is_success()
+    assert (work.op, work.seq) == ("all_reduce", work.call.seq)
+    await pg.drain()
+
+
+@spmd(world_size=2, transport="shm")
+async def test_a_quick_all_reduce_that_differs_is_a_mismatch(pg: ProcessGroup) -> None:
+    for _ in range(3):
+        await pg.all_reduce(np.ones(3))
+    with pytest.raises(CollectiveMismatch) as caught:
+        await pg.all_reduce(np.ones(3 + pg.rank))
+    assert set(caught.value.said) == {0, 1}
+    assert "float64[3]" in str(caught.value)
+    assert "float64[4]" in str(caught.value)
+
+
+@spmd(world_size=2, transport="shm")
+async def test_a_quick_all_reduce_and_another_collective_are_a_mismatch(pg: ProcessGroup) -> None:
+    await pg.all_reduce(np.ones(3))
+    with pytest.raises(CollectiveMismatch, match="broadcast"):
+        await (pg.all_reduce(np.ones(3)) if pg.rank else pg.broadcast(np.ones(3), src=1))
+
+
+@spmd(world_size=2, transport="shm")
+async def test_a_quick_all_reduce_that_nobody_joins_times_out(pg: ProcessGroup) -> None:
+    group = await pg.new_group([0, 1], timeout=0.3)
+    assert group is not None
+    await group.all_reduce(np.ones(2))
+    if pg.rank == 0:
+        with pytest.raises(CollectiveTimeout) as caught:
+            await group.all_reduce(np.ones(2))
+        assert caught.value.missing == (1,)
+        assert (caught.value.op, caught.value.seq) == ("all_reduce", 1)
+    await pg.barrier()
+
+
+@spmd(world_size=2, transport="shm")
+async def test_a_peer_that_closes_ends_a_quick_all_reduce(pg: ProcessGroup) -> None:
+    group = await pg.new_group([0, 1])
+    assert group is not None
+    await group.all_reduce(np.ones(2))
+    if pg.rank == 0:
+        with pytest.raises(GroupBroken, match="rank 1"):
+            await group.all_reduce(np.ones(2))
+    else:
+        await group.aclose()
+    await pg.barrier()
+
+
+@spmd(world_size=2, transport="shm")
+async def test_abort_ends_quick_all_reduces(pg: ProcessGroup) -> None:
+    group = await pg.new_group([0, 1])
+    assert group is not None
+    await group.all_reduce(np.ones(2))
+    if pg.rank == 0:
+        work = group.all_reduce(np.ones(2), async_op=True)
+        group.abort("enough")
+        with pytest.raises(GroupBroken, match="enough"):
+            await work
+        with pytest.raises(GroupBroken, match="enough"):
+            await group.all_reduce(np.ones(2))
+    await pg.barrier()
+
+
+@spmd(world_size=2, transport="shm")
+async def test_the_quick_path_refuses_what_the_other_refuses(pg: ProcessGroup) -> None:
+    tensor = np.ones(3)
+    await pg.all_reduce(tensor)
+    issued = pg.issued_count()
+    tensor.flags.writeable = False
+    with pytest.raises(UsageError, match="read-only"):
+        await pg.all_reduce(tensor)
+    errors: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            pg.all_reduce(np.ones(3))
+        except UsageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    with pytest.raises(UsageError, match="AVG"):
+        await pg.all_reduce(np.ones(3, np.int32), dist.ReduceOp.AVG)
+    assert pg.issued_count() == issued  # no number was taken
+    await pg.barrier()
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 9, 33, 1000])
+@spmd(world_size=2, transport="shm")
+async def test_nans_of_a_small_all_reduce_are_the_same_on_all_ranks(pg: ProcessGroup, count: int) -> None:
+    """Both operands are NaN, with other bits on each rank; the tensors lie at different alignments."""
+    raw = np.zeros(count * 4 + 64, np.uint8)
+    tensor = raw[4 * (1 + pg.rank * 3) :][: count * 4].view(np.float32)
+    tensor.view(np.uint32)[...] = 0x7FC00000 + np.arange(count) + 1000 * (pg.rank + 1)
+    await pg.all_reduce(tensor)
+    seen = await pg.all_gather(tensor.view(np.uint32))
+    assert np.isnan(tensor).all()
+    assert (seen[0] == seen[1]).all()
+
+
+# ── responsiveness, and what is left behind ──────────────────────────────────────────────────────────
+
+
+@spmd(world_size=2, transport="shm")
+async def test_a_loop_of_quick_all_reduces_starves_nobody(pg: ProcessGroup) -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    tensor = np.zeros(4)
+    while True:
+        enough = np.array([turns > 20], np.int64)
+        if (await pg.all_reduce(enough, dist.ReduceOp.MIN))[0]:
+            break
+        await pg.all_reduce(tensor)
+    task.cancel()
+
+
+@spmd(world_size=3, transport="shm")
+async def test_groups_give_their_memory_back_when_nobody_reads_it(pg: ProcessGroup) -> None:
+    """A root that leaves right after its broadcast leaves what it published to those who come later."""
+    heap = hub(pg)._heap
+    after = []
+    for number in range(12):
+        group = await pg.new_group([0, 1, 2])
+        assert group is not None
+        tensor = np.full(50_000, 10 * number + pg.rank, np.int64)
+        await group.broadcast(tensor, src=number % 3)
+        assert (tensor == 10 * number + number % 3).all()
+        await group.aclose()
+        await pg.barrier()
+        after.append(heap.taken())
+    assert max(after[6:]) <= max(after[:6])
+
+
+@pytest.mark.parametrize("nbytes", [100, 100_000, 8_000_000])
+@spmd(world_size=3, transport="shm", exits={2: -9})
+async def test_a_rank_that_is_killed_ends_operations_of_any_size(pg: ProcessGroup, nbytes: int) -> None:
+    import os
+    import signal
+
+    tensor = pg.empty(nbytes, np.uint8)
+    tensor[...] = 1
+    await pg.all_reduce(tensor)
+    if pg.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(GroupBroken, match="rank 2"):
+        while True:
+            await pg.all_reduce(tensor)
