@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.backends.base import Operation
 from aiodist.errors import UsageError
+from aiodist.types import Kind
 from aiodist.work import Work
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class Batch:
     def add(self, operation: Operation, timeout: float) -> None:
         """Hold an operation back."""
         operation.work._held_back = True
+        if operation.call.kind is not Kind.send and operation.call.kind is not Kind.recv:
+            self.group._backend.reserve(operation.call.seq, operation)
         self.works.append(operation.work)
         self._operations.append((operation, timeout))
 

@@ -267,7 +267,7 @@ class GroupCore:
             call, work, source, target, result, self._flight.ended, peer, tag, senders, factor, sizes, sent
         )
         batch = current.get()
-        if batch is not None and batch.group is self:
+        if batch is not None and batch.group is self and reserved is None:
             batch.add(operation, limit)
         else:
             self._start(operation, limit)

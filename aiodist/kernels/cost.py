@@ -22,18 +22,25 @@ CACHED_NBYTES = 512 * 1024  # of dst, up to which both operands tend to be in th
 _FLOAT16 = np.dtype(np.float16)
 
 
-def cost_ns(nbytes: int, dtype: np.dtype[Any], op: ReduceOp) -> float:
-    """Estimated nanoseconds of `combine` with an `out` of `nbytes`; as SUM, also of `finish` and `scale`."""
+def cost_ns(nbytes: int, dtype: np.dtype[Any], op: ReduceOp, *, anywhere: bool = False) -> float:
+    """Estimated nanoseconds of `combine` with an `out` of `nbytes`; as SUM, also of `finish` and `scale`.
+
+    Args:
+        nbytes: of `out`.
+        dtype: of the elements.
+        op: the combination.
+        anywhere: what it costs on every rank, whatever is loaded there: the same answer for all.
+    """
     if dtype in (BFLOAT16, _FLOAT16):
-        rate = _half_rate(dtype, op)
+        rate = _half_rate(dtype, op, torch=not anywhere and "torch" in sys.modules)
     else:
         rate = 20.0 if nbytes <= CACHED_NBYTES else 12.0
     return CALL_NS + nbytes / rate  # bytes / (GB/s) = ns
 
 
-def _half_rate(dtype: np.dtype[Any], op: ReduceOp) -> float:
+def _half_rate(dtype: np.dtype[Any], op: ReduceOp, torch: bool) -> float:
     if dtype == _FLOAT16 and op in (ReduceOp.MIN, ReduceOp.MAX):
         return 1.0
-    if "torch" in sys.modules:
+    if torch:
         return 2.5 if op in (ReduceOp.SUM, ReduceOp.AVG) else 1.6
     return 1.6 if dtype == BFLOAT16 else 0.5

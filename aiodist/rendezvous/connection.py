@@ -23,6 +23,7 @@ HANDSHAKE_SECONDS = 5.0
 MAX_UNREAD = 64 << 20  # bytes that may wait for a peer that does not read, before it is cut off
 _CHUNK = 4 << 10  # of a quiet connection: `recv` allocates what it is asked for
 _LARGE_CHUNK = 256 << 10  # of one that fills the small chunk
+_LAST_WORDS = 64  # chunks that are read of a peer that has closed
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -51,6 +52,7 @@ class Connection:
         self.peer_address = "an unknown address"
         self.local_host = ""  # at a client: this host's address on the way to the store
         self.client = b""  # at a server: whose it is
+        self.serves = False  # at a server: it answers, and looks for the next request once it has
         self._loop = asyncio.get_running_loop()
         self.poller = Poller(self._loop)
         self._sock = sock
@@ -60,6 +62,7 @@ class Connection:
         self._heard = False
         self._open = False
         self._closing = False  # nothing more is read or written, but for the queue
+        self._broken = False  # nothing more can be written
         self._ended = False
         self._chunk = _CHUNK
         self._queue: deque[memoryview] = deque()
@@ -83,7 +86,7 @@ class Connection:
 
     def write(self, data: bytes) -> None:
         """Send bytes, or keep them while the peer is not reading; too many of these end the connection."""
-        if self._closing:
+        if self._closing or self._broken:
             return
         sent = 0
         if not self._queue:
@@ -92,7 +95,7 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError as error:
-                self._end(error)
+                self._write_failed(error)
                 return
             if sent == len(data):
                 return
@@ -150,18 +153,31 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._end(error)
+            self._write_failed(error)
             return
         self._loop.remove_writer(self._sock.fileno())
         if self._closing:
             self._end(None)
 
+    def _write_failed(self, error: OSError) -> None:
+        """The peer has closed. What it said before is still read: it may say why."""
+        self._broken = True
+        self._queue.clear()
+        self._loop.remove_writer(self._sock.fileno())
+        self._loop.call_soon(self._read_to_end, error)
+
+    def _read_to_end(self, error: OSError) -> None:
+        for _ in range(_LAST_WORDS):
+            if self._closing or not self.read():
+                break
+        self._end(error)
+
     # Reading.
 
     def _readable(self) -> None:
-        # Who asks one thing after the other asks again in a moment.
-        if self.read() and self._open:
-            while self.poller.poll(self.read):
+        if self.read() and self.serves and self.poller.only(self):
+            # Who asks one thing after the other asks again in a moment.
+            while not (self._closing or self.poller.overdue()) and self.poller.poll(self.read):
                 pass
 
     def read(self) -> bool:

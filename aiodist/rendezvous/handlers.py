@@ -7,8 +7,8 @@
 `?rank=…&world_size=…` may follow. Libraries add schemes with `register_rendezvous_handler`.
 
 Rules:
-- The server listens on exactly one address; without a secret it is one of the loopback, unless
-  AIODIST_ALLOW_INSECURE=1 says otherwise.
+- The server listens on exactly one address (and for this host beside it, see `near`); without a secret
+  it is one of the loopback, unless AIODIST_ALLOW_INSECURE=1 says otherwise.
 - Whoever hosts the store lingers at close, bounded, until the others have left.
 """
 

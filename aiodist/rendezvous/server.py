@@ -144,6 +144,7 @@ class StoreServer:
         if len(client) != CLIENT_ID_BYTES:
             raise WireError(f"a client id of {len(client)} bytes")
         connection.client = client
+        connection.serves = True
         self._strangers.discard(connection)
         if (old := self._clients.get(client)) is not None:
             # It came back before this side noticed that it was gone.

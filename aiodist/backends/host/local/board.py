@@ -39,6 +39,8 @@ CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT = range(7)
 TOOK: blocks that this rank has taken from its peers' sources. OUT, TOOK_OUT: the same of results.
 SOURCE, RESULT: where they lie in the home; odd where all of it lies there, even where blocks go around."""
 
+ZEROS = memoryview(bytearray(8 * (RESULT - FILL + 1))).cast("Q")
+
 _SIGNATURE = 64
 _STRIDE8, _FIRST8 = STRIDE // 8, SLOTS
 MASK = SLOTS - 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.host.local.board import CODE, FILL, LOW, RESULT, SOURCE, Peer, code, view
+from aiodist.backends.host.local.board import CODE, FILL, LOW, RESULT, SOURCE, ZEROS, Peer, code, view
 from aiodist.backends.host.local.memory import Memory
 from aiodist.backends.host.local.plan import Path, Plan
 
@@ -108,7 +108,7 @@ class Exchange:
     def publish(self, source: int = 0, result: int = 0, filled: int = 0) -> None:
         """Say what this operation is, and where its data lies. Peers go on from here."""
         words, base, board = self.words, self.base, self.board
-        words[base + FILL : base + RESULT + 1] = _ZEROS
+        words[base + FILL : base + RESULT + 1] = ZEROS
         words[base + FILL] = filled
         words[base + SOURCE] = source
         words[base + RESULT] = result
@@ -162,6 +162,3 @@ class Exchange:
     def mine(self, offset: int, count: int, like: Array) -> Array:
         """An array on this process's home."""
         return view(self.board.bytes, offset, count, like.dtype)
-
-
-_ZEROS = memoryview(bytearray(8 * (RESULT - FILL + 1))).cast("Q")

@@ -14,7 +14,8 @@ from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.memory import memory
 from aiodist.backends.host.local.plan import Path, Plan, digest_of, path_of
-from aiodist.backends.host.local.quick import Issuer, Quick, QuickWork
+from aiodist.backends.host.local.quick import Issuer, Quick
+from aiodist.backends.host.local.quick_work import QuickWork
 from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.backends.host.local.share import Meet, ReduceEach, Share
 from aiodist.types import Kind

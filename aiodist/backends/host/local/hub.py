@@ -125,6 +125,7 @@ class Hub:
         self._returned: list[int] = []  # by finalizers, which may run anywhere
         self.groups: set[Group] = set()
         self._entries: dict[int, int] = {}
+        self.leases = 0  # arrays in the home that somebody holds
         self._tombs: deque[int] = deque()  # entries of groups that are gone, the longest gone first
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
@@ -287,6 +288,7 @@ class _Lease:
     def __init__(self, hub: Hub, at: int, nbytes: int) -> None:
         self._hub = hub
         self._at = at
+        hub.leases += 1
         self._memory = hub.view[at : at + nbytes]  # the home stays mapped as long as this exists
         self.__array_interface__ = {
             "version": 3,
@@ -297,4 +299,5 @@ class _Lease:
 
     def __del__(self) -> None:
         self._memory.release()
+        self._hub.leases -= 1
         self._hub.free(self._at)

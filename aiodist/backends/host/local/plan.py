@@ -56,7 +56,7 @@ def path_of(call: Call, size: int, nbytes: int, limits: Thresholds) -> Path:
     cost = 0.0
     if call.reduce is not None:
         reduced = nbytes if call.kind is Kind.all_reduce and nbytes <= limits.direct else nbytes // size
-        cost = cost_ns(reduced, call.dtype, call.reduce) * (size - 1)
+        cost = cost_ns(reduced, call.dtype, call.reduce, anywhere=True) * (size - 1)
     if nbytes > limits.inline or cost > INLINE_NS:
         return Path.bulk
     if call.kind is Kind.all_reduce and nbytes <= limits.direct:

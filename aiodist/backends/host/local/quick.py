@@ -16,20 +16,32 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.host.local.board import CODE, LOW, MASK, PAYLOAD, RESULT, SLOTS, SOURCE
+from aiodist.backends.host.local.board import (
+    CODE,
+    FILL,
+    LOW,
+    MASK,
+    OUT,
+    RESULT,
+    SLOTS,
+    SOURCE,
+    TOOK,
+    TOOK_OUT,
+    ZEROS,
+)
 from aiodist.backends.host.local.hub import ASLEEP_LOOP
-from aiodist.backends.host.local.plan import Path, digest_of, path_of
-from aiodist.backends.host.local.share import aligned
-from aiodist.kernels import UFUNCS, quiet
+from aiodist.backends.host.local.plan import Path, path_of
+from aiodist.backends.host.local.quick_work import DONE, PENDING, QuickPlan, QuickWork
+from aiodist.kernels import quiet
 from aiodist.types import DTYPE_CODES, Call, Kind, Premultiplied, ReduceOp, check_reduction
-from aiodist.work import POLL_TURNS, Failures, Pulse, Work
+from aiodist.work import Failures, Pulse
 
 if TYPE_CHECKING:
     from aiodist.backends.host.local.group import LocalGroup
@@ -38,7 +50,6 @@ if TYPE_CHECKING:
 _PLAIN = frozenset("?bBhHiIlLqQfd")  # dtypes that one ufunc call reduces
 _SPINS = 8  # looks at the peers' words before the core is offered to others
 _SUM = ReduceOp.SUM
-_PENDING, _DONE = 0, 1
 
 
 class Issuer(Protocol):
@@ -52,81 +63,6 @@ class Issuer(Protocol):
     _loop: asyncio.AbstractEventLoop
     _pulse: Pulse
     _failures: Failures
-
-
-class QuickPlan:
-    """What is worked out once for a dtype, shape and op.
-
-    Attributes:
-        digest: of what all ranks agree on, shifted to its place in the word that publishes.
-        places: for each slot, the arrays on it: where this rank's payload goes, and all ranks' in order.
-        out: where the result is put together: at an address that is aligned alike on all ranks.
-    """
-
-    __slots__ = ("call", "digest", "divisor", "out", "places", "ufunc")
-
-    def __init__(self, call: Call, size: int) -> None:
-        assert call.reduce is not None
-        self.call = call
-        self.digest = digest_of(call) << 16
-        self.ufunc = UFUNCS[call.reduce]
-        self.divisor = size if call.reduce is ReduceOp.AVG else 0
-        self.out = aligned(call.count, call.dtype).reshape(call.shape)
-        self.places: list[tuple[Array, tuple[Array, ...]] | None] = [None] * SLOTS
-
-
-class QuickWork(Work[Any]):
-    """The handle of a quick all_reduce: a Work that makes what it needs of itself only when asked."""
-
-    __slots__ = ("_head", "_operation", "_plan", "_quick", "_seq", "_word")
-
-    def __init__(
-        self, quick: Quick, plan: QuickPlan, seq: int, head: int, word: int, tensor: Array, held: bool
-    ) -> None:
-        # Not Work's: this is where the time goes, and all else can be found by way of the group.
-        self.group = quick.issuer
-        self._state = _PENDING
-        self._result = tensor
-        self._waiters = None
-        self._callbacks = None
-        self._awaited = held
-        self._quick = quick
-        self._plan = plan
-        self._seq = seq
-        self._head = head
-        self._word = word
-        self._operation: Operation | None = None
-
-    _loop = property(lambda self: self.group._loop)
-    _pulse = property(lambda self: self.group._pulse)
-    _failures = property(lambda self: self.group._failures)
-    _driver = None
-    _held_back = False
-
-    @property
-    def call(self) -> Call:  # type: ignore[override]
-        """What the ranks agree on."""
-        call = self._plan.call
-        return Call(call.kind, self._seq, call.dtype, call.shape, call.reduce)
-
-    @property
-    def seq(self) -> int:
-        """The operation's number."""
-        return self._seq
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        self._awaited = True
-        quick = self._quick
-        if self._state == _PENDING and quick.here() and not quick.poll(self):
-            for _ in range(POLL_TURNS):
-                yield
-                if self._state != _PENDING or quick.poll(self):
-                    break
-        if self._state == _PENDING:
-            yield from self._suspend()
-        elif quick.pulse.overdue():
-            yield
-        return self._result if self._state == _DONE else self.result()
 
 
 class Quick:
@@ -198,13 +134,17 @@ class Quick:
             for theirs, base in self._peers:
                 if theirs[base + slot] <= before:
                     return None
-        place = plan.places[slot] or self._place(plan, slot)
-        issuer._issued = seq + 1
         head = self._heads[slot]
-        if self._signed[slot] is not plan:
-            self._sign(plan, slot, seq, head)
-        place[0][...] = tensor
         word = plan.digest | (seq + 1) & LOW
+        work = QuickWork(self, plan, seq, head, word, tensor, held)
+        if plan.spans:
+            self._fill(work)
+        else:
+            place = plan.places[slot] or self._place(plan, slot)
+            if self._signed[slot] is not plan:
+                self._sign(plan, slot, seq, head)
+            place[0][...] = tensor
+        issuer._issued = seq + 1
         words[self._base + head] = word
         self._fence()  # as hub.ring does, written out: 0.15 µs less
         self._open()
@@ -213,7 +153,7 @@ class Quick:
                 self._hub.ring(self._board.nears)
                 break
         self._recent[slot] = (seq, plan)
-        work = self.pending[seq] = QuickWork(self, plan, seq, head, word, tensor, held)
+        self.pending[seq] = work
         hub = self._hub
         if hub.rest_due and self._local in hub.groups:
             return work
@@ -238,33 +178,39 @@ class Quick:
             os.sched_yield()  # the peer may wait for this very core
             if time.monotonic() >= ends:
                 break
-        return work._state != _PENDING
+        return work._state != PENDING
 
     def look(self, work: QuickWork) -> bool:
         """End an operation if all have published it; whether it is over."""
+        if work._phase:
+            return self._look_again(work)
         head, word = work._head, work._word
         for theirs, base in self._peers:
             if theirs[base + head] != word:
                 return False
-        if work._state != _PENDING:
+        if work._state != PENDING:
             return True
         plan = work._plan
-        seq = work._seq
-        slot = seq & MASK
-        place = plan.places[slot]
-        assert place is not None
+        if plan.split:
+            return self._reduce_part(work)
+        inputs = self._inputs(work) if plan.spans else plan.places[work._seq & MASK][1]  # type: ignore[index]
         out = plan.out
-        inputs = place[1]
         run = self._run
-        run(plan.ufunc, inputs[0], inputs[1], out)
+        run(plan.ufunc, inputs[0], inputs[1], out=out)
         for other in inputs[2:]:
-            run(plan.ufunc, out, other, out)
+            run(plan.ufunc, out, other, out=out)
         if plan.divisor:
-            run(np.divide, out, plan.divisor, out)
+            run(np.divide, out, plan.divisor, out=out)
         tensor: Any = work._result
         tensor[...] = out
-        self._words[self._base + slot] = seq + 1
-        work._state = _DONE
+        self._over(work)
+        return True
+
+    def _over(self, work: QuickWork) -> None:
+        """An operation has ended well."""
+        seq = work._seq
+        self._words[self._base + (seq & MASK)] = seq + 1
+        work._state = DONE
         del self.pending[seq]
         if not self._hub.rest_due:
             self._hub.rest_soon()
@@ -272,7 +218,122 @@ class Quick:
             work._operation.ended(work._operation)
         if work._waiters is not None or work._callbacks is not None:
             work._wake()
+
+    # ── what does not fit a slot ─────────────────────────────────────────────────────────────────────
+    # The same words and places as `share.ReduceEach` and `reduce_all.ReduceAll` use in one block.
+
+    def _fill(self, work: QuickWork) -> None:
+        """Copy in what peers read, and say where it is."""
+        plan, board, words = work._plan, self._board, self._words
+        base = self._base + work._head
+        tensor: Any = work._result
+        words[base + FILL : base + RESULT + 1] = ZEROS
+        at = result = 0
+        if not plan.split:
+            at = board.span(plan.nbytes, work._seq)
+            plan.view(board.bytes, -1, at, plan.count).reshape(plan.call.shape)[...] = tensor
+        elif self._hub.leases and (lies := self._hub.offset_of(tensor)):
+            at = result = lies | 1
+        else:
+            rank, bounds, lane = board.rank, plan.bounds, plan.lane
+            at = board.span(lane * board.size, work._seq)
+            result = at + lane * (board.size - 1)
+            flat = tensor.reshape(-1)
+            place = at
+            for member in range(board.size):
+                if member != rank:
+                    low, high = bounds[member], bounds[member + 1]
+                    if low < high:
+                        plan.view(board.bytes, -1, place, high - low)[...] = flat[low:high]
+                    place += lane
+        work._at, work._result_at = at, result
+        words[base + FILL] = 1
+        words[base + SOURCE] = at
+        words[base + RESULT] = result
+        self._signed[work._seq & MASK] = None
+        board.write_signature(work._seq, plan.signature)
+
+    def _inputs(self, work: QuickWork) -> list[Array]:
+        """All ranks' payloads, in rank order."""
+        plan, board, offset = work._plan, self._board, work._head + SOURCE
+        shape, count = plan.call.shape, plan.count
+        inputs = [
+            plan.view(peer.near.bytes, peer.member, peer.words[peer.base + offset], count).reshape(shape)
+            for peer in board.peers
+        ]
+        inputs.insert(board.rank, plan.view(board.bytes, -1, work._at, count).reshape(shape))
+        return inputs
+
+    def _reduce_part(self, work: QuickWork) -> bool:
+        """All ranks' blocks of my part are there: combine them, and hand out the result."""
+        plan, board, words = work._plan, self._board, self._words
+        offset = work._head
+        for theirs, base in self._peers:
+            if not theirs[base + offset + FILL]:
+                return False  # it has published, and still fills (the ordinary path may)
+        rank, size = board.rank, board.size
+        low, high = plan.bounds[rank], plan.bounds[rank + 1]
+        tensor: Any = work._result
+        flat = tensor.reshape(-1)
+        if low < high:
+            count, own = high - low, flat[low:high]
+            exposed = work._result_at & 1
+            out = own if exposed else plan.view(board.bytes, -1, work._result_at, count)
+            total = None
+            for member in range(size):
+                part = own
+                if member != rank:
+                    peer = board.by_member[member]
+                    at = peer.words[peer.base + offset + SOURCE]
+                    at += low * plan.itemsize - 1 if at & 1 else (rank - (rank > member)) * plan.lane
+                    part = plan.view(peer.near.bytes, member, at, count)
+                if total is None:
+                    total = part
+                    continue
+                # In place my own operand lies where the result goes, so what comes before it is put aside.
+                into = np.empty(count, plan.dtype) if exposed and member < rank else out
+                self._run(plan.ufunc, total, part, out=into)
+                total = into
+            if plan.divisor:
+                self._run(np.divide, out, plan.divisor, out=out)
+        mine = self._base + offset
+        words[mine + TOOK] = 1
+        words[mine + OUT] = 1
+        self._hub.ring(board.nears)
+        if low < high and not exposed:
+            own[...] = out
+        work._phase = 1
+        return self._look_again(work)
+
+    def _look_again(self, work: QuickWork) -> bool:
+        """My part is out: collect the others' as they come."""
+        plan, board, offset = work._plan, self._board, work._head
+        if work._state != PENDING:
+            return True
+        if work._phase == 1:
+            for theirs, base in self._peers:
+                if not theirs[base + offset + OUT]:
+                    return False
+            tensor: Any = work._result
+            flat = tensor.reshape(-1)
+            for peer in board.peers:
+                low, high = plan.bounds[peer.member], plan.bounds[peer.member + 1]
+                if low < high:
+                    at = peer.words[peer.base + offset + RESULT]
+                    if at & 1:
+                        at += low * plan.itemsize - 1
+                    flat[low:high] = plan.view(peer.near.bytes, peer.member, at, high - low)
+            self._words[self._base + offset + TOOK_OUT] = 1
+            self._hub.ring(board.nears)
+            work._phase = 2
+        if work._result_at & 1:  # my array may be overwritten when all have read it
+            for theirs, base in self._peers:
+                if not theirs[base + offset + TOOK_OUT]:
+                    return False
+        self._over(work)
         return True
+
+    # ── what the loop asks ───────────────────────────────────────────────────────────────────────────
 
     def progress(self) -> bool:
         """Look after everything that is pending, and enter it in flight; whether anything still is."""
@@ -305,7 +366,7 @@ class Quick:
         if type(tensor) is not np.ndarray or tensor.dtype.char not in _PLAIN or not isinstance(op, ReduceOp):
             return None
         dtype = tensor.dtype
-        if dtype not in DTYPE_CODES or not dtype.isnative or not 0 < tensor.nbytes <= PAYLOAD:
+        if dtype not in DTYPE_CODES or not dtype.isnative or not tensor.size:
             return None
         board = self._board
         if not all(board.found(peer) for peer in board.peers):
@@ -314,8 +375,9 @@ class Quick:
             self._peers = tuple((peer.words, peer.base) for peer in board.peers)
         call = Call(Kind.all_reduce, 0, dtype, tensor.shape, check_reduction(op, dtype))
         plan = None
-        if path_of(call, board.size, call.nbytes, self._limits) is Path.direct:
-            plan = QuickPlan(call, board.size)
+        path = path_of(call, board.size, call.nbytes, self._limits)
+        if path in (Path.direct, Path.inline):
+            plan = QuickPlan(call, board.size, path is Path.inline)
         if len(self._sums) + len(self._others) > SLOTS * 4:
             self._sums.clear()
             self._others.clear()
@@ -348,7 +410,7 @@ class Quick:
         self._signed[slot] = plan
         words[self._base + head + SOURCE] = board.payload_at(seq)
         words[self._base + head + RESULT] = 0
-        board.write_signature(seq, plan.call.signature)
+        board.write_signature(seq, plan.signature)
 
     def _compare(self, work: QuickWork) -> None:
         """Whether somebody has published something else under the number."""
