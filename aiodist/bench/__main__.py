@@ -24,7 +24,7 @@ async def main(options: dict[str, Any]) -> None:
     """Measure everything; rank 0 prints."""
     async with await init_process_group() as pg:
         wanted = cases(options["kinds"], options["sizes"])
-        progress = Progress(len(wanted) + 2, shown=pg.rank == 0 and options["live"])
+        progress = Progress(len(wanted) + 2, options["live"] if pg.rank == 0 else "")
         lines: list[Line] = []
         async for case, line in sweep(pg, wanted, options["budget"]):
             if line is None:
@@ -107,30 +107,34 @@ def write(path: str, text: str) -> None:
 
 
 class Progress:
-    """One line on stderr that is drawn over; nothing where it is not shown."""
+    """One line that is drawn over, as the launcher shows lines that end in a carriage return.
 
-    def __init__(self, steps: int, *, shown: bool) -> None:
+    Args:
+        steps: how many there will be.
+        where: 'stdout', where the results draw over it, 'stderr', or '' for nowhere.
+    """
+
+    def __init__(self, steps: int, where: str) -> None:
         self._steps = steps
-        self._shown = shown
+        self._stream = {"stdout": sys.stdout, "stderr": sys.stderr}.get(where)
         self._done = 0
         self._began = time.monotonic()
 
     def step(self, text: str) -> None:
         """The next one of the steps begins."""
-        if self._shown:
-            elapsed = time.monotonic() - self._began
-            self._show(f"{100 * self._done // self._steps:3d}% {elapsed:4.0f} s  {text}")
+        self._show(f"{text}\r")
         self._done += 1
 
     def end(self) -> None:
-        """Clear the line."""
-        if self._shown:
-            self._show("")
+        """All is done."""
+        if self._stream is sys.stderr:
+            self._show("measured\n")
 
-    @staticmethod
-    def _show(text: str) -> None:
-        sys.stderr.write(f"{text}\r")
-        sys.stderr.flush()
+    def _show(self, text: str) -> None:
+        if self._stream is not None:
+            elapsed = time.monotonic() - self._began
+            self._stream.write(f"{100 * self._done // self._steps:3d}% {elapsed:4.0f} s  {text}")
+            self._stream.flush()
 
 
 if __name__ == "__main__":

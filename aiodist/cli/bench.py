@@ -19,18 +19,19 @@ _BUDGET, _QUICK = 0.25, 0.05  # seconds for one line of the table
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; 0 if every result was right."""
-    plan = make_plan(argv, live=sys.stderr.isatty())
+    live = "stdout" if sys.stdout.isatty() else "stderr" if sys.stderr.isatty() else ""
+    plan = make_plan(argv, live=live)
     from aiodist.launch.agent import run
 
     return run(plan)
 
 
-def make_plan(argv: Sequence[str], *, live: bool) -> Plan:
+def make_plan(argv: Sequence[str], *, live: str) -> Plan:
     """The job that a command line asks for.
 
     Args:
         argv: after 'bench'.
-        live: whether a progress line can be drawn.
+        live: where a progress line can be drawn: 'stdout', 'stderr' or nowhere, ''.
 
     Raises:
         UsageError: a command line without meaning.

@@ -1,0 +1,10 @@
+"""`benchmarks` is not part of the wheel: find it beside the tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:
+    sys.path.append(ROOT)

@@ -1,0 +1,78 @@
+"""Crews take orders, take turns, and leave nothing behind; steps that fail do not stop a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.bench.cases import Case
+from benchmarks.crew import AbsentError, Crew, CrewError
+from benchmarks.peers import PASSES, SOCKETS, Found
+from benchmarks.results import Results
+from benchmarks.run import Run, Settings, Step
+from benchmarks.suites import SUITES, steps
+from benchmarks.suites.beside import against_ideal
+from benchmarks.turns import measure
+
+
+def make_run(**settings: object) -> Run:
+    return Run(Found({}, []), Settings(**settings), Results())  # type: ignore[arg-type]
+
+
+def test_two_limits_take_turns() -> None:
+    run = make_run(turns=2, budget=0.0)
+    try:
+        measure(run, "tcp", Case("all_reduce", 1 << 16), 2, [PASSES, SOCKETS])
+        measure(run, "other", Case("broadcast", 8), 2, [PASSES])
+    finally:
+        run.close_crews()
+    assert [(record.suite, record.peer, record.count) for record in run.results.records] == [
+        ("tcp", "passes", 2),
+        ("tcp", "sockets", 2),
+    ]
+    assert run.results.notes == ["passes, broadcast float32: only for all_reduce of float32"]
+
+
+def test_a_rank_that_fails_is_named_with_its_error() -> None:
+    with Crew(PASSES, 2) as crew, pytest.raises(CrewError, match=r"passes: rank \d of 2 failed in 'dance'"):
+        crew.call("dance")
+
+
+def test_what_fails_is_noted_and_the_rest_goes_on() -> None:
+    run = make_run()
+    done: list[str] = []
+
+    def absent() -> None:
+        raise AbsentError("cannot")
+
+    def broken() -> None:
+        raise CrewError("is broken")
+
+    run.carry_out([Step("a", "1", absent), Step("b", "2", broken), Step("c", "3", lambda: done.append("c"))])
+    assert done == ["c"]
+    assert run.results.notes == ["a 1: cannot", "b 2: is broken"]
+
+
+def test_when_the_time_is_up_the_rest_is_skipped() -> None:
+    run = make_run(minutes=-1)
+    run.carry_out([Step("a", "1", lambda: pytest.fail("it ran"))])
+    assert run.results.notes == ["out of time: a 1 was skipped"]
+
+
+def test_sweeps_go_world_size_by_world_size() -> None:
+    found = [step.ranks for step in steps(make_run())]
+    swept = [ranks for ranks in found if ranks]
+    assert swept == sorted(swept)
+    assert set(swept) == {2, 4}
+    assert found == swept + [0] * (len(found) - len(swept))
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_each_suite_can_be_run_alone(name: str) -> None:
+    wanted = steps(make_run(only=(name,)))
+    assert {step.suite for step in wanted} - {"end"} <= {name}
+
+
+def test_overlap_is_measured_against_what_the_cores_allow() -> None:
+    rank = {"reduce": 1.0, "compute": 1.0, "both": 2.0, "cpu": 2.0}
+    assert against_ideal([rank, rank], cores=2) == 1.0  # both cores were busy already
+    assert against_ideal([rank, rank], cores=4) == 2.0  # there was room beside

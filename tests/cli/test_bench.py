@@ -1,0 +1,65 @@
+"""`aiodist bench`: its command line, and one small run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.bench.cases import SWEPT
+from aiodist.bench.measures import SIZES
+from aiodist.cli.bench import make_plan
+from aiodist.errors import UsageError
+
+
+def options(*argv: str, live: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(make_plan(argv, live=live).command[-1])
+    return found
+
+
+def test_by_default_everything_is_measured_on_two_ranks() -> None:
+    assert make_plan([], live="").nproc == 2
+    found = options()
+    assert tuple(found["kinds"]) == SWEPT
+    assert tuple(found["sizes"]) == SIZES
+    assert found["json"] is None
+
+
+def test_sizes_ranks_and_file(tmp_path: Path) -> None:
+    assert make_plan(["--nproc-per-node", "4"], live="").nproc == 4
+    assert options("--sizes", "1MiB", "8", "8")["sizes"] == [8, 1 << 20]
+    assert options("--only", "barrier")["kinds"] == ["barrier"]
+    assert options("--json", str(tmp_path / "x"), live="stderr")["live"] == "stderr"
+    assert max(options("--quick")["sizes"]) == 16 << 20
+
+
+@pytest.mark.parametrize(
+    "argv", [["--sizes", "big"], ["--only", "everything"], ["--json", "/nowhere/at/all"], ["--speed"]]
+)
+def test_a_command_line_without_meaning_is_refused(argv: list[str]) -> None:
+    with pytest.raises(UsageError):
+        make_plan(argv, live="")
+
+
+def test_a_small_run(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    sizes = ["--quick", "--sizes", "8", "64KiB", "--only", "all_reduce", "barrier"]
+    command = [sys.executable, "-m", "aiodist", "bench", *sizes, "--json", str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=50, stdin=subprocess.DEVNULL)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stderr == ""  # progress is for terminals
+    assert "| all_reduce | 64 KiB |" in run.stdout
+    assert "in flight" in run.stdout
+    assert "ticker" in run.stdout
+    figures = json.loads(path.read_text())
+    assert figures["ranks"] == 2
+    assert [(line["what"], line["nbytes"]) for line in figures["sweep"]] == [
+        ("all_reduce", 8),
+        ("all_reduce", 64 << 10),
+        ("barrier", 0),
+    ]
+    assert figures["in_flight_per_second"] > 0
