@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Generator, Iterable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
+from numpy.typing import DTypeLike
 
 from aiodist.ddp.buckets import MIB, Bucket, plan
 from aiodist.errors import UsageError
@@ -29,6 +29,9 @@ class Averager(Protocol):
 
     def broadcast(self, tensor: Any, src: int = ..., *, async_op: bool = ...) -> Awaitable[Any]:
         """As `ProcessGroup.broadcast`."""
+
+    def empty(self, shape: int, dtype: DTypeLike) -> Array:
+        """As `ProcessGroup.empty`."""
 
 
 class GradientSync:
@@ -74,7 +77,7 @@ class GradientSync:
             check_reduction(ReduceOp.AVG, value.dtype)
             self._values.append(value)
         self._buckets = plan([(v.dtype, v.size) for v in self._values], int(bucket_cap_mb * MIB))
-        self._memory: list[Array] = [np.empty(bucket.count, bucket.dtype) for bucket in self._buckets]
+        self._memory: list[Array] = [pg.empty(bucket.count, bucket.dtype) for bucket in self._buckets]
         self._slices: dict[int, Array] = {}
         self._bucket_of: dict[int, int] = {}
         for number, bucket in enumerate(self._buckets):

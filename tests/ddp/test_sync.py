@@ -72,6 +72,9 @@ class Group:
         self.issued = 0
         self.closed = False
 
+    def empty(self, shape: int, dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
     def all_reduce(self, tensor: Any, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False) -> Handle:
         if self.closed:
             raise GroupClosed("the group is closed")
