@@ -138,8 +138,13 @@ class Backend(Protocol):
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has begun when this returns."""
 
-    def reserve(self, seq: int) -> None:
-        """Collective `seq` has its number, and will be submitted later; others may come before it."""
+    def reserve(self, seq: int, operation: Operation | None = None) -> None:
+        """Collective `seq` has its number, and will be submitted later; others may come before it.
+
+        Args:
+            seq: its number.
+            operation: what will be submitted, where that is known.
+        """
 
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything. `quiet()` is called once, now or later on the loop, when no buffer is touched

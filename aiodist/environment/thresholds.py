@@ -27,6 +27,8 @@ class Thresholds:
         block: AIODIST_BLOCK: what the thread handles at a time, of one rank's part.
         staging: AIODIST_STAGING: blocks that lie in staging side by side have at most so many together.
         depth: AIODIST_DEPTH: blocks that a rank may be ahead of its readers.
+        hierarchy: AIODIST_HIERARCHY: from here on groups of several ranks on each of several hosts work on
+            each host first, and then between hosts; below, all messages go from rank to rank.
     """
 
     local: int = 1
@@ -36,6 +38,7 @@ class Thresholds:
     block: int = 512 * KIB
     staging: int = 1 * MIB
     depth: int = 3
+    hierarchy: int = 256 * KIB
 
     @property
     def agreed(self) -> dict[str, str]:

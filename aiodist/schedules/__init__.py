@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aiodist.schedules.early import posted_in
 from aiodist.schedules.select import UNKNOWN, select
 from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, chunk_bounds, spans
 
@@ -13,6 +14,7 @@ __all__ = [
     "Send",
     "Step",
     "chunk_bounds",
+    "posted_in",
     "select",
     "spans",
 ]

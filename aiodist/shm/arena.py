@@ -14,6 +14,7 @@ import contextlib
 import mmap
 import os
 import sys
+from collections.abc import Iterable
 
 from aiodist.errors import BackendUnavailable, WireError
 
@@ -25,6 +26,7 @@ NONCE_BYTES = 32
 ARENA_LIMIT = 1 << 40
 """Bytes of the largest arena that a peer's word is taken for."""
 
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
 _SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
@@ -79,11 +81,31 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
 
+    def make_private(self) -> None:
+        """For a forked child: have the same addresses show a copy of its own, made page by page when written.
+        Where the system refuses, the child goes on sharing its parent's memory."""
+        import ctypes
+
+        if self.fd < 0:
+            return
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_long,
+        )
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
+        libc.mmap(address, self.nbytes, access, flags, self.fd, 0)
+
     def advise(self, *advice: int) -> None:
         """madvise(2) on all of it; what this kernel does not know is left out."""
-        for one in advice:
-            with contextlib.suppress(OSError):
-                self._map.madvise(one)
+        _advise(self._map, advice)
 
     def close(self) -> None:
         """Unmap. Readers keep their mappings. May be called twice."""
@@ -119,9 +141,19 @@ class Window:
         self.view = memoryview(self._map)
         self.nonce = bytes(self.view[:NONCE_BYTES])
 
+    def advise(self, *advice: int) -> None:
+        """As `Arena.advise`."""
+        _advise(self._map, advice)
+
     def close(self) -> None:
         """Unmap. May be called twice."""
         _unmap(self.view, self._map)
+
+
+def _advise(mapping: mmap.mmap, advice: Iterable[int]) -> None:
+    for one in advice:
+        with contextlib.suppress(OSError):
+            mapping.madvise(one)
 
 
 def _unmap(view: memoryview, mapping: mmap.mmap) -> None:

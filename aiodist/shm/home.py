@@ -60,9 +60,7 @@ class Home:
         self.view = self.arena.view
         self.nbytes = self.arena.nbytes
         self.loop_bell, self.bulk_bell = bells
-        self._pid = os.getpid()
-        # A forked child must not write what its parent shares, and core dumps need not hold it.
-        self.arena.advise(mmap.MADV_DONTFORK, mmap.MADV_DONTDUMP)
+        self.arena.advise(mmap.MADV_DONTDUMP)  # core dumps need not hold it all
         _homes.add(self)
 
     def descriptors(self) -> tuple[int, int, int]:
@@ -73,10 +71,8 @@ class Home:
         """Unmap, as soon as nobody looks at a piece; neighbours keep what they have mapped. May be called
         twice. No thread may use a bell any more."""
         self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
-        if os.getpid() == self._pid:
-            self.arena.close()
-        else:
-            self.arena.close_fd()  # of a forked child, which has no such mapping
+        _homes.discard(self)
+        self.arena.close()
 
 
 class Neighbour:
@@ -90,7 +86,7 @@ class Neighbour:
         nonce: of its home, as it says.
 
     Raises:
-        WireError: these are not a sealed arena with that nonce and two bells.
+        WireError: these are not a sealed arena with that nonce and two descriptors that never block.
         OSError: the memory cannot be mapped here.
 
     Attributes:
@@ -107,9 +103,8 @@ class Neighbour:
         self.pid = pid
         memory, self.loop_bell, self.bulk_bell = descriptors
         try:
-            for bell in descriptors[1:]:
-                if os.get_blocking(bell) or os.readlink(f"/proc/self/fd/{bell}") != "anon_inode:[eventfd]":
-                    raise WireError("a bell that is none")
+            if os.get_blocking(self.loop_bell) or os.get_blocking(self.bulk_bell):
+                raise WireError("a bell that could hold whoever rings it")
             self.window = Window(memory, nbytes)
             if self.window.nonce != nonce:
                 self.window.close()
@@ -119,6 +114,7 @@ class Neighbour:
             raise
         finally:
             os.close(memory)
+        self.window.advise(mmap.MADV_DONTDUMP)
         self.view = self.window.view
 
     def ring_loop(self) -> None:
@@ -145,8 +141,8 @@ def _ring(bell: int) -> None:
     if bell >= 0:
         try:
             os.eventfd_write(bell, 1)
-        except BlockingIOError:
-            pass  # rung 2^64 - 2 times and not heard yet: it rings
+        except OSError:
+            pass  # rung 2^64 - 2 times and not heard yet; or no bell, which is its giver's loss
 
 
 def _close(fd: int) -> int:
@@ -155,10 +151,14 @@ def _close(fd: int) -> int:
     return -1
 
 
-# A forked child has no mapping where its copy of a home says. That copy must never be unmapped: what else
-# the child has put there by then would go with it. So it is kept.
+# A forked child sees users' arrays in the home as it sees all other memory: a copy, made when it is written.
 _homes: weakref.WeakSet[Home] = weakref.WeakSet()
-_inherited: list[Home] = []
+
+
+def _after_fork() -> None:
+    for home in list(_homes):
+        home.arena.make_private()
+
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _inherited.extend(_homes))
+    os.register_at_fork(after_in_child=_after_fork)

@@ -10,10 +10,12 @@ import contextvars
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.default import override
 from aiodist.group.world import Settings, World
 from aiodist.rendezvous import HashStore
+from aiodist.transport.base import Endpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 
 T = TypeVar("T")
@@ -24,6 +26,8 @@ async def run_cluster(
     main: Callable[[ProcessGroup], Awaitable[T]],
     *,
     network: MemoryNetwork | None = None,
+    endpoint: Callable[[int], Endpoint] | None = None,
+    limits: Thresholds = DEFAULTS,
     timeout: float = 30.0,
     return_exceptions: bool = False,
 ) -> list[T]:
@@ -34,7 +38,10 @@ async def run_cluster(
     Args:
         size: number of ranks.
         main: what each rank does; its group is aborted when it raises, closed when it returns.
-        network: of the channels; give one with a `delay` to simulate a slow network.
+        network: of the channels; give one with a `delay` to simulate a slow network, with `hosts` to simulate
+            several hosts.
+        endpoint: makes a rank's endpoint, where it shall not be one of `network`.
+        limits: the host engine's thresholds.
         timeout: the groups' default, in seconds (virtual ones under `run_virtual`).
         return_exceptions: give the exception in a failed rank's place; else all that failed are raised as
             an ExceptionGroup (a BaseExceptionGroup if one was cancelled).
@@ -46,9 +53,9 @@ async def run_cluster(
         async def leave() -> None:
             pass
 
-        endpoint = MemoryEndpoint(shared, rank)
-        settings = Settings("world", "cluster", "auto", {}, timeout, inline=True)
-        world = World(endpoint, size, settings, leave)
+        settings = Settings("world", "cluster", "auto", {}, timeout, inline=True, limits=limits)
+        made = MemoryEndpoint(shared, rank) if endpoint is None else endpoint(rank)
+        world = World(made, size, settings, leave)
         async with await world.open(store, "memory") as group:
             override.set(group)
             return await main(group)

@@ -24,11 +24,12 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiodist.rendezvous import StoreServer
+from aiodist.testing.hosts import Hosts
 
 FAILURES = "AIODIST_SPMD_FAILURES"  # names the descriptor on which ranks say when they fail
 
@@ -58,6 +59,7 @@ def spmd(
     timeout: float = 30.0,
     exits: Mapping[int, int] | None = None,
     env: Mapping[str, str] | None = None,
+    hosts: int = 1,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run an async test function on real processes.
 
@@ -67,6 +69,8 @@ def spmd(
         timeout: seconds for all of it; then every rank's stacks are printed and the test fails.
         exits: exit codes that are expected, by rank (-9: killed by SIGKILL); 0 for all others.
         env: further environment variables.
+        hosts: how many hosts the ranks are on, as many on each, in order: network namespaces (`Hosts`). More
+            than one needs root, and the test is skipped without.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
@@ -82,14 +86,23 @@ def spmd(
             size = arguments.get("world_size", world_size)
             chosen = arguments.get("transport", transport)
             limit = arguments.get("timeout", timeout)
-            outcomes = asyncio.run(
-                launch(
-                    ["-m", "aiodist.testing.worker", path, function.__qualname__, json.dumps(arguments)],
-                    size,
-                    timeout=limit,
-                    env={"AIODIST_TRANSPORT": chosen, **(env or {})},
+            with Hosts(hosts) if hosts > 1 else contextlib.nullcontext() as places:
+                prefixes = (
+                    [] if places is None else [places.enter(rank * hosts // size) for rank in range(size)]
                 )
-            )
+                outcomes = asyncio.run(
+                    launch(
+                        ["-m", "aiodist.testing.worker", path, function.__qualname__, json.dumps(arguments)],
+                        size,
+                        timeout=limit,
+                        env={
+                            "AIODIST_TRANSPORT": chosen,
+                            **(places.env if places is not None else {}),
+                            **(env or {}),
+                        },
+                        prefixes=prefixes,
+                    )
+                )
             check(outcomes, exits or {})
 
         shown = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters[1:]]
@@ -101,7 +114,12 @@ def spmd(
 
 
 async def launch(
-    arguments: list[str], size: int, *, timeout: float, env: Mapping[str, str] | None = None
+    arguments: list[str],
+    size: int,
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    prefixes: Sequence[list[str]] = (),
 ) -> list[Outcome]:
     """Run `python *arguments` once a rank and return how each ended.
 
@@ -110,6 +128,7 @@ async def launch(
         size: number of ranks.
         timeout: seconds; then the ranks are asked for their stacks (SIGUSR1) and killed.
         env: further environment variables.
+        prefixes: by rank, what its command begins with.
     """
     secret = secrets.token_hex(16)
     server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
@@ -128,6 +147,7 @@ async def launch(
     try:
         for rank in range(size):
             process = await asyncio.create_subprocess_exec(
+                *(prefixes[rank] if prefixes else ()),
                 sys.executable,
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -118,6 +118,10 @@ class Outgoing(ABC):
     rank: int
     """The peer's rank."""
 
+    def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
+        """Move now what can be moved, as the loop would later; callbacks are called from in here. For whoever
+        has nothing better to do than to wait."""
+
     @abstractmethod
     def send(self, key: Key, signature: bytes, data: memoryview, done: Done) -> bool:
         """Start sending one message.
@@ -156,6 +160,9 @@ class Incoming(ABC):
 
     rank: int
     """The peer's rank."""
+
+    def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
+        """As `Outgoing.poll`."""
 
     @abstractmethod
     def recv(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:

@@ -1,4 +1,4 @@
-"""Connecting sockets, and which host this is."""
+"""Connecting sockets, what an address is, and which host this is."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ async def connect_tcp(loop: asyncio.AbstractEventLoop, host: str, port: int) -> 
         sock.close()
         raise
     return sock
+
+
+def is_numeric(host: str) -> bool:
+    """Whether this is an address, not a name."""
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    except OSError:
+        return False
+    return True
 
 
 def boot_id() -> str:

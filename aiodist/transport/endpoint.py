@@ -20,7 +20,7 @@ from aiodist.shm.arena import available
 from aiodist.shm.home import Home, Neighbour
 from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
 from aiodist.transport.control_link import SocketControl
-from aiodist.transport.dialing import boot_id, connect_tcp, connect_unix
+from aiodist.transport.dialing import boot_id, connect_tcp, connect_unix, is_numeric
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import Acceptor, not_mine, unix_address
 from aiodist.transport.mail import Mailbox
@@ -56,6 +56,8 @@ class SocketEndpoint(ChannelEndpoint):
         eager_budget: bytes per (channel, context); the same on every rank.
         linger: seconds that `aclose` waits for peers.
         home_nbytes: virtual bytes of the memory that this process shares; None: `home_bytes`.
+        boot: names the host: ranks with another name are no neighbours. None: this host's boot id; others are
+            for tests.
 
     Raises:
         RendezvousError: the address cannot be bound.
@@ -75,6 +77,7 @@ class SocketEndpoint(ChannelEndpoint):
         eager_budget: int = EAGER_BUDGET,
         linger: float = LINGER,
         home_nbytes: int | None = None,
+        boot: str | None = None,
     ) -> None:
         super().__init__(loop, rank, eager_budget=eager_budget, linger=linger)
         if mode == "shm" and not available():
@@ -84,6 +87,7 @@ class SocketEndpoint(ChannelEndpoint):
         self._mode = mode
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._cards: dict[int, Mapping[str, Any]] = {}
+        self._routes: dict[int, Route] = {}
         self._dialing: dict[int, asyncio.Task[bool]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._links: set[StreamLink] = set()
@@ -95,7 +99,7 @@ class SocketEndpoint(ChannelEndpoint):
         if mode != "tcp" and available():
             try:
                 self._mail = Mailbox(loop, rank, job, secret, self._nonce, home_nbytes)
-                self.card |= {"unix": self._acceptor.listen_unix(), "boot": boot_id()}
+                self.card |= {"unix": self._acceptor.listen_unix(), "boot": boot or boot_id()}
             except BaseException:
                 self._acceptor.close()
                 raise
@@ -121,11 +125,13 @@ class SocketEndpoint(ChannelEndpoint):
             RendezvousError: `host` does not resolve, or is no address of this host.
         """
         loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise not_mine(host, error) from error
-        address = str(found[0][4][0])
+        address = host
+        if not is_numeric(host):  # else the resolver's threads would be started for nothing
+            try:
+                found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+            except OSError as error:
+                raise not_mine(host, error) from error
+            address = str(found[0][4][0])
         return cls(
             *(loop, rank, job, secret, address),
             mode=mode,
@@ -173,12 +179,13 @@ class SocketEndpoint(ChannelEndpoint):
         return super().peer_pid(rank) if neighbour is None else neighbour.pid or None
 
     def route(self, rank: int, route: Route) -> None:
-        peer = self._peer(rank)
-        if rank in self._dialing and peer.route != route:
+        self._check_open()
+        if rank in self._dialing and self._routes.get(rank) != route:
             raise UsageError(f"the channel to rank {rank} is being connected")
-        if peer.over not in (None, route):
+        peer = self._peers.get(rank)
+        if peer is not None and peer.over not in (None, route):
             raise UsageError(f"the channel to rank {rank} runs over {peer.over} already")
-        peer.route = route
+        self._routes[rank] = route
 
     async def link_control(self, rank: int) -> ControlLink:
         self._check_open()
@@ -235,9 +242,8 @@ class SocketEndpoint(ChannelEndpoint):
     def _ways(self, rank: int, *, routed: bool = True) -> list[Route]:
         """How a rank may be reached, best first; routed: as `route` said."""
         local = self._may_be_local(self._card(rank))
-        peer = self._peers.get(rank)
-        if routed and peer is not None and peer.route is not None:
-            return [peer.route]
+        if routed and rank in self._routes:
+            return [self._routes[rank]]
         if self._mode == "shm":
             return ["shm"]
         return ["shm", "tcp"] if local and self._mode == "auto" else ["tcp"]

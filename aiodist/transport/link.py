@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from aiodist.transport.base import Key
+from aiodist.transport.base import SEGMENT, Key
 from aiodist.wire.frame import Frame
 
 BURST = 1 << 20
@@ -27,17 +27,18 @@ class LinkUser(Protocol):
     def received(self, frame: Frame, payload: memoryview) -> None:
         """A whole frame. The payload is valid during the call only; MAPPED frames arrive as DATA."""
 
-    def place(self, frame: Frame) -> memoryview:
-        """Memory for the payload of a DATA frame, which is about to arrive piece by piece."""
+    def place(self, frame: Frame, at: int) -> memoryview:
+        """Memory for the payload of a DATA frame from byte `at` on: for all of the rest, or for SEGMENT bytes
+        at least. It is about to arrive piece by piece."""
 
-    def placed(self, frame: Frame) -> None:
-        """The payload is in the memory that `place` gave (or in what `divert` put in its stead)."""
+    def placed(self, frame: Frame, at: int, nbytes: int) -> None:
+        """So much is in the memory that `place` gave (or in what `divert` put in its stead)."""
 
     def writable(self) -> None:
         """`room` is True again, and what was borrowed by `write` is free."""
 
-    def ended(self, goodbye: bool, moved: bool, cause: str) -> None:
-        """The peer closed on purpose (goodbye; moved: only this link), or the connection is lost. Once."""
+    def ended(self, goodbye: bool, cause: str) -> None:
+        """The peer closed on purpose (goodbye), or the connection is lost. Once."""
 
 
 class Link(ABC):
@@ -45,10 +46,12 @@ class Link(ABC):
 
     Attributes:
         room: whether `write` may be called. When it is False, `LinkUser.writable` will be called later.
+        segment: bytes of the largest payload that `write` takes.
         on_closed: called when a link that this side closed gracefully is gone. Not after `kill`.
     """
 
     room: bool
+    segment: int = SEGMENT
     on_closed: Callable[[], None] | None = None
 
     @abstractmethod
@@ -75,8 +78,15 @@ class Link(ABC):
     def divert(self, place: memoryview) -> None:
         """The rest of the payload that is arriving goes to `place` (at least as large) instead."""
 
+    def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
+        """Read and write now what can be, as the loop would later. May call the user back."""
+
+    def later(self, callback: Callable[[], None]) -> None:
+        """Have something done before the loop sleeps, but not before what was read already is acted on."""
+        callback()
+
     @abstractmethod
-    def close(self, moved: bool = False) -> None:
+    def close(self) -> None:
         """Say goodbye after what was sent, and go when the peer has answered. The user hears no more."""
 
     @abstractmethod

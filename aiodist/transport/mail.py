@@ -171,7 +171,8 @@ class Mailbox:
         self._timer = None
         if self._sock is None:
             return
-        for rank in sorted(self._to_send):
+        # Those above this rank first, so that not all write to rank 0 at once.
+        for rank in sorted(self._to_send, key=lambda rank: (rank < self._rank, rank)):
             try:
                 self._send(self._sock, rank)
             except OSError as error:

@@ -36,6 +36,8 @@ class MappedLink(StreamLink):
         memory: at the sending end its `Arena`, of ARENA_BYTES; at the receiving end the `Window` on it.
     """
 
+    segment = SEGMENT
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

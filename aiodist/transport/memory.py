@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiodist.errors import PeerLost
@@ -20,10 +20,12 @@ class MemoryNetwork:
 
     Args:
         delay: `delay(src, dst)` → seconds that the next frame takes; None: none. Frames stay in order.
+        hosts: by rank, a name for the host that it pretends to be on; None: each is on one of its own.
     """
 
-    def __init__(self, delay: Delay | None = None) -> None:
+    def __init__(self, delay: Delay | None = None, hosts: Sequence[str] | None = None) -> None:
         self.delay = delay
+        self.hosts = hosts
         self.endpoints: dict[int, MemoryEndpoint] = {}
 
     def seconds(self, src: int, dst: int) -> float:
@@ -72,7 +74,8 @@ class MemoryEndpoint(ChannelEndpoint):
         return {}
 
     async def prove_local(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
-        return set()
+        hosts = self._network.hosts
+        return set() if hosts is None else {rank for rank in ranks if hosts[rank] == hosts[self.rank]}
 
     def keep_neighbours(self, ranks: Collection[int]) -> None:
         pass

@@ -12,11 +12,10 @@ from aiodist.errors import WireError
 from aiodist.transport.base import Key
 from aiodist.transport.link import NO_GOODBYE, Link, LinkUser
 from aiodist.transport.pipe import Delay, Pipe
-from aiodist.wire.frame import Flag, Type, pack, parse
+from aiodist.wire.frame import Type, pack, parse
 
 WINDOW = 1 << 20
 _NOTHING = memoryview(b"")
-_MOVED = int(Flag.MOVED)  # an enum's own operators take long
 
 
 class MemoryLink(Link):
@@ -65,11 +64,11 @@ class MemoryLink(Link):
     def divert(self, place: memoryview) -> None:
         pass
 
-    def close(self, moved: bool = False) -> None:
+    def close(self) -> None:
         if self._over or self._closing:
             return
         self._closing = True
-        self.post(pack(Type.GOODBYE, flags=Flag.MOVED if moved else 0))
+        self.post(pack(Type.GOODBYE))
 
     def kill(self) -> None:
         if not self._over:
@@ -83,7 +82,7 @@ class MemoryLink(Link):
         user = self._user
         assert user is not None
         if item is None:
-            self._end(False, False, NO_GOODBYE)
+            self._end(False, NO_GOODBYE)
             return
         header, payload = item
         try:
@@ -91,13 +90,13 @@ class MemoryLink(Link):
             if frame.type == Type.GOODBYE:
                 if not self._closing:
                     self.post(pack(Type.GOODBYE))
-                self._end(True, bool(frame.flags & _MOVED), "")
+                self._end(True, "")
                 return
             if not self._closing:
                 user.received(frame, memoryview(payload) if payload else _NOTHING)
         except WireError as error:
             self._out.push(None)
-            self._end(False, False, f"protocol error: {error.message}")
+            self._end(False, f"protocol error: {error.message}")
             return
         if frame.type == Type.DATA:
             self._other._landed(len(payload))
@@ -110,11 +109,11 @@ class MemoryLink(Link):
             if self._user is not None and not self._closing:
                 self._user.writable()
 
-    def _end(self, goodbye: bool, moved: bool, cause: str) -> None:
+    def _end(self, goodbye: bool, cause: str) -> None:
         user, self._user = self._user, None
         self._over = True
         if self._closing:
             if self.on_closed is not None:
                 self.on_closed()
         elif user is not None:
-            user.ended(goodbye, moved, cause)
+            user.ended(goodbye, cause)

@@ -42,19 +42,17 @@ class Peer:
 
     Attributes:
         ended: its loss or goodbye was reported; nothing more will be.
-        route: what the outgoing channel shall run over; None: not decided.
         over: what the outgoing channel's link runs over, once there is one.
         pid: on this host, as the kernel says.
     """
 
-    __slots__ = ("ended", "over", "pid", "rank", "receiver", "route", "sender")
+    __slots__ = ("ended", "over", "pid", "rank", "receiver", "sender")
 
     def __init__(self, rank: int, sender: Sender, receiver: Receiver) -> None:
         self.rank = rank
         self.sender = sender
         self.receiver = receiver
         self.ended = False
-        self.route: Route | None = None
         self.over: Route | None = None
         self.pid: int | None = None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from aiodist.errors import UsageError, WireError
 from aiodist.transport.base import EAGER_BUDGET, EAGER_MESSAGE, SEGMENT, Done, Incoming, Into, Key, Sink
 from aiodist.transport.link import Link
-from aiodist.wire.frame import HEADER, Frame, Type, pack
+from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Frame, Type, pack
 
 _EAGER, _OFFER, _DATA = int(Type.EAGER), int(Type.OFFER), int(Type.DATA)
 
@@ -99,6 +99,10 @@ class Receiver(Incoming):
             self._say_ready(receive)
         return False
 
+    def poll(self) -> None:
+        if self.link is not None:
+            self.link.poll()
+
     def cancel(self, context: int) -> None:
         self._cancelled.add(context)
         for key in [key for key in self._posted if key.context == context]:
@@ -107,7 +111,7 @@ class Receiver(Incoming):
         if arriving is not None and arriving.key.context == context:
             self._arriving = None
             if self.link is not None and isinstance(arriving.sink, Into):
-                self.link.divert(self._scratch_of(SEGMENT))
+                self.link.divert(self._scratch_of(PAYLOAD_LIMIT))
 
     def retire(self, context: int) -> None:
         self._retired.add(context)
@@ -162,35 +166,34 @@ class Receiver(Incoming):
             if receive is not None:
                 if frame.nbytes:
                     _hand_over(receive.sink, payload, frame.offset)
-                self._advance(receive, frame)
+                self._advance(receive, frame.nbytes)
         elif kind == _OFFER:
             self._offer(frame)
         else:
             raise WireError(f"a {Type(kind).name} frame from a sender")
 
-    def place(self, frame: Frame) -> memoryview:
-        receive = self._arriving = self._expect(frame)
+    def place(self, frame: Frame, at: int) -> memoryview:
+        if not at:
+            self._arriving = self._expect(frame)
+        receive = self._arriving
         if receive is not None and isinstance(receive.sink, Into):
-            return receive.sink.view[frame.offset : frame.offset + frame.nbytes]
-        return self._scratch_of(frame.nbytes)
+            return receive.sink.view[frame.offset + at : frame.offset + frame.nbytes]
+        return self._scratch_of(min(frame.nbytes - at, SEGMENT))
 
-    def placed(self, frame: Frame) -> None:
-        receive, self._arriving = self._arriving, None
+    def placed(self, frame: Frame, at: int, nbytes: int) -> None:
+        receive = self._arriving
+        if at + nbytes == frame.nbytes:
+            self._arriving = None
         if receive is None:
             return
         if not isinstance(receive.sink, Into):
-            receive.sink.fold(self._scratch_of(frame.nbytes), frame.offset)
-        self._advance(receive, frame)
+            receive.sink.fold(self._scratch_of(nbytes), frame.offset + at)
+        self._advance(receive, nbytes)
 
     def writable(self) -> None:
         pass
 
-    def ended(self, goodbye: bool, moved: bool, cause: str) -> None:
-        if moved:
-            self.link = None
-            for receive in self._posted.values():
-                receive.ready = False
-            return
+    def ended(self, goodbye: bool, cause: str) -> None:
         self._forget()
         self._on_end(self.rank, goodbye, cause)
 
@@ -243,7 +246,7 @@ class Receiver(Incoming):
                 return None
             raise WireError(f"bytes of a message that was not asked for, {key}")
         stop = frame.offset + frame.nbytes
-        if frame.total != receive.nbytes or frame.offset != receive.got or frame.nbytes > SEGMENT:
+        if frame.total != receive.nbytes or frame.offset != receive.got:
             raise WireError(f"a segment out of place: {frame.offset} to {stop} of {frame.total} bytes, {key}")
         if stop != frame.total and frame.nbytes % 16:
             raise WireError(f"a segment of {frame.nbytes} bytes, which is no multiple of 16")
@@ -253,11 +256,11 @@ class Receiver(Incoming):
             return self._posted.get(key)
         return receive
 
-    def _advance(self, receive: _Receive, frame: Frame) -> None:
-        """A segment is in its sink."""
+    def _advance(self, receive: _Receive, nbytes: int) -> None:
+        """A segment, or a part of one, is in its sink."""
         if self._posted.get(receive.key) is not receive:
             return  # its own fold cancelled it
-        receive.got += frame.nbytes
+        receive.got += nbytes
         if receive.got == receive.nbytes:
             del self._posted[receive.key]
             receive.done()
@@ -279,10 +282,8 @@ class Receiver(Incoming):
         self._owed[context] = owed
 
     def _scratch_of(self, nbytes: int) -> memoryview:
-        if nbytes > SEGMENT:
-            raise WireError(f"a segment of {nbytes} bytes")
-        if self._scratch is None:
-            self._scratch = memoryview(bytearray(SEGMENT))
+        if self._scratch is None or len(self._scratch) < nbytes:
+            self._scratch = memoryview(bytearray(max(nbytes, SEGMENT)))
         return self._scratch[:nbytes]
 
     def _forget(self) -> None:

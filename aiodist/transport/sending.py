@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from aiodist.errors import WireError
-from aiodist.transport.base import EAGER_BUDGET, EAGER_MESSAGE, SEGMENT, Done, Key, Outgoing
+from aiodist.transport.base import EAGER_BUDGET, EAGER_MESSAGE, Done, Key, Outgoing
 from aiodist.transport.link import Link
 from aiodist.wire.frame import HEADER, NO_SIGNATURE, Frame, Type, pack
 
@@ -57,7 +57,6 @@ class Sender(Outgoing):
         eager_budget: int = EAGER_BUDGET,
     ) -> None:
         self.rank = rank
-        self.used = False
         self.link: Link | None = None
         self.on_closed: Callable[[], None] | None = None
         self._dial = dial
@@ -66,6 +65,7 @@ class Sender(Outgoing):
         self._spent: dict[int, int] = {}  # context → eager bytes that were not matched yet
         self._backlog: list[_Message] = []  # sent before there was a link
         self._offered: dict[Key, _Message] = {}
+        self._to_offer: list[Key] = []  # of those, what the peer has not been told yet
         self._ready: dict[Key, int] = {}  # READY came before the send → bytes that are expected
         self._active: deque[_Message] = deque()
         self._leaving: _Message | None = None  # the link still borrows its last segment given
@@ -79,12 +79,15 @@ class Sender(Outgoing):
     def send(self, key: Key, signature: bytes, data: memoryview, done: Done) -> bool:
         if self.over or self._closing or key[0] in self._cancelled:
             return False
-        self.used = True
         if self.link is None:
             self._backlog.append(_Message(key, signature, data, done))
             self._dial(self.rank)
             return False
         return self._start(self.link, key, signature, data, done)
+
+    def poll(self) -> None:
+        if self.link is not None:
+            self.link.poll()
 
     def cancel(self, context: int) -> None:
         self._cancelled.add(context)
@@ -133,13 +136,6 @@ class Sender(Outgoing):
                 message.done()
         self._close_if_idle()
 
-    def detach(self) -> Link | None:
-        """Close an unused link, so that another may be attached. Returns it; it says when it is gone."""
-        link, self.link = self.link, None
-        if link is not None:
-            link.close(moved=True)
-        return link
-
     def fail(self) -> None:
         """There will be no link, or the peer is lost otherwise: forget everything, end the link."""
         self.kill()
@@ -169,10 +165,10 @@ class Sender(Outgoing):
             self._active.append(message)
             self._pump()
 
-    def place(self, frame: Frame) -> memoryview:
+    def place(self, frame: Frame, at: int) -> memoryview:
         raise WireError("a DATA frame from a receiver")
 
-    def placed(self, frame: Frame) -> None:
+    def placed(self, frame: Frame, at: int, nbytes: int) -> None:
         raise AssertionError
 
     def writable(self) -> None:
@@ -181,7 +177,7 @@ class Sender(Outgoing):
             message.done()
         self._pump()
 
-    def ended(self, goodbye: bool, moved: bool, cause: str) -> None:
+    def ended(self, goodbye: bool, cause: str) -> None:
         self._forget()
         self._on_end(self.rank, goodbye, cause)
 
@@ -200,11 +196,13 @@ class Sender(Outgoing):
         return self._begin(link, _Message(key, signature, data, done))
 
     def _begin(self, link: Link, message: _Message) -> bool:
-        """Offer a message, or send it right away where READY is here; True if all of it left."""
+        """Have a message offered, or send it right away where READY is here; True if all of it left."""
         key = message.key
         if self._ready.pop(key, None) != message.nbytes:
             self._offered[key] = message
-            link.post(pack(Type.OFFER, *key, total=message.nbytes, signature=message.signature))
+            self._to_offer.append(key)
+            if len(self._to_offer) == 1:
+                link.later(self._offer)
             return False
         if self._active or self._pumping or not link.room:
             self._active.append(message)
@@ -214,6 +212,17 @@ class Sender(Outgoing):
         if message.sent < message.nbytes:
             self._active.append(message)
         return over
+
+    def _offer(self) -> None:
+        """Offer what the peer has not asked for meanwhile: where all issue the same it mostly has, and its
+        READY lies in the socket, unread."""
+        if self.link is not None:
+            self.link.poll()
+        keys, self._to_offer = self._to_offer, []
+        for key in keys:
+            message = self._offered.get(key)
+            if message is not None and self.link is not None:
+                self.link.post(pack(Type.OFFER, *key, total=message.nbytes, signature=message.signature))
 
     def _write_out(self, link: Link, message: _Message) -> bool:
         """Segments of one message as long as there is room; True if the last has left."""
@@ -227,7 +236,7 @@ class Sender(Outgoing):
     def _write(self, link: Link, message: _Message) -> bool:
         """Give the next segment to the link; True if that was the last and nothing of it is borrowed."""
         start = message.sent
-        stop = message.sent = min(start + SEGMENT, message.nbytes)
+        stop = message.sent = min(start + link.segment, message.nbytes)
         signature = NO_SIGNATURE if start else message.signature
         if link.write(message.key, message.data[start:stop], start, message.nbytes, signature):
             return stop == message.nbytes

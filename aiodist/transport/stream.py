@@ -1,33 +1,32 @@
 """Links over stream sockets (TCP, Unix), read and written without transports in between.
 
-Writing tries the socket first, header and payload in one call, so that a message on an idle link has
-left when `send` returns; what does not fit is kept, by reference where it is a borrowed segment, and
-follows when the loop says that the socket is writable. Reading takes headers and small payloads through
-one buffer; the payload of a larger segment is received straight into its place, together with the next
-header in the same call.
+How they write is in `writing`. Reading takes headers and small payloads through one buffer; the payload of a
+larger segment is received straight into its place, together with the next header in the same call. While one
+is under way a TCP socket wakes the loop for a good part of it only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
+import sys
 from collections.abc import Callable
 
 from aiodist.errors import WireError
-from aiodist.transport.base import EAGER_MESSAGE, Key
-from aiodist.transport.link import BURST, NO_GOODBYE, Link, LinkUser
-from aiodist.wire.frame import HEADER, Flag, Frame, Type, pack, parse
+from aiodist.transport.base import EAGER_MESSAGE
+from aiodist.transport.link import BURST, NO_GOODBYE, LinkUser
+from aiodist.transport.writing import WritingLink
+from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
 
 _STAGING = 64 * 1024
 _OVERFLOW = 2 * 1024  # staging offered behind a large payload: some headers, not much of the next payload
+_LOW_WATER = 256 * 1024  # bytes of a payload before the loop is woken: every few KiB would cost a turn of it
 _SMALL = EAGER_MESSAGE  # payloads up to this size go through the staging buffer
-_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _DATA, _GOODBYE = int(Type.DATA), int(Type.GOODBYE)
 _NOTHING = memoryview(b"")
 
 
-class StreamLink(Link):
+class StreamLink(WritingLink):
     """A link over a connected, non-blocking stream socket, which it owns.
 
     Args:
@@ -42,33 +41,20 @@ class StreamLink(Link):
     on_gone: Callable[[], None] | None = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, leftover: bytes = b"") -> None:
-        self.room = True
+        super().__init__(loop, sock)
         self.on_closed = None
-        self._loop = loop
-        self._sock = sock
-        self._fd = sock.fileno()
-        self._user: LinkUser | None = None
-        # Writing.
-        self._queue: deque[memoryview] = deque()
-        self._borrowed: memoryview | None = None  # the element of the queue that is not our own memory
-        self._burst = 0
-        self._armed = False  # the loop watches for writability
-        self._waiting = False  # there is a reason for it
-        self._write_error = ""
-        # Reading.
         self._staging = memoryview(bytearray(max(_STAGING, len(leftover))))
         self._staging[: len(leftover)] = leftover
         self._start = 0
         self._end = len(leftover)
         self._overflow = self._staging[:_OVERFLOW]
-        self._frame: Frame | None = None  # its payload is being received into `_place`
+        self._frame: Frame | None = None  # its payload is being received: from byte `_at` on into `_place`
         self._place = _NOTHING
+        self._at = 0
         self._filled = 0
         self._resuming = False
-        # Ending.
-        self._closing = False
-        self._finishing = False  # both said goodbye; only the queue is left to be written
-        self._over = False
+        # Bytes from which on the socket counts as readable; 0 where that cannot be said.
+        self._low_water = int(sys.platform == "linux" and sock.family in (socket.AF_INET, socket.AF_INET6))
 
     # Link.
 
@@ -78,162 +64,74 @@ class StreamLink(Link):
         if self._end:
             self._resume_later()
 
-    def post(self, header: bytes, payload: memoryview | None = None) -> None:
-        if self._over or self._write_error:
-            return
-        if self._queue:
-            self._queue.append(memoryview(header if payload is None else header + payload))
-            return
-        try:
-            if payload is None:
-                sent = self._sock.send(header, _NOSIGNAL)
-            else:
-                sent = self._sock.sendmsg((header, payload), (), _NOSIGNAL)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError as error:
-            self._write_failed(error)
-            return
-        if sent < HEADER or (payload is not None and sent < HEADER + len(payload)):
-            whole = header if payload is None else header + payload
-            self._queue.append(memoryview(whole)[sent:])
-            self._wait_to_write()
-
-    def write(self, key: Key, payload: memoryview, offset: int, total: int, signature: bytes) -> bool:
-        nbytes = len(payload)
-        header = pack(_DATA, *key, nbytes=nbytes, offset=offset, total=total, signature=signature)
-        try:
-            sent = self._sock.sendmsg((header, payload), (), _NOSIGNAL)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError as error:
-            self._write_failed(error)
-            return False
-        self._burst += sent
-        if sent == HEADER + nbytes:
-            if self._burst >= BURST:
-                self._wait_to_write()
-            return True
-        if sent < HEADER:
-            self._queue.append(memoryview(header)[sent:])
-            sent = HEADER
-        if nbytes:
-            self._borrowed = payload[sent - HEADER :]
-            self._queue.append(self._borrowed)
-        self._wait_to_write()
-        return not nbytes
-
-    def keep(self) -> None:
-        borrowed, self._borrowed = self._borrowed, None
-        if borrowed is not None:
-            self._queue = deque(memoryview(bytes(p)) if p is borrowed else p for p in self._queue)
-
     def divert(self, place: memoryview) -> None:
         if self._frame is not None:
             self._place = place[: len(self._place)]
 
-    def close(self, moved: bool = False) -> None:
+    def close(self) -> None:
         if self._over or self._closing:
             return
         self._closing = True
         self.keep()
-        self.post(pack(_GOODBYE, flags=Flag.MOVED if moved else 0))
+        self.post(pack(_GOODBYE))
         if self._frame is not None:
             self._place = memoryview(bytearray(len(self._place)))
 
     def kill(self) -> None:
         self._shut()
 
-    # Writing.
-
-    def _wait_to_write(self) -> None:
-        self.room = False
-        self._waiting = True
-        if not self._armed:
-            self._armed = True
-            self._loop.add_writer(self._fd, self._write_ready)
-
-    def _write_ready(self) -> None:
-        self._burst = 0
-        queue = self._queue
-        try:
-            while queue:
-                sent = self._sock.sendmsg(
-                    (queue[0], queue[1]) if len(queue) > 1 else (queue[0],), (), _NOSIGNAL
-                )
-                self._drop(sent)
-        except (BlockingIOError, InterruptedError):
+    def poll(self) -> None:
+        if self._user is None:
             return
-        except OSError as error:
-            self._write_failed(error)
-            return
-        if self._finishing:
-            self._shut()
-            return
-        self._borrowed = None
-        self._waiting = False
-        self._make_room()
-        if self._armed and not self._waiting:
-            self._armed = False
-            self._loop.remove_writer(self._fd)
+        if self._waiting and not self._write_error:
+            self._write_ready()
+        if not self._over:
+            self._read()
 
-    def _make_room(self) -> None:
-        self.room = True
-        if self._user is not None and not self._closing:
-            self._user.writable()
+    def later(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
 
-    def _drop(self, sent: int) -> None:
-        """Remove bytes that left from the front of the queue."""
-        queue = self._queue
-        while sent:
-            first = queue[0]
-            if sent < len(first):
-                rest = first[sent:]
-                if first is self._borrowed:
-                    self._borrowed = rest
-                queue[0] = rest
-                return
-            sent -= len(first)
-            queue.popleft()
-
-    def _write_failed(self, error: OSError) -> None:
-        """The connection is broken. What the peer sent before is still read; the reader finds the end."""
-        self._write_error = error.strerror or str(error)
-        self.room = False
-        self._queue.clear()
-        self._borrowed = None
-        if self._armed:
-            self._armed = False
-            self._loop.remove_writer(self._fd)
-        if self._finishing:
-            self._loop.call_soon(self._shut)
-        else:
-            self._loop.call_soon(self._read_to_end)
+    # Reading.
 
     def _read_to_end(self) -> None:
         if self._over or self._user is None:
             return
-        if self._readable() == 0:
-            self._finish(False, False, self._write_error)
+        if self._read() == 0:
+            self._finish(self._write_error)
         else:
             self._loop.call_soon(self._read_to_end)
 
-    # Reading.
+    def _readable(self) -> None:
+        """The loop says that there is something to read."""
+        self._read()
+        if not self._over and self._frame is not None and self._low_water:
+            self._wake_at(self._frame.nbytes - self._at - self._filled)
 
-    def _readable(self) -> int:
+    def _wake_at(self, nbytes: int) -> None:
+        """Be woken when the rest of a payload is here, or a good part of it. It will come: a sender that has
+        begun a segment ends it, or the connection."""
+        mark = min(nbytes, _LOW_WATER) if nbytes >= _OVERFLOW else 1
+        if mark != self._low_water:
+            self._low_water = mark
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+
+    def _read(self) -> int:
         """Read at most about BURST bytes; returns how many."""
         total = 0
         try:
             while total < BURST and not self._over:
                 if self._frame is not None:
                     rest = self._place[self._filled :]
-                    nbytes = self._sock.recvmsg_into((rest, self._overflow))[0]
                     asked = len(rest)
+                    if self._at + len(self._place) < self._frame.nbytes:
+                        nbytes = self._sock.recv_into(rest)
+                    else:
+                        nbytes = self._sock.recvmsg_into((rest, self._overflow))[0]
                 else:
                     asked = len(self._staging) - self._end
                     nbytes = self._sock.recv_into(self._staging[self._end :])
                 if not nbytes:
-                    self._finish(False, False, NO_GOODBYE)
+                    self._finish(NO_GOODBYE)
                     break
                 total += nbytes
                 self._took(nbytes)
@@ -242,9 +140,13 @@ class StreamLink(Link):
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            self._finish(False, False, error.strerror or str(error))
+            self._finish(error.strerror or str(error))
         except WireError as error:
-            self._finish(False, False, f"protocol error: {error.message}")
+            self._finish(f"protocol error: {error.message}")
+        if self._low_water > 1 and not self._over:
+            due = 1 if self._frame is None else self._frame.nbytes - self._at - self._filled
+            if due < self._low_water:
+                self._wake_at(due)
         return total
 
     def _took(self, nbytes: int) -> None:
@@ -257,12 +159,18 @@ class StreamLink(Link):
             if nbytes < rest:
                 self._filled += nbytes
                 return
+            at, size = self._at, len(self._place)
             self._end = nbytes - rest
-            self._frame = None
-            self._place = _NOTHING
+            more = at + size < frame.nbytes
+            if not more:
+                self._frame = None
+                self._place = _NOTHING
             if not self._closing and self._user is not None:
                 # A callback that raises must not leave frames behind in the buffer, unread.
-                self._guard(self._user.placed, frame)
+                self._guard(self._user.placed, frame, at, size)
+            if more:
+                self._next_place(frame, at + size)
+                return
         self._parse()
 
     def _parse(self) -> None:
@@ -281,29 +189,27 @@ class StreamLink(Link):
                 break
             if frame.type != _DATA:
                 raise WireError(f"a {Type(frame.type).name} frame of {size} bytes")
-            place = self._place_for(frame)
-            if place is None:
-                return
-            place[:have] = staging[begin : self._end]
-            self._frame, self._place, self._filled = frame, place, have
-            self._start = self._end = 0
+            if self._next_place(frame, 0):
+                self._place[:have] = staging[begin : self._end]
+                self._filled = have
+                self._start = self._end = 0
             return
         left = self._end - self._start
         if left and self._start:
             staging[:left] = bytes(staging[self._start : self._end])
         self._start, self._end = 0, left
 
-    def _place_for(self, frame: Frame) -> memoryview | None:
-        """Where a payload goes; None if the user ended the link instead of saying so."""
+    def _next_place(self, frame: Frame, at: int) -> bool:
+        """Where a payload goes from byte `at` on; False if the user ended the link instead of saying so."""
         place = None
         if self._user is not None and not self._closing:
-            place = self._user.place(frame)
-        return self._bin_or(place, frame.nbytes)
-
-    def _bin_or(self, place: memoryview | None, nbytes: int) -> memoryview | None:
+            place = self._user.place(frame, at)
         if self._over:
-            return None
-        return memoryview(bytearray(nbytes)) if place is None or self._closing else place
+            return False
+        if place is None or self._closing:
+            place = memoryview(bytearray(frame.nbytes - at))
+        self._frame, self._place, self._at, self._filled = frame, place, at, 0
+        return True
 
     def _guard(self, callback: Callable[..., None], *args: object) -> None:
         """Call the user; an error that is not the peer's goes to the loop's handler, and reading goes on."""
@@ -322,7 +228,7 @@ class StreamLink(Link):
 
     def _dispatch(self, frame: Frame, payload: memoryview) -> None:
         if frame.type == _GOODBYE:
-            self._goodbye(frame)
+            self._goodbye()
         elif not self._closing and self._user is not None:
             self._guard(self._user.received, frame, payload)
 
@@ -339,11 +245,11 @@ class StreamLink(Link):
         try:
             self._parse()
         except WireError as error:
-            self._finish(False, False, f"protocol error: {error.message}")
+            self._finish(f"protocol error: {error.message}")
 
     # Ending.
 
-    def _goodbye(self, frame: Frame) -> None:
+    def _goodbye(self) -> None:
         user = self._user
         if not self._closing:
             self.keep()
@@ -359,9 +265,9 @@ class StreamLink(Link):
             if self.on_closed is not None:
                 self.on_closed()
         elif user is not None:
-            user.ended(True, bool(frame.flags & Flag.MOVED), "")
+            user.ended(True, "")
 
-    def _finish(self, goodbye: bool, moved: bool, cause: str) -> None:
+    def _finish(self, cause: str) -> None:
         """The connection is gone without the peer's goodbye."""
         user = self._user
         self._shut()
@@ -369,7 +275,7 @@ class StreamLink(Link):
             if self.on_closed is not None:
                 self.on_closed()
         elif user is not None:
-            user.ended(goodbye, moved, cause)
+            user.ended(False, cause)
 
     def _shut(self) -> None:
         """Close the socket and drop everything; nobody is called."""

@@ -2,8 +2,7 @@
 
     offset  bytes  field
          0      1  type
-         1      1  flags
-         2      2  (zero)
+         1      3  (zero)
          4      4  stream
          8      8  context
         16      8  seq
@@ -36,8 +35,9 @@ MESSAGE_LIMIT = 1 << 48
 """Bytes of the largest message; a larger figure on the wire is nonsense."""
 
 NO_SIGNATURE = bytes(32)
+_ZEROS = bytes(3)
 
-_HEADER = struct.Struct("<BBHIQQIIQQQQ32s")
+_HEADER = struct.Struct("<B3sIQQIIQQQQ32s")
 _pack = _HEADER.pack
 _unpack_from = _HEADER.unpack_from
 assert _HEADER.size == HEADER
@@ -61,13 +61,6 @@ class Type(enum.IntEnum):
     GOODBYE = 9  # nothing follows; this end is closed on purpose
 
 
-class Flag(enum.IntFlag):
-    """Bits of a header's flags."""
-
-    NONE = 0
-    MOVED = 1  # on GOODBYE: only this link ends; the channel goes on over another
-
-
 class Frame(NamedTuple):
     """A parsed header.
 
@@ -82,7 +75,6 @@ class Frame(NamedTuple):
     """
 
     type: int
-    flags: int
     context: int
     stream: int
     seq: int
@@ -113,14 +105,13 @@ def pack(
     total: int = 0,
     word: int = 0,
     signature: bytes = NO_SIGNATURE,
-    flags: int = 0,
 ) -> bytes:
     """A frame's header. The arguments are `Frame`'s.
 
     Raises:
         struct.error: a field does not fit, which is the caller's mistake.
     """
-    return _pack(kind, flags, 0, stream, context, seq, part, nbytes, offset, total, word, 0, signature)
+    return _pack(kind, _ZEROS, stream, context, seq, part, nbytes, offset, total, word, 0, signature)
 
 
 def parse(buffer: bytes | bytearray | memoryview, start: int = 0) -> Frame:
@@ -129,10 +120,10 @@ def parse(buffer: bytes | bytearray | memoryview, start: int = 0) -> Frame:
     Raises:
         WireError: it is not a frame of this protocol.
     """
-    kind, flags, zero, stream, context, seq, part, nbytes, offset, total, word, zeros, signature = (
-        _unpack_from(buffer, start)
+    kind, zero, stream, context, seq, part, nbytes, offset, total, word, zeros, signature = _unpack_from(
+        buffer, start
     )
-    if kind not in _TYPES or zero or zeros:
+    if kind not in _TYPES or zero != _ZEROS or zeros:
         raise WireError(f"a frame of unknown type {kind}", hint="Is every rank's aiodist the same version?")
     if nbytes > PAYLOAD_LIMIT or total > MESSAGE_LIMIT or offset + nbytes > total:
         raise WireError(f"a {Type(kind).name} frame of {nbytes} bytes at {offset} of {total}")
@@ -142,7 +133,7 @@ def parse(buffer: bytes | bytearray | memoryview, start: int = 0) -> Frame:
         raise WireError(f"an EAGER frame with {nbytes} of {total} bytes")
     if not nbytes and (kind == _MAPPED or (kind == _DATA and total)):
         raise WireError(f"a {Type(kind).name} frame without bytes in a message of {total}")
-    return Frame(kind, flags, context, stream, seq, part, nbytes, offset, total, word, signature)
+    return Frame(kind, context, stream, seq, part, nbytes, offset, total, word, signature)
 
 
 def payload_bytes(frame: Frame) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import Field, fields
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,18 @@ def test_each_has_its_variable_and_all_but_polling_are_agreed(field: str) -> Non
     assert (name in found.agreed) == (field != "poll")
     if field != "poll":
         assert found.agreed[name] == "65536"
+
+
+@pytest.mark.parametrize("field", fields(Thresholds), ids=lambda field: field.name)
+def test_each_is_in_the_documentation_with_its_default(field: Field[int]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    default = int(str(field.default))
+    shown = str(default)
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if default >= unit and default % unit == 0:
+            shown = f"{default // unit} {name}"
+            break
+    assert f"| `AIODIST_{field.name.upper()}` | {shown} |" in page
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "1 MiB", "0x10"])

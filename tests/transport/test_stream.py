@@ -16,7 +16,7 @@ from aiodist.errors import WireError
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import Key
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import HEADER, Flag, Frame, Type, pack
+from aiodist.wire.frame import HEADER, Frame, Type, pack
 
 KEY = Key(1, 2, 3, 4)
 
@@ -26,10 +26,11 @@ class User:
 
     def __init__(self) -> None:
         self.frames: list[tuple[Frame, bytes]] = []
-        self.ends: list[tuple[bool, bool, str]] = []
+        self.ends: list[tuple[bool, str]] = []
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.writables = 0
         self.fail = False
+        self.piece = 70_000  # of a payload that is received at a time
         self._place = bytearray()
 
     def received(self, frame: Frame, payload: memoryview) -> None:
@@ -37,18 +38,20 @@ class User:
         if self.fail:
             raise ZeroDivisionError
 
-    def place(self, frame: Frame) -> memoryview:
-        self._place = bytearray(frame.nbytes)
-        return memoryview(self._place)
+    def place(self, frame: Frame, at: int) -> memoryview:
+        if not at:
+            self._place = bytearray(frame.nbytes)
+        return memoryview(self._place)[at : at + self.piece]
 
-    def placed(self, frame: Frame) -> None:
-        self.received(frame, memoryview(self._place))
+    def placed(self, frame: Frame, at: int, nbytes: int) -> None:
+        if at + nbytes == frame.nbytes:
+            self.received(frame, memoryview(self._place))
 
     def writable(self) -> None:
         self.writables += 1
 
-    def ended(self, goodbye: bool, moved: bool, cause: str) -> None:
-        self.ends.append((goodbye, moved, cause))
+    def ended(self, goodbye: bool, cause: str) -> None:
+        self.ends.append((goodbye, cause))
         self.over.set_result(None)
 
 
@@ -93,7 +96,7 @@ def test_frames_survive_any_cut(sizes: list[int], cuts: list[int], leftover: int
                 at, turn = at + step, turn + 1
             await user.over
             assert [payload for _, payload in user.frames] == payloads
-            assert user.ends == [(True, False, "")]
+            assert user.ends == [(True, "")]
             assert await loop.sock_recv(theirs, 1000) == pack(Type.GOODBYE)
             assert await loop.sock_recv(theirs, 1000) == b""
 
@@ -115,7 +118,7 @@ async def test_nonsense_ends_the_link(raw: bytes, cause: str) -> None:
     async with opened() as (_link, user, theirs):
         theirs.send(raw[: HEADER + 10])
         await user.over
-        assert user.ends == [(False, False, cause)]
+        assert user.ends == [(False, cause)]
         assert theirs.recv(10) == b""
 
 
@@ -128,14 +131,7 @@ async def test_an_end_without_goodbye_is_a_loss_after_what_was_sent() -> None:
         assert not user.ends
         await user.over
         assert [payload for _, payload in user.frames] == [b"last words"]
-        assert [(goodbye, moved) for goodbye, moved, _ in user.ends] == [(False, False)]
-
-
-async def test_a_link_that_moves_says_so() -> None:
-    async with opened() as (_link, user, theirs):
-        theirs.send(pack(Type.GOODBYE, flags=Flag.MOVED))
-        await user.over
-        assert user.ends == [(True, True, "")]
+        assert [goodbye for goodbye, _ in user.ends] == [False]
 
 
 async def test_closing_waits_for_the_answer() -> None:
@@ -198,4 +194,4 @@ async def test_a_user_that_refuses_a_frame_ends_the_link() -> None:
         user.received = refuse  # type: ignore[method-assign]
         theirs.send(message(Type.EAGER, b"one"))
         await user.over
-        assert user.ends == [(False, False, "protocol error: not now")]
+        assert user.ends == [(False, "protocol error: not now")]

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Operation, Quick, Reports
+from aiodist.backends.host.hierarchy import hierarchy_of
+from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.messages import Messages
-from aiodist.backends.host.prepare import prepare
+from aiodist.backends.host.prepare import Job, prepare
 from aiodist.backends.host.wired import Collective
 from aiodist.errors import GroupBroken, PeerLost
-from aiodist.schedules import UNKNOWN, select
+from aiodist.schedules import UNKNOWN, Schedule, chunk_bounds, select
 from aiodist.transport.base import Incoming, Key, Outgoing
-from aiodist.types import Kind, agree
+from aiodist.types import Call, Kind, ReduceOp, agree
 
 if TYPE_CHECKING:
     from aiodist.backends.host.engine import HostEngine
 
+LAYOUTS = 128
+"""Layouts that a group remembers; then it begins anew."""
 
 # (peer, signature, round, bytes) of a message
 Early = tuple[int, bytes, int, int]
@@ -56,6 +60,7 @@ class HostBackend:
         self._engine = engine
         self._group_rank = {rank: index for index, rank in enumerate(self.ranks)}
         self._running: dict[int, Collective] = {}
+        self._layouts: dict[Any, Layout] = {}
         self._early: dict[int, list[Early]] = {}  # of collectives that we have yet to submit
         self._issued = 0
         self._reserved: set[int] = set()
@@ -66,6 +71,7 @@ class HostBackend:
         self._dead = False
         self._doomed = False  # members disagree: the group will break, and goes no further until it does
         self._local = engine.local_group(self)
+        self._hierarchy = None if self._local is not None else hierarchy_of(self, engine)
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has its number, and cannot be taken back: what fails breaks the group."""
@@ -87,12 +93,25 @@ class HostBackend:
         nbytes = agreed_bytes(operation, self.size)
         if self._local is not None and nbytes != UNKNOWN:
             self._issued = max(self._issued, call.seq + 1)
+            self._reserved.discard(call.seq)
             if not self._doomed:
                 self._local.begin(operation, nbytes)
             return
+        if self._hierarchy is not None and self._hierarchy.chosen(
+            operation, nbytes, call.seq in self._reserved
+        ):
+            self._reserved.discard(call.seq)
+            self._issued = max(self._issued, call.seq + 1)
+            for peer, signature, _, _ in self._early.pop(call.seq, ()):
+                self.disagreed(call.seq, peer, signature)  # whoever agrees sends no message of this group
+            if not self._doomed:
+                self._hierarchy.begin(operation)
+            return
         schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
         job = prepare(operation, self.rank, self.size, schedule)
-        collective = Collective(self, operation, job, schedule)
+        collective = Collective(self, operation, job, self._layout(call, job, schedule))
+        if self._engine.polls:
+            operation.work._driver = collective
         self._running[call.seq] = collective
         self._reserved.discard(call.seq)
         self._issued = max(self._issued, call.seq + 1)
@@ -106,16 +125,20 @@ class HostBackend:
         else:
             self._local.begin(operation, nbytes, collective.start)
 
-    def reserve(self, seq: int) -> None:
+    def reserve(self, seq: int, operation: Operation | None = None) -> None:
         """A collective that will be submitted later."""
         self._reserved.add(seq)
         self._issued = max(self._issued, seq + 1)
+        if operation is not None and self._hierarchy is not None:
+            self._hierarchy.reserve(operation, agreed_bytes(operation, self.size))
 
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything; `quiet` is called when no buffer is touched any more."""
         self._dead = True
         self._engine.endpoint.cancel(self.context)
         self._quiet = quiet
+        if self._hierarchy is not None:
+            self._hierarchy.abort()
         self.quietened()
 
     def retire(self) -> None:
@@ -123,6 +146,8 @@ class HostBackend:
         if self._local is not None:
             self._local.retire()
             self._local = None
+        if self._hierarchy is not None:
+            self._hierarchy.retire()
         self._engine.retire(self.context)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -153,6 +178,25 @@ class HostBackend:
             channel = self._incoming[peer] = self._engine.endpoint.incoming(self.ranks[peer])
         return channel
 
+    def _layout(self, call: Call, job: Job, schedule: Schedule) -> Layout:
+        """The schedule on the job's buffer; kept where it will be the same the next time."""
+        buffer = job.buffer
+        reduce = ReduceOp.SUM if call.reduce is ReduceOp.PREMUL_SUM else call.reduce
+        if job.bounds is not None:
+            return Layout(schedule, job.bounds, job.sent_bounds or job.bounds, buffer.dtype, reduce)
+        key = (call.kind, call.root, reduce, buffer.dtype, buffer.size)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) == LAYOUTS:
+                self._layouts.clear()
+            bounds = chunk_bounds(buffer.size, schedule.chunks)
+            layout = self._layouts[key] = Layout(schedule, bounds, bounds, buffer.dtype, reduce)
+        return layout
+
+    def drive(self, collective: Collective) -> None:
+        """Bring a collective on while it is awaited."""
+        self._engine.drive(collective)
+
     def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         """`Offload.run`; a job that fails breaks the group."""
         return self._engine.offload.run(cost_ns, job, done, self.failed)
@@ -164,14 +208,25 @@ class HostBackend:
         self.reports.broken(broken)
 
     def finished(self, operation: Operation) -> None:
-        """A local collective has ended well."""
+        """A local collective, or one of several levels, has ended well."""
         operation.succeed()
 
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
         """A member of this host has published another operation."""
         if not self._dead:
-            self._doom()
+            self.doom()
             self.reports.mismatch(seq, peer, theirs)
+
+    def doom(self) -> None:
+        """Take part in no collective any more: while the members are asked what they issued, a later one must
+        not succeed for want of whoever knows better."""
+        self._doomed = True
+        for collective in self._running.values():
+            collective.condemn()
+        if self._local is not None:
+            self._local.condemn()
+        if self._hierarchy is not None:
+            self._hierarchy.doom()
 
     def completed(self, collective: Collective) -> None:
         """A collective has ended well."""
@@ -185,6 +240,8 @@ class HostBackend:
         calm = [collective.condemn() for collective in self._running.values()]
         if self._local is not None:
             calm.append(self._local.condemn())
+        if self._hierarchy is not None:
+            calm.append(self._hierarchy.quiet())
         calm.append(self._messages.condemn())  # each is told, also where another still touches buffers
         if all(calm):
             quiet, self._quiet = self._quiet, None
@@ -206,14 +263,14 @@ class HostBackend:
         elif (collective := self._running.get(key.seq)) is not None:
             self._agrees(collective, peer, signature, key.part, nbytes)
         else:  # every message of a collective that has ended here was received: another one disagrees
-            self._doom()
+            self.doom()
             self.reports.mismatch(key.seq, peer, signature)
 
     def _agrees(self, collective: Collective, peer: int, signature: bytes, number: int, nbytes: int) -> bool:
         """Whether a message fits; if not, the collective goes no further, and the group is told."""
         call = collective.operation.call
         if not agree(call.signature, signature):
-            self._doom()
+            self.doom()
             self.reports.mismatch(call.seq, peer, signature)
             return False
         expected = collective.expected(peer, number)
@@ -228,15 +285,6 @@ class HostBackend:
             )
             return False
         return True
-
-    def _doom(self) -> None:
-        """Take part in no collective any more: while the members are asked what they issued, a later one must
-        not succeed for want of whoever knows better."""
-        self._doomed = True
-        for collective in self._running.values():
-            collective.condemn()
-        if self._local is not None:
-            self._local.condemn()
 
     def departed(self, rank: int) -> None:
         """A peer closed, and all that it sent has arrived: nobody will answer a receive from it."""

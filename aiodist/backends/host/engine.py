@@ -10,6 +10,7 @@ import numpy as np
 
 from aiodist.backends.base import Array, Reports
 from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.host.driving import Driven, Poller
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.local.hub import Hub, supported
@@ -42,6 +43,8 @@ class HostEngine:
         self.endpoint = endpoint
         self.rank = endpoint.rank
         self.offload = Offload(loop, inline)
+        self._inline = inline
+        self._poller = Poller(loop, 0)
         self._loop = loop
         self._lose = lose
         self._backends: dict[int, HostBackend] = {}
@@ -63,6 +66,8 @@ class HostEngine:
             limits: thresholds.
         """
         self._limits = limits
+        if not self._inline:  # where all ranks share one loop there is nobody to wait for
+            self._poller = Poller(self._loop, limits.poll * 1e-6)
         size = len(local_to)
         near = [
             frozenset(b for b in range(size) if a == b or (b in local_to[a] and a in local_to[b]))
@@ -89,6 +94,27 @@ class HostEngine:
         return LocalGroup(
             self._hub, self._bulk, backend, backend.context, backend.ranks, backend.rank, self._limits
         )
+
+    @property
+    def polls(self) -> bool:
+        """Whether an await polls the channels for a while."""
+        return self._poller.limit > 0
+
+    def drive(self, operation: Driven) -> None:
+        """Poll for an operation over channels, as long as this turn of the loop may."""
+        self._poller.drive(operation)
+
+    @property
+    def limits(self) -> Thresholds:
+        """The thresholds that all ranks agree on."""
+        return self._limits
+
+    def by_host(self, ranks: Sequence[int]) -> list[list[int]]:
+        """A group's members, host by host: group ranks, in order. [] where nothing is agreed yet."""
+        hosts: dict[frozenset[int], list[int]] = {}
+        for member, rank in enumerate(ranks if self._hosts else ()):
+            hosts.setdefault(self._hosts[rank], []).append(member)
+        return list(hosts.values())
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array where neighbours can read it, if there are any."""

@@ -1,28 +1,28 @@
 """A collective over channels: the executor of schedules.
 
-Round by round: post the round's receives, start its sends, and go on when all are over. Everything runs
-in callbacks of the loop, so that the first round is under way when the user's call returns (law 1).
+Round by round: post receives (also of later rounds, see `schedules.early`), start the round's sends, and go
+on when all that belongs to the round is over. Everything runs in callbacks of the loop, so that the first
+round is under way when the user's call returns (law 1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, as_bytes
-from aiodist.backends.host.offload import INLINE_NS, copy_cost_ns
+from aiodist.backends.host.layout import Layout, Receiving, Sending
+from aiodist.backends.host.offload import copy_cost_ns
 from aiodist.backends.host.prepare import Job
 from aiodist.kernels import cost_ns, reduce_into
-from aiodist.schedules import Recv, RecvReduce, Schedule, Send, Step, chunk_bounds, spans
-from aiodist.transport.base import SEGMENT, Fold, Into, Key
+from aiodist.transport.base import Fold, Incoming, Into, Key, Outgoing
 from aiodist.types import ReduceOp
 
 if TYPE_CHECKING:
     from aiodist.backends.host.backend import HostBackend
-
-_MANY = 8  # steps of a round, from which on they are looked up by peer
 
 
 class Collective:
@@ -32,44 +32,44 @@ class Collective:
         backend: the group's backend, which is told when the collective has ended.
         operation: what to do.
         job: on which memory.
-        schedule: by which rounds.
+        layout: by which rounds.
+
+    Attributes:
+        channels: those of the present round.
+        idle: nothing here waits for them: it has ended, or must go no further.
     """
 
     __slots__ = (
         "_backend",
-        "_bounds",
         "_busy",
-        "_dead",
         "_due",
         "_job",
+        "_layout",
         "_memory",
         "_reduce",
         "_round",
-        "_schedule",
-        "_sent_bounds",
         "_sent_memory",
         "_waiting",
+        "channels",
+        "idle",
         "operation",
     )
 
-    def __init__(self, backend: HostBackend, operation: Operation, job: Job, schedule: Schedule) -> None:
+    def __init__(self, backend: HostBackend, operation: Operation, job: Job, layout: Layout) -> None:
         self.operation = operation
+        self.channels: list[Incoming | Outgoing] = []
+        self.idle = False
         self._backend = backend
         self._job = job
-        self._schedule = schedule
-        self._bounds = job.bounds or chunk_bounds(job.buffer.size, schedule.chunks)
+        self._layout = layout
         self._memory = as_bytes(job.buffer)
-        self._sent_bounds, self._sent_memory = self._bounds, self._memory
-        if job.sent is not None:
-            assert job.sent_bounds is not None
-            self._sent_bounds, self._sent_memory = job.sent_bounds, as_bytes(job.sent)
+        self._sent_memory = self._memory if job.sent is None else as_bytes(job.sent)
         reduce = operation.call.reduce
         self._reduce = ReduceOp.SUM if reduce is ReduceOp.PREMUL_SUM else reduce
-        self._round = 0
-        self._waiting = 0
-        self._dead = False
+        self._round = -1
+        self._waiting = 0  # sends and receives of the present round that are not over
+        self._due = layout.due.copy()  # by round: its receives that are not over
         self._busy = 0  # jobs of ours in a thread, touching our buffers
-        self._due: dict[int, dict[int, int]] = {}  # round → peer → bytes, of rounds with many messages
 
     def start(self) -> None:
         """Begin: the first round is under way when this returns, unless a large copy has to come first."""
@@ -80,24 +80,16 @@ class Collective:
     def condemn(self) -> bool:
         """Make no further progress. True if no buffer is touched by this process any more, given that the
         context is cancelled; else the backend hears `quietened` once a thread has let go."""
-        self._dead = True
+        self.idle = True
         return not self._busy
 
     def expected(self, peer: int, number: int) -> int | None:
         """Bytes of the message from `peer` in round `number`; None if there is none."""
-        if number >= len(self._schedule.rounds):
-            return None
-        steps = self._schedule.rounds[number]
-        if len(steps) > _MANY:  # looking through all of them for each of them would take their square
-            if (due := self._due.get(number)) is None:
-                due = self._due[number] = {
-                    step.peer: self._nbytes(step) for step in steps if not isinstance(step, Send)
-                }
-            return due.get(peer)
-        for step in steps:
-            if not isinstance(step, Send) and step.peer == peer:
-                return self._nbytes(step)
-        return None
+        return self._layout.expected(peer, number)
+
+    def poll(self, seq: int) -> None:
+        """Bring it on while it is awaited (`work.Driver`)."""
+        self._backend.drive(self)
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -106,34 +98,55 @@ class Collective:
             self._go_on()
 
     def _advance(self) -> None:
-        rounds = self._schedule.rounds
-        while self._round < len(rounds):
-            if self._dead:
-                return
-            number = self._round
-            self._round = number + 1
-            self._waiting = 1  # this turn itself, so that nothing ends the round before all is posted
-            steps = rounds[number]
-            sends = [(step.peer, self._outgoing_bytes(step)) for step in steps if isinstance(step, Send)]
-            for step in steps:
-                if not isinstance(step, Send):
-                    self._receive(step, number)
-            for peer, data in sends:
-                self._send(peer, data, number)
+        rounds = self._layout.rounds
+        backend = self._backend
+        while not self.idle:
+            number = self._round = self._round + 1
+            if number == len(rounds):
+                break
+            sends, receives = rounds[number]
+            self._waiting = (
+                1 + self._due[number]
+            )  # this turn itself: nothing ends the round before all is posted
+            self.channels = channels = []
+            leaving = [(one.peer, self._outgoing_bytes(one)) for one in sends]
+            for receiving in receives:
+                if self._receive(receiving):
+                    self._received(receiving.number)
+            for peer, data in leaving:
+                channel = backend.outgoing(peer)
+                signature = self.operation.call.signature
+                if not channel.send(self._key(number), signature, data, self._over):
+                    self._waiting += 1
+                    channels.append(channel)
             self._waiting -= 1
             if self._waiting:
+                for peer in self._layout.sources[number]:
+                    channels.append(backend.incoming(peer))  # noqa: PERF401 - of two types
                 return
-        if self._dead:
+        if self.idle:
             return
         job = self._job
+        self.channels = []
         plain = job.result is None and not job.after
-        if (plain or self._off_loop(job.empty_ns(), job.empty, self._emptied)) and not self._dead:
-            self._backend.completed(self)
+        if (plain or self._off_loop(job.empty_ns(), job.empty, self._emptied)) and not self.idle:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.idle = True
+        self._backend.completed(self)
 
     def _over(self) -> None:
+        """A send of the present round, or a receive, is over."""
         self._waiting -= 1
         if not self._waiting:
             self._go_on()
+
+    def _received(self, number: int) -> None:
+        """A receive of this round is over: perhaps before the round is entered."""
+        self._due[number] -= 1
+        if number == self._round:
+            self._over()
 
     def _go_on(self) -> None:
         """The next round, from a callback, where nobody else would hear of what goes wrong."""
@@ -142,90 +155,54 @@ class Collective:
         except Exception as error:
             self._backend.failed(error)
 
-    def _outgoing_bytes(self, step: Send) -> memoryview:
+    def _outgoing_bytes(self, sending: Sending) -> memoryview:
         """What a step sends; a copy where the round also writes there (small messages alone ask for it)."""
-        pieces = [self._sent_memory[low:high] for low, high in self._ranges(step, self._sent_bounds)]
-        if step.copy or len(pieces) > 1:
-            return memoryview(b"".join(pieces))
-        return pieces[0]
+        memory, ranges = self._sent_memory, sending.ranges
+        if sending.copy:
+            return memoryview(b"".join([memory[low:high] for low, high in ranges]))
+        return memory[ranges[0][0] : ranges[0][1]]
 
-    def _ranges(self, step: Step, bounds: list[int]) -> list[tuple[int, int]]:
-        """The bytes of a step's chunks: one range, or two where the chunks wrap around the end."""
-        itemsize = self._job.buffer.itemsize
-        return [
-            (bounds[start] * itemsize, bounds[stop] * itemsize)
-            for start, stop in spans(step.start, step.stop, self._schedule.chunks)
-        ]
-
-    def _nbytes(self, step: Step) -> int:
-        """What a step receives."""
-        return sum(high - low for low, high in self._ranges(step, self._bounds))
-
-    def _send(self, peer: int, data: memoryview, number: int) -> None:
-        channel = self._backend.outgoing(peer)
-        if not channel.send(self._key(number), self.operation.call.signature, data, self._over):
-            self._waiting += 1
-
-    def _receive(self, step: Recv | RecvReduce, number: int) -> None:
-        buffer = self._job.buffer
-        ranges = self._ranges(step, self._bounds)
-        nbytes = sum(high - low for low, high in ranges)
-        channel = self._backend.incoming(step.peer)
-        self._waiting += 1
+    def _receive(self, receiving: Receiving) -> bool:
+        """Post a receive; whether it is over."""
+        ranges = receiving.ranges
+        done = partial(self._received, receiving.number)
         if len(ranges) > 1:
-            over = self._receive_wrapped(step, ranges, nbytes, number)
-        elif isinstance(step, Recv):
-            view = self._memory[ranges[0][0] : ranges[0][1]]
-            over = channel.recv(self._key(number), nbytes, Into(view), self._over)
+            return self._receive_wrapped(receiving, done)
+        low, high = ranges[0]
+        if receiving.reduces:
+            itemsize = self._job.buffer.itemsize
+            part = self._job.buffer[low // itemsize : high // itemsize]
+            if receiving.slow:
+                return self._receive_slowly(part, receiving, done)
+            sink: Into | Fold = Fold(self._folder(part, receiving.left))
         else:
-            part = buffer[ranges[0][0] // buffer.itemsize : ranges[0][1] // buffer.itemsize]
-            assert self._reduce is not None
-            if cost_ns(min(nbytes, SEGMENT), buffer.dtype, self._reduce) <= INLINE_NS:
-                over = channel.recv(
-                    self._key(number), nbytes, Fold(self._folder(part, step.left)), self._over
-                )
-            else:
-                over = self._receive_slowly(part, step.left, number, step.peer)
-        if over:
-            self._waiting -= 1
+            sink = Into(self._memory[low:high])
+        channel = self._backend.incoming(receiving.peer)
+        return channel.recv(self._key(receiving.number), receiving.nbytes, sink, done)
 
-    def _receive_wrapped(
-        self, step: Recv | RecvReduce, ranges: list[tuple[int, int]], nbytes: int, number: int
-    ) -> bool:
+    def _receive_wrapped(self, receiving: Receiving, done: Callable[[], None]) -> bool:
         """Chunks that wrap around the buffer's end come through memory of our own (small messages alone)."""
-        buffer = self._job.buffer
+        buffer, nbytes = self._job.buffer, receiving.nbytes
         scratch = np.empty(nbytes // buffer.itemsize, buffer.dtype)
+        reduce = self._reduce
 
         def deal() -> None:
             offset = 0
-            for low, high in ranges:
+            for low, high in receiving.ranges:
                 part = buffer[low // buffer.itemsize : high // buffer.itemsize]
                 theirs = scratch[offset : offset + part.size]
                 offset += part.size
-                if isinstance(step, Recv):
-                    part[...] = theirs
+                if receiving.reduces:
+                    assert reduce is not None
+                    reduce_into(part, theirs, reduce, src_left=receiving.left)
                 else:
-                    assert self._reduce is not None
-                    reduce_into(part, theirs, self._reduce, src_left=step.left)
+                    part[...] = theirs
 
         cost = copy_cost_ns(nbytes)
-        if isinstance(step, RecvReduce):
-            assert self._reduce is not None
-            cost = cost_ns(nbytes, buffer.dtype, self._reduce)
-
-        def dealt() -> None:
-            if self._landed():
-                self._over()
-
-        def arrived() -> None:
-            if not self._dead and self._off_loop(cost, deal, dealt):
-                self._over()
-
-        if self._backend.incoming(step.peer).recv(
-            self._key(number), nbytes, Into(as_bytes(scratch)), arrived
-        ):
-            return self._off_loop(cost, deal, dealt)
-        return False
+        if receiving.reduces:
+            assert reduce is not None
+            cost = cost_ns(nbytes, buffer.dtype, reduce)
+        return self._receive_whole(receiving, scratch, cost, deal, done)
 
     def _folder(self, part: Array, left: bool) -> Callable[[memoryview, int], None]:
         reduce = self._reduce
@@ -239,27 +216,39 @@ class Collective:
 
         return fold
 
-    def _receive_slowly(self, part: Array, left: bool, number: int, peer: int) -> bool:
+    def _receive_slowly(self, part: Array, receiving: Receiving, done: Callable[[], None]) -> bool:
         """A dtype whose reduction would hold the loop (float16): take it all, then reduce in a thread."""
         scratch = np.empty(part.size, part.dtype)
         reduce = self._reduce
         assert reduce is not None
-        cost = cost_ns(part.nbytes, part.dtype, reduce)
 
         def reduce_all() -> None:
-            reduce_into(part, scratch, reduce, src_left=left)
+            reduce_into(part, scratch, reduce, src_left=receiving.left)
+
+        cost = cost_ns(part.nbytes, part.dtype, reduce)
+        return self._receive_whole(receiving, scratch, cost, reduce_all, done)
+
+    def _receive_whole(
+        self,
+        receiving: Receiving,
+        scratch: Array,
+        cost: float,
+        job: Callable[[], None],
+        done: Callable[[], None],
+    ) -> bool:
+        """Receive into memory of our own, then do a job; whether both are over."""
+
+        def landed() -> None:
+            if self._landed():
+                done()
 
         def arrived() -> None:
-            if not self._dead and self._off_loop(cost, reduce_all, reduced):
-                self._over()
+            if not self.idle and self._off_loop(cost, job, landed):
+                done()
 
-        def reduced() -> None:
-            if self._landed():
-                self._over()
-
-        channel = self._backend.incoming(peer)
-        if channel.recv(self._key(number), part.nbytes, Into(as_bytes(scratch)), arrived):
-            return self._off_loop(cost, reduce_all, reduced)
+        channel = self._backend.incoming(receiving.peer)
+        if channel.recv(self._key(receiving.number), receiving.nbytes, Into(as_bytes(scratch)), arrived):
+            return self._off_loop(cost, job, landed)
         return False
 
     def _key(self, number: int) -> Key:
@@ -272,17 +261,17 @@ class Collective:
         over = self._backend.off_loop(cost, job, done)
         if over:
             self._busy -= 1
-            if self._dead and not self._busy:  # the job failed, and the group broke while it was ours
+            if self.idle and not self._busy:  # the job failed, and the group broke while it was ours
                 self._backend.quietened()
         return over
 
     def _landed(self) -> bool:
         """A thread has let go. False if the collective was condemned meanwhile."""
         self._busy -= 1
-        if self._dead and not self._busy:
+        if self.idle and not self._busy:
             self._backend.quietened()
-        return not self._dead
+        return not self.idle
 
     def _emptied(self) -> None:
         if self._landed():
-            self._backend.completed(self)
+            self._complete()

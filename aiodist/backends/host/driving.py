@@ -1,0 +1,88 @@
+"""Polling sockets while an operation is awaited, instead of sleeping at once.
+
+To be woken by the loop costs 15 to 50 µs, as much as a small message takes; on a machine that has gone idle
+more. So an await looks at its channels for a while first: one budget a turn of the loop, others run in
+between (law 7). An all_reduce of 8 bytes over loopback takes 60 µs so, and 105 without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import time
+from typing import Protocol
+
+from aiodist.transport.base import Incoming, Outgoing
+
+LOST = 100e-6
+"""Seconds: whoever offers its core and gets it back that late shares it with others, and had better sleep: a
+sleeper is woken ahead of them, a poller waits for its turn."""
+
+REST = 0.01
+"""Seconds without polling after that."""
+
+_yield_core = getattr(os, "sched_yield", None)  # whoever we wait for may want this core
+
+
+class Driven(Protocol):
+    """An operation over channels.
+
+    Attributes:
+        channels: what it waits for now.
+        idle: it waits for nothing any more.
+    """
+
+    channels: list[Incoming | Outgoing]
+    idle: bool
+
+
+class Poller:
+    """Polls for all operations of a process.
+
+    Args:
+        loop: the event loop.
+        limit: seconds of polling in a turn of the loop; 0: none.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
+        self.limit = limit
+        self._loop = loop
+        self._ends: float | None = None
+        # What messages set off is no part of the awaiting task, and must not inherit its context.
+        self._context = contextvars.Context()
+        self._rests = 0.0
+        self._inside = False
+
+    def drive(self, operation: Driven) -> None:
+        """Bring an operation on until it is over, or this turn's budget is."""
+        if self._inside:
+            return
+        if self._ends is None:
+            now = time.monotonic()
+            if now < self._rests:
+                return
+            self._ends = now + self.limit
+            self._loop.call_soon(self._turned, context=self._context)
+        self._inside = True
+        try:
+            self._context.run(self._poll, operation, self._ends)
+        finally:
+            self._inside = False
+
+    def _poll(self, operation: Driven, ends: float) -> None:
+        while operation.channels:
+            for channel in operation.channels:
+                channel.poll()
+            if operation.idle:
+                return
+            now = time.monotonic()
+            if now >= ends:
+                return
+            if _yield_core is not None:
+                _yield_core()
+                if time.monotonic() > now + LOST:
+                    self._rests = now + REST
+
+    def _turned(self) -> None:
+        self._ends = None

@@ -1,0 +1,224 @@
+"""Collectives of a group that spans hosts: on each host through shared memory, between hosts in shards.
+
+Ranks form a table: a row for each host, a column for each place on it. A row is this rank's *inner* group, a
+column its *outer* one; each is a host backend of its own, with its own context and numbers.
+
+    all_reduce   inner reduce_scatter ─▶ outer all_reduce of the shard ─▶ inner all_gather
+    broadcast    outer, in the root's column ─▶ inner, from that column
+    all_gather   outer ─▶ inner
+
+So n bytes on hosts with m ranks each cross the network as m shards of n/m bytes, side by side, and a host
+sends what one rank would. An element is reduced by one rank of each host and then by those in one outer
+group, which all get the same bits; the ranks of a host copy them (law 3). What an operation does step by step
+is in `stages`.
+
+The numbers in the inner and the outer group are taken when the user's operation takes its own, so they are
+alike on all ranks, whatever ends first. An internal call has the user's in its `detail`, and so in its
+signature: it agrees only where the user's calls do (law 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation
+from aiodist.backends.host.stages import STEPS, Run, pieces_of, user_of
+from aiodist.errors import GroupBroken
+from aiodist.types import Call, Kind
+
+if TYPE_CHECKING:
+    from aiodist.backends.host.backend import HostBackend
+    from aiodist.backends.host.engine import HostEngine
+    from aiodist.environment.thresholds import Thresholds
+
+_REMEMBERED = 1024  # internal numbers whose user's number can still be told
+
+
+class Level:
+    """One internal group of a hierarchy; what its backend reports is told of the user's operation.
+
+    Args:
+        owner: the user's group.
+        engine: makes the backend.
+        name: 'inner' or 'outer'.
+        members: group ranks, in the order of this internal group.
+    """
+
+    def __init__(self, owner: HostBackend, engine: HostEngine, name: str, members: Sequence[int]) -> None:
+        self.members = members
+        self.ranks = [owner.ranks[member] for member in members]
+        text = f"{owner.context}/{name}/{','.join(map(str, self.ranks))}"
+        self.context = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+        self.quiet = True
+        self._owner = owner
+        self._engine = engine
+        self._backend: HostBackend | None = None
+        self._next = 0
+        self._users: dict[int, int] = {}
+
+    @property
+    def backend(self) -> HostBackend:
+        """Its backend, made when it is first needed."""
+        if self._backend is None:
+            self._backend = self._engine.backend(self.context, self.ranks, self)
+        return self._backend
+
+    def number(self, user: int) -> int:
+        """Take the next number for a part of the user's operation `user`."""
+        number = self._next
+        self._next = number + 1
+        self._users[number] = user
+        self._users.pop(number - _REMEMBERED, None)
+        self.backend.reserve(number)
+        return number
+
+    def doom(self) -> None:
+        """Take part in nothing any more."""
+        if self._backend is not None:
+            self._backend.doom()
+
+    def abort(self) -> None:
+        """Stop everything; the owner hears `quietened` when nothing touches a buffer."""
+        if self._backend is not None:
+            self.quiet = False
+            self._backend.abort(self._quietened)
+
+    def retire(self) -> None:
+        """Gone for good, also what came for it and was never asked for."""
+        if self._backend is not None:
+            self._backend.retire()
+        else:
+            self._engine.retire(self.context)
+
+    def _quietened(self) -> None:
+        self.quiet = True
+        self._owner.quietened()
+
+    # ── Reports ──────────────────────────────────────────────────────────────────────────────────────
+
+    def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A member does something else under an internal number: the user's calls disagree, at the latest
+        where one of the two took that number and the other did not."""
+        user = self._users.get(seq, next(reversed(self._users.values()), 0))
+        self._owner.disagreed(min(user, user_of(theirs)), self.members[peer], theirs)
+
+    def peer_mismatch(self, said: dict[int, str]) -> None:
+        """Two sides of a message disagree."""
+        self._owner.reports.peer_mismatch({self.members[peer]: words for peer, words in said.items()})
+
+    def broken(self, error: GroupBroken) -> None:
+        """It can do no more work, so the group cannot."""
+        self._owner.reports.broken(error)
+
+
+class Hierarchy:
+    """See the module.
+
+    Args:
+        backend: the group's backend.
+        engine: makes the internal ones.
+        hosts: the group's members, host by host, as many on each.
+        limits: thresholds.
+    """
+
+    def __init__(
+        self, backend: HostBackend, engine: HostEngine, hosts: Sequence[Sequence[int]], limits: Thresholds
+    ) -> None:
+        self.backend = backend
+        self.hosts = hosts
+        self.place = {
+            member: (row, column) for row, host in enumerate(hosts) for column, member in enumerate(host)
+        }
+        self.row, self.column = self.place[backend.rank]
+        self.inner = Level(backend, engine, "inner", hosts[self.row])
+        self.outer = Level(backend, engine, "outer", [host[self.column] for host in hosts])
+        self._least = max(limits.hierarchy, 1)
+        self._piece = max(1, limits.inline * 5 // 4)  # so much that a thread does the work (law 7)
+        self._numbers: dict[int, tuple[list[int], list[int]]] = {}
+        self._running: dict[int, Run] = {}
+
+    def chosen(self, operation: Operation, nbytes: int, reserved: bool) -> bool:
+        """Whether an operation goes this way; all ranks agree on it.
+
+        Args:
+            operation: the operation, which begins now.
+            nbytes: of its buffer, as all ranks agree.
+            reserved: its number was taken before. Where it was not known then what would come, ranks may have
+                begun other operations since, not all the same: it can have no internal numbers any more.
+        """
+        if reserved:
+            return operation.call.seq in self._numbers
+        return self._takes(operation, nbytes)
+
+    def reserve(self, operation: Operation, nbytes: int) -> None:
+        """Take the internal numbers of an operation that begins later."""
+        if self._takes(operation, nbytes):
+            self._numbers[operation.call.seq] = self._take(operation.call)
+
+    def begin(self, operation: Operation) -> None:
+        """Start an operation."""
+        call = operation.call
+        numbers = self._numbers.pop(call.seq, None)
+        inner, outer = self._take(call) if numbers is None else numbers
+        run = self._running[call.seq] = Run(self, operation, inner, outer)
+        run.start(STEPS[call.kind])
+
+    def ended(self, run: Run) -> None:
+        """An operation has ended well."""
+        del self._running[run.operation.call.seq]
+        self.backend.finished(run.operation)
+
+    def doom(self) -> None:
+        """Take part in nothing any more: members disagree."""
+        for run in self._running.values():
+            run.dead = True
+        self.inner.doom()
+        self.outer.doom()
+
+    def abort(self) -> None:
+        """Stop everything; `quiet` says when nothing touches a buffer."""
+        for run in self._running.values():
+            run.dead = True
+        self.inner.abort()
+        self.outer.abort()
+
+    def quiet(self) -> bool:
+        """After `abort`: whether this process touches no buffer any more."""
+        return self.inner.quiet and self.outer.quiet and not any(run.busy for run in self._running.values())
+
+    def retire(self) -> None:
+        """The group is gone for good."""
+        self.inner.retire()
+        self.outer.retire()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Memory that this host's ranks read where it lies, if there is room."""
+        try:
+            return self.backend.empty(shape, dtype)
+        except MemoryError:
+            return np.empty(shape, dtype)
+
+    def _takes(self, operation: Operation, nbytes: int) -> bool:
+        return nbytes >= self._least and operation.call.kind in STEPS and operation.sizes is None
+
+    def _take(self, call: Call) -> tuple[list[int], list[int]]:
+        """Numbers in the inner group, and in the outer one where this rank has a part in it."""
+        pieces = pieces_of(call, self._piece)
+        each = 2 if call.kind is Kind.all_reduce else 1
+        inner = [self.inner.number(call.seq) for _ in range(each * pieces)]
+        if call.kind is Kind.broadcast and self.place[call.root][1] != self.column:
+            return inner, []
+        return inner, [self.outer.number(call.seq) for _ in range(pieces)]
+
+
+def hierarchy_of(backend: HostBackend, engine: HostEngine) -> Hierarchy | None:
+    """The hierarchy of a group with as many members, two at least, on each of several hosts; else None."""
+    hosts = engine.by_host(backend.ranks)
+    width = len(hosts[0]) if hosts else 0
+    if len(hosts) < 2 or width < 2 or any(len(host) != width for host in hosts):
+        return None
+    return Hierarchy(backend, engine, hosts, engine.limits)

@@ -1,0 +1,378 @@
+"""One running operation of a hierarchy: which internal operations it is made of, and in which order.
+
+Large tensors go in pieces, so that one piece crosses the network while the host's ranks work on others. Each
+piece is a *strand*: a generator that yields where it waits for what it has started. An internal operation
+has a `Stage` in the place of a Work. What has no use but as a step lies in this process's home, where the
+host's ranks read it without a copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation, flat
+from aiodist.backends.host.offload import copy_cost_ns
+from aiodist.kernels import copy_into, cost_ns, finish
+from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+
+if TYPE_CHECKING:
+    from aiodist.backends.host.hierarchy import Hierarchy, Level
+    from aiodist.work import Driver
+
+Steps = Generator[None, None, None]
+
+MOST = 16
+"""Pieces of one operation."""
+
+CROSSING = 2
+"""Pieces of it that are between hosts at a time: messages of a channel take turns, so many would end late."""
+
+_OFFER = 0xFFFFFFFF
+
+
+def pieces_of(call: Call, size: int) -> int:
+    """In how many pieces of about `size` bytes a call goes; all ranks agree on it."""
+    if call.kind is Kind.all_gather:
+        return 1
+    return min(MOST, max(1, call.nbytes // size))
+
+
+class Run:
+    """One running operation.
+
+    Attributes:
+        operation: the user's.
+        dead: make no further progress.
+        busy: jobs of ours in a thread, touching our buffers.
+        after: (to, from) copies, when all strands are over.
+        detail: of internal calls: the user's call.
+    """
+
+    __slots__ = (
+        "_crossing",
+        "_open",
+        "_queue",
+        "after",
+        "busy",
+        "dead",
+        "detail",
+        "hierarchy",
+        "inner",
+        "operation",
+        "outer",
+    )
+
+    def __init__(
+        self, hierarchy: Hierarchy, operation: Operation, inner: list[int], outer: list[int]
+    ) -> None:
+        self.hierarchy = hierarchy
+        self.operation = operation
+        self.inner = inner  # numbers in the inner group, and in the outer one
+        self.outer = outer
+        self.dead = False
+        self.busy = 0
+        self.after: list[tuple[Array, Array]] = []
+        self.detail = f"of #{operation.call.seq} {operation.call.describe()}"
+        self._open = 0
+        self._crossing = 0
+        self._queue: deque[Strand] = deque()
+
+    def start(self, steps: Callable[[Strand], Steps]) -> None:
+        """Begin a strand."""
+        self._open += 1
+        Strand(self, steps).go_on()
+
+    def may_cross(self, strand: Strand) -> bool:
+        """Whether a strand may go on between hosts now; else it hears `over` when it may. Strands come here
+        in the order of their pieces, on all ranks alike."""
+        if self._crossing < CROSSING:
+            self._crossing += 1
+            return True
+        self._queue.append(strand)
+        return False
+
+    def crossed(self) -> None:
+        """A strand has left the network."""
+        if self._queue:
+            self._queue.popleft().over()
+        else:
+            self._crossing -= 1
+
+    def strand_over(self) -> None:
+        """A strand has ended well; with the last one, the operation has."""
+        self._open -= 1
+        if self._open:
+            return
+        if self.after:
+            after, self.after = self.after, []
+            self.start(partial(_copying, copies=after))
+        else:
+            self.hierarchy.ended(self)
+
+
+class Strand:
+    """See the module.
+
+    Args:
+        run: the operation that it is a part of.
+        steps: makes the generator.
+    """
+
+    __slots__ = ("_pending", "_stepping", "_steps", "run")
+
+    def __init__(self, run: Run, steps: Callable[[Strand], Steps]) -> None:
+        self.run = run
+        self._pending = 0
+        self._stepping = False
+        self._steps = steps(self)
+
+    def go_on(self) -> None:
+        """As far as it goes."""
+        if self._stepping:
+            return  # what was just started is over already
+        self._stepping = True
+        try:
+            while not self._pending and not self.run.dead:
+                next(self._steps)
+        except StopIteration:
+            self.run.strand_over()
+        except Exception as error:
+            self.run.hierarchy.backend.failed(error)
+        finally:
+            self._stepping = False
+
+    def over(self) -> None:
+        """Something that was started has ended well."""
+        self._pending -= 1
+        self.go_on()
+
+    # ── what it starts ───────────────────────────────────────────────────────────────────────────────
+
+    def cross(self, *args: Any, **named: Any) -> Steps:
+        """`submit` to the outer group, when it is this strand's turn, and wait for the end."""
+        if not self.run.may_cross(self):
+            self._pending += 1
+            yield
+        self.submit(self.run.hierarchy.outer, *args, **named)
+        yield
+        self.run.crossed()
+
+    def submit(
+        self,
+        level: Level,
+        number: int,
+        kind: Kind,
+        shape: tuple[int, ...],
+        source: Array,
+        target: Array | list[Array],
+        *,
+        reduce: ReduceOp | None = None,
+        root: int = NO_ROOT,
+        factor: float | None = None,
+    ) -> None:
+        """Start an internal operation. `shape` is what the internal group's ranks agree on."""
+        user = self.run.operation.call
+        call = Call(kind, number, user.dtype, shape, reduce, root, user.seq & _OFFER, self.run.detail)
+        stage = cast("Any", Stage(self, number))  # it is all of a Work that a backend touches
+        self._pending += 1
+        level.backend.submit(Operation(call, stage, source, target, None, _nothing, factor=factor))
+
+    def copy(self, copies: Sequence[tuple[Array, Array]]) -> None:
+        """Copy arrays, (to, from)."""
+
+        def copy() -> None:
+            for to, source in copies:
+                copy_into(to, source)
+
+        self.job(sum(copy_cost_ns(to.nbytes) for to, _ in copies), copy)
+
+    def job(self, cost: float, job: Callable[[], None]) -> None:
+        """Do something to our buffers, in the thread if it takes long."""
+        self.run.busy += 1
+        self._pending += 1
+        if self.run.hierarchy.backend.off_loop(cost, job, self._landed):
+            self._landed()
+
+    def _landed(self) -> None:
+        self.run.busy -= 1
+        if self.run.dead:
+            self.run.hierarchy.backend.quietened()
+        self.over()
+
+
+class Stage:
+    """What an internal operation has for a Work: says that it is over, and lets the user's Work drive it."""
+
+    __slots__ = ("_number", "_polled", "_strand")
+
+    def __init__(self, strand: Strand, number: int) -> None:
+        self._strand = strand
+        self._number = number
+        self._polled: Driver | None = None
+
+    def _finish(self, result: Any) -> None:
+        self._strand.over()
+
+    @property
+    def _driver(self) -> Driver | None:
+        return self._polled
+
+    @_driver.setter
+    def _driver(self, driver: Driver | None) -> None:
+        self._polled = driver
+        self._strand.run.operation.work._driver = None if driver is None else self
+
+    def poll(self, seq: int) -> None:
+        """Bring the internal operation on; `seq` is the user's number."""
+        if self._polled is not None:
+            self._polled.poll(self._number)
+
+
+def user_of(signature: bytes) -> int:
+    """The user's number in the signature of an internal call. It is where offers are, which ranks need not
+    agree on and nobody makes here: so it can be read also where calls differ."""
+    return int.from_bytes(signature[-4:], "little")
+
+
+# ── the kinds ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _all_reduce(strand: Strand) -> Steps:
+    """Piece by piece: reduce on the host; what comes after it does not wait for the next piece."""
+    run = strand.run
+    hierarchy, operation = run.hierarchy, run.operation
+    call, source, target = operation.call, operation.source, operation.target
+    assert isinstance(source, np.ndarray)
+    assert isinstance(target, np.ndarray)
+    width = len(hierarchy.inner.members)
+    if not (source.flags.c_contiguous and target.flags.c_contiguous):
+        staged = hierarchy.empty(call.shape, call.dtype)
+        strand.copy([(staged, source)])
+        yield
+        run.after.append((target, staged))
+        source = target = staged
+    given, got = flat(source), flat(target)
+    op = call.reduce
+    if op is ReduceOp.AVG:
+        op = ReduceOp.SUM
+    pieces = len(run.outer)
+    for piece, (low, high) in enumerate(pairwise(_bounds(call.count, pieces, width))):
+        into, part = got[low:high], given[low:high]
+        count = -(-part.size // width)
+        if count * width != part.size:
+            padded = hierarchy.empty((count * width,), call.dtype)
+            padded[part.size :] = 0
+            strand.copy([(padded[: part.size], part)])
+            yield
+            run.after.insert(0, (into, padded[: part.size]))  # where `into` is staged, that comes after
+            into = part = padded
+        shard = hierarchy.empty((count,), call.dtype)
+        number = run.inner[2 * piece]
+        strand.submit(
+            *(hierarchy.inner, number, Kind.reduce_scatter, (count * width,), part, shard),
+            reduce=op,
+            factor=operation.factor,
+        )
+        yield
+        run.start(partial(_rest, piece=piece, shard=shard, into=into))
+
+
+def _rest(strand: Strand, piece: int, shard: Array, into: Array) -> Steps:
+    """Reduce between hosts, and hand out."""
+    run = strand.run
+    hierarchy, op = run.hierarchy, run.operation.call.reduce
+    assert op is not None
+    plain = ReduceOp.SUM if op in (ReduceOp.AVG, ReduceOp.PREMUL_SUM) else op
+    yield from strand.cross(run.outer[piece], Kind.all_reduce, shard.shape, shard, shard, reduce=plain)
+    if op is ReduceOp.AVG:
+        size = hierarchy.backend.size
+        strand.job(cost_ns(shard.nbytes, shard.dtype, op), lambda: finish(shard, op, size))
+        yield
+    strand.submit(hierarchy.inner, run.inner[2 * piece + 1], Kind.all_gather, shard.shape, shard, into)
+    yield
+
+
+def _broadcast(strand: Strand) -> Steps:
+    """From the root to its column, and from there on each host."""
+    run = strand.run
+    hierarchy, call, array = run.hierarchy, run.operation.call, run.operation.target
+    assert isinstance(array, np.ndarray)
+    if not array.flags.c_contiguous:
+        staged = hierarchy.empty(call.shape, call.dtype)
+        if hierarchy.backend.rank == call.root:
+            strand.copy([(staged, array)])
+            yield
+        else:
+            run.after.append((array, staged))
+        array = staged
+    whole = flat(array)
+    for piece, (low, high) in enumerate(pairwise(_bounds(call.count, len(run.inner), 1))):
+        run.start(partial(_spread, piece=piece, part=whole[low:high]))
+
+
+def _spread(strand: Strand, piece: int, part: Array) -> Steps:
+    """One piece of a broadcast."""
+    run = strand.run
+    hierarchy = run.hierarchy
+    row, column = hierarchy.place[run.operation.call.root]
+    if hierarchy.column == column and hierarchy.row != row:
+        yield from strand.cross(run.outer[piece], Kind.broadcast, part.shape, part, part, root=row)
+    strand.submit(hierarchy.inner, run.inner[piece], Kind.broadcast, part.shape, part, part, root=column)
+    if (hierarchy.row, hierarchy.column) == (row, column):  # both at once
+        yield from strand.cross(run.outer[piece], Kind.broadcast, part.shape, part, part, root=row)
+    yield
+
+
+def _all_gather(strand: Strand) -> Steps:
+    """My column's tensors from the other hosts, then the columns from my host's ranks."""
+    run = strand.run
+    hierarchy, call = run.hierarchy, run.operation.call
+    source, target = run.operation.source, run.operation.target
+    assert isinstance(source, np.ndarray)
+    assert target is not None
+    shape = (len(hierarchy.hosts), *call.shape)
+    mine = hierarchy.empty(shape, call.dtype)
+    yield from strand.cross(run.outer[0], Kind.all_gather, call.shape, source, mine)
+    columns: list[Array] = []
+    for members in zip(*hierarchy.hosts, strict=True):
+        step = members[1] - members[0]
+        even = step > 0 and all(b - a == step for a, b in pairwise(members))
+        if even and isinstance(target, np.ndarray):
+            columns.append(target[members[0] : members[-1] + 1 : step])
+            continue
+        rows = np.empty(shape, call.dtype)
+        columns.append(rows)
+        for row, member in enumerate(members):
+            into = target[member, ...] if isinstance(target, np.ndarray) else target[member]
+            run.after.append((into, rows[row, ...].reshape(into.shape)))
+    strand.submit(hierarchy.inner, run.inner[0], Kind.all_gather, shape, mine, columns)
+    yield
+
+
+def _copying(strand: Strand, copies: Sequence[tuple[Array, Array]]) -> Steps:
+    strand.copy(copies)
+    yield
+
+
+def _bounds(count: int, pieces: int, width: int) -> list[int]:
+    """Where each piece begins, in elements: all but the last are multiples of `width`."""
+    part = -(-count // (pieces * width)) * width
+    return [min(piece * part, count) for piece in range(pieces + 1)]
+
+
+def _nothing(operation: Operation) -> None:
+    """An internal operation is not in flight: the user's is."""
+
+
+STEPS: dict[Kind, Callable[[Strand], Steps]] = {
+    Kind.all_reduce: _all_reduce,
+    Kind.broadcast: _broadcast,
+    Kind.all_gather: _all_gather,
+}
+"""What goes this way; the rest goes over channels."""

@@ -1,0 +1,96 @@
+"""Several hosts on one machine: network namespaces with virtual cables between them. Linux, as root.
+
+Processes of different namespaces share no memory with each other: they find neighbours by abstract Unix
+sockets, which a namespace has for itself. So they are to aiodist what processes of different hosts are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import unittest
+from types import TracebackType
+from typing import Self
+
+_NETWORK = "10.83.0"
+_PORT = 29500  # of the store; in a new namespace nobody else has it
+_number = itertools.count()
+
+
+class Hosts:
+    """A context manager; leaving it takes the namespaces away. Processes in them have to end before.
+
+    Args:
+        count: of hosts; all are on one switch.
+        rate: of every cable, each way, as `tc` writes it ('1gbit'); None does not limit it.
+
+    Raises:
+        unittest.SkipTest: on entering: this user, or this machine, has no network namespaces.
+
+    Attributes:
+        env: environment variables of the ranks: rank 0, on the first host, has the store.
+    """
+
+    def __init__(self, count: int, rate: str | None = None) -> None:
+        self.env = {"MASTER_ADDR": f"{_NETWORK}.1", "MASTER_PORT": str(_PORT), "AIODIST_STORE": ""}
+        self._rate = rate
+        name = f"aiodist-{os.getpid()}-{next(_number)}"
+        self._names = [f"{name}-{host}" for host in range(count)]
+        self._made: list[str] = []
+
+    def enter(self, host: int) -> list[str]:
+        """What a command that runs on a host begins with."""
+        return ["nsenter", f"--net=/run/netns/{self._names[host]}"]
+
+    def __enter__(self) -> Self:
+        try:
+            for name in self._names:
+                _run("ip", "netns", "add", name)
+                self._made.append(name)
+            self._connect()
+        except (OSError, subprocess.CalledProcessError) as error:
+            self._remove()
+            words = getattr(error, "stderr", None) or error
+            raise unittest.SkipTest(f"no network namespaces here: {words}".strip()) from error
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _connect(self) -> None:
+        """The first host has the switch."""
+        first = self._names[0]
+        _ip(first, "link", "add", "eth0", "type", "bridge")
+        for host, name in enumerate(self._names):
+            if host:
+                port = f"port{host}"
+                _ip(first, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+                _ip(first, "link", "set", port, "master", "eth0", "up")
+                for end, device in ((first, port), (name, "eth0")):
+                    self._limit(end, device)
+            _ip(name, "address", "add", f"{_NETWORK}.{host + 1}/24", "dev", "eth0")
+            _ip(name, "link", "set", "eth0", "up")
+            _ip(name, "link", "set", "lo", "up")
+
+    def _limit(self, name: str, device: str) -> None:
+        if self._rate is not None:
+            limits = ["rate", self._rate, "burst", "256kb", "latency", "50ms"]
+            _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limits)
+
+    def _remove(self) -> None:
+        while self._made:
+            subprocess.run(["ip", "netns", "delete", self._made.pop()], check=False, capture_output=True)
+
+
+def _ip(name: str, *arguments: str) -> None:
+    _run("ip", "-n", name, *arguments)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,0 +1,112 @@
+"""Polling while an operation is awaited: bounded, once a turn of the loop, and outside the awaiting task."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import Any, cast
+
+import pytest
+
+from aiodist.backends.host import driving
+from aiodist.backends.host.driving import LOST, REST, Poller
+
+mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="")
+
+
+class Channel:
+    """Counts looks at it; ends its operation with one of them."""
+
+    def __init__(self, operation: Operation, ends_with: int) -> None:
+        self.looks = 0
+        self.marks: set[str] = set()
+        self._operation = operation
+        self._ends_with = ends_with
+
+    def poll(self) -> None:
+        self.looks += 1
+        self.marks.add(mark.get())
+        if self.looks == self._ends_with:
+            self._operation.idle = True
+
+
+class Operation:
+    def __init__(self, ends_with: int = 0) -> None:
+        self.idle = False
+        self.channel = Channel(self, ends_with)
+        self.channels: list[Any] = [self.channel]
+
+
+class Clock:
+    """Time that passes by 10 µs with each look at it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.lost = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 10e-6
+        return self.now
+
+    def give_core(self) -> None:
+        self.now += self.lost
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(driving, "time", clock)
+    monkeypatch.setattr(driving, "_yield_core", clock.give_core)
+    return clock
+
+
+async def test_it_polls_until_the_operation_is_over(clock: Clock) -> None:
+    poller, operation = Poller(asyncio.get_running_loop(), 1.0), Operation(ends_with=7)
+    poller.drive(operation)
+    assert operation.channel.looks == 7
+
+
+async def test_a_turn_of_the_loop_has_one_budget(clock: Clock) -> None:
+    poller, operation = Poller(asyncio.get_running_loop(), 200e-6), Operation()
+    poller.drive(operation)
+    looks = operation.channel.looks
+    assert 8 <= looks <= 12  # two looks at the clock each
+    poller.drive(operation)
+    assert operation.channel.looks == looks + 1
+    await asyncio.sleep(0)
+    poller.drive(operation)
+    assert operation.channel.looks == 2 * looks + 1
+
+
+async def test_who_loses_its_core_by_polling_sleeps_instead(clock: Clock) -> None:
+    poller, operation = Poller(asyncio.get_running_loop(), 50e-6), Operation()
+    clock.lost = 2 * LOST
+    poller.drive(operation)
+    assert operation.channel.looks == 2
+    await asyncio.sleep(0)
+    poller.drive(operation)
+    assert operation.channel.looks == 2
+    clock.now += REST
+    poller.drive(operation)
+    assert operation.channel.looks > 2
+
+
+async def test_nothing_to_poll_costs_nothing(clock: Clock) -> None:
+    operation = Operation()
+    operation.channels = []
+    Poller(asyncio.get_running_loop(), 1.0).drive(operation)
+    assert operation.channel.looks == 0
+
+
+async def test_what_it_sets_off_does_not_inherit_the_tasks_context(clock: Clock) -> None:
+    mark.set("the awaiting task's")
+    operation = Operation(ends_with=1)
+    Poller(asyncio.get_running_loop(), 1.0).drive(operation)
+    assert operation.channel.marks == {""}
+
+
+async def test_a_callback_that_awaits_again_does_not_nest(clock: Clock) -> None:
+    poller, outer, inner = Poller(asyncio.get_running_loop(), 1.0), Operation(ends_with=2), Operation()
+    outer.channels.append(cast("Any", type("", (), {"poll": lambda self: poller.drive(inner)})()))
+    poller.drive(outer)
+    assert inner.channel.looks == 0

@@ -1,0 +1,378 @@
+"""Groups of several ranks on each of several hosts, in one process: right, alike, and told of harm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aiodist as dist
+from aiodist.backends.host.hierarchy import Hierarchy
+from aiodist.environment.thresholds import Thresholds
+from aiodist.group import ProcessGroup
+from aiodist.group.collectives import Op
+from aiodist.testing import run_cluster, run_virtual
+from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program, perform
+from aiodist.testing.programs import operations, program
+from aiodist.transport import SocketEndpoint
+from aiodist.transport.memory import MemoryNetwork
+from aiodist.types import BFLOAT16, Kind
+
+Main = Callable[[ProcessGroup], Awaitable[Any]]
+
+ALL = Thresholds(hierarchy=1, inline=512)  # pieces of 1 KiB
+TINY = Thresholds(hierarchy=1, direct=64, inline=512, block=4096, staging=4096, depth=2)
+LAYOUTS = ["aabb", "abab", "abba", "aaabbb", "aabbcc", "abcabc", "abccba"]
+
+
+def simulated(hosts: str, main: Main, limits: Thresholds = ALL, seed: int | None = None) -> list[Any]:
+    """Run ranks on pretended hosts in virtual time; with a seed, over a network of random delays."""
+    rng = np.random.default_rng(seed)
+    delay = None if seed is None else lambda src, dst: float(rng.exponential(0.01))
+    network = MemoryNetwork(delay=delay, hosts=hosts)
+    return run_virtual(run_cluster(len(hosts), main, network=network, limits=limits, timeout=60))
+
+
+async def connected(hosts: Sequence[str], main: Main, limits: Thresholds = TINY) -> list[Any]:
+    """Run ranks over sockets, and through shared memory where they pretend to be on one host."""
+    loop = asyncio.get_running_loop()
+
+    def endpoint(rank: int) -> SocketEndpoint:
+        return SocketEndpoint(loop, rank, "job", b"", boot=hosts[rank])
+
+    return await run_cluster(len(hosts), main, endpoint=endpoint, limits=limits)
+
+
+def hierarchy(pg: ProcessGroup) -> Hierarchy:
+    """The group's hierarchy, which it must have."""
+    found = pg._backend._hierarchy  # type: ignore[attr-defined]
+    assert isinstance(found, Hierarchy)
+    return found
+
+
+def taken(pg: ProcessGroup) -> int:
+    """How many internal operations there were on this rank's host."""
+    return hierarchy(pg).inner._next
+
+
+# ── right ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+def test_conformance(hosts: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await check_backend(pg, seed=pg.size)
+        assert taken(pg) > 50
+
+    simulated(hosts, main)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aaabbb", "abcabc"])
+async def test_conformance_over_sockets_and_shared_memory(hosts: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await check_backend(pg, seed=pg.size)
+        assert hierarchy(pg).inner.backend._local is not None
+
+    await connected(hosts, main)
+
+
+@settings(max_examples=25, deadline=None)
+@given(hosts=st.sampled_from(LAYOUTS), seed=st.integers(0, 2**32))
+def test_random_programs_whatever_comes_first(hosts: str, seed: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await check_program(pg, seed, 10)
+        await check_concurrent(pg, seed + 1, 30)
+
+    simulated(hosts, main, seed=seed)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aabbcc"])
+async def test_random_programs_over_sockets(hosts: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        kinds = (Kind.all_reduce, Kind.broadcast, Kind.all_gather)
+        for seed in range(3):
+            for step in program(700 + seed, pg.size, 30, kinds, big=40_000):
+                await perform(pg, step)
+            await check_concurrent(pg, 800 + seed, 60)
+
+    await connected(hosts, main)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32, np.float64, np.complex64], ids=str)
+async def test_all_ranks_get_the_same_bits(dtype: Any) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        rng = np.random.default_rng(pg.rank)
+        for count in (1, 2, 7, 1000, 50_001):
+            kind = np.dtype(dtype)
+            ops: list[Op] = [*operations(kind), dist.premul_sum(0.3 * (pg.rank + 1))]
+            for op in ops:
+                mine = np.empty(count + pg.rank, kind)[pg.rank :]
+                mine[:] = (rng.standard_normal(count) * 10.0 ** rng.integers(-3, 3, count)).astype(kind)
+                mine[::5] = np.nan
+                await pg.all_reduce(mine, op)
+                rows = await pg.all_gather(mine)
+                assert all(row.tobytes() == mine.tobytes() for row in rows)
+
+    await connected("aabb", main)
+
+
+def test_an_average_divides_once_and_a_factor_counts_once() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        for count in (4, 5, 999):
+            mean = await pg.all_reduce(np.full(count, 3.0 * pg.rank), dist.ReduceOp.AVG)
+            assert np.array_equal(mean, np.full(count, 7.5))
+            mine = np.arange(count) * (pg.rank + 1.0)
+            out = np.empty(count)
+            await pg.all_reduce(mine, dist.premul_sum(0.5 * (pg.rank + 1)), out)
+            assert np.array_equal(mine, np.arange(count) * (pg.rank + 1.0))
+            assert np.array_equal(out, np.arange(count) * sum(0.5 * (r + 1) ** 2 for r in range(6)))
+
+    simulated("aaabbb", main)
+
+
+async def test_arrays_of_every_kind_of_memory() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        for count in (6, 12_000, 12_001):
+            shared = pg.empty(count)
+            shared[:] = np.arange(count) + pg.rank
+            await pg.all_reduce(shared)
+            assert np.array_equal(shared, np.arange(count, dtype=np.float32) * 6 + 15)
+            wide = np.zeros((count, 2), np.float32)
+            view = wide[:, 1]
+            view[:] = pg.rank
+            await pg.broadcast(view, 4)
+            assert np.array_equal(wide, np.tile(np.array([0, 4], np.float32), (count, 1)))
+
+    await connected("aaabbb", main)
+
+
+def test_lists_of_tensors() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        rows = [np.zeros((2, 3)) for _ in range(pg.size)]
+        await dist.all_gather(rows, np.full((2, 3), float(pg.rank)))
+        assert all(np.array_equal(row, np.full((2, 3), rank)) for rank, row in enumerate(rows))
+        assert taken(pg) == 1
+
+    simulated("abba", main)
+
+
+# ── which way ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_from_the_threshold_on() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.all_reduce(np.zeros(1023, np.uint8))
+        await pg.all_gather(np.zeros(255, np.uint8))
+        assert taken(pg) == 0
+        await pg.all_reduce(np.zeros(1024, np.uint8))
+        await pg.all_gather(np.zeros(256, np.uint8))
+        await pg.broadcast(np.zeros(1024, np.uint8))
+        assert taken(pg) == 4
+
+    simulated("aabb", main, Thresholds(hierarchy=1024))
+
+
+@pytest.mark.parametrize("hosts", ["aaaa", "abcd", "aaab", "aabbc"])
+def test_other_layouts_have_none(hosts: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        assert pg._backend._hierarchy is None  # type: ignore[attr-defined]
+        assert (await pg.all_reduce(np.ones(5)))[0] == pg.size
+
+    simulated(hosts, main)
+
+
+async def test_subgroups_have_their_own_and_leave_nothing() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        engine = pg._backend._engine  # type: ignore[attr-defined]
+        group = await pg.new_group([0, 1, 4, 5])
+        await pg.all_reduce(np.ones(100))
+        before = len(engine._backends)
+        if group is not None:
+            assert (await group.all_reduce(np.ones(100)))[0] == 4
+            assert len(engine._backends) == before + 2
+            await group.aclose()
+            assert len(engine._backends) == before - 1
+        await pg.barrier()
+
+    await connected("aaabbb", main)
+
+
+# ── many at a time ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_objects_batches_and_tensors_at_once(seed: int) -> None:
+    """What begins later than it was numbered begins at other times on other ranks."""
+
+    async def main(pg: ProcessGroup) -> None:
+        async def batch(base: int) -> None:
+            async with pg.coalesce():
+                works = [pg.all_reduce(np.full(50, base + i), async_op=True) for i in range(3)]
+                await asyncio.sleep(0.01 * (pg.rank + 1))
+            for i, work in enumerate(works):
+                assert (await work)[0] == pg.size * (base + i)
+
+        batching = asyncio.create_task(batch(10))
+        await asyncio.sleep(0)  # it has its numbers
+        things = pg.all_gather_object({"of": pg.rank, "text": "x" * 1000 * pg.rank}, async_op=True)
+        total = pg.all_reduce(np.arange(100), async_op=True)
+        told = pg.broadcast_object(b"y" * 5000 if pg.rank == 2 else None, 2, async_op=True)
+        rows = pg.all_gather(np.full(9, pg.rank), async_op=True)
+        assert np.array_equal(await total, np.arange(100) * pg.size)
+        assert [thing["of"] for thing in await things] == list(range(pg.size))
+        assert len(await told) == 5000
+        assert [int(row[0]) for row in await rows] == list(range(pg.size))
+        await batching
+
+    simulated("aabb", main, seed=seed)
+
+
+def test_objects_in_a_batch() -> None:
+    """Their second step begins when the block has been left long ago."""
+
+    async def main(pg: ProcessGroup) -> None:
+        async with pg.coalesce():
+            things = pg.all_gather_object(pg.rank, async_op=True)
+            total = pg.all_reduce(np.ones(100), async_op=True)
+        assert (await total)[0] == 4
+        assert await things == [0, 1, 2, 3]
+
+    simulated("aabb", main)
+
+
+def test_pieces_without_an_element() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await check_program(pg, 3, 40)
+
+    simulated("aabb", main, Thresholds(hierarchy=1, inline=0))
+
+
+async def test_more_in_flight_than_there_are_slots() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        tensors = [np.full(3000, pg.rank + i, np.int64) for i in range(150)]
+        works = [pg.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for i, work in reversed(list(enumerate(works))):
+            assert (await work)[-1] == 6 + 4 * i
+
+    await connected("aabb", main)
+
+
+# ── harm ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def f32(count: int = 100) -> Any:
+    return np.zeros(count, np.float32)
+
+
+Call = Callable[[ProcessGroup], Awaitable[Any]]
+MISMATCHES: dict[str, tuple[Call, Call]] = {
+    "shape": (lambda pg: pg.all_reduce(f32(100)), lambda pg: pg.all_reduce(f32(101))),
+    "order of axes": (
+        lambda pg: pg.all_reduce(np.zeros((20, 30))),
+        lambda pg: pg.all_reduce(np.zeros((30, 20))),
+    ),
+    "below the threshold": (lambda pg: pg.all_reduce(f32(100)), lambda pg: pg.all_reduce(f32(2))),
+    "dtype": (lambda pg: pg.all_reduce(f32()), lambda pg: pg.all_reduce(np.zeros(100, np.int32))),
+    "op": (lambda pg: pg.all_reduce(f32()), lambda pg: pg.all_reduce(f32(), dist.ReduceOp.MAX)),
+    "average": (lambda pg: pg.all_reduce(f32()), lambda pg: pg.all_reduce(f32(), dist.ReduceOp.AVG)),
+    "operation": (lambda pg: pg.all_reduce(f32()), lambda pg: pg.all_gather(f32())),
+    "wired operation": (lambda pg: pg.all_reduce(f32()), lambda pg: pg.reduce(f32())),
+    "barrier": (lambda pg: pg.all_reduce(f32()), lambda pg: pg.barrier()),
+    "root": (lambda pg: pg.broadcast(f32(), 0), lambda pg: pg.broadcast(f32(), 1)),
+    "root elsewhere": (lambda pg: pg.broadcast(f32(), 0), lambda pg: pg.broadcast(f32(), 3)),
+    "gathered": (lambda pg: pg.all_gather(f32(100)), lambda pg: pg.all_gather(f32(101))),
+}
+
+
+async def disagree(pg: ProcessGroup, most: Call, one: Call, odd: int) -> None:
+    """Every rank is told what the odd one said, now or by its next operation."""
+    await pg.all_reduce(f32())
+    try:
+        await (one if pg.rank == odd else most)(pg)
+    except dist.CollectiveMismatch as caught:
+        error = caught
+    else:
+        with pytest.raises(dist.CollectiveMismatch) as raised:
+            await pg.all_reduce(f32())
+        error = raised.value
+    assert len(set(error.said.values())) > 1
+    assert f"rank {odd}: {error.said[odd]}" in str(error)
+    with pytest.raises(dist.CollectiveMismatch):
+        await pg.barrier()
+
+
+@pytest.mark.parametrize("what", MISMATCHES)
+@pytest.mark.parametrize("odd", range(4))
+def test_a_mismatch_is_told_on_every_rank(what: str, odd: int) -> None:
+    most, one = MISMATCHES[what]
+    simulated("aabb", lambda pg: disagree(pg, most, one, odd), Thresholds(hierarchy=64))
+
+
+@pytest.mark.parametrize("what", MISMATCHES)
+async def test_a_mismatch_through_shared_memory(what: str) -> None:
+    most, one = MISMATCHES[what]
+    limits = Thresholds(hierarchy=64, inline=128)
+    await connected("aabb", lambda pg: disagree(pg, most, one, 3), limits)
+
+
+@pytest.mark.parametrize("odd", range(4))
+def test_one_operation_too_many_is_a_mismatch(odd: int) -> None:
+    """The later operations are alike, but their numbers are not."""
+
+    async def main(pg: ProcessGroup) -> None:
+        with pytest.raises(dist.CollectiveMismatch):
+            if pg.rank == odd:
+                pg.reduce_scatter(np.zeros(4), async_op=True)
+            for _ in range(3):
+                await pg.all_reduce(f32())
+
+    simulated("aabb", main)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abab"])
+def test_a_missing_call_is_named(hosts: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.all_reduce(f32())
+        with pytest.raises(dist.CollectiveTimeout) as caught:
+            if pg.rank == 2:
+                await asyncio.sleep(20)
+            await pg.all_reduce(f32(), timeout=10 if pg.rank != 2 else 60)
+        assert caught.value.missing == (2,)
+
+    simulated(hosts, main)
+
+
+@pytest.mark.parametrize("count", [50, 1_000_000])
+async def test_abort_in_the_middle(count: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 1:
+            for other in (0, 2, 3):  # who says this has its group
+                await pg.recv(f32(1), other)
+        works = [pg.all_reduce(f32(count), async_op=True) for _ in range(1 if pg.rank == 1 else 3)]
+        if pg.rank == 1:
+            pg.abort("enough")
+        else:
+            pg.send(f32(1), 1, async_op=True)
+        for work in works:
+            with pytest.raises(dist.GroupAborted, match="enough"):
+                await work
+        with pytest.raises(dist.GroupAborted):
+            await pg.barrier()
+
+    await connected("aabb", main, Thresholds(hierarchy=64))
+
+
+def test_a_member_that_closes_early_is_missed() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.all_reduce(f32())
+        if pg.rank != 3:
+            with pytest.raises(dist.PeerLost) as caught:
+                await pg.all_reduce(f32())
+            assert caught.value.ranks == (3,)
+
+    simulated("aabb", main)
