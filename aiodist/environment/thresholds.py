@@ -24,9 +24,9 @@ class Thresholds:
         poll: AIODIST_POLL: microseconds that an await polls in a turn of the loop before it sleeps.
         direct: AIODIST_DIRECT: up to here every rank reduces everything; above, each reduces its part.
         inline: AIODIST_INLINE: up to here the event loop does the work itself; above, a thread.
-        block: AIODIST_BLOCK: what the thread handles at a time, of one rank's part.
+        block: AIODIST_BLOCK: what the thread handles at a time, of one rank's part, for each other rank.
         staging: AIODIST_STAGING: blocks that lie in staging side by side have at most so many together.
-        depth: AIODIST_DEPTH: blocks that a rank may be ahead of its readers.
+        depth: AIODIST_DEPTH: blocks that a rank may be ahead of its reader, where there are two ranks.
         hierarchy: AIODIST_HIERARCHY: from here on groups of several ranks on each of several hosts work on
             each host first, and then between hosts; below, all messages go from rank to rank.
     """
@@ -35,8 +35,8 @@ class Thresholds:
     poll: int = 50
     direct: int = 32 * KIB
     inline: int = 1 * MIB
-    block: int = 512 * KIB
-    staging: int = 1 * MIB
+    block: int = 256 * KIB
+    staging: int = 4 * MIB
     depth: int = 3
     hierarchy: int = 256 * KIB
 

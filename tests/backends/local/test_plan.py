@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.backends.host.local.board import LOW, code
-from aiodist.backends.host.local.plan import Path, block_bytes, digest_of, path_of
+from aiodist.backends.host.local.plan import Path, blocks, digest_of, path_of
 from aiodist.environment.thresholds import DEFAULTS
 from aiodist.types import Call, Kind, ReduceOp
 
@@ -78,11 +78,13 @@ def test_the_word_that_publishes_is_never_zero_and_holds_both(digest: int, seq: 
     assert word & LOW != code(digest, seq + 64) & LOW  # what a slot held before is no later operation
 
 
-@given(st.integers(1, 1 << 32), st.integers(0, 63), st.booleans())
-def test_blocks_are_whole_pages_and_staging_is_bounded(part: int, readers: int, exposed: bool) -> None:
-    block = block_bytes(part, readers, exposed, DEFAULTS)
+@given(st.integers(1, 1 << 32), st.integers(2, 64), st.booleans())
+def test_blocks_are_whole_pages_and_staging_is_bounded(part: int, size: int, alike: bool) -> None:
+    lanes = 1 if alike else size - 1
+    block, depth = blocks(part, size, lanes, DEFAULTS)
     assert block % 4096 == 0
-    assert 4096 <= block <= 2 * DEFAULTS.block
-    assert block <= -(-part // 4096) * 4096
-    if not exposed:
-        assert block * readers <= max(DEFAULTS.staging, 64 * KIB * readers)
+    assert 4096 <= block <= max(4096, -(-part // 4096) * 4096)
+    assert block * lanes <= max(DEFAULTS.staging, 64 * KIB * lanes)
+    assert depth >= 2
+    mapped, _ = blocks(part, size, 0, DEFAULTS)
+    assert block <= mapped <= 2 * DEFAULTS.block * (size - 1)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from aiodist.environment.thresholds import Thresholds
 from aiodist.kernels import cost_ns
-from aiodist.types import Call, Kind, ReduceOp
+from aiodist.types import Call, Kind
 
 INLINE_NS = 200_000.0  # what may run on the loop in one go (law 7)
 
@@ -64,22 +64,20 @@ def path_of(call: Call, size: int, nbytes: int, limits: Thresholds) -> Path:
     return Path.inline
 
 
-def block_bytes(part: int, readers: int, exposed: bool, limits: Thresholds) -> int:
-    """Bytes of a block, of one rank's part, in the bulk path.
+def blocks(part: int, size: int, lanes: int, limits: Thresholds) -> tuple[int, int]:
+    """How the bulk path cuts a part: bytes of a block, and how many a rank may be ahead of its readers.
+
+    More ranks take larger blocks: each of them waits for all others at every block, and where they outnumber
+    the cores that takes a change of process each.
 
     Args:
-        part: bytes of the largest part.
-        readers: blocks that lie in staging side by side, one for each.
-        exposed: all ranks' sources and results lie in their homes, so nothing is staged.
+        part: bytes of the largest part that one rank gives another.
+        size: ranks of the group.
+        lanes: blocks that lie in staging side by side; 0 where nothing is staged, because all sources and
+            results lie in their ranks' homes.
         limits: thresholds.
     """
-    block = limits.block * 2 if exposed else limits.block
-    if not exposed:
-        block = min(block, max(limits.staging // max(1, readers), 64 * 1024))
-    return max(4096, min(block, -(-part // 4096) * 4096)) // 4096 * 4096
-
-
-REDUCING = (Kind.all_reduce, Kind.reduce, Kind.reduce_scatter)
-"""Kinds that combine elements."""
-
-AVG = ReduceOp.AVG
+    block = limits.block * (size - 1)
+    block = min(block, max(limits.staging // lanes, 64 * 1024)) if lanes else block * 2
+    pages = max(1, min(block // 4096, -(-part // 4096)))
+    return pages * 4096, limits.depth if size == 2 else 2

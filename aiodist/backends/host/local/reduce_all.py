@@ -22,7 +22,7 @@ from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import FILL, OUT, RESULT, SOURCE, TOOK, TOOK_OUT, Peer
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.memory import part_bounds
-from aiodist.backends.host.local.plan import Path, block_bytes
+from aiodist.backends.host.local.plan import Path, blocks
 from aiodist.kernels import combine, finish
 from aiodist.types import NO_ROOT, ReduceOp
 
@@ -38,14 +38,13 @@ class ReduceAll(Exchange):
         size = self.board.size
         itemsize = self.operation.call.dtype.itemsize
         self._bounds = part_bounds(made.send[0].size, size, itemsize)
-        self._depth = self.limits.depth
         self._scratch: Array | None = None
         if self.plan.path is Path.inline:
             self._set_block(max(1, made.longest))
             self._depth = 1
             made.fill()
         else:
-            block = block_bytes(made.longest * itemsize, size - 1, False, self.limits)
+            block, self._depth = blocks(made.longest * itemsize, size, size - 1, self.limits)
             self._set_block(block // itemsize)
         send = self.in_home(made.send)
         result = self.in_home(made.recv)
@@ -83,7 +82,8 @@ class ReduceAll(Exchange):
         exposed, shown = self._source & 1, self._result & 1
         if exposed & shown and all(source & result & 1 for source, result in self._modes.values()):
             itemsize = self.operation.call.dtype.itemsize  # nothing is staged, so blocks may be larger
-            self._set_block(block_bytes(made.longest * itemsize, 0, True, self.limits) // itemsize)
+            block, _ = blocks(made.longest * itemsize, board.size, 0, self.limits)
+            self._set_block(block // itemsize)
         if exposed and self.words[self.base + FILL] < self._count:
             self.put(FILL, self._count)
         count, depth = self._count, self._depth

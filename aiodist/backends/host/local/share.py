@@ -17,7 +17,7 @@ import numpy as np
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import FILL, PAYLOAD, SOURCE, TOOK, Peer
 from aiodist.backends.host.local.exchange import Exchange, Steps
-from aiodist.backends.host.local.plan import Path, block_bytes
+from aiodist.backends.host.local.plan import Path, blocks
 from aiodist.kernels import combine, finish
 from aiodist.types import Kind, ReduceOp
 
@@ -56,8 +56,8 @@ class Share(Exchange):
         self._block = max(1, made.longest)
         self._depth = 1
         if not inline:
-            self._depth = self.limits.depth
-            self._block = block_bytes(made.longest * itemsize, lanes, False, self.limits) // itemsize
+            block, self._depth = blocks(made.longest * itemsize, board.size, lanes, self.limits)
+            self._block = block // itemsize
         self._count = -(-made.longest // self._block)
         self._lane = -(-self._block * itemsize // 64) * 64
         self._starts = self._places()
