@@ -39,7 +39,7 @@ from aiodist.group.subgroups import context_of
 from aiodist.transport.base import ControlLink, Endpoint
 from aiodist.work import Pulse
 
-PROTOCOL = 1  # of what groups say to each other; a job that mixes numbers is refused
+PROTOCOL = 2  # of what groups say to each other; a job that mixes numbers is refused
 
 
 class Exchange(Protocol):

@@ -190,6 +190,8 @@ class Sender(Outgoing):
             spent = self._spent.get(context, 0) + nbytes + HEADER
             if spent <= self._budget:
                 self._spent[context] = spent
+                if self._to_offer:
+                    self._announce()  # what came first is heard of first
                 header = pack(Type.EAGER, *key, nbytes=nbytes, total=nbytes, signature=signature)
                 link.post(header, data if nbytes else None)
                 return True
@@ -216,8 +218,11 @@ class Sender(Outgoing):
     def _offer(self) -> None:
         """Offer what the peer has not asked for meanwhile: where all issue the same it mostly has, and its
         READY lies in the socket, unread."""
-        if self.link is not None:
+        if self.link is not None and self._to_offer:
             self.link.poll()
+            self._announce()
+
+    def _announce(self) -> None:
         keys, self._to_offer = self._to_offer, []
         for key in keys:
             message = self._offered.get(key)

@@ -2,7 +2,7 @@
 
 How they write is in `writing`. Reading takes headers and small payloads through one buffer; the payload of a
 larger segment is received straight into its place, together with the next header in the same call. While one
-is under way a TCP socket wakes the loop for a good part of it only.
+is under way a TCP socket wakes the loop only when it is all here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
 
 _STAGING = 64 * 1024
 _OVERFLOW = 2 * 1024  # staging offered behind a large payload: some headers, not much of the next payload
-_LOW_WATER = 256 * 1024  # bytes of a payload before the loop is woken: every few KiB would cost a turn of it
 _SMALL = EAGER_MESSAGE  # payloads up to this size go through the staging buffer
 _DATA, _GOODBYE = int(Type.DATA), int(Type.GOODBYE)
 _NOTHING = memoryview(b"")
@@ -108,9 +107,13 @@ class StreamLink(WritingLink):
             self._wake_at(self._frame.nbytes - self._at - self._filled)
 
     def _wake_at(self, nbytes: int) -> None:
-        """Be woken when the rest of a payload is here, or a good part of it. It will come: a sender that has
-        begun a segment ends it, or the connection."""
-        mark = min(nbytes, _LOW_WATER) if nbytes >= _OVERFLOW else 1
+        """Be woken when the rest of a payload is here. It will come: a sender that has begun a segment ends
+        it, or the connection; and the kernel wakes us before that if it has no room for so much.
+
+        To be woken for every few KiB costs a turn of the loop each time, and has both ends work on one socket
+        at once: 64 MiB each way over loopback took 26 ms when woken at 256 KiB, 23 at 1 MiB.
+        """
+        mark = nbytes if nbytes >= _OVERFLOW else 1
         if mark != self._low_water:
             self._low_water = mark
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)

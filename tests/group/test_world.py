@@ -11,7 +11,7 @@ import pytest
 import aiodist as dist
 from aiodist.errors import AuthenticationError, Evicted, RendezvousError
 from aiodist.group import ProcessGroup
-from aiodist.group.world import Settings, World, check_cards
+from aiodist.group.world import PROTOCOL, Settings, World, check_cards
 from aiodist.rendezvous import HashStore
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
@@ -150,7 +150,14 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
         network, store, gone = MemoryNetwork(), HashStore(), list[int]()
         first = world(network, 0, 2, gone, 60)
         opening = asyncio.create_task(first.open(store, "memory"))
-        cards = {"protocol": 1, "byteorder": "little", "host": "b", "pid": 5, "agreed": {}, "endpoint": {}}
+        cards = {
+            "protocol": PROTOCOL,
+            "byteorder": "little",
+            "host": "b",
+            "pid": 5,
+            "agreed": {},
+            "endpoint": {},
+        }
         import msgpack
 
         await store.gather("world/cards", 2, 1, msgpack.packb(cards), 10)
@@ -167,13 +174,13 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
     run_virtual(main())
 
 
-CARD = {"protocol": 1, "byteorder": "little", "host": "a", "agreed": {"AIODIST_EAGER": "1"}}
+CARD = {"protocol": PROTOCOL, "byteorder": "little", "host": "a", "agreed": {"AIODIST_EAGER": "1"}}
 
 
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ({"protocol": 2}, AuthenticationError, "rank 1 on b speaks protocol 2, rank 0 on a 1"),
+        ({"protocol": 0}, AuthenticationError, f"rank 1 on b speaks protocol 0, rank 0 on a {PROTOCOL}"),
         ({"byteorder": "big"}, AuthenticationError, "rank 1 on b is big-endian, rank 0 on a little-endian"),
         (
             {"agreed": {"AIODIST_EAGER": "0"}},

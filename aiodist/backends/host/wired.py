@@ -108,7 +108,8 @@ class Collective:
             self._waiting = (
                 1 + self._due[number]
             )  # this turn itself: nothing ends the round before all is posted
-            self.channels = channels = []
+            channels: list[Incoming | Outgoing] = []
+            self.channels = channels
             leaving = [(one.peer, self._outgoing_bytes(one)) for one in sends]
             for receiving in receives:
                 if self._receive(receiving):
@@ -121,8 +122,7 @@ class Collective:
                     channels.append(channel)
             self._waiting -= 1
             if self._waiting:
-                for peer in self._layout.sources[number]:
-                    channels.append(backend.incoming(peer))  # noqa: PERF401 - of two types
+                channels += [backend.incoming(peer) for peer in self._layout.sources[number]]
                 return
         if self.idle:
             return
