@@ -68,7 +68,8 @@ def blocks(part: int, size: int, lanes: int, limits: Thresholds) -> tuple[int, i
     """How the bulk path cuts a part: bytes of a block, and how many a rank may be ahead of its readers.
 
     More ranks take larger blocks: each of them waits for all others at every block, and where they outnumber
-    the cores that takes a change of process each.
+    the cores that takes a change of process each. Not much larger, as staging has to stay in the cache: 4 ranks
+    on 2 cores took 7.7 ms for 16 MiB by 192 KiB, 8.0 by 384 and 10.0 by 768.
 
     Args:
         part: bytes of the largest part that one rank gives another.
@@ -77,7 +78,7 @@ def blocks(part: int, size: int, lanes: int, limits: Thresholds) -> tuple[int, i
             results lie in their ranks' homes.
         limits: thresholds.
     """
-    block = limits.block * (size - 1)
+    block = limits.block * (size + 2) // 4
     block = min(block, max(limits.staging // lanes, 64 * 1024)) if lanes else block * 2
     pages = max(1, min(block // 4096, -(-part // 4096)))
     return pages * 4096, limits.depth if size == 2 else 2
