@@ -163,6 +163,7 @@ class Mailbox:
             self.neighbours.popitem()[1].close()
         if self.home is not None:
             self.home.close()
+            self.home = None  # it stays mapped while a user's array is in it, and not for our sake
 
     # Sending.
 

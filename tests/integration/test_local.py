@@ -348,6 +348,27 @@ async def test_groups_give_their_memory_back_when_nobody_reads_it(pg: ProcessGro
     assert max(after[6:]) <= max(after[:6])
 
 
+@spmd(world_size=2, transport="shm")
+async def test_closing_lets_go_of_the_memory_also_where_handles_are_kept(pg: ProcessGroup) -> None:
+    import os
+
+    def held() -> int:
+        names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sum("memfd:aiodist" in os.readlink(name) for name in names if os.path.islink(name))
+
+    works = [pg.all_reduce(np.ones(count), async_op=True) for count in (3, 3000, 30_000, 300_000)]
+    kept = pg.empty(100)
+    for work in works:
+        await work
+    await pg.barrier()
+    assert held() >= 2
+    await pg.aclose()
+    assert len(works) == 4
+    del kept
+    gc.collect()
+    assert held() == 0
+
+
 @pytest.mark.parametrize("nbytes", [100, 100_000, 8_000_000])
 @spmd(world_size=3, transport="shm", exits={2: -9})
 async def test_a_rank_that_is_killed_ends_operations_of_any_size(pg: ProcessGroup, nbytes: int) -> None:

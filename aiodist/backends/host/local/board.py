@@ -203,7 +203,14 @@ class Board:
         for spans in self._spans.values():
             for at, _ in spans:
                 self.hub.free(at)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the memory."""
         self._spans.clear()
+        self.words, self.bytes = memoryview(b""), np.empty(0, np.uint8)
+        self.peers, self.nears = [], []
+        self.by_member.clear()
 
 
 def code(digest: int, seq: int) -> int:

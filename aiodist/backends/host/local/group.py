@@ -227,8 +227,8 @@ class LocalGroup:
         self._waiting.clear()
         issued, board = self._issued, self.board
         if self.quick is not None:
-            self.quick.dead = True
             issued = max(issued, self.quick.issuer._issued)
+            self.quick.close()
         self.hub.leave(board.context, lambda: board.abandoned(issued), board.release)
 
 

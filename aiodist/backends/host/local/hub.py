@@ -32,6 +32,8 @@ _HEAP = _DIRECTORY + _ENTRIES * 16
 
 Array = np.ndarray[Any, Any]
 
+_NOTHING, _NO_BYTES, _NO_WORDS = memoryview(b""), np.empty(0, np.uint8), np.empty(0, np.uint64)
+
 
 def supported() -> bool:
     """Whether a flag that Python writes to shared memory is ordered by the hardware: on x86-64."""
@@ -76,6 +78,11 @@ class Near:
         self.bytes: Array = np.frombuffer(self.view, np.uint8)
         table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.view, self.words, self.bytes = _NOTHING, _NOTHING, _NO_BYTES
+        self._contexts = self._offsets = _NO_WORDS
 
     def find(self, context: int) -> int:
         """Offset of a group's region, 0 where it is not made yet."""
@@ -132,7 +139,7 @@ class Hub:
         self.rest_due = False
         self._polled = False
         self._turn_ends: float | None = None
-        self._limbo: list[Callable[[], bool]] = []
+        self._limbo: list[tuple[Callable[[], bool], Callable[[], None]]] = []  # left, and perhaps still read
         table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
         loop.add_reader(home.loop_bell, self._rung)
@@ -143,7 +150,7 @@ class Hub:
         """A piece of the home."""
         while self._returned:
             self._heap.free(self._returned.pop())
-        self._limbo = [gone for gone in self._limbo if not gone()]
+        self._limbo = [group for group in self._limbo if not group[0]()]
         return self._heap.take(nbytes, align)
 
     def free(self, at: int) -> None:
@@ -187,7 +194,7 @@ class Hub:
         entry = self._entries.pop(context)
         self._offsets[entry] |= np.uint64(1)
 
-        def gone() -> bool:
+        def cleared() -> bool:
             if not abandoned():
                 return False
             self._offsets[entry] = 1  # who looks later must know that it was here
@@ -195,7 +202,7 @@ class Hub:
             release()
             return True
 
-        self._limbo.append(gone)
+        self._limbo.append((cleared, release))
 
     # ── polling, sleeping, ringing ───────────────────────────────────────────────────────────────────
 
@@ -244,6 +251,8 @@ class Hub:
         """Once a turn: what was polled for has had its time; if nothing more comes, sleep."""
         self.rest_due = False
         self._turn_ends = None
+        if not self.words:
+            return  # closed meanwhile
         self.ring(self.near.values())  # what was finished in this turn without a word to anybody
         if not self._progress():
             return
@@ -274,10 +283,18 @@ class Hub:
         return bool(self.groups)
 
     def close(self) -> None:
-        """Stop listening, and let go of all views."""
+        """Stop listening, and let go of the memory: a mapping holds a descriptor as long as anybody looks."""
         self._loop.remove_reader(self.home.loop_bell)
+        del self.home  # or an array of a user's, which knows the hub, would keep it mapped for ever
         self.groups.clear()
+        for _, release in self._limbo:
+            release()
         self._limbo.clear()
+        for near in self.near.values():
+            near.close()
+        self.near.clear()
+        self.view, self.words, self.bytes = _NOTHING, _NOTHING, _NO_BYTES
+        self._contexts = self._offsets = _NO_WORDS
 
 
 class _Lease:

@@ -67,9 +67,9 @@ def path_of(call: Call, size: int, nbytes: int, limits: Thresholds) -> Path:
 def blocks(part: int, size: int, lanes: int, limits: Thresholds) -> tuple[int, int]:
     """How the bulk path cuts a part: bytes of a block, and how many a rank may be ahead of its readers.
 
-    More ranks take larger blocks: each of them waits for all others at every block, and where they outnumber
-    the cores that takes a change of process each. Not much larger, as staging has to stay in the cache: 4 ranks
-    on 2 cores took 7.7 ms for 16 MiB by 192 KiB, 8.0 by 384 and 10.0 by 768.
+    More ranks take larger blocks: each of them waits for all others at every block, and where they
+    outnumber the cores that takes a change of process each. Not much larger, as staging has to stay in the
+    cache: 4 ranks on 2 cores took 7.7 ms for 16 MiB by 192 KiB, 8.0 by 384 and 10.0 by 768.
 
     Args:
         part: bytes of the largest part that one rank gives another.

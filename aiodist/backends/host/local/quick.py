@@ -99,7 +99,7 @@ class Quick:
         self._peers: tuple[tuple[memoryview, int], ...] = ()  # words and base of each, once all are found
         self._sums: dict[Any, QuickPlan | None] = {}
         self._others: dict[Any, QuickPlan | None] = {}
-        self._recent: list[tuple[int, QuickPlan] | None] = [None] * SLOTS
+        self._recent: list[tuple[int, Call] | None] = [None] * SLOTS
         self._heads = [board.head(slot) + CODE for slot in range(SLOTS)]
         self._signed = board.signed
         self._run = quiet.run  # this thread's
@@ -152,7 +152,7 @@ class Quick:
             if theirs[ASLEEP_LOOP]:
                 self._hub.ring(self._board.nears)
                 break
-        self._recent[slot] = (seq, plan)
+        self._recent[slot] = (seq, plan.call)
         self.pending[seq] = work
         hub = self._hub
         if hub.rest_due and self._local in hub.groups:
@@ -352,12 +352,23 @@ class Quick:
             if work._operation is None:
                 work._operation = self._note(work)
 
+    def close(self) -> None:
+        """The group is gone: let go of its memory, also where users still hold works."""
+        self.dead = True
+        for plan in (*self._sums.values(), *self._others.values()):
+            if plan is not None:
+                plan.close()
+        self._sums.clear()
+        self._others.clear()
+        self._peers = ()
+        self._words = memoryview(b"")
+
     def call(self, seq: int) -> Call | None:
         """What was issued here under a number, unless that is long ago."""
         recent = self._recent[seq & MASK]
         if recent is None or recent[0] != seq:
             return None
-        call = recent[1].call
+        call = recent[1]
         return Call(call.kind, seq, call.dtype, call.shape, call.reduce)
 
     # ── once for each dtype, shape and op ────────────────────────────────────────────────────────────

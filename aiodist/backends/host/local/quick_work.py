@@ -72,6 +72,11 @@ class QuickPlan:
             self.out = self.out.reshape(call.shape)
         self.views: dict[tuple[int, int, int], Array] = {}
 
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.places = []
+        self.views.clear()
+
     def view(self, of: Array, member: int, at: int, count: int) -> Array:
         """Some elements on a member's home."""
         key = (member, at, count)

@@ -1,0 +1,49 @@
+"""Several ranks' homes in one process, without sockets: hubs that see each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aiodist.backends.host.local.hub import Hub, supported
+from aiodist.shm import available
+from aiodist.shm.home import Home, Neighbour
+
+BYTES = 64 << 20
+
+
+@pytest.fixture
+def hubs() -> Iterator[Any]:
+    """Called as `hubs(size)` with a loop running: a hub for each rank."""
+    if not (available() and supported()):
+        pytest.skip("shared memory through flags needs Linux on x86-64")
+    opened: list[tuple[Hub, Home, list[Neighbour]]] = []
+
+    def make(size: int, poll: float = 0.0) -> list[Hub]:
+        homes = [Home(BYTES, bytes([rank + 1] * 32)) for rank in range(size)]
+        made = []
+        for rank, home in enumerate(homes):
+            near = {
+                other: Neighbour(other, 0, mailed(theirs), theirs.nbytes, bytes([other + 1] * 32))
+                for other, theirs in enumerate(homes)
+                if other != rank
+            }
+            made.append(Hub(home, near, asyncio.get_running_loop(), size, poll))
+            opened.append((made[-1], home, list(near.values())))
+        return made
+
+    yield make
+    for hub, home, near in opened:
+        hub.close()
+        home.close()
+        for neighbour in near:
+            neighbour.close()
+
+
+def mailed(home: Home) -> tuple[int, int, int]:
+    memory, loop_bell, bulk_bell = (os.dup(fd) for fd in home.descriptors())
+    return memory, loop_bell, bulk_bell

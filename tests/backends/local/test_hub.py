@@ -1,0 +1,107 @@
+"""Bells, sleep and polling of one process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.backends.host.local.hub import _ENTRIES, ASLEEP_LOOP, cores
+
+
+class Waiter:
+    """A group that waits until it is told."""
+
+    def __init__(self, ready: Any) -> None:
+        self.ready = ready
+        self.asked = 0
+
+    def progress(self) -> bool:
+        self.asked += 1
+        return not self.ready()
+
+
+async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> None:
+    mine, theirs = hubs(2)
+    woken = asyncio.Event()
+
+    def ready() -> bool:
+        if theirs_says():
+            woken.set()
+        return theirs_says()
+
+    word = theirs.take(64) // 8
+
+    def theirs_says() -> bool:
+        return bool(mine.near[1].words[word])
+
+    waiter = Waiter(ready)
+    mine.watch(waiter)
+    assert mine.words[ASLEEP_LOOP] == 0
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert mine.words[ASLEEP_LOOP]
+    asked = waiter.asked
+    theirs.words[word] = 1
+    theirs.ring(theirs.near.values())
+    await woken.wait()
+    assert waiter.asked > asked
+    assert mine.words[ASLEEP_LOOP] == 0
+    assert not mine.groups
+
+
+async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
+    mine, theirs = hubs(2)
+    rung = []
+    for near in mine.near.values():
+        near.neighbour.ring_loop = lambda: rung.append(1)
+    mine.ring(mine.near.values())
+    assert rung == []
+    theirs.words[ASLEEP_LOOP] = 1
+    mine.ring(mine.near.values())
+    assert rung == [1]
+
+
+async def test_polling_has_one_budget_a_turn(hubs: Any) -> None:
+    mine, _ = hubs(2, poll=0.5)
+    ends = mine.may_poll()
+    assert mine.may_poll() == ends
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert mine.may_poll() > ends
+
+
+async def test_arrays_in_the_home_are_known_by_their_address(hubs: Any) -> None:
+    mine, theirs = hubs(2)
+    array = mine.empty((100, 3), np.dtype(np.float32))
+    array[...] = np.arange(300).reshape(100, 3)
+    at = mine.offset_of(array)
+    assert at
+    assert mine.offset_of(array[1:]) == at + 12
+    assert mine.offset_of(np.empty(3)) == 0
+    seen = theirs.near[0].bytes[at : at + array.nbytes].view(np.float32)
+    assert (seen == np.arange(300)).all()
+    with pytest.raises(ValueError, match="read-only"):
+        seen[0] = 1
+    assert mine.leases == 1
+    del array
+    assert mine.leases == 0
+
+
+async def test_more_groups_than_the_directory_has_room_for(hubs: Any) -> None:
+    (hub,) = hubs(1)
+    for context in range(1, _ENTRIES + 1):
+        hub.announce(context, 1 << 20)
+    with pytest.raises(MemoryError, match="groups are open"):
+        hub.announce(_ENTRIES + 1, 1 << 20)
+    hub.leave(7, lambda: True, lambda: None)
+    hub.take(64)
+    hub.announce(_ENTRIES + 1, 1 << 20)  # in the place of one that is gone
+
+
+def test_cores_are_at_most_those_of_the_affinity() -> None:
+    import os
+
+    assert 0 < cores() <= len(os.sched_getaffinity(0))
