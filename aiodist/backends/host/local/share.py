@@ -21,6 +21,9 @@ from aiodist.backends.host.local.plan import Path, blocks
 from aiodist.kernels import combine, finish
 from aiodist.types import Kind, ReduceOp
 
+INLINE_BLOCK = 256 * 1024
+"""Bytes of a block on the loop."""
+
 _ALIKE = (Kind.all_gather, Kind.gather, Kind.broadcast)
 """Kinds where all who take from a rank take the same."""
 
@@ -56,8 +59,11 @@ class Share(Exchange):
         self._block = max(1, made.longest)
         self._depth = 1
         if not inline:
-            block, self._depth = blocks(made.longest * itemsize, board.size, lanes, self.limits)
+            block, self._depth = blocks(made.longest * itemsize, board.size, lanes, self.limits, phases=1)
             self._block = block // itemsize
+        elif made.longest * itemsize > INLINE_BLOCK:
+            self._block = INLINE_BLOCK // itemsize  # peers take the first while the others are filled
+            self._depth = -(-made.longest // self._block)
         self._count = -(-made.longest // self._block)
         self._lane = -(-self._block * itemsize // 64) * 64
         self._starts = self._places()
