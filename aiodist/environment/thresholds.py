@@ -24,8 +24,7 @@ class Thresholds:
         poll: AIODIST_POLL: microseconds that an await polls in a turn of the loop before it sleeps.
         direct: AIODIST_DIRECT: up to here every rank reduces everything; above, each reduces its part.
         inline: AIODIST_INLINE: up to here the event loop does the work itself; above, a thread.
-        block: AIODIST_BLOCK: what the thread handles at a time, of one rank's part, of two ranks; of more
-            ranks it is more.
+        block: AIODIST_BLOCK: what the thread handles at a time, of one rank's part.
         staging: AIODIST_STAGING: blocks that lie in staging side by side have at most so many together.
         depth: AIODIST_DEPTH: blocks that a rank may be ahead of its reader, where there are two ranks.
         hierarchy: AIODIST_HIERARCHY: from here on groups of several ranks on each of several hosts work on

@@ -87,4 +87,4 @@ def test_blocks_are_whole_pages_and_staging_is_bounded(part: int, size: int, ali
     assert block * lanes <= max(DEFAULTS.staging, 64 * KIB * lanes)
     assert depth >= 2
     mapped, _ = blocks(part, size, 0, DEFAULTS)
-    assert block <= mapped <= DEFAULTS.block * (size + 2) // 2
+    assert block <= mapped <= DEFAULTS.block * 2
