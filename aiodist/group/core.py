@@ -119,11 +119,15 @@ class GroupCore:
             process ends.
         """
         self._check_here()
-        kind: np.dtype[Any] = np.dtype(dtype)
+        try:
+            kind: np.dtype[Any] = np.dtype(dtype)
+            extents = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
+        except TypeError:
+            raise UsageError(
+                f"empty({shape!r}, {dtype!r}) is no shape and dtype",
+                hint="Write pg.empty((1000, 3), np.float32)",
+            ) from None
         check_dtype(kind)
-        extents = (
-            (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(map(operator.index, shape))
-        )
         if any(extent < 0 for extent in extents):
             raise UsageError(f"shape {extents} has a negative extent")
         return self._backend.empty(extents, kind)

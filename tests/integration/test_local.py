@@ -150,6 +150,9 @@ async def test_what_empty_refuses_and_what_is_empty(pg: ProcessGroup) -> None:
     assert pg.empty((), BFLOAT16).shape == ()
     with pytest.raises(UsageError, match="negative"):
         pg.empty((2, -1))
+    for shape, dtype in (("x", np.int8), (2.5, np.int8), ((1, None), np.int8), (3, "no dtype")):
+        with pytest.raises(UsageError, match="is no shape and dtype"):
+            pg.empty(shape, dtype)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="cannot be communicated"):
         pg.empty(3, np.dtype("U4"))
     kept = pg.empty(5, np.int32)
@@ -267,6 +270,24 @@ async def test_abort_ends_quick_all_reduces(pg: ProcessGroup) -> None:
         with pytest.raises(GroupBroken, match="enough"):
             await group.all_reduce(np.ones(2))
     await pg.barrier()
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+@spmd(world_size=2, transport="shm")
+async def test_an_array_that_becomes_read_only_breaks_the_group(pg: ProcessGroup, awaited: bool) -> None:
+    """The result cannot be written any more: the operation fails like any other, and is not left pending."""
+    await pg.all_reduce(np.ones(3))
+    tensor = np.ones(3)
+    work = pg.all_reduce(tensor, async_op=True)
+    tensor.flags.writeable = False
+    if awaited:
+        with pytest.raises(GroupBroken, match="read-only"):
+            await work
+    else:
+        ended = asyncio.Event()
+        work.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+        assert "read-only" in str(work.exception())
 
 
 @spmd(world_size=2, transport="shm")

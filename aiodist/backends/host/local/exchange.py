@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.host.local.board import CODE, FILL, LOW, RESULT, SOURCE, ZEROS, Peer, code, view
 from aiodist.backends.host.local.memory import Memory
-from aiodist.backends.host.local.plan import Path, Plan
+from aiodist.backends.host.local.plan import Plan
 
 if TYPE_CHECKING:
     from aiodist.backends.host.local.board import Board
     from aiodist.environment.thresholds import Thresholds
 
 Steps = Generator[None, None, None]
-
-BULK_PAUSE = 0.001  # what a peer's word may take, in seconds, until a sleeping thread looks again
 
 
 class Exchange:
@@ -40,7 +38,6 @@ class Exchange:
     """
 
     __slots__ = (
-        "_waits",
         "base",
         "board",
         "code",
@@ -151,8 +148,6 @@ class Exchange:
 
     def in_home(self, arrays: Sequence[Array]) -> int:
         """Where the first of several arrays lies if this process's home holds them, else 0."""
-        if self.plan.path is Path.direct:
-            return 0
         return self.board.hub.offset_of(arrays[0]) if arrays else 0
 
     def at(self, peer: Peer, offset: int, count: int, like: Array) -> Array:

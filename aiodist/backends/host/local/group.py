@@ -150,9 +150,10 @@ class LocalGroup:
             for exchange in list(self._running.values()):
                 if not self._dead:
                     self._step(exchange)
+            waits = self.quick is not None and self.quick.progress()
         except Exception as error:
             self._owner.failed(error)
-        waits = self.quick is not None and self.quick.progress()
+            return False
         return not self._dead and (waits or bool(self._running or self._waiting))
 
     def poll(self, seq: int) -> None:
@@ -198,6 +199,10 @@ class LocalGroup:
         exchange.operation.work._driver = None
         if exchange.plan.path is not Path.wired:
             self._owner.finished(exchange.operation)
+
+    def failed(self, error: Exception) -> None:
+        """Something raised that must not: the group breaks."""
+        self._owner.failed(error)
 
     def _disagrees(self, exchange: Exchange, peer: Peer) -> None:
         self.disagrees(exchange.seq, peer)
