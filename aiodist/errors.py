@@ -4,7 +4,10 @@
     ├── UsageError (ValueError)          you asked for something that has no meaning; nothing was sent
     ├── RendezvousError                  the processes could not meet
     │   ├── RendezvousTimeout            … in time; names who is missing
-    │   └── AuthenticationError          … because one is a stranger or speaks another version
+    │   ├── AuthenticationError          … because one is a stranger or speaks another version
+    │   ├── StoreReplaced                … any more: the store is another one, or knows less than it did
+    │   ├── StoreFull                    the store holds as much as it may
+    │   └── LeaseLost                    a lease ended before its holder did
     ├── GroupClosed                      you closed the group
     ├── GroupBroken                      the world broke the group
     │   ├── PeerLost                     a process died or became unreachable; names its ranks
@@ -23,6 +26,7 @@ world's. Every error carries `hint`, one line that says what to do next; it is p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -33,6 +37,10 @@ def name_ranks(ranks: Sequence[int]) -> str:
     if len(listed) > 10:
         return f"ranks {', '.join(map(str, listed[:10]))} and {len(listed) - 10} more"
     return f"ranks {', '.join(map(str, listed[:-1]))} and {listed[-1]}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 class AiodistError(Exception):
@@ -50,6 +58,17 @@ class AiodistError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Constructors differ, and errors cross process borders: what an error holds is what it is.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[AiodistError], args: tuple[Any, ...], state: dict[str, Any]) -> AiodistError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(AiodistError, ValueError):
@@ -76,6 +95,18 @@ class AuthenticationError(RendezvousError):
     """The other side does not belong to this job, or speaks another protocol version or byte order."""
 
 
+class StoreReplaced(RendezvousError):
+    """The store that answers is not the one that was there, or has gone back to older data."""
+
+
+class StoreFull(RendezvousError):
+    """The store holds as much as it may; what would have made it larger did not happen."""
+
+
+class LeaseLost(RendezvousError):
+    """The lease has ended, and its keys are gone: its holder was taken for dead."""
+
+
 class GroupClosed(AiodistError):
     """The group was closed by this process."""
 
@@ -90,7 +121,10 @@ class GroupBroken(AiodistError):
         op: the operation that reports it ('all_reduce'), or '' where the group broke between operations.
         seq: the operation's number in its group, or None.
         group: the group's name.
+        epoch: the group's epoch; ranks are those of this epoch.
     """
+
+    epoch: int = 0
 
     def __init__(
         self, message: str, *, op: str = "", seq: int | None = None, group: str = "", hint: str = ""
@@ -100,12 +134,12 @@ class GroupBroken(AiodistError):
         self.seq = seq
         self.group = group
 
-    def during(self, op: str, seq: int | None, group: str) -> GroupBroken:
+    def during(self, op: str, seq: int | None, group: str, epoch: int = 0) -> GroupBroken:
         """A copy of this error for one operation, so that each Work says which one it was."""
         copy = self.__class__.__new__(self.__class__)
         copy.__dict__.update(self.__dict__)
         Exception.__init__(copy, self.message)
-        copy.op, copy.seq, copy.group = op, seq, group
+        copy.op, copy.seq, copy.group, copy.epoch = op, seq, group, epoch
         copy.__cause__ = self.__cause__
         return copy
 
@@ -123,7 +157,9 @@ class PeerLost(GroupBroken):
 
     Attributes:
         ranks: global ranks of the lost members.
-        cause: how it was noticed ('process 4711 exited', 'connection ended without goodbye', …).
+        cause: how it was noticed ('process 4711 ended', 'connection ended without goodbye', …).
+        silence: seconds between its last sign of life and the moment when its loss was noticed, which is the
+            longest that detection can have taken; None where nobody knows.
     """
 
     def __init__(
@@ -135,10 +171,13 @@ class PeerLost(GroupBroken):
         seq: int | None = None,
         group: str = "",
         hint: str = "Look at that rank's output first; its peers stopped because of it",
+        silence: float | None = None,
     ) -> None:
-        super().__init__(f"lost {name_ranks(ranks)}: {cause}", op=op, seq=seq, group=group, hint=hint)
+        after = "" if silence is None else f", noticed {_span(silence)} after its last sign of life"
+        super().__init__(f"lost {name_ranks(ranks)}: {cause}{after}", op=op, seq=seq, group=group, hint=hint)
         self.ranks = tuple(sorted(ranks))
         self.cause = cause
+        self.silence = silence
 
 
 class CollectiveTimeout(GroupBroken, TimeoutError):
@@ -211,11 +250,11 @@ class GroupAborted(GroupBroken):
 
 
 class Evicted(GroupBroken):
-    """The other members went on without this process."""
+    """The other members went on without this process. It may come back as a newcomer: `dist.join`."""
 
 
 class QuorumLost(GroupBroken):
-    """Too few members are left to form the next epoch."""
+    """Too few members are left, or can be reached, to form the next epoch: this process must not go on."""
 
 
 class WireError(AiodistError):

@@ -336,7 +336,7 @@ class Work(Generic[T]):
         """The operation failed, and its buffers are no longer touched. Called once, on the loop."""
         if self._state == _PENDING:
             if isinstance(error, GroupBroken):
-                error = error.during(self.op, self.seq, self.group.name)
+                error = error.during(self.op, self.seq, self.group.name, self.group.epoch)
             self._error = error
             self._state = _FAILED
             if self._failures is not None:

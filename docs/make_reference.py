@@ -39,17 +39,19 @@ CLASSES = {
         barrier monitored_barrier send recv
         all_gather_object gather_object broadcast_object scatter_object send_object recv_object
         coalesce new_group split drain abort aclose
+        rebuild shrink grow agree pending_joins newcomers_here
         """
     ),
     "Work": words("wait done result exception add_done_callback is_completed is_success synchronize"),
     "Store": words(
         """
         set get add append compare_set check wait delete_key multi_get multi_set list_keys num_keys
-        gather barrier watch aclose
+        gather barrier watch lease fence claim aclose
         """
     ),
     "TcpStore": ("connect",),
     "FileStore": ("open",),
+    "Lease": ("set", "claim"),
     "StoreServer": ("start", "aclose"),
     "GradientSync": ("ready", "finish"),
     "Portal": ("call", "close"),
@@ -62,7 +64,7 @@ MADE_ELSEWHERE = {"SyncProcessGroup", "SyncWork", "GroupMember", *CLASSES} - {"G
 SECTIONS = {
     "Runtime": words(
         """
-        init_process_group destroy_process_group run is_available is_backend_available is_initialized
+        init_process_group join destroy_process_group run is_available is_backend_available is_initialized
         is_torchelastic_launched get_node_local_rank
         """
     ),
@@ -81,12 +83,15 @@ SECTIONS = {
         get_backend get_pg_count
         """
     ),
-    "Stores": words("Store TcpStore FileStore HashStore PrefixStore StoreServer register_rendezvous_handler"),
+    "Stores": words(
+        "Store Lease TcpStore FileStore HashStore PrefixStore StoreServer register_rendezvous_handler"
+    ),
     "Training": ("GradientSync",),
     "Synchronous code": words("Portal SyncProcessGroup SyncWork"),
     "Errors": words(
         """
-        AiodistError UsageError RendezvousError RendezvousTimeout AuthenticationError GroupClosed GroupBroken
+        AiodistError UsageError RendezvousError RendezvousTimeout AuthenticationError
+        StoreReplaced StoreFull LeaseLost GroupClosed GroupBroken
         PeerLost CollectiveTimeout CollectiveMismatch GroupAborted Evicted QuorumLost WireError
         BackendUnavailable
         """

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
+import shutil
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+
+# Without one, whoever starts a group would make a secret in the home of who runs the tests.
+os.environ.setdefault("AIODIST_SECRET", "of the tests")
 
 # libuv's first loop opens one pipe for the process's life.
 uvloop.new_event_loop().close()
@@ -41,6 +47,27 @@ def children() -> set[int]:
         if int(fields[1]) == os.getpid():
             found.add(int(stat.parent.name))
     return found
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+    """Makes a CA and a certificate by the recipe in docs/security.md → the AIODIST_TLS_* variables.
+
+    The argument is the CA's name: the same one gives the same files.
+    """
+    page = Path(__file__).parents[1] / "docs" / "security.md"
+    recipe = page.read_text().split("```sh\n")[1].split("```")[0]
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+
+    @functools.cache
+    def make(name: str) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp(name)
+        subprocess.run(["sh", "-ec", recipe], cwd=folder, check=True, capture_output=True, timeout=30)
+        files = {"CERT": "node.pem", "KEY": "node.key", "CA": "ca.pem"}
+        return {f"AIODIST_TLS_{kind}": str(folder / file) for kind, file in files.items()}
+
+    return make
 
 
 Held = tuple[set[str], set[int], set[threading.Thread]]

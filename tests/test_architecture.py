@@ -24,6 +24,7 @@ FLOORS: list[set[str]] = [
     {"membership", "backends"},
     {"control", "transport", "work"},
     {"shm", "kernels", "tensors", "rendezvous"},
+    {"net"},
     {"environment", "wire", "schedules"},
     {"types"},
     {"timeouts"},

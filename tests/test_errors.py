@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -136,3 +139,90 @@ def test_nothing_is_shared_between_a_copy_and_its_source_but_the_facts() -> None
     first.add_note("mine")
     assert not hasattr(second, "__notes__")
     assert isinstance(copy.copy(AiodistError("x")), AiodistError)
+
+
+# Errors cross process borders: in a pool of processes, under a test runner, in a launcher.
+
+EVERY: list[AiodistError] = [
+    *(error for error, _, _ in BROKEN),
+    *(error.during("all_reduce", 7, "world") for error, _, _ in BROKEN),
+    RendezvousTimeout("rank 2 did not come", missing=[2], hint="Start it"),
+    *(
+        kind("what happened", hint="what to do")
+        for kind in (vars(errors)[name] for name in drawn())
+        if not issubclass(kind, GroupBroken | RendezvousTimeout)
+    ),
+]
+
+
+def facts(error: BaseException) -> Any:
+    """All that an error says."""
+    return type(error), str(error), error.args, vars(error)
+
+
+def test_every_kind_of_error_is_among_them() -> None:
+    assert {type(error).__name__ for error in EVERY} == set(drawn())
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_errors_are_pickled_whole(error: AiodistError, protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(error, protocol))
+    assert facts(again) == facts(error)
+    assert isinstance(again, TimeoutError) is isinstance(error, TimeoutError)
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_errors_are_copied_whole(error: AiodistError, copied: Any) -> None:
+    again = copied(error)
+    assert again is not error
+    assert facts(again) == facts(error)
+    again.hint = "another"
+    assert error.hint != "another"
+
+
+def test_notes_go_with_them() -> None:
+    error = PeerLost([1], "gone")
+    error.add_note("in step 7")
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["in step 7"]
+
+
+def test_an_error_of_a_users_own_subclass_is_pickled_too() -> None:
+    error = OwnError(3)
+    error.extra = "of the user"
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.message, again.extra) == (OwnError, "the number 3", "of the user")
+
+
+class OwnError(PeerLost):
+    """With a constructor that knows nothing of ours."""
+
+    extra = ""
+
+    def __init__(self, number: int) -> None:
+        super().__init__([number], "gone")
+        self.message = f"the number {number}"
+
+
+IN_A_POOL = """
+import concurrent.futures, sys
+from aiodist.errors import CollectiveTimeout, GroupBroken
+
+def work():
+    raise CollectiveTimeout(2.5, [4]).during("barrier", 3, "world")
+
+if __name__ == "__main__":
+    with concurrent.futures.ProcessPoolExecutor(1) as pool:
+        try:
+            pool.submit(work).result(timeout=30)
+        except GroupBroken as error:
+            print(type(error).__name__, error.missing, error.op, error.seq, isinstance(error, TimeoutError))
+"""
+
+
+def test_they_come_out_of_a_pool_of_processes() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", IN_A_POOL], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert result.stdout.strip() == "CollectiveTimeout (4,) barrier 3 True"

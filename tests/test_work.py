@@ -18,7 +18,7 @@ from aiodist import work as work_module
 from aiodist.types import Call, Kind
 from aiodist.work import Pulse, Work
 
-GROUP = SimpleNamespace(name="world")
+GROUP = SimpleNamespace(name="world", epoch=0)
 
 
 def make(held: bool = True, pulse: Pulse | None = None, seq: int = 5) -> Work[Any]:

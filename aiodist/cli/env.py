@@ -13,17 +13,14 @@ def main(argv: Sequence[str]) -> int:
     """Print `name  value` lines; `UsageError` where the environment contradicts itself."""
     parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
-    from aiodist.environment import job_id, placement
+    from aiodist.environment import job_id, placement, secret_origin, tuning
 
     rows = {name: str(value) for name, value in asdict(placement(os.environ)).items()}
     rows["job"] = job_id(os.environ)
     rows["store"] = os.environ.get("AIODIST_STORE", "none: rank 0 hosts it")
-    rows["secret"] = "set" if _has_secret() else "none"
+    rows["secret"] = secret_origin(os.environ)
+    rows["tls"] = "on" if tuning(os.environ).tls else "off"
     width = max(map(len, rows))
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")
     return 0
-
-
-def _has_secret() -> bool:
-    return bool(os.environ.get("AIODIST_SECRET") or os.environ.get("AIODIST_SECRET_FILE"))

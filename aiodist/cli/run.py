@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -18,6 +19,9 @@ from aiodist.launch.plan import DEFAULT_PREFIX, Plan
 
 _DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port
 _STREAMS = (0, 1, 2, 3)
+_MOST_WORKERS = 4096
+_FILES_PER_WORKER = 4  # of the agent: stdout, stderr, its end, and its store's connection; without log files
+_OWN_FILES = 32
 _EXAMPLE = "aiodist run --nproc-per-node 4 train.py"
 
 
@@ -41,18 +45,19 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         SystemExit: --help (0).
     """
     args = _parser(environ).parse_args(list(argv))
-    nnodes = 1 if args.standalone else _nnodes(args.nnodes)
+    nnodes, most = (1, 0) if args.standalone else _nnodes(args.nnodes)
     nproc = workers_per_node(args.nproc_per_node, environ)
-    if _integer("--max-restarts", args.max_restarts) != 0:
-        raise UsageError("--max-restarts: restarts do not exist yet", hint="Leave it out, or give 0")
+    check_room(nproc)
     if args.rdzv_backend not in ("static", "c10d"):
         raise UsageError(f"--rdzv-backend {args.rdzv_backend} does not exist here", hint="Use static or c10d")
+    if args.on_failure not in ("stop", "continue"):
+        raise UsageError(f"--on-failure {args.on_failure} has no meaning", hint="Use stop or continue")
     conf = _pairs(args.rdzv_conf)
-    address, port = _meeting_place(args, nnodes)
+    address, port = _meeting_place(args, max(nnodes, most))
     node_rank: int | None = 0
-    if nnodes > 1:
+    if nnodes > 1 or most:
         node_rank = None if args.node_rank is None else _integer("--node-rank", args.node_rank)
-        if node_rank is None and args.rdzv_backend == "static":
+        if node_rank is None and args.rdzv_backend == "static" and not most:
             raise UsageError(
                 f"a job of {nnodes} nodes needs --node-rank", hint=f"0 to {nnodes - 1}, another on each node"
             )
@@ -63,7 +68,11 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         command=_command(args),
         nproc=nproc,
         nnodes=nnodes,
+        max_nodes=most,
+        last_call=_number("last_call_timeout in --rdzv-conf", conf.get("last_call_timeout") or "30"),
         node_rank=node_rank,
+        max_restarts=_integer("--max-restarts", args.max_restarts),
+        go_on=args.on_failure == "continue",
         master_addr=address,
         master_port=port,
         job=args.rdzv_id,
@@ -91,6 +100,25 @@ def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
     if text in ("auto", "cpu"):
         return _cpus()
     return _integer("--nproc-per-node", text, "a number, auto, cpu or gpu")
+
+
+def check_room(nproc: int) -> None:
+    """Refuse more workers than this node can start; `UsageError` says which limit it is."""
+    if nproc > _MOST_WORKERS:
+        raise UsageError(
+            f"--nproc-per-node {nproc} is more than one node takes ({_MOST_WORKERS})",
+            hint="One worker for each GPU or CPU is usual",
+        )
+    for limit, needed, flag, what in (
+        (resource.RLIMIT_NPROC, nproc, "-u", "processes"),
+        (resource.RLIMIT_NOFILE, _FILES_PER_WORKER * nproc + _OWN_FILES, "-n", "open files"),
+    ):
+        allowed, _ = resource.getrlimit(limit)
+        if allowed != resource.RLIM_INFINITY and needed > allowed:
+            raise UsageError(
+                f"--nproc-per-node {nproc} needs {needed} {what}, and the limit here is {allowed}",
+                hint=f"Raise it with ulimit {flag}, or start fewer workers",
+            )
 
 
 def _gpus(environ: Mapping[str, str]) -> int:
@@ -173,13 +201,12 @@ def _meeting_place(args: argparse.Namespace, nnodes: int) -> tuple[str, int | No
     return address, port if port is not None else _DEFAULT_PORT
 
 
-def _nnodes(text: str) -> int:
+def _nnodes(text: str) -> tuple[int, int]:
+    """'2' → (2, 0); '1:4' → (1, 4); '2:2' is 2."""
     low, colon, high = text.partition(":")
-    if colon and low != high:
-        raise UsageError(
-            f"--nnodes {text}: a number of nodes that changes does not exist yet", hint="Give one number"
-        )
-    return _integer("--nnodes", low)
+    least = _integer("--nnodes", low, "a number or MIN:MAX")
+    most = _integer("--nnodes", high, "a number or MIN:MAX") if colon else least
+    return least, 0 if most == least else most
 
 
 def _per_rank(option: str, text: str, nproc: int) -> dict[int, int]:
@@ -273,7 +300,9 @@ def _parser(environ: Mapping[str, str]) -> Parser:
     )
 
     nodes = Options(parser.add_argument_group("several nodes: start one agent on each"), environ)
-    nodes.value("--nnodes", default="1", metavar="N", help="nodes in the job (1)")
+    nodes.value(
+        "--nnodes", default="1", metavar="N", help="nodes in the job (1); MIN:MAX: they may come and go"
+    )
     nodes.value("--node-rank", default=None, metavar="R", help="this node's number, from 0")
     nodes.value("--master-addr", default=None, metavar="ADDR", help="address of node 0")
     nodes.value("--master-port", default=None, metavar="PORT", help="port where the nodes meet (29500)")
@@ -283,10 +312,27 @@ def _parser(environ: Mapping[str, str]) -> Parser:
     nodes.value("--rdzv-endpoint", default="", metavar="HOST:PORT", help="as --master-addr and --master-port")
     nodes.value("--rdzv-id", default=None, metavar="ID", help="the job's name")
     nodes.value(
-        "--rdzv-conf", default="", metavar="K=V,…", help="timeout=SECONDS to wait for the other nodes (300)"
+        "--rdzv-conf",
+        default="",
+        metavar="K=V,…",
+        help="timeout=SECONDS to wait for nodes (300), last_call_timeout=SECONDS for more than MIN (30)",
     )
     nodes.value("--local-addr", default=None, metavar="ADDR", help="this node's address, as peers are told")
     nodes.switch("--standalone", help="one node, whatever else is said")
+
+    failures = Options(parser.add_argument_group("when a worker fails"), environ)
+    failures.value(
+        "--max-restarts",
+        default="0",
+        metavar="N",
+        help="restarts in all: of that worker, where the script uses join(), else of all workers (0)",
+    )
+    failures.value(
+        "--on-failure",
+        default="stop",
+        metavar="WHAT",
+        help="what no restart mends: stop the job (stop), or continue while any worker lives",
+    )
 
     output = Options(parser.add_argument_group("output"), environ)
     output.value("--log-dir", default=None, metavar="DIR", help="folder for files of -r and -t")
@@ -308,7 +354,6 @@ def _parser(environ: Mapping[str, str]) -> Parser:
     )
 
     torch = Options(parser.add_argument_group("accepted because torchrun has them"), environ)
-    torch.value("--max-restarts", default="0", metavar="0", help="only 0 so far")
     torch.value("--monitor-interval", default="0", metavar="S", help="no effect; deaths are seen at once")
     torch.value("--start-method", default="spawn", metavar="M", help="no effect; workers are new processes")
     torch.switch("--run-path", help="no effect; a script is run as it is")

@@ -3,48 +3,103 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import signal
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from aiodist.cli.parser import Parser
 
+if TYPE_CHECKING:
+    from aiodist.rendezvous.server import StoreServer
+
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGINT or SIGTERM; prints host:port, on a line of its own, once it listens."""
+    """Serve until SIGINT or SIGTERM; prints host:port, on a line of its own, once it listens.
+
+    Returns 1 where it had to stop because it could not write its files.
+    """
     parser = Parser("aiodist store", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and no other (127.0.0.1)")
     parser.add_argument("--port", type=int, default=29500, help="0 picks a free one (29500)")
     parser.add_argument("--job", default=None, help="name of the job (AIODIST_JOB, else the default's)")
+    parser.add_argument(
+        "--jobs",
+        default=None,
+        metavar="PATH",
+        help="serve many jobs: a folder with a file for each (named as the job, holding its secret), or one "
+        "file of lines 'job secret'; read again for each client that comes",
+    )
+    parser.add_argument(
+        "--data",
+        default=None,
+        metavar="DIR",
+        help="keep the store in this folder: what was confirmed survives a restart (else it lives in memory)",
+    )
+    parser.add_argument(
+        "--limit", default="1GiB", metavar="SIZE", help="how much each job may keep in the store (1GiB)"
+    )
     args = parser.parse_args(list(argv))
-    from aiodist.environment import job_id, secret
+    args.limit = _size(args.limit)
     from aiodist.errors import UsageError
-    from aiodist.launch.secret import is_loopback
 
-    key = secret(os.environ)
-    if not key and not is_loopback(args.host) and os.environ.get("AIODIST_ALLOW_INSECURE") != "1":
+    if args.jobs is not None and args.job is not None:
         raise UsageError(
-            f"a store on {args.host} without a secret is open to everybody",
-            hint="Set AIODIST_SECRET here and for the job, or AIODIST_ALLOW_INSECURE=1",
+            "--job and --jobs contradict each other", hint="--jobs names all jobs that are served"
         )
-    return asyncio.run(_serve(args.host, args.port, args.job or job_id(os.environ), key))
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    return asyncio.run(_serve(args))
 
 
-async def _serve(host: str, port: int, job: str, secret: bytes) -> int:
+def _size(text: str) -> int:
+    """'512MiB' in bytes."""
+    from aiodist.errors import UsageError
+
+    match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or not unit or int(match[1]) == 0:
+        raise UsageError(f"--limit={text} is no size", hint="Write for example 512MiB or 4GiB")
+    return int(match[1]) * unit
+
+
+async def _start(args: Namespace) -> StoreServer:
+    from aiodist.environment import check_open_door, job_id, secret, tls
+    from aiodist.rendezvous.jobs import JobSecrets
     from aiodist.rendezvous.server import StoreServer
 
+    host, port, data, limit = args.host, args.port, args.data, args.limit
+    key = tls(os.environ)
+    if args.jobs is not None:
+        jobs = JobSecrets(args.jobs)
+        return await StoreServer.start_many(host, port, jobs, tls=key, data=data, limit=limit)
+    known = secret(os.environ)
+    check_open_door(host, known, os.environ.get("AIODIST_ALLOW_INSECURE") == "1")
+    job = args.job or job_id(os.environ)
+    return await StoreServer.start(host, port, job, known, tls=key, data=data, limit=limit)
+
+
+async def _serve(args: Namespace) -> int:
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def end(signum: int) -> None:
+    def end(code: int) -> None:
         if not ended.done():
-            ended.set_result(signum)
+            ended.set_result(code)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, end, signum)
-    server = await StoreServer.start(host, port, job, secret)
+        asyncio.get_running_loop().add_signal_handler(signum, end, 128 + signum)
+    server = await _start(args)
     shown = f"[{server.host}]" if ":" in server.host else server.host
     print(f"{shown}:{server.port}", flush=True)
+    failing = asyncio.ensure_future(server.wait_failed())
+    failing.add_done_callback(lambda done: None if done.cancelled() else end(1))
     try:
-        return 128 + await ended
+        return await ended
     finally:
+        failing.cancel()
         await server.aclose()

@@ -5,15 +5,22 @@ is its shell.
 
 Rules
     1. A flood is passed on once, to every living neighbour but the one it came from.
-    2. A loss is told once, whoever noticed it. A rank that said goodbye is gone but not lost; one that
-       hears of its own loss was given up by the others.
-    3. A message for one rank goes greedily around the overlay; where no way is left it is dropped, since
-       everything that waits for an answer has a time limit of its own.
+    2. A loss is told once, whoever noticed it, and told to the lost rank, too. A rank that said goodbye is
+       gone but not lost; one that hears of its own loss was given up by the others, and accuses nobody.
+    3. Whoever learns of a loss, by itself or from others, ends all that connects it with that rank: nothing
+       that it sends is taken any more. What it had said before still goes around: news may come late.
+    4. A message for one rank goes to the neighbour that is nearest to it. Where no living neighbour is nearer
+       than this rank, it is looked for on all ways, as a flood, which passes each rank once: so it arrives if
+       there is any way over the living.
+
+Where two ranks cannot reach each other but others reach both, each accuses the other. Whoever is accused
+first at a third rank is given up there and tells it nothing more; in a larger group both may be given up.
+Which of them goes on is not decided here (membership does that): only that nobody waits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiodist.control.messages import EVERYBODY, Message, Say
@@ -35,17 +42,36 @@ class Deliver:
     message: Message
 
 
-Effect = Transmit | Deliver
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """This rank is lost: end all that connects this process with it, after what is transmitted."""
+
+    rank: int
+
+
+Effect = Transmit | Deliver | Drop
+
+HOPS = 64
+"""Links that a message for one rank crosses by the short way; then it is looked for."""
 
 
 class ControlCore:
-    """One rank's part of the control plane."""
+    """One rank's part of the control plane.
+
+    Attributes:
+        lost: who is lost, and why.
+        silence: of those, how many seconds after its last sign of life that was noticed, where that is known.
+        proven: of those, whose end this process has seen for itself: the kernel says that the process ended.
+        departed: neighbours that said goodbye.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.neighbours = neighbours(rank, size)
         self.lost: dict[int, str] = {}
+        self.silence: dict[int, float] = {}
+        self.proven: set[int] = set()
         self.departed: set[int] = set()
         self._number = 0
         # Numbers of one origin rise, but a flood can overtake another on a shorter way: remember which
@@ -60,16 +86,23 @@ class ControlCore:
         """Tell one rank; this process itself, too."""
         return self._route(self._message(say, target, body))
 
-    def lose(self, rank: int, cause: str) -> list[Effect]:
-        """This process noticed that a rank is gone without goodbye. Told to everybody, once."""
-        if rank in self.lost or rank in self.departed or rank == self.rank:
+    def lose(self, rank: int, cause: str, silence: float | None = None, proven: bool = False) -> list[Effect]:
+        """This process noticed that a rank is gone without goodbye. Told to everybody, once.
+
+        Args:
+            rank: who.
+            cause: how that was noticed.
+            silence: seconds since its last sign of life, where that is known.
+            proven: whether the kernel says that its process has ended.
+        """
+        if rank == self.rank:
             return []
-        self.lost[rank] = cause
-        message = self._message(Say.lost, EVERYBODY, (rank, cause))
-        effects = [Deliver(message), *self._spread(message, came_from=None)]
-        if rank in self.neighbours:
-            effects.append(Transmit(rank, message))  # should it live after all, it must not wait for us
-        return effects
+        if proven:
+            self.proven.add(rank)
+        if rank in self.lost or rank in self.departed or self.rank in self.lost:
+            return []
+        millis = -1 if silence is None else round(silence * 1000)
+        return self._give_up(self._message(Say.lost, EVERYBODY, (rank, cause, millis)), came_from=None)
 
     def depart(self, rank: int) -> None:
         """A neighbour said goodbye."""
@@ -79,21 +112,33 @@ class ControlCore:
     def receive(self, neighbour: int, message: Message) -> list[Effect]:
         """A message came in over the link to `neighbour`."""
         if message.target != EVERYBODY:
-            return self._route(message)
+            return self._route(message, came_from=neighbour)
         if message.origin == self.rank or not self._first_time(message):
             return []
         if message.say is Say.lost:
-            rank, cause = message.body
-            if rank in self.lost or rank in self.departed:
+            if message.body[0] in self._gone():
                 return []  # all neighbours were told when this rank learned of it
-            self.lost[rank] = cause
+            return self._give_up(message, came_from=neighbour)
         return [Deliver(message), *self._spread(message, came_from=neighbour)]
 
     # ── routes ───────────────────────────────────────────────────────────────────────────────────────
 
     def _message(self, say: Say, target: int, body: tuple[Any, ...]) -> Message:
         self._number += 1
-        return Message(say, self.rank, self._number, target, 64, body)
+        return Message(say, self.rank, self._number, target, HOPS, body)
+
+    def _give_up(self, message: Message, came_from: int | None) -> list[Effect]:
+        """A rank is lost, and this is the news."""
+        rank, cause, millis = message.body
+        self.lost[rank] = cause
+        if millis >= 0:
+            self.silence[rank] = millis / 1000
+        effects: list[Effect] = [Deliver(message), *self._spread(message, came_from)]
+        if rank == self.rank:
+            return effects
+        if rank in self.neighbours:
+            effects.append(Transmit(rank, message))  # should it live after all, it must not wait for us
+        return [*effects, Drop(rank)]
 
     def _gone(self) -> set[int]:
         return self.departed | self.lost.keys()
@@ -102,16 +147,22 @@ class ControlCore:
         gone = self._gone()
         return [Transmit(n, message) for n in self.neighbours if n != came_from and n not in gone]
 
-    def _route(self, message: Message) -> list[Effect]:
-        if message.target == self.rank:
-            return [Deliver(message)]
-        hop = next_hop(self.rank, message.target, self.size, self._gone())
-        if hop is None or message.hops <= 0 or message.target in self._gone():
+    def _route(self, message: Message, came_from: int | None = None) -> list[Effect]:
+        target, searching = message.target, message.hops <= 0
+        if target == self.rank:
+            return [] if searching and not self._first_time(message) else [Deliver(message)]
+        gone = self._gone()
+        if target in gone:
             return []
-        onward = Message(
-            message.say, message.origin, message.number, message.target, message.hops - 1, message.body
-        )
-        return [Transmit(hop, onward)]
+        if not searching:
+            hop = next_hop(self.rank, target, self.size, gone)
+            if hop is not None:
+                return [Transmit(hop, replace(message, hops=message.hops - 1))]
+            came_from = None  # the way may lead back
+        if not self._first_time(message):
+            return []
+        found = replace(message, hops=0)
+        return [Transmit(target, found)] if target in self.neighbours else self._spread(found, came_from)
 
     def _first_time(self, message: Message) -> bool:
         seen = self._seen.setdefault(message.origin, set())

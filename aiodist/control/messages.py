@@ -13,33 +13,41 @@ from typing import Any
 import msgpack
 
 from aiodist.errors import WireError
+from aiodist.wire.bounded import unpack
 
 MAX_BYTES = 64 * 1024
 EVERYBODY = -1
+
+PING = b"\xc0"
+"""Says only that the sender's event loop turns: from neighbour to neighbour, and no `Message`."""
 
 
 class Say(enum.IntEnum):
     """The kinds of message. Codes are part of the protocol: append, never renumber."""
 
-    lost = 1  # flood: a rank is gone · (rank, cause)
+    lost = 1  # flood: a rank is gone · (rank, cause, ms between its last sign of life and that, or -1)
     broken = 2  # flood: a group is broken · (context, code, arguments…)
     stalled = 3  # to the leader: my operation makes no progress · (context, seq)
     where = 4  # leader to members: what did you issue under this number? · (context, seq)
     here = 5  # member to leader: this · (context, seq, arrived, signature, words)
     missing = 6  # leader to members: these have not arrived · (context, seq, ranks)
     left = 7  # flood: a member closed its group, having issued so many collectives · (context, rank, issued)
+    motion = 8  # flood, or to one: members of an epoch on the next · (context, bytes)
 
 
 # The types of each body's values; a `broken` goes on as its code demands.
 _BODIES: dict[Say, tuple[type, ...]] = {
-    Say.lost: (int, str),
+    Say.lost: (int, str, int),
     Say.broken: (int, str),
     Say.stalled: (int, int),
     Say.where: (int, int),
     Say.here: (int, int, bool, bytes, str),
     Say.missing: (int, int, tuple),
     Say.left: (int, int, int),
+    Say.motion: (int, bytes),
 }
+
+_LOOSE = (Say.broken, Say.missing)  # have values whose types are not checked here
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +85,29 @@ def decode(data: bytes) -> Message:
     if len(data) > MAX_BYTES:
         raise WireError(f"control message of {len(data)} bytes, {MAX_BYTES} are allowed")
     try:
-        say, origin, number, target, hops, body = msgpack.unpackb(data, use_list=False, strict_map_key=True)
+        say, origin, number, target, hops, body = unpack(data, use_list=False, strict_map_key=True)
         kind = Say(say)
         if not all(type(x) is int for x in (origin, number, target, hops)) or type(body) is not tuple:
             raise ValueError("fields of the wrong type")
         shown = body[:2] if kind is Say.broken else body
         if tuple(map(type, shown)) != _BODIES[kind]:
             raise ValueError(f"{kind.name} with other values than it has")
+        message = Message(kind, origin, number, target, hops, body)
+        if kind in _LOOSE:
+            if not _is_plain(body, 2):
+                raise ValueError(f"{kind.name} with values that are not plain")
+            message.encode()  # what has short floats may be read, and yet be too long to be passed on
     except Exception as error:
         raise WireError(f"not a control message: {str(error)[:200]}") from error
-    return Message(kind, origin, number, target, hops, body)
+    return message
+
+
+def _is_plain(values: tuple[Any, ...], depth: int) -> bool:
+    """Whether these are numbers, text, or tuples of them: a nest of a thousand cannot even be printed."""
+    return all(
+        depth > 0 and _is_plain(value, depth - 1) if type(value) is tuple else type(value) in _PLAIN
+        for value in values
+    )
+
+
+_PLAIN = frozenset((int, float, str))

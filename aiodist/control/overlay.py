@@ -31,13 +31,15 @@ def neighbours(rank: int, size: int) -> tuple[int, ...]:
 
 
 def next_hop(rank: int, target: int, size: int, gone: Collection[int] = ()) -> int | None:
-    """The neighbour to hand a message for `target` to; None when no living neighbour is left.
+    """The neighbour to hand a message for `target` to; None where no living neighbour is nearer to it than
+    `rank` is.
 
-    Greedy: the living neighbour nearest to the target around the ring. Without losses every hop at
-    least halves the distance.
+    Greedy: the living neighbour nearest to the target around the ring. Every hop comes nearer, so none leads
+    back; without losses each at least halves the distance.
     """
     best: int | None = None
-    best_distance = size
+    ahead = (target - rank) % size
+    best_distance = min(ahead, size - ahead)
     for neighbour in neighbours(rank, size):
         if neighbour in gone:
             continue

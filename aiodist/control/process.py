@@ -9,7 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from aiodist.control.sentries import is_exiting, open_thread
+
+_LOOKS = (0.0005, 0.001, 0.002, 0.005, 0.01)  # seconds between looks at a process whose sentry is gone
+
+
+def pid_space() -> str:
+    """Names what process ids mean here: this boot of this host, and the namespace. '' where nobody knows."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
 
 
 class ProcessWatch:
@@ -17,7 +30,7 @@ class ProcessWatch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._fds: dict[int, int] = {}
+        self._fds: dict[int, int] = {}  # by pid; by -tid for sentries
 
     def watch(self, pid: int, ended: Callable[[int], object]) -> bool:
         """Watch `pid`; `ended(pid)` is called on the loop. False where that cannot be done."""
@@ -30,6 +43,24 @@ class ProcessWatch:
         self._fds[pid] = fd
         self._loop.add_reader(fd, self._ended, pid, ended)
         return True
+
+    def watch_sentries(self, pid: int, tids: Iterable[int], exits: Callable[[int], object]) -> None:
+        """Watch threads of `pid`, too, where that can be done; `exits(pid)` is called if one ends because the
+        process does, which is before it has ended."""
+        for tid in tids:
+            with contextlib.suppress(AttributeError, OSError, TypeError, OverflowError):
+                fd = self._fds[-tid] = open_thread(tid)
+                self._loop.add_reader(fd, self._sentry_gone, pid, tid, exits)
+
+    def _sentry_gone(self, pid: int, tid: int, exits: Callable[[int], object], look: int = 0) -> None:
+        if not look:
+            self._drop(-tid)
+        if pid not in self._fds:
+            return  # it has ended, or nobody watches any more
+        if is_exiting(pid):
+            exits(pid)
+        elif look < len(_LOOKS):  # it is killed in a moment, or it has let its sentries go
+            self._loop.call_later(_LOOKS[look], self._sentry_gone, pid, tid, exits, look + 1)
 
     def _ended(self, pid: int, ended: Callable[[int], object]) -> None:
         self._drop(pid)
@@ -44,5 +75,5 @@ class ProcessWatch:
 
     def close(self) -> None:
         """Stop watching."""
-        for pid in list(self._fds):
-            self._drop(pid)
+        for watched in list(self._fds):
+            self._drop(watched)

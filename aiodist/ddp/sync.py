@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numpy.typing import DTypeLike
 
 from aiodist.ddp.buckets import MIB, Bucket, plan
-from aiodist.errors import UsageError
+from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError
 from aiodist.kernels import copy_into
 from aiodist.tensors import view, wrap
 from aiodist.types import ReduceOp, check_reduction
@@ -34,6 +34,19 @@ class Averager(Protocol):
         """As `ProcessGroup.empty`."""
 
 
+class Rebuilder(Averager, Protocol):
+    """What it needs beside, where members may come and go."""
+
+    async def agree(self, flag: bool = ...) -> bool:
+        """As `ProcessGroup.agree`."""
+
+    def rebuild(self, min_size: int = ...) -> Awaitable[Any]:
+        """As `ProcessGroup.rebuild`."""
+
+    async def newcomers_here(self) -> int:
+        """As `ProcessGroup.newcomers_here`."""
+
+
 class GradientSync:
     """Keeps the copies of a model on all ranks of a group equal.
 
@@ -52,50 +65,95 @@ class GradientSync:
     bucket's all_reduce starts when its last gradient is ready. Buckets start in the same order on all
     ranks, as the group demands, so a bucket that is full early waits for those before it.
 
+    With `elastic=True` members may die and newcomers join at any moment. A step then counts only if all
+    members say so; if one died, or somebody waits to be admitted, `finish` forms the next epoch, gives
+    newcomers the values of those who were there, and returns an empty list: the step is done again.
+
+        pg = await dist.join()
+        sync = await dist.GradientSync(pg, weights, elastic=True, state=[*velocity, step])
+        while step[0] < steps:
+            for index, gradient in backward(weights, batch_of(step[0], sync.pg.rank, sync.pg.size)):
+                sync.ready(index, gradient)
+            averages = await sync.finish()
+            if averages:
+                update(weights, velocity, averages)
+                step += 1
+
     Args:
-        pg: the process group. All its members construct with arrays of the same shapes and dtypes.
+        pg: the process group; elastic: a world. All its members construct with arrays of the same shapes and
+            dtypes.
         arrays: the model's values: NumPy arrays or torch CPU tensors, floating or complex, writable.
-            Written until `await sync` is done. They tell shapes and dtypes of the gradients.
+            Written until `await sync` is done, and, elastic, by `finish`. They tell shapes and dtypes of the
+            gradients.
         bucket_cap_mb: size at which a bucket is closed, in MiB.
+        elastic: go on when members die or join.
+        state: what else every member must have alike, newcomers too: writable arrays (momentum, a counter of
+            steps), treated like the values of `arrays`, any dtype.
+        min_size: elastic: with fewer members training ends by `QuorumLost`.
+
+    Attributes:
+        pg: the group; another one after each change.
 
     Raises:
         UsageError: an array cannot be communicated or averaged, or is read-only.
     """
 
-    def __init__(self, pg: Averager, arrays: Iterable[Any], bucket_cap_mb: float = 25) -> None:
+    def __init__(
+        self,
+        pg: Averager,
+        arrays: Iterable[Any],
+        bucket_cap_mb: float = 25,
+        *,
+        elastic: bool = False,
+        state: Iterable[Any] = (),
+        min_size: int = 1,
+    ) -> None:
         if not bucket_cap_mb > 0:
             raise UsageError(f"bucket_cap_mb must be a positive number of MiB, got {bucket_cap_mb!r}")
         if hasattr(arrays, "shape"):
             raise UsageError(
                 "arrays is a single array", hint="Pass a list: GradientSync(pg, [weights, bias])"
             )
-        self._pg = pg
+        self.pg: Any = pg  # a process group; here it is an Averager, and a Rebuilder where it is elastic
+        self._elastic = elastic
+        self._min_size = min_size
         tensors = list(arrays)
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):
             value = view(tensor, writable=True, what=f"arrays[{index}]").array
             check_reduction(ReduceOp.AVG, value.dtype)
             self._values.append(value)
+        self._state = [
+            view(array, writable=True, what=f"state[{index}]").array for index, array in enumerate(state)
+        ]
+        self._tensors = tensors
         self._buckets = plan([(v.dtype, v.size) for v in self._values], int(bucket_cap_mb * MIB))
-        self._memory: list[Array] = [pg.empty(bucket.count, bucket.dtype) for bucket in self._buckets]
+        self._memory: list[Array] = []
         self._slices: dict[int, Array] = {}
         self._bucket_of: dict[int, int] = {}
-        for number, bucket in enumerate(self._buckets):
-            for slot in bucket.slots:
-                part = self._memory[number][slot.start : slot.stop]
-                self._slices[slot.index] = part.reshape(self._values[slot.index].shape)
-                self._bucket_of[slot.index] = number
-        self._averages = [wrap(tensor, self._slices[index]) for index, tensor in enumerate(tensors)]
+        self._averages: list[Any] = []
         self._missing: list[set[int]] = []
         self._works: list[Awaitable[Any]] = []
-        self._reset()
-        self._synced = False
-        self._initial = self._broadcast()
+        self._begin()
 
     @property
     def buckets(self) -> Sequence[Bucket]:
         """The layout, in the order in which buckets start."""
         return tuple(self._buckets)
+
+    def _begin(self) -> None:
+        """Buckets in the group's memory, and the broadcast of rank 0's values on its way."""
+        self._memory = [self.pg.empty(bucket.count, bucket.dtype) for bucket in self._buckets]
+        for number, bucket in enumerate(self._buckets):
+            for slot in bucket.slots:
+                part = self._memory[number][slot.start : slot.stop]
+                self._slices[slot.index] = part.reshape(self._values[slot.index].shape)
+                self._bucket_of[slot.index] = number
+        self._averages = [wrap(tensor, self._slices[index]) for index, tensor in enumerate(self._tensors)]
+        self._reset()
+        self._synced = False
+        self._arriving = [array.copy() for array in self._state]  # a failed broadcast must leave no half
+        self._initial = self._broadcast()
 
     def _reset(self) -> None:
         self._missing = [{slot.index for slot in bucket.slots} for bucket in self._buckets]
@@ -104,25 +162,45 @@ class GradientSync:
     # ── initial values ───────────────────────────────────────────────────────────────────────────────
 
     def _broadcast(self) -> list[Awaitable[Any]]:
-        if self._pg.rank == 0:
+        if self.pg.rank == 0:
             for index, value in enumerate(self._values):
                 copy_into(self._slices[index], value)
-        return [self._pg.broadcast(memory, 0, async_op=True) for memory in self._memory]
+        return [self.pg.broadcast(memory, 0, async_op=True) for memory in (*self._memory, *self._arriving)]
 
     async def synced(self) -> None:
         """Wait until every array holds rank 0's values. `await sync` does this and gives `sync`.
 
         Raises:
-            GroupBroken: the arrays are then as they were.
+            GroupBroken: the arrays are then as they were. Elastic: only `Evicted` and `QuorumLost`.
         """
-        for work in self._initial:
-            await work
-        if self._synced:
-            return
-        self._synced = True
-        if self._pg.rank != 0:
-            for index, value in enumerate(self._values):
-                copy_into(value, self._slices[index])
+        while not self._synced:
+            initial = self._initial
+            try:
+                for work in initial:
+                    await work
+            except GroupBroken as error:
+                await self._regroup(error)
+                continue
+            if self._synced or self._initial is not initial:
+                continue  # another awaiter was first
+            self._synced = True
+            if self.pg.rank != 0:
+                for index, value in enumerate(self._values):
+                    copy_into(value, self._slices[index])
+                for value, arrived in zip(self._state, self._arriving, strict=True):
+                    copy_into(value, arrived)
+
+    async def _regroup(self, error: GroupBroken | None = None) -> None:
+        """Go on with who is left, and who waits; their values are on their way then."""
+        if error is not None and (not self._elastic or isinstance(error, Evicted | QuorumLost)):
+            raise error
+        self.pg = await self._rebuilder.rebuild(self._min_size)
+        self._begin()
+
+    @property
+    def _rebuilder(self) -> Rebuilder:
+        rebuilder: Rebuilder = self.pg
+        return rebuilder
 
     def __await__(self) -> Generator[Any, None, GradientSync]:
         yield from self.synced().__await__()
@@ -171,7 +249,7 @@ class GradientSync:
     def _start_full_buckets(self) -> None:
         while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
             memory = self._memory[len(self._works)]
-            self._works.append(self._pg.all_reduce(memory, ReduceOp.AVG, async_op=True))
+            self._works.append(self.pg.all_reduce(memory, ReduceOp.AVG, async_op=True))
 
     async def finish(self) -> list[Any]:
         """End the step: wait for the averages.
@@ -180,11 +258,12 @@ class GradientSync:
 
         Returns:
             The averages over all ranks, in the order and with the shapes of `arrays`, torch tensors
-            where the array is one. They lie in the buckets: valid until the next `ready`.
+            where the array is one. They lie in the buckets: valid until the next `ready`. Elastic: an empty
+            list where the members have changed; nothing counts of this step, do it again.
 
         Raises:
             UsageError: some gradients are not ready; the step goes on, give them and call again.
-            GroupBroken: the group broke; gradients are lost.
+            GroupBroken: the group broke; gradients are lost. Elastic: only `Evicted` and `QuorumLost`.
         """
         missing = sorted(set().union(*self._missing))
         if missing:
@@ -194,8 +273,24 @@ class GradientSync:
                 hint="Mark unused ones ready with zeros; all ranks must give all of them",
             )
         works = self._works
+        if self._elastic and not await self._agreed(works):
+            await self._regroup()
+            await self.synced()
+            return []
         for work in works:
             await work
         if self._works is works:  # another finish() of the same step may have ended it
             self._reset()
         return list(self._averages)
+
+    async def _agreed(self, works: list[Awaitable[Any]]) -> bool:
+        """Whether all members have the averages, and nobody waits to be admitted."""
+        well = self.pg.rank != 0 or not await self._rebuilder.newcomers_here()
+        try:
+            for work in works:
+                await work
+        except (Evicted, QuorumLost):
+            raise
+        except GroupBroken:
+            well = False
+        return await self._rebuilder.agree(well)

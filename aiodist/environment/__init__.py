@@ -1,17 +1,34 @@
 """What the environment says about this process. Pure tables: variables in, facts out."""
 
 from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, placement
-from aiodist.environment.tuning import Tuning, job_id, secret, split_address, store_address, tuning
+from aiodist.environment.secret import (
+    check_open_door,
+    given_secret,
+    home_secret,
+    is_loopback,
+    secret,
+    secret_origin,
+)
+from aiodist.environment.tls import Tls, tls
+from aiodist.environment.tuning import Tuning, job_id, split_address, store_address, store_url, tuning
 
 __all__ = [
     "LAUNCHERS",
     "Launcher",
     "Placement",
+    "Tls",
     "Tuning",
+    "check_open_door",
+    "given_secret",
+    "home_secret",
+    "is_loopback",
     "job_id",
     "placement",
     "secret",
+    "secret_origin",
     "split_address",
     "store_address",
+    "store_url",
+    "tls",
     "tuning",
 ]

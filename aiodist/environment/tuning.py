@@ -1,14 +1,14 @@
-"""What else the environment says: the job, its secret, and what the user wants to be different."""
+"""What else the environment says: the job, and what the user wants to be different."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from aiodist.environment.thresholds import Thresholds, thresholds
+from aiodist.environment.tls import tls_files
 from aiodist.errors import UsageError
 
 Environ = Mapping[str, str]
@@ -16,6 +16,8 @@ Environ = Mapping[str, str]
 DEFAULT_JOB = "aiodist"
 DEFAULT_TIMEOUT = 300.0
 EAGER_BUDGET = 64 << 10
+HEARTBEAT = 0.25
+EVICT_AFTER = 30.0
 Transport = Literal["auto", "shm", "tcp"]
 TRANSPORTS: tuple[Transport, ...] = ("auto", "shm", "tcp")
 C = TypeVar("C", bound=str)
@@ -34,6 +36,11 @@ class Tuning:
         host: AIODIST_HOST: the address that peers are told, and that is listened on; None: found out.
         interface: AIODIST_SOCKET_IFNAME: take the address of this network interface instead.
         allow_insecure: AIODIST_ALLOW_INSECURE: serve other hosts without a secret.
+        tls: whether TCP connections use TLS; see `tls`.
+        heartbeat: AIODIST_HEARTBEAT: seconds between two signs of life on a control link. A host that falls
+            silent is noticed so much later than its kernel's acknowledgements stop.
+        evict_after: AIODIST_EVICT_AFTER: seconds after which a process whose event loop does not turn counts
+            as lost. Raise it to hold a rank in a debugger.
         limits: where one way of doing things gives way to another; see `thresholds`.
     """
 
@@ -43,6 +50,9 @@ class Tuning:
     host: str | None = None
     interface: str | None = None
     allow_insecure: bool = False
+    tls: bool = False
+    heartbeat: float = HEARTBEAT
+    evict_after: float = EVICT_AFTER
     limits: Thresholds = field(default_factory=Thresholds)
 
     @property
@@ -56,6 +66,9 @@ class Tuning:
         return {
             "AIODIST_TRANSPORT": self.transport,
             "AIODIST_EAGER": str(int(self.eager)),
+            "AIODIST_TLS": str(int(self.tls)),
+            "AIODIST_HEARTBEAT": f"{self.heartbeat:g}",
+            "AIODIST_EVICT_AFTER": f"{self.evict_after:g}",
             **self.limits.agreed,
         }
 
@@ -71,6 +84,13 @@ def tuning(environ: Environ) -> Tuning:
         raise UsageError(
             f"AIODIST_HOST={host} and AIODIST_SOCKET_IFNAME={interface} are both set", hint="Set one of them"
         )
+    heartbeat = _seconds(environ, "AIODIST_HEARTBEAT", HEARTBEAT)
+    evict_after = _seconds(environ, "AIODIST_EVICT_AFTER", EVICT_AFTER)
+    if evict_after < 4 * heartbeat:
+        raise UsageError(
+            f"AIODIST_EVICT_AFTER={evict_after:g} is less than four times AIODIST_HEARTBEAT={heartbeat:g}",
+            hint="A rank would be given up because one sign of life is late",
+        )
     return Tuning(
         transport=_choice(environ, "AIODIST_TRANSPORT", TRANSPORTS, "auto"),
         eager=_switch(environ, "AIODIST_EAGER", True),
@@ -78,6 +98,9 @@ def tuning(environ: Environ) -> Tuning:
         host=host,
         interface=interface,
         allow_insecure=_switch(environ, "AIODIST_ALLOW_INSECURE", False),
+        tls=tls_files(environ) is not None,
+        heartbeat=heartbeat,
+        evict_after=evict_after,
         limits=thresholds(environ),
     )
 
@@ -87,34 +110,16 @@ def job_id(environ: Environ) -> str:
     return environ.get("AIODIST_JOB") or environ.get("TORCHELASTIC_RUN_ID") or DEFAULT_JOB
 
 
-def secret(environ: Environ) -> bytes:
-    """What the processes of this job know and others do not: AIODIST_SECRET, or the contents of the file
-    that AIODIST_SECRET_FILE names; b'' where neither is set.
-
-    Raises:
-        UsageError: the file cannot be read, is empty, or can be read by everybody.
-    """
-    text, path = environ.get("AIODIST_SECRET", ""), environ.get("AIODIST_SECRET_FILE", "")
-    if text:
-        return text.encode()
-    if not path:
-        return b""
-    try:
-        content = Path(path).read_bytes().strip()
-        open_to_all = Path(path).stat().st_mode & 0o004
-    except OSError as error:
-        raise UsageError(f"AIODIST_SECRET_FILE={path} cannot be read ({error.strerror})") from None
-    if not content:
-        raise UsageError(f"AIODIST_SECRET_FILE={path} is empty", hint="Write a random line into it")
-    if open_to_all:
-        raise UsageError(f"AIODIST_SECRET_FILE={path} can be read by everybody", hint=f"chmod 600 {path}")
-    return content
-
-
 def store_address(environ: Environ) -> tuple[str, int] | None:
     """Host and port of the store that the launcher hosts (AIODIST_STORE), None where it hosts none."""
     text = environ.get("AIODIST_STORE", "")
     return split_address(text, "AIODIST_STORE") if text else None
+
+
+def store_url(environ: Environ) -> str | None:
+    """The URL of a store that nobody of the job hosts (AIODIST_STORE=etcd://…), None where it is no URL."""
+    text = environ.get("AIODIST_STORE", "")
+    return text if "://" in text else None
 
 
 def split_address(text: str, what: str = "address") -> tuple[str, int]:
@@ -154,6 +159,6 @@ def _seconds(environ: Environ, name: str, default: float) -> float:
         value = math.nan
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(
-            f"{name}={text!r} is not a positive number of seconds", hint=f"{name}=300 is the default"
+            f"{name}={text!r} is not a positive number of seconds", hint=f"{name}={default:g} is the default"
         )
     return value

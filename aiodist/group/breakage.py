@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Any
 
 from aiodist.errors import (
@@ -47,7 +48,7 @@ def unpack(code: str, values: tuple[Any, ...]) -> GroupBroken:
             return GroupAborted(rank, reason)
         case "broken", (str(message),):
             return GroupBroken(message)
-    raise WireError(f"not a verdict: {repr(code)[:100]} {repr(values)[:100]}")
+    raise WireError(f"not a verdict: {short(code)[:100]} {short(values)[:100]}")
 
 
 def _cut(text: str) -> str:

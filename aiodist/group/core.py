@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -34,6 +34,9 @@ from aiodist.group.watch import Watch
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp, check_dtype
 from aiodist.work import Failures, Pulse, Work, composing
+
+if TYPE_CHECKING:
+    from aiodist.group.regroup import Regroup
 
 NO_DATA = (np.dtype(np.uint8), (0,))
 """What ranks agree on where an operation has no tensor."""
@@ -71,6 +74,8 @@ class GroupCore:
         self._pulse = pulse
         self._control = control
         self._closer = closer  # the world's alone
+        self._regroup: Regroup | None = None  # likewise, where membership can change
+        self._successor: GroupCore | None = None  # the next epoch's group; whoever closes this one closes it
         self._family: weakref.WeakSet[GroupCore] = weakref.WeakSet() if family is None else family
         self._family.add(self)
         self._issued = 0
@@ -161,13 +166,17 @@ class GroupCore:
     async def aclose(self) -> None:
         """Close the group: wait for what is in flight here, say goodbye. Not collective; may be repeated.
 
-        Closing the world closes the connections, too, and every other group of this process with them.
+        Closing the world closes the connections, too, and every other group of this process with them. A
+        group that was rebuilt closes its successor, so that one `async with` holds through all epochs.
 
         Raises:
             GroupBroken: the group, or one closed with it, broke while operations were in flight, and nobody
                 has awaited any of those that failed. Everything is closed all the same. Any other error of an
                 operation that nobody awaited, likewise. After an `abort` of this process nothing is raised.
         """
+        if self._successor is not None:
+            await self._successor.aclose()
+            return
         groups = list(self._family) if self._closer is not None else [self]
         await self._close()
         if any(group._failures for group in groups):
@@ -206,6 +215,9 @@ class GroupCore:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._successor is not None:
+            await self._successor.__aexit__(kind, error, trace)
+            return
         if error is not None and self._closing is None:
             words = str(error)
             # Peers may wait in any group: a world that ends by an exception takes all with it.
@@ -393,6 +405,9 @@ class GroupCore:
 
     def _expired(self, operation: Operation, timeout: float) -> None:
         call = operation.call
+        self._control.hear()  # a process that was stopped finds its time up, and in its sockets, why
+        if self._error is not None:
+            return
         if call.kind in (Kind.send, Kind.recv):
             missing: tuple[int, ...] = () if operation.peer < 0 else (self.ranks[operation.peer],)
         else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.errors import UsageError
+from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
 from aiodist.timeouts import Timeout, seconds
@@ -52,7 +52,7 @@ class Objects(GroupCore):
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any]:
             counts = [int(count) for count in (await sizes)[:, 0]]
-            into = np.empty(sum(counts), np.uint8)
+            into = self._room(counts)
             await self._bytes(Kind.all_gather, number, limit, data, into, into, sizes=counts)
             return _decoded(into, counts, allow_pickle)
 
@@ -77,7 +77,7 @@ class Objects(GroupCore):
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any] | None:
             counts = [int(count) for count in (await sizes)[:, 0]]
-            into = np.empty(sum(counts), np.uint8) if root == self.rank else None
+            into = self._room(counts) if root == self.rank else None
             await self._bytes(Kind.gather, number, limit, data, into, into, root=root, sizes=counts)
             return None if into is None else _decoded(into, counts, allow_pickle)
 
@@ -108,7 +108,7 @@ class Objects(GroupCore):
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> Any:
             count = int((await sizes)[0])
-            into = data if root == self.rank else np.empty(count, np.uint8)
+            into = data if root == self.rank else self._room([count])
             await self._bytes(Kind.broadcast, number, limit, into, into, into, root=root)
             return obj if root == self.rank else decode(into.data, allow_pickle=allow_pickle)
 
@@ -148,7 +148,7 @@ class Objects(GroupCore):
 
         async def rest(told: Work[Array], number: int, limit: float) -> Any:
             counts = [int(count) for count in await told]
-            into = np.empty(counts[self.rank], np.uint8)
+            into = self._room([counts[self.rank]])
             await self._bytes(Kind.scatter, number, limit, joined, into, into, root=root, sizes=counts)
             return decode(into.data, allow_pickle=allow_pickle)
 
@@ -214,6 +214,21 @@ class Objects(GroupCore):
             return self._issue(Kind.all_gather, mine, mine, table, table, timeout, True, detail="of objects")
 
         return first
+
+    def _room(self, counts: Sequence[int]) -> Array:
+        """Memory for so many bytes. With none the group is broken: the next step has its number already."""
+        total = sum(counts)
+        try:
+            if min(counts) < 0:
+                raise ValueError("a negative size")
+            return np.empty(total, np.uint8)
+        except (ValueError, MemoryError) as error:
+            broken = GroupBroken(
+                f"rank {self.ranks[self.rank]} has no memory for objects of {total} bytes",
+                hint="Send less at a time, or arrays, which need no second copy",
+            )
+            self._break(broken)
+            raise broken from error
 
     def _two_steps(
         self,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from aiodist.group.collectives import Collectives
-from aiodist.group.objects import Objects
+from aiodist.group.membership import Membership
 from aiodist.group.point_to_point import PointToPoint
 from aiodist.group.subgroups import Subgroups
 
 
-class ProcessGroup(Collectives, PointToPoint, Objects, Subgroups):
+class ProcessGroup(Collectives, PointToPoint, Membership, Subgroups):
     """A fixed set of processes that communicate. Made by `init_process_group` and `new_group`.
 
     Every operation is a plain method that starts it at once and returns a `Work`; `await` gives the

@@ -104,7 +104,7 @@ class Watch:
 
     # ── Listener ─────────────────────────────────────────────────────────────────────────────────────
 
-    def rank_lost(self, rank: int, cause: str) -> None:
+    def rank_lost(self, rank: int, cause: str, silence: float | None = None) -> None:
         """A rank is gone without goodbye."""
         if rank == self._control.rank:
             self._group._break(
@@ -115,7 +115,18 @@ class Watch:
                 tell=False,
             )
         elif rank in self._members and rank not in self._left:
-            self._group._break(PeerLost([rank], cause), tell=False)  # everybody hears of a loss anyway
+            # Everybody hears of a loss anyway.
+            self._group._break(PeerLost([rank], cause, silence=silence), tell=False)
+
+    def rank_left(self, rank: int) -> None:
+        """A rank has left them all. Of a group that it had it said so before; this one it never made."""
+        if rank in self._members and rank not in self._left:
+            self._leaves(rank, 0)
+
+    def _leaves(self, rank: int, issued: int) -> None:
+        self._left[rank] = issued
+        if any(seq >= issued for seq in self._group._flight.collectives()):
+            self._group._break(self._departure([rank]), tell=False)
 
     def said(self, message: Message) -> None:
         """A message for this group. A member that speaks nonsense is as good as lost."""
@@ -132,9 +143,7 @@ class Watch:
                 self._group._break(unpack(message.body[1], message.body[2:]), tell=False)
             case Say.left:
                 _, rank, issued = message.body
-                self._left[rank] = issued
-                if any(seq >= issued for seq in self._group._flight.collectives()):
-                    self._group._break(self._departure([rank]), tell=False)
+                self._leaves(rank, issued)
             case Say.stalled:
                 self._inquire(message.body[1], message.origin)
             case Say.where:

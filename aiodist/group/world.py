@@ -2,8 +2,9 @@
 
     cards ──▶ who shares memory ──▶ control links ──▶ group ──▶ a barrier over the data channels
 
-Each step is bounded by one deadline and names who is missing when it passes. The same code runs over
-sockets and, in simulations, over memory.
+There is one world an epoch: when members change, another is put together (`regroup`). Each step is
+bounded by one deadline and names who is missing when it passes. The same code runs over sockets and, in
+simulations, over memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +24,8 @@ from aiodist.backends.base import Reports
 from aiodist.backends.host import HostEngine
 from aiodist.backends.host.backend import HostBackend
 from aiodist.control.plane import ControlPlane
-from aiodist.control.process import ProcessWatch
+from aiodist.control.process import ProcessWatch, pid_space
+from aiodist.control.sentries import Sentries
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.errors import (
     AiodistError,
@@ -34,12 +36,17 @@ from aiodist.errors import (
     RendezvousTimeout,
     name_ranks,
 )
+from aiodist.group.cards import read_cards, read_ranks
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.subgroups import context_of
 from aiodist.transport.base import ControlLink, Endpoint
 from aiodist.work import Pulse
 
-PROTOCOL = 2  # of what groups say to each other; a job that mixes numbers is refused
+_WATCHED = 64  # ranks, up to which sentries stand: each needs two descriptors of every neighbour
+
+_HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
+
+PROTOCOL = 3  # of what groups say to each other; a job that mixes numbers is refused
 
 
 class Exchange(Protocol):
@@ -63,6 +70,12 @@ class Settings:
         timeout: seconds for assembling, and the group's default.
         inline: run bulk work on the loop (simulations).
         limits: thresholds of the host engine; `agreed` has them, too.
+        epoch: counts membership changes.
+        place: under what the ranks meet in the store; the name if not given. Another one for each try.
+        uid: names this process for as long as it lives; b"" where members never change.
+        hosts_store: whether this process hosts the store that the job meets at.
+        heartbeat: seconds between signs of life on control links; 0: none (simulations).
+        evict_after: seconds without one after which a rank is given up.
     """
 
     name: str
@@ -72,10 +85,29 @@ class Settings:
     timeout: float
     inline: bool = False
     limits: Thresholds = DEFAULTS
+    epoch: int = 0
+    place: str = ""
+    uid: bytes = b""
+    hosts_store: bool = False
+    heartbeat: float = 0.0
+    evict_after: float = 30.0
 
 
 class World:
-    """One process's part of a job: its channels, control links, groups, and how all that ends."""
+    """One process's part of an epoch: its channels, control links, groups, and how all that ends.
+
+    Args:
+        endpoint: the process's channels; closed with the world.
+        size: number of ranks.
+        settings: of the job.
+        leave: awaited when the world has ended.
+
+    Attributes:
+        uids: of the members, by rank, once they have met.
+        store_hosts: ranks that host the store.
+        leave: may be replaced while the world is open.
+        parting: called before this process says goodbye to the others.
+    """
 
     def __init__(
         self, endpoint: Endpoint, size: int, settings: Settings, leave: Callable[[], Awaitable[None]]
@@ -84,12 +116,17 @@ class World:
         self._endpoint = endpoint
         self._settings = settings
         self._size = size
-        self._leave = leave
-        self._control = ControlPlane(endpoint.rank, size)
+        self.leave = leave
+        self.parting: Callable[[], None] = _no_words
+        self.uids: list[bytes] = []
+        self.store_hosts: list[int] = []
+        self.control = self._control = ControlPlane(endpoint.rank, size)
         self._engine = HostEngine(endpoint, self._loop, self._control.lose, settings.inline)
         self._processes = ProcessWatch(self._loop)
+        self._sentries: Sentries | None = None
         self._linked: asyncio.Future[None] = self._loop.create_future()
         self._ended = False
+        self._control.on_lost = self._lost
         endpoint.on_control = self._attach  # before anything is awaited: peers may dial already
 
     async def open(self, store: Exchange, host: str | None = None) -> ProcessGroup:
@@ -101,18 +138,30 @@ class World:
             PeerLost: somebody came and died.
         """
         deadline = self._loop.time() + self._settings.timeout
-        group: ProcessGroup | None = None
+        group = await self.link(store, host)
         try:
-            cards = await self._meet(store, host, deadline)
-            await self._route(store, deadline)
-            await self._link(deadline)
-            group = self._make(cards)
-            await group.barrier(timeout=max(deadline - self._loop.time(), 0.001))
+            await group.barrier(timeout=self._left(deadline))
             return group
         except BaseException as error:
-            if group is not None:  # it must not live on, with its timer
-                group.abort(f"assembling failed ({type(error).__name__})")
-            await self._abandon()
+            await self.abandon(group, f"assembling failed ({type(error).__name__})")
+            raise
+
+    async def link(self, store: Exchange, host: str | None = None) -> ProcessGroup:
+        """Meet the others and connect to them; the group that comes of it has yet to do its first operation.
+
+        Raises: as `open`. The world has ended then.
+        """
+        deadline = self._loop.time() + self._settings.timeout
+        if self._settings.heartbeat:
+            self._control.watch(self._loop, self._settings.heartbeat, self._settings.evict_after)
+        try:
+            cards = await self._meet(store, host, deadline)
+            self._watch_processes(cards)
+            await self._unless_lost(self._route(store, deadline))
+            await self._link(deadline)
+            return self._make(cards)
+        except BaseException:
+            await self.abandon()
             raise
 
     # ── the steps ────────────────────────────────────────────────────────────────────────────────────
@@ -124,17 +173,56 @@ class World:
             "byteorder": sys.byteorder,
             "host": host or socket.gethostname(),
             "pid": os.getpid(),
+            "pids": "" if settings.inline else pid_space(),
+            "sentries": self._post(),
             "agreed": dict(settings.agreed),
             "endpoint": self._endpoint.card,
+            "uid": settings.uid,
+            "hosts": settings.hosts_store,
         }
         packed = msgpack.packb(card)
         answers = await store.gather(
-            f"{settings.name}/cards", self._size, self._endpoint.rank, packed, self._left(deadline)
+            f"{self._place}/cards", self._size, self._endpoint.rank, packed, self._left(deadline)
         )
-        cards = [msgpack.unpackb(answer, strict_map_key=False) for answer in answers]
+        cards = read_cards(answers, card)
         check_cards(cards)
+        self.uids = [card["uid"] for card in cards]
+        self.store_hosts = [rank for rank, card in enumerate(cards) if card["hosts"]]
         self._endpoint.introduce({rank: card["endpoint"] for rank, card in enumerate(cards)})
         return cards
+
+    def _post(self) -> list[int]:
+        """Have sentries stand, where there is anybody to see them; their thread ids."""
+        if self._settings.inline or not 1 < self._size <= _WATCHED:
+            return []
+        self._sentries = self._sentries or Sentries()
+        return self._sentries.tids
+
+    def _watch_processes(self, cards: list[dict[str, Any]]) -> None:
+        """From now on it is known who dies, of those whose process id means something here."""
+        mine = cards[self._endpoint.rank]
+        for rank, card in enumerate(cards):
+            if mine["pids"] and card["pids"] == mine["pids"] and card["pid"] != mine["pid"]:
+                self._processes.watch(card["pid"], partial(self._process_ended, rank))
+                if self._sentries is not None:
+                    exits = partial(self._process_exits, rank)
+                    self._processes.watch_sentries(card["pid"], card["sentries"][:2], exits)
+
+    async def _unless_lost(self, step: Coroutine[Any, Any, None]) -> None:
+        """Carry out a step that waits for everybody, unless somebody is found to have died."""
+        task = self._loop.create_task(step)
+        try:
+            either: set[asyncio.Future[None]] = {task, self._linked}
+            while not task.done():
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if self._linked in either and self._linked.done():
+                    either.discard(self._linked)
+                    if self._linked.exception() is not None and not task.done():
+                        self._linked.result()
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _route(self, store: Exchange, deadline: float) -> None:
         """Find out who shares memory, and agree: a pair uses it if both have proved it (law 3)."""
@@ -142,15 +230,17 @@ class World:
         others = [rank for rank in range(self._size) if rank != me]
         proved = set()
         if transport != "tcp":
-            proved = await self._endpoint.prove_local(others, self._to_dial())
+            # Half of the time: who does not answer must still be told apart from who waits for it.
+            patience = self._left(deadline) / 2
+            proved = await self._endpoint.prove_local(others, self._to_dial(), patience)
         answers = await store.gather(
-            f"{self._settings.name}/local",
+            f"{self._place}/local",
             self._size,
             me,
             msgpack.packb(sorted(proved)),
             self._left(deadline),
         )
-        local_to = [set(msgpack.unpackb(answer)) for answer in answers]
+        local_to = read_ranks(answers)
         mutual = {rank for rank in others if rank in proved and me in local_to[rank]}
         self._endpoint.keep_neighbours(mutual)
         for rank in others:
@@ -172,7 +262,7 @@ class World:
             async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as tasks:
                 for neighbour in self._to_dial():
                     tasks.create_task(self._dial(neighbour))
-                if self._control.awaited():
+                if self._control.awaited() or self._linked.done():
                     await self._linked
         except TimeoutError:
             missing = self._control.awaited()
@@ -191,8 +281,8 @@ class World:
         return ProcessGroup(
             ranks=ranks,
             name=name,
-            context=context_of(0, 0, ranks, f"{self._settings.job}/{name}"),
-            epoch=0,
+            context=context_of(0, 0, ranks, f"{self._settings.job}/{self._place}"),
+            epoch=self._settings.epoch,
             hosts=[card["host"] for card in cards],
             timeout=self._settings.timeout,
             control=self._control,
@@ -223,6 +313,11 @@ class World:
         if not goodbye:
             self._cannot_link(rank, cause)
 
+    def _lost(self, rank: int) -> None:
+        """Noticed here, or told by others: who is lost before all links are up is not waited for."""
+        self._endpoint.drop(rank)
+        self._cannot_link(rank, self._control.core.lost.get(rank, "it is lost"))
+
     def _cannot_link(self, rank: int, cause: str) -> None:
         if not self._linked.done():
             self._linked.set_exception(PeerLost([rank], cause))
@@ -231,8 +326,13 @@ class World:
         if not self._control.awaited() and not self._linked.done():
             self._linked.set_result(None)
 
-    def _process_ended(self, rank: int, pid: int) -> None:
+    def _process_exits(self, rank: int, pid: int) -> None:
+        """It is as good as over; the proof will come."""
         self._control.lose(rank, f"process {pid} ended")
+        self._cannot_link(rank, f"process {pid} ended")
+
+    def _process_ended(self, rank: int, pid: int) -> None:
+        self._control.lose(rank, f"process {pid} ended", proven=True)
         self._cannot_link(rank, f"process {pid} ended")
 
     def _backend(self, context: int, ranks: Any, reports: Reports) -> HostBackend:
@@ -245,29 +345,52 @@ class World:
         if self._ended:
             return
         self._ended = True
+        self.parting()
         self._processes.close()
+        self._dismiss()
         self._control.close()
         self._engine.leave_home()
         try:
-            await self._endpoint.aclose()
+            # Where somebody was lost there may be others who will not answer, and nothing of the groups that
+            # held it is worth waiting for.
+            await self._endpoint.aclose(linger=_HASTE if self._control.core.lost else None)
         finally:
             self._engine.close()
-            await self._leave()
+            await self.leave()
 
-    async def _abandon(self) -> None:
-        """Assembling failed: leave no trace."""
+    async def abandon(self, group: ProcessGroup | None = None, reason: str = "") -> None:
+        """Assembling failed, or nobody wants it any more: leave no trace."""
+        if self._ended:
+            return
+        if group is not None:  # it must not live on, with its timer
+            group.abort(reason)
         self._ended = True
+        self.parting()  # it lives, so nobody will see it die: it says itself that it takes no part
         if self._linked.done() and not self._linked.cancelled():
             self._linked.exception()
         self._processes.close()
+        self._dismiss()
         self._control.kill()
         self._engine.leave_home()
         self._endpoint.kill()
         self._engine.close()
-        await self._leave()
+        await self.leave()
+
+    def _dismiss(self) -> None:
+        if self._sentries is not None:
+            self._sentries.close()
+            self._sentries = None
+
+    @property
+    def _place(self) -> str:
+        return self._settings.place or self._settings.name
 
     def _left(self, deadline: float) -> float:
         return max(deadline - self._loop.time(), 0.001)
+
+
+def _no_words() -> None:
+    pass
 
 
 def check_cards(cards: list[dict[str, Any]]) -> None:
@@ -285,6 +408,8 @@ def check_cards(cards: list[dict[str, Any]]) -> None:
                 f"{where} speaks protocol {card['protocol']}, rank 0 on {first['host']} {first['protocol']}",
                 hint="Install the same aiodist on every host",
             )
+    for rank, card in enumerate(cards):  # only now: the cards of another version may have other fields
+        where = f"rank {rank} on {card['host']}"
         if card["byteorder"] != first["byteorder"]:
             raise AuthenticationError(
                 f"{where} is {card['byteorder']}-endian,"

@@ -1,4 +1,4 @@
-"""The per-node launcher: starts workers, relays their output, says which failed first."""
+"""The per-node launcher: starts workers, relays their output, mends failures, says which came first."""
 
 from aiodist.launch.plan import Plan
 

@@ -19,8 +19,12 @@ class Plan:
     Args:
         command: argv of every worker.
         nproc: workers on this node.
-        nnodes: nodes in the job; each runs one agent.
+        nnodes: nodes that the job needs; each runs one agent.
+        max_nodes: nodes that it takes at most, 0: no more than that. With more, node ranks are by arrival.
+        last_call: seconds to wait for more than `nnodes` nodes before the job starts.
         node_rank: this node's number; None lets the order of arrival decide (rdzv-backend c10d).
+        max_restarts: restarts that the whole job has, of single workers or of all together.
+        go_on: what no restart mends does not end the job while any worker lives.
         master_addr: where the nodes meet, and MASTER_ADDR of the workers.
         master_port: likewise; None picks a free one (only with one node).
         job: name of the job; agents and workers of another name are refused. None picks one.
@@ -39,7 +43,11 @@ class Plan:
     command: tuple[str, ...]
     nproc: int = 1
     nnodes: int = 1
+    max_nodes: int = 0
+    last_call: float = 30.0
     node_rank: int | None = 0
+    max_restarts: int = 0
+    go_on: bool = False
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
     job: str | None = None
@@ -59,20 +67,44 @@ class Plan:
             raise UsageError(f"--nproc-per-node must be at least 1, got {self.nproc}")
         if self.nnodes < 1:
             raise UsageError(f"--nnodes must be at least 1, got {self.nnodes}")
-        if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
+        if self.max_nodes and self.max_nodes < self.nnodes:
             raise UsageError(
-                f"--node-rank {self.node_rank} is outside a job of {self.nnodes} node(s)",
-                hint=f"Node ranks go from 0 to {self.nnodes - 1}; --nnodes is the same on every node",
+                f"--nnodes {self.nnodes}:{self.max_nodes}: the most is less than the least",
+                hint="Write MIN:MAX",
             )
+        if self.node_rank is not None and not 0 <= self.node_rank < self.most:
+            raise UsageError(
+                f"--node-rank {self.node_rank} is outside a job of {self.most} node(s)",
+                hint=f"Node ranks go from 0 to {self.most - 1}; --nnodes is the same on every node",
+            )
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts must not be negative, got {self.max_restarts}")
+        if not self.last_call >= 0:
+            raise UsageError(f"last_call_timeout must not be negative, got {self.last_call:g}")
         if self.master_port is not None and not 0 < self.master_port < 65536:
             raise UsageError(f"--master-port {self.master_port} is not a port")
-        if self.nnodes > 1 and self.master_port is None:
+        if self.most > 1 and self.master_port is None:
             raise UsageError("a job of several nodes needs --master-port", hint="The same on every node")
         if not self.shutdown_timeout >= 0:
             raise UsageError(f"--shutdown-timeout must not be negative, got {self.shutdown_timeout:g}")
         if not self.meet_timeout > 0:
             raise UsageError(f"the timeout to meet must be positive, got {self.meet_timeout:g}")
         self.prefix_of(rank=0, local_rank=0, node_rank=0, host="")
+
+    @property
+    def most(self) -> int:
+        """Nodes that the job takes at most."""
+        return self.max_nodes or self.nnodes
+
+    @property
+    def open_door(self) -> bool:
+        """Whether nodes may come while the job runs: more of them, or one in another's place."""
+        return self.most > 1 and (self.most > self.nnodes or self.max_restarts > 0 or self.go_on)
+
+    @property
+    def shown_nodes(self) -> str:
+        """--nnodes as it was written: '2', '1:4'."""
+        return f"{self.nnodes}:{self.most}" if self.most > self.nnodes else str(self.nnodes)
 
     def prefix_of(self, *, rank: int, local_rank: int, node_rank: int, host: str) -> str:
         """The line prefix of one worker; `UsageError` if the template names something unknown."""
@@ -118,6 +150,7 @@ class Seat:
         job: the job's name.
         secret: shared by the job.
         host: this node's short name, for prefixes and reports.
+        newcomer: the job ran already when this node came; its workers join the running group.
     """
 
     node_rank: int
@@ -131,16 +164,23 @@ class Seat:
     job: str
     secret: str
     host: str
+    newcomer: bool = False
 
 
-def worker_environment(base: Mapping[str, str], plan: Plan, seat: Seat, local_rank: int) -> dict[str, str]:
+def worker_environment(
+    base: Mapping[str, str], plan: Plan, seat: Seat, local_rank: int, restarts: int = 0
+) -> dict[str, str]:
     """The environment of one worker: torchrun's names, NODE_RANK, and how to reach our store.
 
     `base` is the agent's own environment; what a user may want to tune there is left as it is.
+    `restarts`: how many the job had used when this worker was started.
     """
     rank = seat.first_rank + local_rank
     env = dict(base)
     env.pop("TORCHELASTIC_ERROR_FILE", None)  # an outer launcher's file is not ours to write
+    env.pop("AIODIST_NEWCOMER", None)
+    if seat.newcomer:
+        env["AIODIST_NEWCOMER"] = "1"
     env.pop("AIODIST_SECRET_FILE", None)  # AIODIST_SECRET below says it already
     env.update(
         RANK=str(rank),
@@ -157,8 +197,9 @@ def worker_environment(base: Mapping[str, str], plan: Plan, seat: Seat, local_ra
         MASTER_PORT=str(seat.master_port),
         TORCHELASTIC_RUN_ID=seat.job,
         TORCHELASTIC_USE_AGENT_STORE="False",
-        TORCHELASTIC_RESTART_COUNT="0",
-        TORCHELASTIC_MAX_RESTARTS="0",
+        TORCHELASTIC_RESTART_COUNT=str(restarts),
+        TORCHELASTIC_MAX_RESTARTS=str(plan.max_restarts),
+        AIODIST_RESTART_COUNT=str(restarts),
         AIODIST_JOB=seat.job,
         AIODIST_STORE=seat.store,
         AIODIST_SECRET=seat.secret,

@@ -1,4 +1,4 @@
-"""The verdict in words: the last lines that a failed job writes. Pure."""
+"""The verdict in words: the last lines that a failed or mended job writes. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_WAYS = 5  # rows about others; ranks that were in many different operation
 
 
 def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: int = 80) -> str:
-    """The lines to show at the end, each ended by a newline; '' for a job that went well.
+    """The lines to show at the end, each ended by a newline; '' for a job in which nothing failed.
 
     Args:
         verdict: of the job.
@@ -31,20 +31,23 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
         width: of the rule above and below; text is never cut.
     """
     if verdict.code == 0:
-        return ""
+        return _mended(verdict)
     if verdict.signum:
         return _interrupted(verdict)
     title = "the job was cut short"
     if verdict.culprit:
         title = f"{name_ranks([verdict.culprit.rank])} failed first"
-    elif verdict.lost:
-        several = len(verdict.lost) > 1
-        nodes = ", ".join(map(str, verdict.lost))
+    elif missed := [node for node in verdict.lost if node not in verdict.spared]:
+        several = len(missed) > 1
+        nodes = ", ".join(map(str, missed))
         title = f"nodes {nodes} were lost" if several else f"node {nodes} was lost"
     rows = [verdict.error, ""] if verdict.error else []
     if verdict.culprit:
         rows += _culprit(verdict.culprit)
     rows += _others(verdict, nnodes)
+    if verdict.limit:
+        were = "was" if verdict.limit == 1 else "were"
+        rows.append(f"{verdict.restarts} of {_count(verdict.limit, 'restart')} {were} used")
     rows.append(f"exit code {verdict.code}")
     top = f"╭─ aiodist run: {title} "
     top += "─" * max(0, width - len(top))
@@ -59,6 +62,27 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
 def how_it_ended(ending: Ending) -> str:
     """'exit code 7', 'killed by SIGSEGV'."""
     return f"exit code {ending.code}" if ending.code >= 0 else f"killed by {signal_name(-ending.code)}"
+
+
+def _count(number: int, what: str) -> str:
+    """'1 restart', '2 restarts'."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _mended(verdict: Verdict) -> str:
+    """What a job that ended well has survived."""
+    without = [
+        f"{name_ranks([e.rank])} ({how_it_ended(e)} after {e.at_ns / 1e9:.2f} s · host {e.host})"
+        for e in verdict.endings
+        if e.forgiven
+    ]
+    without += [f"node {node} (lost)" for node in verdict.spared]
+    parts = [f"after {_count(verdict.restarts, 'restart')}"] if verdict.restarts else []
+    if without:
+        hidden = len(without) - _MOST_WAYS
+        named = ", ".join(without[:_MOST_WAYS]) + (f" and {hidden} more" if hidden > 0 else "")
+        parts.append(f"without {named}")
+    return f"aiodist run: the job ended well {', '.join(parts)}\n" if parts else ""
 
 
 def _culprit(ending: Ending) -> list[str]:
@@ -80,21 +104,26 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
     rows = []
     for way, endings in list(ways.items())[:_MOST_WAYS]:
         on = f" on {', '.join(sorted({e.host for e in endings}))}" if nnodes > 1 else ""
-        rows.append(f"{name_ranks([e.rank for e in endings])}{on}{way}")
+        rows.append(f"{name_ranks(sorted({e.rank for e in endings}))}{on}{way}")
     if rest := [e.rank for endings in list(ways.values())[_MOST_WAYS:] for e in endings]:
         rows.append(f"{name_ranks(rest)} ended in other ways; see above")
     rows += [
-        f"node {node}: lost; its agent ended or became unreachable without a report" for node in verdict.lost
+        f"node {node}: lost; its agent ended or became unreachable without a report"
+        + ("; the job went on without it" if node in verdict.spared else "")
+        for node in verdict.lost
     ]
     return rows
 
 
 def _way(ending: Ending) -> str:
     """What to say of a rank, after its name."""
-    if ending.symptom and ending.asked != signal.SIGKILL:  # perhaps it was still on its way out
+    if (
+        ending.symptom and not ending.restarted and ending.asked != signal.SIGKILL
+    ):  # perhaps it was still on its way out
         return f" noticed: {_noticed(ending.error)}"
     if ending.failed:
-        return f": {how_it_ended(ending)}{f' · {ending.error}' if ending.error else ''}"
+        again = "; it was started again" if ending.restarted else ""
+        return f": {how_it_ended(ending)}{f' · {ending.error}' if ending.error else ''}{again}"
     if ending.stopped:
         ignored = ", since it did not end on SIGTERM" if ending.asked == signal.SIGKILL else ""
         return f": stopped by aiodist run ({signal_name(ending.asked)}{ignored})"

@@ -3,6 +3,9 @@
     running ──first failure, here or elsewhere──▶ grace ──it is over──▶ stopping ──all ended──▶ over
        └──────────────── operator's signal ─────────┴─────────────────────▲
 
+A worker that has ended and may be started again is *away*: nothing follows from it until it is back, or
+ended for good. Nobody comes back once the rest is asked to end.
+
 In the grace nobody is asked anything: the others say by themselves what they noticed, and end. A
 failure whose traceback only reports another rank's trouble is a *symptom*: its culprit is about to end
 by itself, and gets a little longer for that, so that the verdict can name it. Later failures may
@@ -34,6 +37,20 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Away:
+    """A worker ended badly, and may be started again; `Back` or `Ended` follows."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class Back:
+    """A worker that was away has been started again."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True)
 class Asked:
     """The operator sent this signal to the agent."""
 
@@ -52,7 +69,7 @@ class Tick:
     """Time has passed; sent at the moments that `Wake` asked for."""
 
 
-Event = Ended | Asked | Elsewhere | Tick
+Event = Ended | Away | Back | Asked | Elsewhere | Tick
 
 
 @dataclass(frozen=True)
@@ -88,6 +105,7 @@ class Supervisor:
 
     def __init__(self, count: int, shutdown_timeout: float) -> None:
         self._alive = set(range(count))
+        self._away: set[int] = set()
         self._patience = shutdown_timeout
         self._ladder: list[tuple[int, float]] = []  # (signal, seconds until the next) still to come
         self._next_rung: float | None = None
@@ -99,11 +117,26 @@ class Supervisor:
         """Local ranks that still run."""
         return tuple(sorted(self._alive))
 
+    @property
+    def over(self) -> bool:
+        """Whether all have ended, and nobody comes back."""
+        return not self._alive and not self._away
+
+    def may_return(self, local_rank: int) -> bool:
+        """Whether a worker that is away can still be started again."""
+        return local_rank in self._away and self._stop_at is None
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about `event`, in this order."""
         match event:
             case Ended():
                 return self._ended(event, now)
+            case Away(local_rank):
+                return self._leave(local_rank)
+            case Back(local_rank):
+                self._away.discard(local_rank)
+                self._alive.add(local_rank)
+                return []
             case Asked(signum):
                 return self._asked(signum, now)
             case Elsewhere(stopped):
@@ -112,19 +145,31 @@ class Supervisor:
                 return self._tick(now)
 
     def _ended(self, event: Ended, now: float) -> list[Action]:
-        if event.local_rank not in self._alive:
+        if event.local_rank not in self._alive | self._away:
             return []
         self._alive.discard(event.local_rank)
-        if not self._alive:
-            self._next_rung = self._stop_at = None
-            return [Over()]
+        self._away.discard(event.local_rank)
+        if self.over:
+            return self._end()
         if not event.failed:
             return []
         return self._grace(now + (SYMPTOM_GRACE if event.symptom else FAILURE_GRACE))
 
+    def _leave(self, local_rank: int) -> list[Action]:
+        if self.stopping:
+            return self._ended(Ended(local_rank, failed=True), 0.0)
+        if local_rank in self._alive:
+            self._alive.discard(local_rank)
+            self._away.add(local_rank)
+        return []
+
+    def _end(self) -> list[Action]:
+        self._next_rung = self._stop_at = None
+        return [Over()]
+
     def _grace(self, until: float) -> list[Action]:
         """Stop the rest at this time, if nothing does it before."""
-        if self.stopping or not self._alive or (self._stop_at is not None and self._stop_at <= until):
+        if self.stopping or self.over or (self._stop_at is not None and self._stop_at <= until):
             return []
         self._stop_at = until
         return [Wake(until)]
@@ -135,10 +180,13 @@ class Supervisor:
         return self._stop(now, interrupt=signum == signal.SIGINT)
 
     def _stop(self, now: float, *, interrupt: bool = False) -> list[Action]:
-        if self.stopping or not self._alive:
+        if self.stopping or self.over:
             return []
         self.stopping = True
         self._stop_at = None
+        self._away.clear()
+        if not self._alive:
+            return self._end()
         self._ladder = [(signal.SIGTERM, self._patience), (signal.SIGKILL, 0.0)]
         if interrupt:
             self._ladder.insert(0, (signal.SIGINT, min(INTERRUPT_GRACE, self._patience)))

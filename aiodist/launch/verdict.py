@@ -3,6 +3,9 @@
 The rank that failed first decides the exit code, as a shell would give it (128 + signal). Two things
 blur who was first, and both are dealt with: workers that *we* stopped are no failures, and workers
 that died of another's death (`symptom`) give way to the one they died of, whatever the order.
+
+What was mended does not count: a worker that was started again, and, under --on-failure continue, one
+that the job went on without. Unless nobody is left who did better.
 """
 
 from __future__ import annotations
@@ -11,9 +14,8 @@ import json
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
-from aiodist.errors import WireError
+from aiodist.launch.plain import read
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
 NEVER = 1 << 62  # the turn of a node where nothing went wrong
@@ -35,6 +37,8 @@ class Ending:
         symptom: its traceback only reports another rank's trouble.
         error: the line that ends its traceback, '': there is none.
         words: the end of its stderr.
+        restarted: it failed, and was started again into the running group.
+        forgiven: it failed, and the job went on without it.
     """
 
     rank: int
@@ -48,6 +52,8 @@ class Ending:
     symptom: bool = False
     error: str = ""
     words: tuple[str, ...] = ()
+    restarted: bool = False
+    forgiven: bool = False
 
     @property
     def stopped(self) -> bool:
@@ -78,6 +84,7 @@ class NodeReport:
         signum: the operator's signal that stopped it, 0: none.
         lost: nodes that stopped answering.
         error: why it could not start its workers, '': it could.
+        spared: of the lost nodes, those that the job went on without.
     """
 
     node_rank: int
@@ -87,6 +94,7 @@ class NodeReport:
     signum: int = 0
     lost: tuple[int, ...] = ()
     error: str = ""
+    spared: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
         """For the store."""
@@ -95,14 +103,7 @@ class NodeReport:
     @classmethod
     def from_json(cls, data: bytes) -> NodeReport:
         """Raises `WireError` on anything but `to_json`'s bytes."""
-        try:
-            raw: dict[str, Any] = json.loads(data)
-            endings = tuple(
-                Ending(**{**ending, "words": tuple(ending["words"])}) for ending in raw.pop("endings")
-            )
-            return cls(endings=endings, **{**raw, "lost": tuple(raw["lost"])})
-        except (ValueError, TypeError, KeyError) as error:
-            raise WireError(f"a node's report is unreadable: {error}") from error
+        return read(cls, data, "a node's report")
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,12 @@ class Verdict:
         culprit: the worker that failed first, if one did and it decided.
         signum: the operator's signal, if that decided.
         lost: nodes that stopped answering or sent no report.
-        endings: all workers', by rank.
+        spared: of these, the ones that the job went on without.
+        endings: all workers', by rank; of one that was started again there are several.
         failures: the failed ones, first first.
-        error: why a node could not start its workers, if that decided.
+        error: why a node could not start its workers, or why there is no other attempt, if that decided.
+        restarts: how many were used, in all attempts.
+        limit: how many were allowed.
     """
 
     code: int
@@ -126,30 +130,37 @@ class Verdict:
     endings: tuple[Ending, ...] = ()
     failures: tuple[Ending, ...] = ()
     error: str = ""
+    spared: tuple[int, ...] = ()
+    restarts: int = 0
+    limit: int = 0
 
 
 def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
-    """The verdict on a job from its nodes' reports; nodes without a report are lost."""
+    """The verdict on an attempt from its nodes' reports; nodes without a report are lost."""
     turns = {report.node_rank: report.turn for report in reports}
     lost = {node for report in reports for node in report.lost}
     lost |= set(range(nnodes)) - turns.keys()
+    spared = lost & {node for report in reports for node in report.spared}
     endings = tuple(sorted((e for report in reports for e in report.endings), key=lambda e: e.rank))
+    if all(ending.failed for ending in endings):  # nobody for whom the job went on has done better
+        spared = set()
+        failed = [e for e in endings if not e.restarted]
+    else:
+        failed = [e for e in endings if e.failed and not e.restarted and not e.forgiven]
     failures = tuple(
-        sorted(
-            (e for e in endings if e.failed),
-            key=lambda e: (e.symptom, turns[e.node_rank], e.at_ns, e.rank),
-        )
+        sorted(failed, key=lambda e: (e.symptom, turns.get(e.node_rank, NEVER), e.at_ns, e.rank))
     )
-    job = Verdict(0, None, 0, tuple(sorted(lost)), endings, failures)
+    job = Verdict(0, None, 0, tuple(sorted(lost)), endings, failures, spared=tuple(sorted(spared)))
     first = min(reports, key=lambda r: (r.turn, r.node_rank), default=None)
     if first is not None and first.turn != NEVER:
         if first.error:
             return replace(job, code=2, error=f"node {first.node_rank} ({first.host}): {first.error}")
         if first.signum:
             return replace(job, code=128 + first.signum, signum=first.signum)
-    if failures and not (lost and failures[0].symptom):  # else the culprit was on a lost node
+    missed = lost - spared
+    if failures and not (missed and failures[0].symptom):  # else the culprit was on a lost node
         return replace(job, code=failures[0].exit_code, culprit=failures[0])
-    return replace(job, code=1) if lost else job
+    return replace(job, code=1) if missed else job
 
 
 def signal_name(signum: int) -> str:

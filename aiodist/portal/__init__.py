@@ -23,6 +23,6 @@ loop, is issued there, and the caller gets what `await` would have given.
   exits is closed, for at most `EXIT_PATIENCE` seconds; then it is aborted.
 """
 
-from aiodist.portal.facade import Portal, SyncProcessGroup, SyncWork, init_process_group
+from aiodist.portal.facade import Portal, SyncProcessGroup, SyncWork, init_process_group, join
 
-__all__ = ["Portal", "SyncProcessGroup", "SyncWork", "init_process_group"]
+__all__ = ["Portal", "SyncProcessGroup", "SyncWork", "init_process_group", "join"]

@@ -59,6 +59,13 @@ class Portal(LoopThread):
         """Close the world's group gracefully, and end the thread. May be repeated."""
         self._leave(None, None, None)
 
+    def is_world(self, group: ProcessGroup) -> bool:
+        """Whether a group is the world's, of any epoch."""
+        world: Any = self._world
+        while world is not None and world is not group:
+            world = world._successor
+        return world is not None
+
     def closing(self) -> Coroutine[Any, Any, None] | None:
         """What to run before the loop ends with its process."""
         return None if self._world is None else self._world.aclose()
@@ -342,7 +349,7 @@ class SyncProcessGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._group is self.portal._world:
+        if self.portal.is_world(self._group):
             self.portal._leave(kind, error, trace)
         else:
             with contextlib.suppress(GroupClosed):  # with its world
@@ -372,7 +379,7 @@ def _opening(original: Callable[P, Coroutine[Any, Any, ProcessGroup]]) -> Callab
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def init_process_group(*args: P.args, **kwargs: P.kwargs) -> SyncProcessGroup:
+    def opened(*args: P.args, **kwargs: P.kwargs) -> SyncProcessGroup:
         if signature.bind(*args, **kwargs).arguments.get("store") is not None:
             raise UsageError(
                 "a store belongs to the loop that made it, and the portal has its own",
@@ -380,22 +387,23 @@ def _opening(original: Callable[P, Coroutine[Any, Any, ProcessGroup]]) -> Callab
             )
         portal = Portal()
 
-        async def join() -> ProcessGroup:
+        async def meet() -> ProcessGroup:
             portal._world = group = await original(*args, **kwargs)
             return group
 
         try:
-            return cast("SyncProcessGroup", portal.call(join))
+            return cast("SyncProcessGroup", portal.call(meet))
         except BaseException as error:
             portal._leave(type(error), error, error.__traceback__)
             raise
 
     blocking = signature.replace(return_annotation="SyncProcessGroup")
-    init_process_group.__signature__ = blocking  # type: ignore[attr-defined]
-    return init_process_group
+    opened.__signature__ = blocking  # type: ignore[attr-defined]
+    return opened
 
 
 init_process_group = _opening(runtime.init_process_group)
+join = _opening(runtime.join)
 
 
 def _unwrapped(value: Any) -> Any:

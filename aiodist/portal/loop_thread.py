@@ -203,7 +203,7 @@ class LoopThread:
 
     def _main(self, started: Reply) -> None:
         try:
-            with asyncio.Runner(loop_factory=runtime._loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=runtime.loop_factory()) as runner:
                 runner.run(self._serve(started))
         except BaseException as error:
             if started.settled:

@@ -10,6 +10,7 @@ from aiodist.rendezvous.handlers import (
     told_address,
 )
 from aiodist.rendezvous.hash_store import HashStore
+from aiodist.rendezvous.lease import Lease
 from aiodist.rendezvous.meeting import claim_rank, exchange, release_rank, this_process
 from aiodist.rendezvous.prefix_store import PrefixStore
 from aiodist.rendezvous.server import StoreServer
@@ -19,6 +20,7 @@ __all__ = [
     "FileStore",
     "HashStore",
     "Invitation",
+    "Lease",
     "Meeting",
     "PrefixStore",
     "Store",

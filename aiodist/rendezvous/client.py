@@ -6,22 +6,30 @@ import asyncio
 import math
 import os
 import random
+import socket
 from typing import Any
 
+from aiodist.environment import Tls
 from aiodist.errors import (
     AiodistError,
     AuthenticationError,
     RendezvousError,
     RendezvousTimeout,
+    StoreReplaced,
     UsageError,
     WireError,
 )
+from aiodist.net.near import connect_to_store
+from aiodist.net.secure import SecureSocket
+from aiodist.net.sockets import describe, join_address
+from aiodist.rendezvous.answers import check_answer, check_failure, check_news, words_of
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.machine_store import MachineStore, error_of
-from aiodist.rendezvous.near import connect_to_store
+from aiodist.rendezvous.pending import Pending
+from aiodist.rendezvous.schema import CHANGES
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
-from aiodist.rendezvous.sockets import describe, join_address
 from aiodist.rendezvous.store import Watch, check_key, closed_error
+from aiodist.rendezvous.store_card import StoreCard
 from aiodist.timeouts import Timeout
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.wire.messages import Encoder, Status, split_response
@@ -33,65 +41,58 @@ _GRACE = 1.0  # the server keeps the deadlines; this much later the client stops
 _BACKOFF = (0.01, 0.5)  # seconds between attempts: the first, the longest
 
 
-_CHANGES_NOTHING = frozenset(("multi_get", "wait", "check", "list_keys", "num_keys"))
 _MEETS = frozenset(("wait", "gather"))  # waits for other clients: the answer is not to be had in microseconds
-_REPLY, _PUSH, _CLOSING = int(Status.reply), int(Status.push), int(Status.closing)
-
-
-class _Pending:
-    """A call whose answer is wanted. It gets a future only if it must be waited for."""
-
-    __slots__ = ("args", "deadline", "done", "error", "expires", "method", "value", "waiter")
-
-    def __init__(self, method: str, args: list[Any], deadline: float | None) -> None:
-        self.method = method
-        self.args = args
-        self.deadline = deadline  # loop time, where the machine keeps a timeout for it (its last argument)
-        self.expires = 0.0  # loop time, when this side stops believing in an answer
-        self.done = False
-        self.value: Any = None
-        self.error: AiodistError | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    def settle(self, value: Any, error: AiodistError | None) -> None:
-        self.done = True
-        self.value = value
-        self.error = error
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+_REPLY, _PUSH, _CLOSING, _AWAY = map(int, (Status.reply, Status.push, Status.closing, Status.away))
 
 
 class TcpStore(MachineStore):
     """A store that is served elsewhere. Make it with `await TcpStore.connect(…)`.
 
     A broken connection is replaced, and what was pending is sent again; the server sees to it that it
-    happens once. When that fails for `RECONNECT_SECONDS`, everything pending fails with `RendezvousError`.
+    happens once. When that fails for `RECONNECT_SECONDS`, everything pending fails with `RendezvousError`. A
+    durable store may be started again meanwhile: then each call waits for it until its own timeout.
+
+    Another store at the same address, or this one on older data, is refused with `StoreReplaced`.
 
     Attributes:
         address: this host's address on the connection to the store: one that peers can reach too.
         instance: 16 bytes that name the very store that is served (see `StoreServer`).
+        generation: how many times it was started on its data, 0 where it lives in memory.
     """
 
-    def __init__(self, host: str, port: int, identity: Identity, secret: bytes, timeout: Timeout) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        identity: Identity,
+        secret: bytes,
+        timeout: Timeout,
+        tls: Tls | None = None,
+    ) -> None:
         super().__init__(timeout)
         self.host = host
         self.port = port
         self.address = ""
         self.instance = b""
+        self.generation = 0
         self._identity = identity
         self._secret = secret
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._random = random.Random(os.urandom(8))
         self._connection: Connection | None = None
         self._connections = 0  # so far
         self._opening: tuple[Connection, asyncio.Future[None]] | None = None
         self._stage = ""
+        self._card: StoreCard | None = None
+        self._away = ""  # why the store said that it stops
+        self._acknowledged = 0  # the highest id of a change that the store has confirmed
         self._resume_id = 0
         self._reconnecting: asyncio.Task[None] | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._closed: RendezvousError | None = None
         self._last_id = 0
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._watches: dict[int, tuple[Watch, str]] = {}
         self._settled: list[int] = []
         self._outbox: list[bytes] = []
@@ -101,20 +102,29 @@ class TcpStore(MachineStore):
 
     @classmethod
     async def connect(
-        cls, host: str, port: int, job: str, secret: bytes, timeout: Timeout = None, *, rank: int = -1
+        cls,
+        host: str,
+        port: int,
+        job: str,
+        secret: bytes,
+        timeout: Timeout = None,
+        *,
+        rank: int = -1,
+        tls: Tls | None = None,
     ) -> TcpStore:
         """Connect to a `StoreServer`, trying again until `timeout`: it may not have started yet.
 
         Args:
             timeout: seconds for connecting, and the default of every call afterwards.
             rank: of this process, to be named in messages; -1 where it has none yet.
+            tls: for the way over TCP; None: without.
 
         Raises:
             RendezvousTimeout: nobody answered there in time; says what the network said.
             AuthenticationError: the server is of another job, version, byte order or secret.
         """
         identity = Identity(job, Purpose.store, rank, os.urandom(CLIENT_ID_BYTES))
-        self = cls(host, port, identity, secret, timeout)
+        self = cls(host, port, identity, secret, timeout, tls)
         await self._dial(self.timeout)
         return self
 
@@ -126,7 +136,7 @@ class TcpStore(MachineStore):
         if timeout is not None:
             deadline = self._loop.time() + timeout
             args.append(timeout)
-        pending = _Pending(method, args, deadline)
+        pending = Pending(method, args, deadline)
         id = self._last_id = self._last_id + 1
         frame = self._encode(id, pending)  # may refuse the arguments: nothing is pending then
         connection = self._connection
@@ -145,7 +155,7 @@ class TcpStore(MachineStore):
             raise pending.error
         return pending.value
 
-    async def _wait_for(self, id: int, pending: _Pending, patience: float) -> None:
+    async def _wait_for(self, id: int, pending: Pending, patience: float) -> None:
         loop = self._loop
         pending.waiter = loop.create_future()
         pending.expires = loop.time() + patience + _GRACE
@@ -224,7 +234,7 @@ class TcpStore(MachineStore):
         self._last_id += 1
         return self._last_id
 
-    def _encode(self, id: int, pending: _Pending) -> bytes:
+    def _encode(self, id: int, pending: Pending) -> bytes:
         try:
             frame = self._encoder.request(id, self._settled, pending.method, pending.args)
         except WireError as error:
@@ -269,7 +279,7 @@ class TcpStore(MachineStore):
                 while True:
                     try:
                         connection = await self._dial_once()
-                    except AuthenticationError:
+                    except (AuthenticationError, StoreReplaced):
                         raise
                     except (OSError, RendezvousError, WireError) as error:
                         cause = self._stage = describe(error)
@@ -285,20 +295,22 @@ class TcpStore(MachineStore):
                     delay = min(2 * delay, _BACKOFF[1])
                     self._stage = cause
         except TimeoutError:
+            away = f"; it stopped because {self._away}" if self._away else ""
             raise RendezvousTimeout(
-                f"cannot reach the store at {self._where()} ({self._stage}) after {patience:g} s",
+                f"cannot reach the store at {self._where()} ({self._stage}{away}) after {patience:g} s",
                 hint="See whether its host (rank 0, or the launcher) is running, and is at that address",
             ) from None
-        assert connection.handshake.peer is not None
         self.address = connection.local_host
-        self.instance = connection.handshake.peer.card
 
     async def _dial_once(self) -> Connection:
         self._stage = self._stage or "no answer"
         sock, address = await connect_to_store(self.host, self.port)
         self._stage = "it accepts connections, but does not answer as a store"
         handshake = Handshake.client(self._identity, self._secret, os.urandom(NONCE_BYTES))
-        connection = Connection(sock, handshake, self._ready, self._frames, self._connection_lost)
+        secure: socket.socket | SecureSocket = sock
+        if self._tls is not None and sock.family != socket.AF_UNIX:
+            secure = SecureSocket(sock, self._tls, is_server=False)
+        connection = Connection(secure, handshake, self._ready, self._frames, self._connection_lost)
         opening: asyncio.Future[None] = self._loop.create_future()
         self._opening = (connection, opening)
         connection.local_host = address
@@ -321,8 +333,16 @@ class TcpStore(MachineStore):
             self._reconnecting = self._loop.create_task(self._reconnect_now())
 
     async def _reconnect_now(self) -> None:
+        patience, refused = RECONNECT_SECONDS, REFUSED_SECONDS
+        if self._card is not None and self._card.durable:
+            # It may take whoever runs it a while to start it again; each call has its own end meanwhile.
+            now = self._loop.time()
+            refused = math.inf
+            patience = max(self.timeout, *(pending.expires - now for pending in self._pending.values()), 0.0)
         try:
-            await self._dial(RECONNECT_SECONDS, REFUSED_SECONDS)
+            await self._dial(patience, refused)
+        except StoreReplaced as error:
+            self._finish(error)
         except RendezvousError as error:
             self._finish(RendezvousError(f"lost the store: {error.message}", hint=error.hint))
         finally:
@@ -334,6 +354,8 @@ class TcpStore(MachineStore):
     # What the connection reports.
 
     def _ready(self, connection: Connection) -> None:
+        assert connection.handshake.peer is not None
+        self._recognize(StoreCard.decode(connection.handshake.peer.card))
         self._connection = connection
         self._connections += 1
         self._lost.clear()
@@ -342,12 +364,35 @@ class TcpStore(MachineStore):
         if self._opening is not None and self._opening[0] is connection and not self._opening[1].done():
             self._opening[1].set_result(None)
 
+    def _recognize(self, card: StoreCard) -> None:
+        """Refuse a store that is not the one that was there before, or was started from an older copy."""
+        before, self._card = self._card, card
+        self.instance, self.generation = card.instance, card.generation
+        self._away = ""
+        if before is None:
+            return
+        if card.instance != before.instance:
+            self._card = before
+            raise StoreReplaced(
+                f"the store at {self._where()} is another one than before",
+                hint="It was started again without its data, or another server took its place: end that one, "
+                "start the store on the data that it had, or start the job again",
+            )
+        if card.generation < before.generation:
+            self._card = before
+            raise StoreReplaced(
+                f"the store at {self._where()} is an older one than before (start {card.generation} on its "
+                f"data, it was at {before.generation})",
+                hint="An old copy was started; end it, and start the store on the data that it had last",
+            )
+
     def _send_again(self, connection: Connection) -> None:
         """Name what is pending, so that the server forgets the rest; then ask for it again."""
         self._outbox.clear()
         self._settled.clear()
         self._resume_id = self._new_id()
-        frames = [self._encoder.request(self._resume_id, [], "resume", [list(self._pending)])]
+        resume = [list(self._pending), self._acknowledged]
+        frames = [self._encoder.request(self._resume_id, [], "resume", resume)]
         now = self._loop.time()
         for id, pending in self._pending.items():
             if pending.deadline is not None:
@@ -365,20 +410,29 @@ class TcpStore(MachineStore):
                 self._answered(id, value, None)
             elif status == _PUSH:
                 if id in self._watches:
-                    self._watches[id][0].feed(value)
+                    self._watches[id][0].feed(check_news(value))
             elif status == _CLOSING:
-                self._finish(RendezvousError(f"the store at {self._where()} is gone: {value}"))
+                self._finish(RendezvousError(f"the store at {self._where()} is gone: {words_of(value)}"))
+            elif status == _AWAY:
+                self._away = words_of(value)
             else:
-                kind, message, hint, missing = value
+                error = error_of(*check_failure(value))
                 if id == self._resume_id:
-                    self._finish(RendezvousError(message, hint=hint))
+                    self._finish(error if isinstance(error, RendezvousError) else _again(error))
+                elif id in self._watches:
+                    self._watches.pop(id)[0].end(error)
                 else:
-                    self._answered(id, None, error_of(kind, message, hint, missing))
+                    self._answered(id, None, error)
 
     def _answered(self, id: int, value: Any, error: AiodistError | None) -> None:
-        if (pending := self._pending.pop(id, None)) is not None:
-            if pending.method not in _CHANGES_NOTHING:
+        if (pending := self._pending.get(id)) is not None:
+            if error is None:
+                check_answer(pending.method, pending.args, value)
+            del self._pending[id]
+            if pending.method in CHANGES:
                 self._settled.append(id)
+                if error is None and id > self._acknowledged:
+                    self._acknowledged = id
             pending.settle(value, error)
 
     def _connection_lost(self, connection: Connection, error: Exception | None) -> None:
@@ -408,6 +462,7 @@ class TcpStore(MachineStore):
             watch.end(_again(error))
 
 
-def _again(error: RendezvousError) -> RendezvousError:
+def _again(error: AiodistError) -> RendezvousError:
     """The same error for another reader: one object raised in many tasks would collect all their traces."""
-    return RendezvousError(error.message, hint=error.hint)
+    kind = type(error) if isinstance(error, RendezvousError) else RendezvousError
+    return kind(error.message, hint=error.hint)

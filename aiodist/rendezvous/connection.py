@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
-from aiodist.rendezvous.near import credentials
-from aiodist.rendezvous.polling import Poller
-from aiodist.rendezvous.sockets import join_address
+from aiodist.net.polling import Poller
+from aiodist.net.refusals import address_of
+from aiodist.net.secure import SecureSocket
 from aiodist.wire.handshake import Handshake
 from aiodist.wire.messages import FrameParser
 
@@ -33,7 +33,8 @@ class Connection:
     Before its handshake is done it holds a few KiB and lives for at most `HANDSHAKE_SECONDS`.
 
     Args:
-        sock: connected and non-blocking; the connection owns it. Nothing happens before `start`.
+        sock: connected and non-blocking; the connection owns it. Nothing happens before `start`. On a
+            `SecureSocket` TLS comes first, and the handshake is bound to it.
         handshake: fresh, of the right role.
         on_ready: called when the handshake is done; `handshake.peer` is proven.
         on_frames: called with the payloads of frames; an `AiodistError` raised by it ends the connection.
@@ -42,7 +43,7 @@ class Connection:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | SecureSocket,
         handshake: Handshake,
         on_ready: Callable[[Connection], None],
         on_frames: Callable[[Connection, list[bytes]], None],
@@ -60,25 +61,50 @@ class Connection:
         self._on_frames = on_frames
         self._on_lost = on_lost
         self._heard = False
+        self._securing = isinstance(sock, SecureSocket)  # TLS comes first
         self._open = False
         self._closing = False  # nothing more is read or written, but for the queue
         self._broken = False  # nothing more can be written
         self._ended = False
         self._chunk = _CHUNK
         self._queue: deque[memoryview] = deque()
-        self._unread = 0  # bytes in the queue
+        self.unread = 0  # bytes in the queue
         self._parser = FrameParser()
         self._deadline: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
 
-    def start(self) -> None:
-        """Begin the handshake."""
+    def start(self, deadline: float | None = None) -> None:
+        """Begin the handshake, to be done by `deadline` (loop time); `HANDSHAKE_SECONDS` from now if None."""
         _keep_alive(self._sock)
-        with contextlib.suppress(OSError):  # the peer is gone already; reading will tell
-            self.peer_address = _text(self._sock)
-        self._deadline = self._loop.call_later(HANDSHAKE_SECONDS, self._too_slow)
+        self.peer_address = address_of(self._sock)
+        if deadline is None:
+            deadline = self._loop.time() + HANDSHAKE_SECONDS
+        self._deadline = self._loop.call_at(deadline, self._too_slow)
         self._loop.add_reader(self._sock.fileno(), self._readable)
-        self._flush_handshake()
+        if self._securing:
+            self.read()
+        else:
+            self._flush_handshake()
+
+    def hand_over(
+        self,
+        on_frames: Callable[[Connection, list[bytes]], None],
+        on_lost: Callable[[Connection, Exception | None], None],
+    ) -> None:
+        """Call these from now on; for a server, which learns from the handshake whose the connection is."""
+        self._on_frames = on_frames
+        self._on_lost = on_lost
+
+    def pause(self) -> None:
+        """Take in nothing more, but for what `read` is called for, until `resume`."""
+        if not self._closing:
+            self._loop.remove_reader(self._sock.fileno())
+
+    def resume(self) -> None:
+        """Take in again what arrives."""
+        if not self._closing:
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+            self._loop.call_soon(self.read)  # TLS may hold some already
 
     def poll(self) -> bool:
         """Look for bytes for a few µs, if that promises something → whether some came and were taken in."""
@@ -101,8 +127,8 @@ class Connection:
                 return
             self._loop.add_writer(self._sock.fileno(), self._writable)
         self._queue.append(memoryview(data)[sent:])
-        self._unread += len(data) - sent
-        if self._unread > MAX_UNREAD:
+        self.unread += len(data) - sent
+        if self.unread > MAX_UNREAD:
             self._end(WireError(f"the peer left more than {MAX_UNREAD >> 20} MiB unread"))
 
     def close(self, error: Exception | None = None) -> None:
@@ -145,7 +171,7 @@ class Connection:
         try:
             while queue:
                 sent = self._sock.send(queue[0], _NOSIGNAL)
-                self._unread -= sent
+                self.unread -= sent
                 if sent < len(queue[0]):
                     queue[0] = queue[0][sent:]
                     return
@@ -185,16 +211,18 @@ class Connection:
         if self._closing:
             return True
         try:
+            if self._securing:
+                return self._secure()
             data = self._sock.recv(self._chunk)
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError as error:
+        except (OSError, AiodistError) as error:
             self._end(error)
             return True
         if not data:
             self._end(None)
             return True
-        self._chunk = _LARGE_CHUNK if len(data) == self._chunk else _CHUNK
+        self._chunk = _LARGE_CHUNK if len(data) >= self._chunk else _CHUNK
         try:
             if not self._open:
                 self._heard = True
@@ -206,6 +234,17 @@ class Connection:
         except AiodistError as error:
             self._flush_handshake()  # it may hold the refusal, so that the peer knows why as well
             self.close(error)
+        return True
+
+    def _secure(self) -> bool:
+        assert isinstance(self._sock, SecureSocket)
+        self._heard = True
+        if not self._sock.shake_hands():
+            return False
+        self._securing = False
+        self.handshake.bind(self._sock.binding)
+        self._flush_handshake()
+        self._loop.call_soon(self.read)  # what came with the end of TLS's handshake wakes nobody
         return True
 
     def _shake_hands(self, data: bytes) -> bool:
@@ -231,7 +270,7 @@ class Connection:
             self._deadline = None
 
 
-def _keep_alive(sock: socket.socket) -> None:
+def _keep_alive(sock: socket.socket | SecureSocket) -> None:
     """Notice within about 25 s that the other host is gone, however quiet the connection is."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -241,11 +280,3 @@ def _keep_alive(sock: socket.socket) -> None:
         for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):  # macOS calls them otherwise
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _text(sock: socket.socket) -> str:
-    """Who is at the other end, in words."""
-    if sock.family == socket.AF_UNIX:
-        return f"pid {credentials(sock)[0]} of this host"
-    host, port = sock.getpeername()[:2]
-    return join_address(str(host), port)

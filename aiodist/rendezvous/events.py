@@ -61,7 +61,8 @@ class Failure:
     """Answer a request with an error.
 
     Args:
-        kind: 'usage', 'timeout', 'conflict' (others contradict this request) or 'lost' (the session is).
+        kind: 'usage', 'timeout', 'conflict' (others contradict this request), 'full' (the store is), 'lease'
+            (it has ended), 'lost' (the session is) or 'older' (so is the store than what it confirmed).
         missing: for a gather's timeout, the ranks that had not come.
     """
 
@@ -75,11 +76,14 @@ class Failure:
 
 @dataclass(slots=True)
 class Push:
-    """News for a watch: a list of [key, value or None where it was deleted, revision]."""
+    """News for a watch: a list of [key, value or None where it was deleted, revision].
+
+    A watch begins with all that exists; where it comes in pieces, all but the last of these end in None.
+    """
 
     client: bytes
     id: int
-    value: list[list[Any]]
+    value: list[Any]
 
 
 @dataclass(slots=True)

@@ -23,11 +23,12 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from aiodist.environment import Tls
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.net.sockets import connect, is_loopback, join_address
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.machine_store import MachineStore
 from aiodist.rendezvous.server import StoreServer
-from aiodist.rendezvous.sockets import connect, is_loopback, join_address
 from aiodist.rendezvous.store import DEFAULT_TIMEOUT, Watch
 from aiodist.timeouts import Timeout, seconds
 
@@ -63,6 +64,7 @@ class FileStore(MachineStore):
         host: str = "127.0.0.1",
         linger: float = LINGER_SECONDS,
         rank: int = -1,
+        tls: Tls | None = None,
     ) -> FileStore:
         """Find the store of a file, or host it.
 
@@ -72,6 +74,7 @@ class FileStore(MachineStore):
             host: the address to listen on, should this process host the store. The default serves this host
                 only; where ranks are on several, each needs one that the others reach.
             linger: the host waits up to so many seconds at close until the others have left.
+            tls: for connections over TCP; None: they go without.
 
         Raises:
             UsageError: the file cannot be made, or holds something else.
@@ -89,11 +92,11 @@ class FileStore(MachineStore):
                         found = _read(handle, file)
                         place = "" if found is None else _place(found)
                         gone, client = (
-                            (True, None) if found is None else await _look(found, job, secret, rank)
+                            (True, None) if found is None else await _look(found, job, secret, rank, tls)
                         )
                         server = None
                         if gone:
-                            server, client = await _host(handle, host, job, secret, rank)
+                            server, client = await _host(handle, host, job, secret, rank, tls)
                     finally:
                         os.close(handle)  # and with it the lock
                     if client is not None:
@@ -162,7 +165,7 @@ def _read(handle: int, file: Path) -> dict[str, Any] | None:
             and isinstance(found["store"], str)
         ):
             return dict(found)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise UsageError(
         f"the rendezvous file {file} holds something else", hint="Name a new file; its content would be lost"
@@ -173,12 +176,16 @@ def _place(found: dict[str, Any]) -> str:
     return f"{join_address(found['host'], found['port'])}, pid {found.get('pid')} on {found.get('on')}"
 
 
-async def _host(handle: int, host: str, job: str, secret: bytes, rank: int) -> tuple[StoreServer, TcpStore]:
+async def _host(
+    handle: int, host: str, job: str, secret: bytes, rank: int, tls: Tls | None
+) -> tuple[StoreServer, TcpStore]:
     """Host the store here, and say so in the file."""
-    server = await StoreServer.start(host, 0, job, secret, rank=rank)
+    server = await StoreServer.start(host, 0, job, secret, rank=rank, tls=tls)
     client = None
     try:
-        client = await TcpStore.connect(server.host, server.port, job, secret, PROBE_SECONDS, rank=rank)
+        client = await TcpStore.connect(
+            *(server.host, server.port, job, secret, PROBE_SECONDS), rank=rank, tls=tls
+        )
         found = {
             "host": server.host,
             "port": server.port,
@@ -196,7 +203,9 @@ async def _host(handle: int, host: str, job: str, secret: bytes, rank: int) -> t
     return server, client
 
 
-async def _look(found: dict[str, Any], job: str, secret: bytes, rank: int) -> tuple[bool, TcpStore | None]:
+async def _look(
+    found: dict[str, Any], job: str, secret: bytes, rank: int, tls: Tls | None
+) -> tuple[bool, TcpStore | None]:
     """Whether the store that the file names is provably gone, and a client of it if it answers."""
     here = found.get("on") == socket.gethostname()
     if is_loopback(found["host"]) and not here:
@@ -208,7 +217,9 @@ async def _look(found: dict[str, Any], job: str, secret: bytes, rank: int) -> tu
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             (await connect(found["host"], found["port"])).close()
-        client = await TcpStore.connect(found["host"], found["port"], job, secret, PROBE_SECONDS, rank=rank)
+        client = await TcpStore.connect(
+            *(found["host"], found["port"], job, secret, PROBE_SECONDS), rank=rank, tls=tls
+        )
     except ConnectionRefusedError:
         return True, None
     except AuthenticationError:

@@ -3,6 +3,7 @@
     env://                 what the launcher set: AIODIST_STORE, or MASTER_ADDR and MASTER_PORT
     tcp://host:port        rank 0 hosts the store there
     file:///path           whoever comes first hosts it and writes its address into the file
+    etcd://host:port,…     the store is in etcd, which nobody of the job hosts; etcds:// with TLS
 
 `?rank=…&world_size=…` may follow. Libraries add schemes with `register_rendezvous_handler`.
 
@@ -17,17 +18,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from aiodist.environment import Placement, Tuning, job_id, placement, split_address, store_address, tuning
+from aiodist.environment import (
+    Placement,
+    Tls,
+    Tuning,
+    job_id,
+    placement,
+    split_address,
+    store_address,
+    store_url,
+    tls,
+    tuning,
+)
 from aiodist.errors import RendezvousError, UsageError
+from aiodist.net.sockets import describe, interface_address, is_loopback, resolve
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import LINGER_SECONDS, FileStore
 from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.server import StoreServer
-from aiodist.rendezvous.sockets import describe, interface_address, is_loopback, resolve
 from aiodist.rendezvous.store import Store
 from aiodist.timeouts import Timeout, seconds
 
@@ -107,6 +120,11 @@ class Invitation:
         """The tuning variables, checked."""
         return tuning(self.environ)
 
+    @property
+    def tls(self) -> Tls | None:
+        """For TCP connections; None: they go without."""
+        return tls(self.environ)
+
     def placement(self) -> Placement:
         """This process's place: from the call or the URL, else from the environment."""
         return placement(self.environ, self.rank, self.world_size)
@@ -183,6 +201,8 @@ def _number(query: dict[str, list[str]], name: str, url: str) -> int:
 async def _env(invitation: Invitation) -> Meeting:
     environ = invitation.environ
     place = invitation.placement()
+    if (url := store_url(environ)) is not None:
+        return await _etcd(replace(invitation, url=url))
     if (address := store_address(environ)) is not None:
         return await _join(invitation, place, *address)
     if place.master_addr is None or place.master_port is None:
@@ -219,9 +239,29 @@ async def _file(invitation: Invitation) -> Meeting:
     host = told_address(tuned, "127.0.0.1")
     await _check_open_door(host, invitation)
     store = await FileStore.open(
-        unquote(parts.path), invitation.job, invitation.secret, invitation.timeout, host=host, rank=place.rank
+        *(unquote(parts.path), invitation.job, invitation.secret, invitation.timeout),
+        host=host,
+        rank=place.rank,
+        tls=invitation.tls,
     )
     return Meeting(store, place.rank, place.world_size, None, told_address(tuned, store.client.address))
+
+
+async def _etcd(invitation: Invitation) -> Meeting:
+    from aiodist.rendezvous.etcd.place import place as read_place
+    from aiodist.rendezvous.etcd_store import EtcdStore
+
+    read_place(invitation.url, invitation.environ)  # before anything shows a URL with a password in it
+    place = _known_place(invitation)
+    store = await EtcdStore.connect(
+        invitation.url, invitation.job, invitation.timeout, environ=invitation.environ
+    )
+    try:
+        address = told_address(invitation.tuning, store.address)
+    except BaseException:
+        await store.aclose()
+        raise
+    return Meeting(store, place.rank, place.world_size, None, address)
 
 
 def _known_place(invitation: Invitation) -> Placement:
@@ -260,20 +300,25 @@ async def _host_or_join(invitation: Invitation, place: Placement, host: str, por
 
 
 async def _start(invitation: Invitation, host: str, port: int) -> StoreServer:
+    start = partial(
+        StoreServer.start, port=port, job=invitation.job, secret=invitation.secret, rank=0, tls=invitation.tls
+    )
     try:
-        return await StoreServer.start(host, port, invitation.job, invitation.secret, rank=0)
+        return await start(host)
     except RendezvousError as error:
         own = invitation.tuning.host
         if own is None or "not an address of this host" not in error.message:
             raise
         # MASTER_ADDR is how others see this host (through a forwarded port, say); the user says what it has.
         await _check_open_door(own, invitation)
-        return await StoreServer.start(own, port, invitation.job, invitation.secret, rank=0)
+        return await start(own)
 
 
 async def _join(invitation: Invitation, place: Placement, host: str, port: int) -> Meeting:
     store = await TcpStore.connect(
-        host, port, invitation.job, invitation.secret, invitation.timeout, rank=place.rank
+        *(host, port, invitation.job, invitation.secret, invitation.timeout),
+        rank=place.rank,
+        tls=invitation.tls,
     )
     try:
         address = told_address(invitation.tuning, store.address)
@@ -314,3 +359,5 @@ def told_address(tuned: Tuning, address: str) -> str:
 register_rendezvous_handler("env", _env)
 register_rendezvous_handler("tcp", _tcp)
 register_rendezvous_handler("file", _file)
+register_rendezvous_handler("etcd", _etcd)
+register_rendezvous_handler("etcds", _etcd)

@@ -103,6 +103,8 @@ class HashStore(MachineStore):
                     self._settle(id, list(value) if isinstance(value, list) else value, None)
                 case Failure(_, id, kind, message, hint, missing):
                     self._settled.append(id)
+                    if (refused := self._watches.pop(id, None)) is not None:
+                        refused.end(error_of(kind, message, hint, missing))
                     self._settle(id, None, error_of(kind, message, hint, missing))
                 case Push(_, id, news):
                     if watch := self._watches.get(id):

@@ -6,7 +6,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.errors import (
+    AiodistError,
+    LeaseLost,
+    RendezvousError,
+    RendezvousTimeout,
+    StoreFull,
+    StoreReplaced,
+    UsageError,
+)
 from aiodist.rendezvous.store import Store, Value, check_key, check_keys, check_value
 from aiodist.timeouts import Timeout, seconds
 
@@ -57,6 +65,9 @@ class MachineStore(Store):
             await self._call("compare_set", [check_key(key), check_value(expected), check_value(desired)])
         )
 
+    async def claim(self, key: str, value: Value) -> bytes:
+        return bytes(await self._call("claim", [check_key(key), check_value(value)]))
+
     async def delete_key(self, key: str) -> bool:
         return bool(await self._call("delete_key", [check_key(key)]))
 
@@ -72,6 +83,31 @@ class MachineStore(Store):
         args = [check_key(name), rank, world_size, check_value(value)]
         return list(await self._call("gather", args, self._patience(timeout)))
 
+    async def fence(self) -> int:
+        return int(await self._call("fence", []))
+
+    async def _begin_lease(self, ttl: float) -> int:
+        return int(await self._call("lease_grant", [ttl]))
+
+    async def _keep_lease(self, token: int) -> bool:
+        return bool(await self._call("lease_renew", [token]))
+
+    async def _put_leased(self, token: int, key: str, value: Value) -> None:
+        await self._call("lease_set", [token, check_key(key), check_value(value)])
+
+    async def _claim_leased(self, token: int, key: str, value: Value) -> bytes:
+        return bytes(await self._call("lease_claim", [token, check_key(key), check_value(value)]))
+
+    async def _drop_lease(self, token: int) -> bool:
+        return bool(await self._call("lease_end", [token]))
+
+
+_ERRORS: dict[str, type[RendezvousError]] = {
+    "full": StoreFull,
+    "lease": LeaseLost,
+    "older": StoreReplaced,
+}
+
 
 def error_of(kind: str, message: str, hint: str, missing: Sequence[int]) -> AiodistError:
     """The exception for a `Failure` of the machine."""
@@ -79,4 +115,4 @@ def error_of(kind: str, message: str, hint: str, missing: Sequence[int]) -> Aiod
         return UsageError(message, hint=hint)
     if kind == "timeout":
         return RendezvousTimeout(message, missing=missing, hint=hint)
-    return RendezvousError(message, hint=hint)
+    return _ERRORS.get(kind, RendezvousError)(message, hint=hint)

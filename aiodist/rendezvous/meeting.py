@@ -22,6 +22,8 @@ def this_process() -> bytes:
 async def claim_rank(store: Store, rank: int, description: bytes) -> None:
     """Be the one process of this rank.
 
+    The claim ends with this process where the store can see that (see `Store.claim`).
+
     Args:
         store: where the ranks of the job meet.
         rank: global rank.
@@ -33,7 +35,7 @@ async def claim_rank(store: Store, rank: int, description: bytes) -> None:
     """
     if not description:
         raise UsageError("a rank is claimed with a description, it must not be empty")
-    owner = await store.compare_set(f"{_RANKS}/{rank}", b"", description)
+    owner = await store.claim(f"{_RANKS}/{rank}", description)
     if owner != description:
         raise RendezvousError(
             f"rank {rank} is taken by {_shown(owner)}; this is {_shown(description)}",

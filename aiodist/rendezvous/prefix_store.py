@@ -59,6 +59,9 @@ class PrefixStore(Store):
     async def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
         return await self._store.compare_set(self._full(key), expected, desired)
 
+    async def claim(self, key: str, value: Value) -> bytes:
+        return await self._store.claim(self._full(key), value)
+
     async def delete_key(self, key: str) -> bool:
         return await self._store.delete_key(self._full(key))
 
@@ -76,6 +79,24 @@ class PrefixStore(Store):
 
     def watch(self, prefix: str = "") -> Watch:
         return self._store.watch(self._full(prefix)).under(self._prefix)
+
+    async def fence(self) -> int:
+        return await self._store.fence()
+
+    async def _begin_lease(self, ttl: float) -> int:
+        return await self._store._begin_lease(ttl)
+
+    async def _keep_lease(self, token: int) -> bool:
+        return await self._store._keep_lease(token)
+
+    async def _put_leased(self, token: int, key: str, value: Value) -> None:
+        await self._store._put_leased(token, self._full(key), value)
+
+    async def _claim_leased(self, token: int, key: str, value: Value) -> bytes:
+        return await self._store._claim_leased(token, self._full(key), value)
+
+    async def _drop_lease(self, token: int) -> bool:
+        return await self._store._drop_lease(token)
 
     async def aclose(self) -> None:
         """Nothing: whoever made the store behind it closes that."""

@@ -53,16 +53,27 @@ METHODS: dict[str, tuple[Callable[[Any], bool], ...]] = {
     "add": (_TEXT, _INT),
     "append": (_TEXT, _BYTES),
     "compare_set": (_TEXT, _BYTES, _BYTES),  # key, expected, desired
+    "claim": (_TEXT, _BYTES),  # key, whose it is
     "delete_key": (_TEXT,),
     "list_keys": (_TEXT,),  # prefix
     "num_keys": (_TEXT,),
+    "fence": (),
+    "lease_grant": (_Is(int, float),),  # ttl in seconds
+    "lease_renew": (_INT,),  # token
+    "lease_set": (_INT, _TEXT, _BYTES),  # token, key, value
+    "lease_claim": (_INT, _TEXT, _BYTES),  # token, key, value
+    "lease_end": (_INT,),  # token
     "gather": (_TEXT, _INT, _INT, _BYTES, _is_seconds),  # name, world size, rank, card
     "watch": (_TEXT,),
     "cancel": (_INT,),  # the id of a request whose answer nobody wants any more
-    "resume": (_INTS,),  # the ids of all requests whose answers are still wanted
+    "resume": (_INTS, _INT),  # the ids of all requests whose answers are still wanted, the last confirmed
     "goodbye": (),
     "ping": (),
 }
+
+# What changes the store, and is confirmed: the machine keeps the answer until the client has it.
+CHANGES = {"set", "multi_set", "add", "append", "compare_set", "claim", "delete_key", "gather", "fence"}
+CHANGES |= {"lease_grant", "lease_set", "lease_claim", "lease_end"}
 
 
 # What fits by its types alone, as one look-up: checking one by one takes 1 µs of the 6 of a request.

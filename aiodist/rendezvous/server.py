@@ -1,4 +1,4 @@
-"""The store's server: a `StoreMachine` behind asyncio connections."""
+"""The store's server: stores behind one address, each for the clients of its job."""
 
 from __future__ import annotations
 
@@ -7,120 +7,254 @@ import contextlib
 import logging
 import os
 import socket
-from typing import Any
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
+from aiodist.environment import Tls
 from aiodist.errors import AiodistError, WireError
+from aiodist.net.listener import Listener
+from aiodist.net.lobby import places
+from aiodist.net.near import is_stranger, listen_near
+from aiodist.net.refusals import Refusals, address_of
+from aiodist.net.secure import SecureSocket
+from aiodist.net.sockets import describe, listen
 from aiodist.rendezvous.connection import Connection
-from aiodist.rendezvous.events import (
-    Connected,
-    Disconnected,
-    Event,
-    Failure,
-    Push,
-    Reply,
-    Request,
-    Tick,
-    Wake,
-)
-from aiodist.rendezvous.listener import Listener
-from aiodist.rendezvous.machine import StoreMachine
-from aiodist.rendezvous.near import listen_near
-from aiodist.rendezvous.sockets import listen
+from aiodist.rendezvous.durable.data_folder import DataFolder
+from aiodist.rendezvous.durable.disk import Disk
+from aiodist.rendezvous.job_store import JobStore
+from aiodist.rendezvous.machine import DEFAULT_LIMIT, StoreMachine
+from aiodist.rendezvous.store_card import StoreCard, instance_of
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.wire.messages import Encoder, Status, encode_response, pack, split_request
+from aiodist.wire.messages import Status
 
 CLIENT_ID_BYTES = 16
-_CLOSE_SECONDS = 1.0  # for the last words to leave
+_DISK_THREADS = 8  # commits, and snapshots, that are written at the same time
 _log = logging.getLogger("aiodist.store")
+
+
+class Secrets(Protocol):
+    """Which jobs there are, and what their clients know; see `JobSecrets`."""
+
+    def names(self) -> list[str]:
+        """The jobs that there are now."""
+
+    def secret_of(self, job: str) -> bytes | None:
+        """What the clients of a job know; None where there is no such job."""
+
+
+class _OneJob:
+    """The secrets of a server of one job."""
+
+    def __init__(self, job: str, secret: bytes) -> None:
+        self._job, self._secret = job, secret
+
+    def names(self) -> list[str]:
+        return [self._job]
+
+    def secret_of(self, job: str) -> bytes | None:
+        return self._secret if job == self._job else None
 
 
 class StoreServer:
     """Serves one store to the processes of one job, on one address; `await StoreServer.start(…)` makes one.
 
+    `StoreServer.start_many(…)` serves many jobs, each with a store and a secret of its own.
+
     Attributes:
         host: the numeric address that it listens on.
         port: the port that it listens on.
-        instance: 16 random bytes of this very store; clients get them, authenticated, as its card.
+        instance: 16 bytes that name this very store; clients get them, authenticated (b'' with many jobs).
+        failure: why it stopped by itself; None while it has not.
     """
 
     host: str
     port: int
 
-    def __init__(self, identity: Identity, secret: bytes) -> None:
-        self.instance = identity.card
-        self._identity = identity
-        self._secret = secret
-        self._machine = StoreMachine()
+    def __init__(
+        self,
+        secrets: Secrets,
+        identity: Identity | None,
+        tls: Tls | None = None,
+        data: DataFolder | None = None,
+        limit: int = DEFAULT_LIMIT,
+    ) -> None:
+        self.failure: Exception | None = None
+        self._secrets = secrets
+        self._identity = identity  # of the one job that it serves
+        self._tls = tls
+        self._data = data
+        self._limit = limit
+        self._key = os.urandom(32) if data is None else data.key
+        self.instance = b"" if identity is None else instance_of(self._key, identity.job)
+        self._pool = None if data is None else ThreadPoolExecutor(_DISK_THREADS, "aiodist-store")
+        self._refusals = Refusals(_log)
+        self._most_strangers = places()
         self._loop = asyncio.get_running_loop()
         self._server: Listener | None = None
-        self._strangers: set[Connection] = set()
-        self._clients: dict[bytes, Connection] = {}
-        self._outbox: dict[Connection, list[bytes]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._encoder = Encoder()
-        self._packed: tuple[Any, bytes] = (None, pack(None))
-        self._alone = asyncio.Event()
+        self._strangers: dict[Connection, None] = {}  # in order of arrival
+        self._stores: dict[str, JobStore] = {}
+        self._early: dict[str, dict[Connection, list[bytes]]] = {}  # clients of stores that are being opened
+        self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
+        self._failed = asyncio.Event()
         self._count()
 
     @classmethod
-    async def start(cls, host: str, port: int, job: str, secret: bytes, *, rank: int = -1) -> StoreServer:
+    async def start(
+        cls,
+        host: str,
+        port: int,
+        job: str,
+        secret: bytes,
+        *,
+        rank: int = -1,
+        tls: Tls | None = None,
+        data: str | os.PathLike[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
+        disk: Disk | None = None,
+    ) -> StoreServer:
         """Listen on exactly `host` and `port` (0 picks a free one), and nowhere else.
 
         Args:
             job: the job's id; clients of another are refused.
             secret: what clients must know; with b"" whoever reaches the address gets in.
             rank: of the process that hosts the store, to be named in messages; -1 for none.
+            tls: for clients that come over TCP; None: they come without.
+            data: a folder to keep the store in: what was confirmed is there when a server is started on it
+                again. None: it lives in memory.
+            limit: bytes that the store may hold.
+            disk: for tests: what writes the files.
 
         Raises:
-            RendezvousError: the port is in use (names its owner), or the address is not of this host.
+            RendezvousError: the port is in use (names its owner), or the address is not of this host; or the
+                folder's files are damaged.
+            UsageError: the folder cannot be used, or another server does.
         """
-        self = cls(Identity(job, Purpose.store, rank, os.urandom(CLIENT_ID_BYTES)), secret)
+        identity = Identity(job, Purpose.store, rank)
+        return await cls._start(host, port, _OneJob(job, secret), identity, tls, data, limit, disk)
+
+    @classmethod
+    async def start_many(
+        cls,
+        host: str,
+        port: int,
+        secrets: Secrets,
+        *,
+        tls: Tls | None = None,
+        data: str | os.PathLike[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
+    ) -> StoreServer:
+        """Serve many jobs. Whoever names no job, or has the wrong secret, learns nothing about any.
+
+        Args:
+            secrets: the jobs and their secrets; asked again for each client.
+            limit: bytes that each job's store may hold.
+            more: as for `start`.
+
+        Raises:
+            Error: as in `start`.
+        """
+        return await cls._start(host, port, secrets, None, tls, data, limit, None)
+
+    @classmethod
+    async def _start(
+        cls,
+        host: str,
+        port: int,
+        secrets: Secrets,
+        identity: Identity | None,
+        tls: Tls | None,
+        data: str | os.PathLike[str] | None,
+        limit: int,
+        disk: Disk | None,
+    ) -> StoreServer:
         sock = await listen(host, port)
+        folder = None
+        try:
+            if data is not None:
+                folder = await asyncio.to_thread(DataFolder.open, data, disk)
+            self = cls(secrets, identity, tls, folder, limit)
+            try:
+                for job in secrets.names() if folder is not None or identity is not None else ():
+                    self._stores[job] = await self._recover(job)
+            except BaseException:
+                await self._close_stores(Status.away, "")
+                raise
+        except BaseException:
+            sock.close()
+            if folder is not None:
+                folder.close()
+            raise
         self.host, self.port = sock.getsockname()[:2]
         near = listen_near(self.host, self.port)
-        self._server = Listener([sock] if near is None else [sock, near], self._accept)
+        self._server = Listener([sock] if near is None else [sock, near], self._accept, self._turned_away)
         return self
 
     @property
     def clients(self) -> int:
         """Clients that are connected now."""
-        return len(self._clients)
+        return sum(len(store.clients) for store in self._stores.values())
+
+    @property
+    def generation(self) -> int:
+        """How many times a server was started on this folder; 0 where the store lives in memory."""
+        return 0 if self._data is None else self._data.generation
+
+    @property
+    def store(self) -> JobStore:
+        """The one that it serves, where it serves one job."""
+        [store] = self._stores.values()
+        return store
+
+    async def wait_failed(self) -> None:
+        """Return when the server has stopped by itself, because it could not write its files."""
+        await self._failed.wait()
 
     async def aclose(self, linger: float = 0.0) -> None:
-        """Stop serving. Clients that still wait are told that the store is closed.
+        """Stop serving. Clients that still wait are told that the store is closed, or, where it is durable,
+        that it is away: they wait for it to come back.
 
         Args:
             linger: wait up to so many seconds for all clients to leave by themselves.
         """
         server = self._server
-        if server is None:
-            return
-        if linger > 0:
+        if server is not None and linger > 0:
             try:
                 async with asyncio.timeout(linger):
                     await self._empty.wait()
             except TimeoutError:
-                _log.info("store closed with %d clients left after %g s", len(self._clients), linger)
-        if self._server is not server:  # closed by another task meanwhile
-            return
-        self._server = None
-        server.close()
-        goodbye = encode_response(0, Status.closing, pack("its host closed it"))
-        for connection in self._clients.values():
-            connection.write(goodbye)
-            connection.close()
-        for connection in self._strangers:
+                _log.info("store closed with %d clients left after %g s", self.clients, linger)
+        if self._server is not None and self._server is server:  # else closed by another task meanwhile
+            if self._data is None:
+                await self._stop(Status.closing, "its host closed it")
+            else:
+                await self._stop(Status.away, "its host closed it")
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _stop(self, status: Status, why: str) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for connection in list(self._strangers):
             connection.abort()
-        if self._timer is not None:
-            self._timer.cancel()
-        for abort in (False, True):
-            if abort:  # somebody does not read
-                for connection in self._clients.values():
-                    connection.abort()
+        for early in self._early.values():
+            for connection in early:
+                connection.abort()
+        self._refusals.rest()
+        await self._close_stores(status, why)
+        if not self.clients and self._strangers:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_SECONDS):
+                async with asyncio.timeout(1.0):
                     await self._empty.wait()
+        if self._data is not None:
+            self._data.close()
+
+    async def _close_stores(self, status: Status, why: str) -> None:
+        await asyncio.gather(*(store.aclose(status, why) for store in self._stores.values()))
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
 
     async def __aenter__(self) -> StoreServer:
         return self
@@ -128,102 +262,146 @@ class StoreServer:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    # Stores.
+
+    def _choose(self, job: str) -> tuple[Identity, bytes]:
+        """For the handshake: who to be for clients of a job, and what they must know."""
+        secret = self._secrets.secret_of(job)
+        if secret is None:
+            secret = os.urandom(32)  # nobody knows it, so this looks as if theirs were wrong
+        return self._presented(Identity(job, Purpose.store)), secret
+
+    def _presented(self, identity: Identity) -> Identity:
+        card = StoreCard(instance_of(self._key, identity.job), self.generation, self._data is not None)
+        return Identity(identity.job, Purpose.store, identity.rank, card.encode())
+
+    async def _recover(self, job: str) -> JobStore:
+        machine = StoreMachine(self._limit)
+        files = None
+        if self._data is not None:
+            files = await self._loop.run_in_executor(self._pool, self._data.recover, job, machine)
+            if files.cut:
+                _log.warning("%s", files.cut)
+        return JobStore(job, machine, files, self._pool, self._count, self._save_failed)
+
+    async def _open(self, job: str) -> None:
+        """Begin the store of a job whose first client has come."""
+        error: Exception | None = None
+        try:
+            self._retire()
+            self._stores[job] = await self._recover(job)
+        except (AiodistError, OSError) as failure:
+            _log.error("the store of job '%s' cannot be opened: %s", job, failure)
+            error = failure
+        early = self._early.pop(job)
+        for connection, payloads in early.items():
+            if error is None and self._server is not None:
+                self._admit(connection, self._stores[job])
+                try:
+                    self._stores[job].frames(connection, payloads)
+                except AiodistError as wrong:
+                    connection.close(wrong)
+                connection.resume()
+            else:
+                connection.abort()
+
+    def _retire(self) -> None:
+        """Let go of stores in memory whose jobs are over: no secret, no client. Files stay."""
+        for job, store in list(self._stores.items()):
+            if not store.clients and self._identity is None and self._secrets.secret_of(job) is None:
+                del self._stores[job]
+                self._spawn(store.aclose(Status.closing, ""))
+
+    def _save_failed(self, error: Exception) -> None:
+        """Nothing that was asked since the last commit may be confirmed: stop, so that nobody believes it."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        _log.critical(
+            "the store stops: its files cannot be written (%s). Nothing is lost that was confirmed; "
+            "see to the disk, then start it again",
+            describe(error),
+        )
+        self._spawn(self._stop_failed(f"its files cannot be written ({describe(error)})"))
+
+    async def _stop_failed(self, why: str) -> None:
+        await self._stop(Status.away, why)
+        self._failed.set()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     # Connections.
 
-    def _accept(self, sock: socket.socket) -> None:
-        handshake = Handshake.server(self._identity, self._secret, os.urandom(NONCE_BYTES))
-        connection = Connection(sock, handshake, self._ready, self._frames, self._lost)
-        self._strangers.add(connection)
+    def _accept(self, sock: socket.socket, deadline: float) -> None:
+        if is_stranger(sock):
+            self._turned_away(sock, "it runs under another user")
+            sock.close()
+            return
+        if len(self._strangers) >= self._most_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            self._refusals.say(oldest.peer_address, f"more than {self._most_strangers} shake hands")
+            oldest.abort()
+        secure: socket.socket | SecureSocket = sock
+        if self._tls is not None and sock.family != socket.AF_UNIX:
+            secure = SecureSocket(sock, self._tls, is_server=True)
+        connection = Connection(secure, self._handshake(), self._ready, self._frames, self._lost)
+        self._strangers[connection] = None
         self._count()
-        connection.start()
+        connection.start(deadline)
+
+    def _handshake(self) -> Handshake:
+        nonce = os.urandom(NONCE_BYTES)
+        if self._identity is None:
+            return Handshake.server(Identity("", Purpose.store), b"", nonce, self._choose)
+        secret = self._secrets.secret_of(self._identity.job)
+        return Handshake.server(self._presented(self._identity), secret or b"", nonce)
+
+    def _turned_away(self, sock: socket.socket, why: str) -> None:
+        self._refusals.say(address_of(sock), why)
 
     def _ready(self, connection: Connection) -> None:
         """A client has proven itself."""
         assert connection.handshake.peer is not None
-        client = connection.handshake.peer.card
+        job, client = connection.handshake.peer.job, connection.handshake.peer.card
         if len(client) != CLIENT_ID_BYTES:
             raise WireError(f"a client id of {len(client)} bytes")
         connection.client = client
-        connection.serves = True
-        self._strangers.discard(connection)
-        if (old := self._clients.get(client)) is not None:
-            # It came back before this side noticed that it was gone.
-            self._clients.pop(client)
-            old.abort()
-            self._feed(Disconnected(client))
-        self._clients[client] = connection
-        self._count()
-        self._feed(Connected(client))
+        if (store := self._stores.get(job)) is not None:
+            self._admit(connection, store)
+            return
+        if job not in self._early:
+            self._early[job] = {}
+            self._spawn(self._open(job))
+        self._early[job][connection] = []
+        connection.pause()
+
+    def _admit(self, connection: Connection, store: JobStore) -> None:
+        self._strangers.pop(connection, None)
+        connection.hand_over(store.frames, store.lost)
+        store.connected(connection)
 
     def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
-        """Requests arrived."""
-        client = connection.client
-        if self._clients.get(client) is not connection:
-            return
-        for payload in payloads:
-            id, settled, method, args = split_request(payload)
-            self._handle(Request(client, id, method, args, settled))
-        self._flush()
+        """Requests arrived with the handshake: of a client whose store was there, or is not yet."""
+        for early in self._early.values():
+            if connection in early:
+                early[connection] += payloads
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
-        """A connection ended."""
+        """A connection ended before a store had it."""
+        for early in self._early.values():
+            early.pop(connection, None)
         if connection in self._strangers:
-            self._strangers.discard(connection)
+            del self._strangers[connection]
             self._count()
             if isinstance(error, AiodistError):
-                _log.warning("refused %s: %s", connection.peer_address, error)
-            return
-        client = connection.client
-        if self._clients.get(client) is connection:
-            del self._clients[client]
-            self._count()
-            self._feed(Disconnected(client))
+                self._refusals.say(connection.peer_address, str(error))
 
     def _count(self) -> None:
-        if self._clients or self._strangers:
+        if self._strangers or self.clients:
             self._empty.clear()
         else:
             self._empty.set()
-
-    # The machine.
-
-    def _feed(self, event: Event) -> None:
-        self._handle(event)
-        self._flush()
-
-    def _handle(self, event: Event) -> None:
-        effects = self._machine.handle(event, self._loop.time())
-        for effect in effects:
-            if isinstance(effect, Wake):
-                if self._timer is not None:
-                    self._timer.cancel()
-                if self._server is not None:
-                    self._timer = self._loop.call_at(effect.at, self._feed, Tick())
-            elif (connection := self._clients.get(effect.client)) is not None:
-                answer = self._encode(effect, len(effects) > 1)
-                if connection in self._outbox:
-                    self._outbox[connection].append(answer)
-                else:
-                    self._outbox[connection] = [answer]
-
-    def _flush(self) -> None:
-        """One write for each client, however many answers it gets."""
-        outbox, self._outbox = self._outbox, {}
-        for connection, answers in outbox.items():
-            connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
-
-    def _encode(self, effect: Reply | Failure | Push, shared: bool) -> bytes:
-        id = effect.id
-        try:
-            if isinstance(effect, Reply):
-                if not shared:
-                    return self._encoder.reply(id, effect.value)
-                if effect.value is not self._packed[0]:  # a gather's answer goes to many
-                    self._packed = (effect.value, pack(effect.value))
-                return encode_response(id, Status.reply, self._packed[1])
-            if isinstance(effect, Push):
-                return encode_response(id, Status.push, pack(effect.value))
-            failure: list[Any] = [effect.kind, effect.message, effect.hint, effect.missing]
-        except WireError as error:
-            failure = ["usage", f"the answer is {error.message}", "Ask for fewer keys at a time", []]
-        return encode_response(id, Status.failure, pack(failure))

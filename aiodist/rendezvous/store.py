@@ -6,27 +6,34 @@ call that waits has a timeout, the store's own by default, and says what it wait
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 from aiodist.errors import RendezvousError, UsageError
+from aiodist.rendezvous.lease import Lease
+from aiodist.rendezvous.watch import Watch, WatchEvent
 from aiodist.timeouts import Timeout, seconds
+
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "MAX_KEY",
+    "Lease",
+    "Store",
+    "Value",
+    "Watch",
+    "WatchEvent",
+    "check_key",
+    "check_keys",
+    "check_value",
+    "closed_error",
+]
 
 DEFAULT_TIMEOUT = 300.0
 MAX_KEY = 4096
 
 Value = bytes | bytearray | memoryview | str
-
-
-class WatchEvent(NamedTuple):
-    """One change under a watched prefix; `value` is None where the key was deleted or its lease ran out."""
-
-    key: str
-    value: bytes | None
 
 
 class Store(ABC):
@@ -85,6 +92,14 @@ class Store(ABC):
         key stays absent and `expected` is returned.
         """
 
+    async def claim(self, key: str, value: Value) -> bytes:
+        """Set a key for as long as this process is a client, unless it holds something → what it holds now.
+
+        The key goes two seconds after the connection has ended without goodbye, where it is not replaced; a
+        goodbye leaves it. A key that holds nothing is free. (A store without connections keeps it.)
+        """
+        return await self.compare_set(key, b"", value)
+
     @abstractmethod
     async def delete_key(self, key: str) -> bool:
         """Delete a key → whether it was there."""
@@ -127,97 +142,48 @@ class Store(ABC):
         state of every key always is.
         """
 
+    def lease(self, ttl: float) -> Lease:
+        """Keys that live as long as this process holds on to them.
+
+            async with store.lease(10) as lease:
+                await lease.set("workers/3", address)
+
+        Args:
+            ttl: seconds without renewal after which it ends, and its keys with it. It is renewed by itself,
+                three times as often; a store that was started again grants everybody one ttl anew. Where
+                this client's connection ends without goodbye and is not replaced within two seconds, it ends
+                then.
+        """
+        return Lease(self, ttl)
+
+    async def fence(self) -> int:
+        """A fencing token: a number larger than all that this store has given before, to leases too.
+
+        Write it beside what you write elsewhere, and have that place refuse smaller ones: then who was
+        replaced while it slept can do no harm.
+        """
+        raise UsageError(f"{type(self).__name__} gives no fencing tokens", hint="Use a TcpStore")
+
+    # What `Lease` is made of.
+
+    async def _begin_lease(self, ttl: float) -> int:
+        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use set(…, ttl=…)")
+
+    async def _keep_lease(self, token: int) -> bool:
+        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use set(…, ttl=…)")
+
+    async def _put_leased(self, token: int, key: str, value: Value) -> None:
+        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use set(…, ttl=…)")
+
+    async def _claim_leased(self, token: int, key: str, value: Value) -> bytes:
+        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use compare_set")
+
+    async def _drop_lease(self, token: int) -> bool:
+        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use set(…, ttl=…)")
+
     @abstractmethod
     async def aclose(self) -> None:
         """Let go of the store; what waits fails with `RendezvousError`. May be called again."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class Watch:
-    """The async iterator that `Store.watch` returns. Close it (`aclose`, `async with`) when done early.
-
-    Args:
-        on_close: called once when the reader closes it.
-    """
-
-    def __init__(self, on_close: Callable[[], None]) -> None:
-        self._on_close: Callable[[], None] | None = on_close
-        self._events: deque[WatchEvent] = deque()
-        self._revisions: dict[str, int] = {}
-        self._error: Exception | None = None
-        self._wakeup: asyncio.Future[None] | None = None
-        self._cut = 0
-        self._wants_all = True
-
-    def under(self, prefix: str) -> Watch:
-        """The same watch, reporting keys without `prefix`."""
-        self._cut += len(prefix)
-        return self
-
-    def restart(self) -> None:
-        """The next news are all that exists: the store was asked afresh."""
-        self._wants_all = True
-
-    def feed(self, news: Sequence[Sequence[Any]]) -> None:
-        """News of the store: [key, value or None, revision] each."""
-        if self._wants_all:
-            self._wants_all = False
-            for gone in self._revisions.keys() - {key for key, _, _ in news}:
-                del self._revisions[gone]
-                self._events.append(WatchEvent(gone, None))
-        for key, value, revision in news:
-            if value is None:
-                self._revisions.pop(key, None)
-            elif self._revisions.get(key) == revision:
-                continue
-            else:
-                self._revisions[key] = revision
-            self._events.append(WatchEvent(key, value))
-        self._wake()
-
-    def end(self, error: Exception | None) -> None:
-        """Nothing more will come; the reader sees what is left, then the error, or the end."""
-        self._error = error
-        self._on_close = None
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> WatchEvent:
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            if self._on_close is None:
-                raise StopAsyncIteration
-            if self._wakeup is not None:
-                raise UsageError("this watch is being read by another task already")
-            self._wakeup = asyncio.get_running_loop().create_future()
-            try:
-                await self._wakeup
-            finally:
-                self._wakeup = None
-        key, value = self._events.popleft()
-        return WatchEvent(key[self._cut :], value)
-
-    async def aclose(self) -> None:
-        """Stop watching; the iteration ends."""
-        on_close = self._on_close
-        self.end(None)
-        self._events.clear()
-        if on_close is not None:
-            on_close()
 
     async def __aenter__(self) -> Self:
         return self

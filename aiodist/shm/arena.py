@@ -131,7 +131,7 @@ class Window:
     def __init__(self, fd: int, nbytes: int) -> None:
         import fcntl
 
-        if not PAGE < nbytes <= ARENA_LIMIT or os.fstat(fd).st_size != nbytes:
+        if not PAGE < nbytes <= ARENA_LIMIT or nbytes % PAGE or os.fstat(fd).st_size != nbytes:
             raise WireError(f"an arena of {nbytes} bytes that has {os.fstat(fd).st_size}")
         # Without the seal on its size, its owner could cut it off under us (SIGBUS).
         if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:

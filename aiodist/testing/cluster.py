@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
+from aiodist.group.beginning import first_epoch
 from aiodist.group.default import override
+from aiodist.group.job import Job
+from aiodist.group.newcomer import join_running
 from aiodist.group.world import Settings, World
+from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
+from aiodist.testing.chaos import Chaos, Crashed, Process
 from aiodist.transport.base import Endpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 
@@ -30,6 +36,7 @@ async def run_cluster(
     limits: Thresholds = DEFAULTS,
     timeout: float = 30.0,
     return_exceptions: bool = False,
+    chaos: Chaos | None = None,
 ) -> list[T]:
     """Run `main(pg)` once a rank, all in this loop, and return the results in rank order.
 
@@ -45,33 +52,140 @@ async def run_cluster(
         timeout: the groups' default, in seconds (virtual ones under `run_virtual`).
         return_exceptions: give the exception in a failed rank's place; else all that failed are raised as
             an ExceptionGroup (a BaseExceptionGroup if one was cancelled).
+        chaos: makes the processes, in place of `network` and `endpoint`, and their faults. A rank that it
+            crashes has `Crashed` as its result; newcomers end before this returns, their results are in
+            `chaos.joined`.
     """
-    shared = MemoryNetwork() if network is None else network
-    store = HashStore()
+    cluster = _Plain(size, network, endpoint) if chaos is None else _Faulty(chaos)
 
     async def rank_main(rank: int) -> T:
         async def leave() -> None:
             pass
 
-        settings = Settings("world", "cluster", "auto", {}, timeout, inline=True, limits=limits)
-        made = MemoryEndpoint(shared, rank) if endpoint is None else endpoint(rank)
-        world = World(made, size, settings, leave)
-        async with await world.open(store, "memory") as group:
+        settings = Settings(
+            *("world", "cluster", "auto", {}, timeout),
+            inline=True,
+            limits=limits,
+            uid=cluster.uid(rank),
+            hosts_store=cluster.hosts_store(rank),
+        )
+        job = cluster.job(rank, settings, leave)
+        made = await cluster.endpoint(rank, job)
+        async with await first_epoch(job, World(made, size, settings, job.end), job.store) as group:
             override.set(group)
             return await main(group)
 
+    async def newcomer(process: Process, main: Callable[[ProcessGroup], Awaitable[Any]], limit: float) -> Any:
+        assert chaos is not None
+
+        async def leave() -> None:
+            pass
+
+        settings = Settings(
+            *("world", "cluster", "auto", {}, timeout), inline=True, limits=limits, uid=process.uid
+        )
+        async with await join_running(chaos.job(process, settings, leave), limit) as group:
+            override.set(group)
+            return await main(group)
+
+    if chaos is not None:
+        chaos._enter = newcomer
     tasks = [
         asyncio.create_task(rank_main(rank), name=f"rank {rank}", context=contextvars.copy_context())
         for rank in range(size)
     ]
+    cluster.started(tasks)
     try:
-        results = await asyncio.gather(*tasks, return_exceptions=True)
+        results: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
+        if chaos is not None:
+            for rank, process in enumerate(chaos.processes[:size]):
+                if process.dead:
+                    results[rank] = Crashed(f"rank {rank} was crashed")
+            while not all(task.done() for task in chaos.joined):
+                await asyncio.gather(*chaos.joined, return_exceptions=True)
     finally:
+        if chaos is not None:
+            tasks += chaos.joined
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await store.aclose()
-    errors = [result for result in results if isinstance(result, BaseException)]
+        await cluster.aclose()
+    errors = [r for r in results if isinstance(r, BaseException) and not isinstance(r, Crashed)]
     if errors and not return_exceptions:
         raise BaseExceptionGroup(f"{len(errors)} of {size} ranks failed", errors)
-    return results  # type: ignore[return-value]
+    return results
+
+
+class _Plain:
+    """Processes to which nothing happens."""
+
+    def __init__(
+        self, size: int, network: MemoryNetwork | None, endpoint: Callable[[int], Endpoint] | None
+    ) -> None:
+        self._shared = MemoryNetwork() if network is None else network
+        self._endpoint = endpoint
+        self._store = HashStore()
+        self._places: dict[str, MemoryNetwork] = {}  # each draft of an epoch has a network of its own
+        self._uids = [os.urandom(UID_BYTES) for _ in range(size)]
+
+    def uid(self, rank: int) -> bytes:
+        """Of a rank's process."""
+        return self._uids[rank]
+
+    def hosts_store(self, rank: int) -> bool:
+        """Whether a rank's process hosts the store."""
+        return False
+
+    def job(self, rank: int, settings: Settings, leave: Callable[[], Awaitable[None]]) -> Job:
+        """A rank's."""
+
+        async def open_endpoint(rank: int, place: str) -> Endpoint:
+            if place not in self._places:
+                self._places[place] = MemoryNetwork(self._shared.delay)
+            return MemoryEndpoint(self._places[place], rank)
+
+        words = f"rank {rank}"
+        return Job(settings.uid, words, settings, self._store, open_endpoint, leave, host="memory")
+
+    async def endpoint(self, rank: int, job: Job) -> Endpoint:
+        """Of the first epoch."""
+        return MemoryEndpoint(self._shared, rank) if self._endpoint is None else self._endpoint(rank)
+
+    def started(self, tasks: list[asyncio.Task[T]]) -> None:
+        """The ranks' tasks."""
+
+    async def aclose(self) -> None:
+        """Let go of the store."""
+        await self._store.aclose()
+
+
+class _Faulty:
+    """Processes that `Chaos` makes."""
+
+    def __init__(self, chaos: Chaos) -> None:
+        self._chaos = chaos
+
+    def uid(self, rank: int) -> bytes:
+        """Of a rank's process."""
+        return self._chaos.processes[rank].uid
+
+    def hosts_store(self, rank: int) -> bool:
+        """Whether a rank's process hosts the store."""
+        return self._chaos.hosted and rank == 0
+
+    def job(self, rank: int, settings: Settings, leave: Callable[[], Awaitable[None]]) -> Job:
+        """A rank's."""
+        return self._chaos.job(self._chaos.processes[rank], settings, leave)
+
+    async def endpoint(self, rank: int, job: Job) -> Endpoint:
+        """Of the first epoch."""
+        return await job.open_endpoint(rank, "")
+
+    def started(self, tasks: list[asyncio.Task[T]]) -> None:
+        """The ranks' tasks, before they run."""
+        for task in tasks:
+            self._chaos.process().task = task
+
+    async def aclose(self) -> None:
+        """Let go of the stores."""
+        await self._chaos.aclose()

@@ -10,6 +10,7 @@ import itertools
 import os
 import subprocess
 import unittest
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,11 +30,13 @@ class Hosts:
         unittest.SkipTest: on entering: this user, or this machine, has no network namespaces.
 
     Attributes:
+        count: of hosts.
         env: environment variables of the ranks: rank 0, on the first host, has the store.
     """
 
     def __init__(self, count: int, rate: str | None = None) -> None:
         self.env = {"MASTER_ADDR": f"{_NETWORK}.1", "MASTER_PORT": str(_PORT), "AIODIST_STORE": ""}
+        self.count = count
         self._rate = rate
         name = f"aiodist-{os.getpid()}-{next(_number)}"
         self._names = [f"{name}-{host}" for host in range(count)]
@@ -43,7 +46,20 @@ class Hosts:
         """What a command that runs on a host begins with."""
         return ["nsenter", f"--net=/run/netns/{self._names[host]}"]
 
+    def address(self, host: int) -> str:
+        """A host's address, which all of them reach."""
+        return f"{_NETWORK}.{host + 1}"
+
+    def neighbour(self, host: int, other: int, hardware: str | None) -> None:
+        """Have one host believe that another has this hardware address; None: what it finds out by itself."""
+        entry = [self.address(other), "dev", "eth0"]
+        if hardware is None:
+            _ip(self._names[host], "neigh", "del", *entry)
+        else:
+            _ip(self._names[host], "neigh", "replace", *entry, "lladdr", hardware, "nud", "permanent")
+
     def __enter__(self) -> Self:
+        _sweep()
         try:
             for name in self._names:
                 _run("ip", "netns", "add", name)
@@ -74,7 +90,7 @@ class Hosts:
                 _ip(first, "link", "set", port, "master", "eth0", "up")
                 for end, device in ((first, port), (name, "eth0")):
                     self._limit(end, device)
-            _ip(name, "address", "add", f"{_NETWORK}.{host + 1}/24", "dev", "eth0")
+            _ip(name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
             _ip(name, "link", "set", "eth0", "up")
             _ip(name, "link", "set", "lo", "up")
 
@@ -86,6 +102,14 @@ class Hosts:
     def _remove(self) -> None:
         while self._made:
             subprocess.run(["ip", "netns", "delete", self._made.pop()], check=False, capture_output=True)
+
+
+def _sweep() -> None:
+    """Take away what a killed process has left."""
+    places = Path("/run/netns")
+    for place in places.glob("aiodist-*-*-*") if places.is_dir() else ():
+        if not Path("/proc", place.name.split("-")[1]).exists():
+            subprocess.run(["ip", "netns", "delete", place.name], check=False, capture_output=True)
 
 
 def _ip(name: str, *arguments: str) -> None:

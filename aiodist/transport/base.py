@@ -208,9 +208,12 @@ class ControlLink(ABC):
         on_message: called with each message (bytes). Nothing at all is delivered before it is set.
         on_closed: called once as (goodbye, cause) when the peer closes (goodbye True) or is gone (False).
             Not called after this side's own `close` or `kill`. Set it before `on_message`.
+        far: whether a network lies between: then the peer's host may fall silent, which ends the link as soon
+            as something that was sent is not acknowledged in time.
     """
 
     rank: int
+    far: bool
     on_message: Callable[[bytes], None]
     on_closed: Callable[[bool, str], None]
 
@@ -220,6 +223,11 @@ class ControlLink(ABC):
 
         A peer that reads nothing while a bounded queue fills up counts as lost.
         """
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Deliver now, from inside this call, all that has reached this process already, the peer's end
+        included. For whoever is about to judge the peer: what it wrote before its process ended is here."""
 
     @abstractmethod
     def close(self) -> None:
@@ -262,7 +270,9 @@ class Endpoint(ABC):
         said goodbye stays until the endpoint closes: what it published can still be read."""
 
     @abstractmethod
-    async def prove_local(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
+    async def prove_local(
+        self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = 5.0
+    ) -> set[int]:
         """Which of `ranks` share memory with this process, found by doing it; they are `neighbours`
         then. Bounded: who does not answer within seconds is not local.
 
@@ -270,6 +280,7 @@ class Endpoint(ABC):
             ranks: the candidates.
             linked: those of them that this process will want a control link to. Where it can, one comes
                 with the proof, so that `link_control` need not dial after `keep_neighbours`.
+            patience: seconds to wait for answers, at most.
 
         Raises:
             BackendUnavailable: this process must share memory, and cannot.
@@ -301,6 +312,11 @@ class Endpoint(ABC):
         """The process id of a peer on this host, as the kernel vouches for it; None where unknown."""
 
     @abstractmethod
+    def drop(self, rank: int) -> None:
+        """A rank was given up: end what connects us with it, take no channel from it any more. Posted
+        receives are forgotten, their sinks are not touched any more. Its end is not reported."""
+
+    @abstractmethod
     def cancel(self, context: int) -> None:
         """`cancel` on every channel that exists, both ways."""
 
@@ -309,9 +325,13 @@ class Endpoint(ABC):
         """`Outgoing.cancel` and `Incoming.retire` on every channel."""
 
     @abstractmethod
-    async def aclose(self) -> None:
+    async def aclose(self, linger: float | None = None) -> None:
         """Close gracefully: what was begun is sent, every peer is told goodbye; the wait is bounded.
-        Returns with no task, socket or mapping open."""
+        Returns with no task, socket or mapping open.
+
+        Args:
+            linger: seconds to wait for peers; None: the endpoint's own.
+        """
 
     @abstractmethod
     def kill(self) -> None:

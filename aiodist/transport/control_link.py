@@ -6,6 +6,8 @@ On a socket each message goes as a 32-bit little-endian length and its bytes; th
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import socket
 import struct
 from abc import abstractmethod
@@ -22,6 +24,13 @@ QUEUE_LIMIT = 1 << 20
 LINGER = 5.0
 """Seconds that a closed link waits for the peer's answer to goodbye."""
 
+UNACKNOWLEDGED = 0.9
+"""Seconds in which the peer's kernel has to acknowledge what was sent, where that can be set (Linux). It does
+so whatever its process does. Linux counts from the first retransmission, some 0.2 s after the sending. Not
+for links with bulk: a full window, too, looks like silence."""
+
+_DRAIN = 64  # reads at most: somebody may write without end
+_UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 _LENGTH = struct.Struct("<I")
 _GOODBYE = _LENGTH.pack(0)
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
@@ -37,6 +46,7 @@ class CallbackControl(ControlLink):
 
     def __init__(self, rank: int, forget: Callable[[ControlLink], None]) -> None:
         self.rank = rank
+        self.far = False
         self.on_closed = _ignore
         self._handler: Callable[[bytes], None] | None = None
         self._forget = forget
@@ -80,6 +90,10 @@ class SocketControl(CallbackControl):
     ) -> None:
         super().__init__(rank, forget)
         self._loop = loop
+        self.far = sock.family != getattr(socket, "AF_UNIX", None)
+        if self.far and hasattr(socket, "TCP_USER_TIMEOUT"):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNACKNOWLEDGED * 1000))
         self._sock = sock
         self._fd = sock.fileno()
         self._in = bytearray(leftover)
@@ -111,6 +125,14 @@ class SocketControl(CallbackControl):
 
     def kill(self) -> None:
         self._shut()
+
+    def drain(self) -> None:
+        if self._handler is None or self._closing:
+            return
+        self._parse()
+        for _ in range(_DRAIN):
+            if self._over or self._answering or not self._readable():
+                return
 
     def _begin(self) -> None:
         self._loop.call_soon(self._parse)
@@ -153,7 +175,12 @@ class SocketControl(CallbackControl):
         """Writing failed; what the peer said before is still worth reading, up to the end."""
         while not self._over and not self._answering and self._readable():
             pass
-        self._lost(error.strerror or str(error))
+        self._lost(self._words(error))
+
+    def _words(self, error: OSError) -> str:
+        if self.far and error.errno in _UNREACHABLE:
+            return f"its host does not answer (no acknowledgement for over {UNACKNOWLEDGED:g} s)"
+        return error.strerror or str(error)
 
     # Reading.
 
@@ -169,7 +196,7 @@ class SocketControl(CallbackControl):
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
-            self._lost(error.strerror or str(error))
+            self._lost(self._words(error))
             return False
         if not data:
             self._lost(NO_GOODBYE)
@@ -257,6 +284,9 @@ class MemoryControl(CallbackControl):
         check_message(message)
         if not self._over:
             self._out.push(bytes(message))
+
+    def drain(self) -> None:
+        """Nothing waits here: what is under way is in the loop's queue."""
 
     def close(self) -> None:
         self._stop(goodbye=True)

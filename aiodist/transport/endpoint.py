@@ -9,13 +9,18 @@ cards only save the attempt between hosts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
+from aiodist.environment import Tls
 from aiodist.errors import AiodistError, AuthenticationError, BackendUnavailable, PeerLost, UsageError
+from aiodist.net.lobby import PATIENCE, places
+from aiodist.net.near import is_stranger
+from aiodist.net.refusals import Refusals, address_of
 from aiodist.shm.arena import available
 from aiodist.shm.home import Home, Neighbour
 from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
@@ -23,7 +28,7 @@ from aiodist.transport.control_link import SocketControl
 from aiodist.transport.dialing import boot_id, connect_tcp, connect_unix, is_numeric
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import Acceptor, not_mine, unix_address
-from aiodist.transport.mail import Mailbox
+from aiodist.transport.mail import ANSWER_DEADLINE, Mailbox
 from aiodist.transport.mapped import MappedLink
 from aiodist.transport.peers import LINGER, ChannelEndpoint, Peer
 from aiodist.transport.stream import StreamLink
@@ -31,14 +36,10 @@ from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
 Mode = Literal["tcp", "shm", "auto"]
 
-GREETING_DEADLINE = 5.0
-"""Seconds that a stranger has to prove that it belongs here."""
-
 DIAL_DEADLINE = 20.0
 """Seconds in which a connection must stand."""
 
-GREETINGS = 1024
-"""Strangers that are greeted at a time; more wait in the backlog."""
+_log = logging.getLogger("aiodist.transport")
 
 
 class SocketEndpoint(ChannelEndpoint):
@@ -56,6 +57,7 @@ class SocketEndpoint(ChannelEndpoint):
         eager_budget: bytes per (channel, context); the same on every rank.
         linger: seconds that `aclose` waits for peers.
         home_nbytes: virtual bytes of the memory that this process shares; None: `home_bytes`.
+        tls: for connections over TCP; None: they go without.
         boot: names the host: ranks with another name are no neighbours. None: this host's boot id; others are
             for tests.
 
@@ -77,6 +79,7 @@ class SocketEndpoint(ChannelEndpoint):
         eager_budget: int = EAGER_BUDGET,
         linger: float = LINGER,
         home_nbytes: int | None = None,
+        tls: Tls | None = None,
         boot: str | None = None,
     ) -> None:
         super().__init__(loop, rank, eager_budget=eager_budget, linger=linger)
@@ -84,6 +87,7 @@ class SocketEndpoint(ChannelEndpoint):
             raise UsageError("shared memory needs Linux", hint="Set AIODIST_TRANSPORT=tcp")
         self._job = job
         self._secret = secret
+        self._tls = tls
         self._mode = mode
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._cards: dict[int, Mapping[str, Any]] = {}
@@ -92,7 +96,10 @@ class SocketEndpoint(ChannelEndpoint):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._links: set[StreamLink] = set()
         self._greetings: set[Greeting] = set()
-        self._acceptor = Acceptor(loop, self._welcome)
+        self._incoming: dict[Greeting, asyncio.Task[None]] = {}  # strangers, in order of arrival
+        self._most_strangers = places()
+        self._refusals = Refusals(_log)
+        self._acceptor = Acceptor(loop, self._welcome, self._turned_away)
         port = self._acceptor.listen_tcp(host)
         self.card = {"nonce": self._nonce, "tcp": [advertise or host, port]}
         self._mail: Mailbox | None = None
@@ -118,6 +125,7 @@ class SocketEndpoint(ChannelEndpoint):
         eager_budget: int = EAGER_BUDGET,
         linger: float = LINGER,
         home_nbytes: int | None = None,
+        tls: Tls | None = None,
     ) -> SocketEndpoint:
         """An endpoint on the running loop. The arguments are the class's, but `host` may be a name.
 
@@ -138,6 +146,7 @@ class SocketEndpoint(ChannelEndpoint):
             eager_budget=eager_budget,
             linger=linger,
             home_nbytes=home_nbytes,
+            tls=tls,
         )
 
     # Endpoint.
@@ -156,14 +165,16 @@ class SocketEndpoint(ChannelEndpoint):
     def neighbours(self) -> Mapping[int, Neighbour]:
         return {} if self._mail is None else self._mail.neighbours
 
-    async def prove_local(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
+    async def prove_local(
+        self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = ANSWER_DEADLINE
+    ) -> set[int]:
         self._check_open()
         asked = set(ranks)
         candidates = {rank for rank in asked if rank != self.rank and self._may_be_local(self._card(rank))}
         proved = asked & {self.rank}
         if self._mail is not None and candidates:
             try:
-                proved |= await self._mail.prove(candidates, linked)
+                proved |= await self._mail.prove(candidates, linked, patience)
             except BackendUnavailable:
                 if self._mode == "shm":
                     raise
@@ -200,6 +211,7 @@ class SocketEndpoint(ChannelEndpoint):
 
     def kill(self) -> None:
         self._acceptor.close()
+        self._refusals.rest()
         if self._mail is not None:
             self._mail.close()
         for task in tuple(self._tasks):
@@ -281,9 +293,10 @@ class SocketEndpoint(ChannelEndpoint):
             greeting = self._greeting(sock)
             try:
                 mine = Identity(self._job, purpose, self.rank, self._nonce)
-                theirs = await greeting.shake(
-                    Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
-                )
+                handshake = Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
+                if self._tls is not None and not greeting.is_unix:
+                    handshake.bind(await greeting.secure(self._tls, is_server=False))
+                theirs = await greeting.shake(handshake)
                 if theirs.rank != rank or theirs.card != card["nonce"]:
                     raise AuthenticationError(f"another process has taken the address of rank {rank}")
                 return await self._link(greeting, rank, purpose, dialed=True)
@@ -320,22 +333,36 @@ class SocketEndpoint(ChannelEndpoint):
 
     # Accepting.
 
-    def _welcome(self, sock: socket.socket) -> bool:
-        """A connection came in; whether another may come."""
-        self._spawn(self._greet(self._greeting(sock)))
-        return len(self._greetings) < GREETINGS
+    def _welcome(self, sock: socket.socket, deadline: float) -> None:
+        """A connection came in, and has something to say."""
+        if is_stranger(sock):
+            self._turned_away(sock, "it runs under another user")
+            sock.close()
+            return
+        if len(self._incoming) >= self._most_strangers:
+            oldest = next(iter(self._incoming))
+            self._refusals.say(oldest.peer_address, f"more than {self._most_strangers} shake hands")
+            self._incoming.pop(oldest).cancel()
+            oldest.close()  # a task that had no turn yet does not do it
+            self._greetings.discard(oldest)
+        greeting = self._greeting(sock)
+        self._incoming[greeting] = self._spawn(self._greet(greeting, deadline))
 
-    async def _greet(self, greeting: Greeting) -> None:
+    def _turned_away(self, sock: socket.socket, why: str) -> None:
+        self._refusals.say(address_of(sock), why)
+
+    async def _greet(self, greeting: Greeting, deadline: float) -> None:
         """See who dialed, and hand the connection over."""
         try:
-            async with asyncio.timeout(GREETING_DEADLINE):
+            async with asyncio.timeout_at(deadline):
                 mine = Identity(self._job, Purpose.data, self.rank, self._nonce)
-                theirs = await greeting.shake(
-                    Handshake.server(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
-                )
+                handshake = Handshake.server(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
+                if self._tls is not None and not greeting.is_unix:
+                    handshake.bind(await greeting.secure(self._tls, is_server=True))
+                theirs = await greeting.shake(handshake)
                 card = self._cards.get(theirs.rank)
                 if theirs.rank < 0 or (card is not None and card["nonce"] != theirs.card):
-                    return
+                    raise AuthenticationError(f"it is not the rank {theirs.rank} of this job")
                 peer = self._peer(theirs.rank)
                 if theirs.purpose is Purpose.data and (peer.ended or peer.receiver.link is not None):
                     return
@@ -346,12 +373,16 @@ class SocketEndpoint(ChannelEndpoint):
                 link.kill()
             else:
                 peer.receiver.attach(link)
-        except (OSError, AiodistError, TimeoutError):
-            pass  # it was told why; strangers are no concern of the group
+        except AiodistError as error:  # it was told why; strangers are no concern of the group
+            self._refusals.say(greeting.peer_address, str(error))
+        except TimeoutError:
+            self._refusals.say(greeting.peer_address, f"it did not prove itself within {PATIENCE:g} s")
+        except OSError:
+            pass  # it went away
         finally:
             greeting.close()
             self._greetings.discard(greeting)
-            self._acceptor.resume()
+            self._incoming.pop(greeting, None)
 
     def _greeting(self, sock: socket.socket) -> Greeting:
         greeting = Greeting(self._loop, sock)

@@ -11,8 +11,12 @@ import asyncio
 import os
 import socket
 import struct
+from typing import cast
 
+from aiodist.environment import Tls
 from aiodist.errors import AiodistError, WireError
+from aiodist.net.refusals import address_of
+from aiodist.net.secure import SecureSocket
 from aiodist.shm.arena import NONCE_BYTES, Arena, Window
 from aiodist.transport.mapped import ARENA_BYTES
 from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
@@ -32,15 +36,30 @@ class Greeting:
     Attributes:
         leftover: bytes that arrived behind what was asked for.
         is_unix: whether the peer is on this host.
+        peer_address: who it is, for a log.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self.leftover = b""
         self._loop = loop
-        self._sock: socket.socket | None = sock
+        self._sock: socket.socket | SecureSocket | None = sock
         self.is_unix = sock.family == socket.AF_UNIX
+        self.peer_address = address_of(sock)
         self._fds: list[int] = []
         self._watched = -1
+
+    async def secure(self, tls: Tls, *, is_server: bool) -> bytes:
+        """Put TLS on a TCP connection; what `Handshake.bind` takes.
+
+        Raises:
+            AuthenticationError, WireError: as `SecureSocket.shake_hands`.
+            ConnectionError: the peer went away.
+        """
+        assert isinstance(self._sock, socket.socket)
+        sock = self._sock = SecureSocket(self._sock, tls, is_server=is_server)
+        while not sock.shake_hands():
+            await self._readable(sock)
+        return sock.binding
 
     async def shake(self, handshake: Handshake) -> Identity:
         """Carry out a handshake.
@@ -75,7 +94,7 @@ class Greeting:
         """
         arena = Arena(ARENA_BYTES, os.urandom(NONCE_BYTES))
         try:
-            assert self._sock is not None
+            assert isinstance(self._sock, socket.socket)
             socket.send_fds(self._sock, [pack(Type.ARENA, word=arena.nbytes)], [arena.fd])
             arena.close_fd()
             frame = await self._frame()
@@ -106,17 +125,21 @@ class Greeting:
 
     def peer_pid(self) -> int | None:
         """The process at the other end, as the kernel says; None if it is not on this host."""
-        if self._sock is None or not self.is_unix or not hasattr(socket, "SO_PEERCRED"):
+        if (
+            not isinstance(self._sock, socket.socket)
+            or not self.is_unix
+            or not hasattr(socket, "SO_PEERCRED")
+        ):
             return None
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return _CREDENTIALS.unpack(raw)[0] or None
 
     def release(self) -> socket.socket:
-        """The socket, which is the caller's from now on."""
+        """The socket, which is the caller's from now on; with TLS what behaves like one (`SecureSocket`)."""
         sock, self._sock = self._sock, None
         assert sock is not None
         self._close_fds()
-        return sock
+        return cast("socket.socket", sock)
 
     def close(self) -> None:
         """Close what was not released. May be called twice."""
@@ -140,9 +163,10 @@ class Greeting:
     async def _receive(self) -> bytes:
         sock = self._sock
         assert sock is not None
-        await self._readable(sock)
+        if not (isinstance(sock, SecureSocket) and sock.pending()):
+            await self._readable(sock)
         try:
-            if not self.is_unix:
+            if isinstance(sock, SecureSocket) or not self.is_unix:
                 data = sock.recv(_READ)
             else:
                 data, ancillary, _flags, _address = sock.recvmsg(
@@ -159,7 +183,7 @@ class Greeting:
             raise ConnectionResetError("it closed the connection during the handshake")
         return data
 
-    async def _readable(self, sock: socket.socket) -> None:
+    async def _readable(self, sock: socket.socket | SecureSocket) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()
         self._watched = sock.fileno()
         self._loop.add_reader(self._watched, _wake, ready)

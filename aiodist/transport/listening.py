@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Callable
 
 from aiodist.errors import RendezvousError
+from aiodist.net.lobby import Enter, Lobby, Turned
 
 BACKLOG = 1024
 
+_AT_ONCE = 16  # connections that one turn of the loop accepts: a crowd must not hold it
 _PAUSE = 0.1  # seconds without accepting when the process is out of descriptors
 
 
@@ -19,13 +20,13 @@ class Acceptor:
 
     Args:
         loop: the event loop.
-        welcome: called with each new, non-blocking connection, which it owns; returns whether more may
-            come. If not, they wait in the backlog until `resume`.
+        welcome: called with each new, non-blocking connection that has something to say; see `Lobby`.
+        turned_away: called with each that had not; see `Lobby`.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, welcome: Callable[[socket.socket], bool]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, welcome: Enter, turned_away: Turned) -> None:
         self._loop = loop
-        self._welcome = welcome
+        self._lobby = Lobby(loop, welcome, turned_away)
         self._listeners: list[socket.socket] = []
         self._accepting = False
 
@@ -70,8 +71,9 @@ class Acceptor:
                 self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def close(self) -> None:
-        """Stop listening. May be called twice."""
+        """Stop listening; who has said nothing is cut off. May be called twice."""
         self._pause()
+        self._lobby.close()
         while self._listeners:
             self._listeners.pop().close()
 
@@ -88,7 +90,9 @@ class Acceptor:
                     self._loop.remove_reader(listener.fileno())
 
     def _accept(self, listener: socket.socket) -> None:
-        while self._accepting:
+        for _ in range(_AT_ONCE):
+            if not self._accepting:
+                return
             try:
                 sock, _address = listener.accept()
             except (BlockingIOError, ConnectionError, InterruptedError):
@@ -99,8 +103,7 @@ class Acceptor:
                 self._loop.call_later(_PAUSE, self.resume)
                 return
             sock.setblocking(False)
-            if not self._welcome(sock):
-                self._pause()
+            self._lobby.add(sock)
 
 
 def unix_address(name: bytes) -> bytes:

@@ -110,9 +110,11 @@ class Mailbox:
             self._reading = True
             self._loop.add_reader(self._sock.fileno(), self._read)
 
-    async def prove(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
+    async def prove(
+        self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = ANSWER_DEADLINE
+    ) -> set[int]:
         """Exchange letters with `ranks`, which were introduced; those who are neighbours in the end.
-        Those in `linked` are sent a line, too.
+        Those in `linked` are sent a line, too. Who does not answer in `patience` seconds is none.
 
         Raises:
             BackendUnavailable: this process can have no home.
@@ -128,7 +130,7 @@ class Mailbox:
         self._flush()
         pending = [self._waiting[rank] for rank in missing if rank in self._waiting]
         if pending and self._homeless is None:
-            await asyncio.wait(pending, timeout=ANSWER_DEADLINE)
+            await asyncio.wait(pending, timeout=min(patience, ANSWER_DEADLINE))
         for rank in missing:
             self._decided(rank)
         if self._homeless is not None:
@@ -231,12 +233,15 @@ class Mailbox:
             except OSError:
                 return  # nothing more
             descriptors = array.array("i")
-            pid = 0
+            pid, user = 0, -1
             for level, kind, payload in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     descriptors.frombytes(payload[: len(payload) // _INT * _INT])
                 elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    pid = _CREDENTIALS.unpack(payload)[0]
+                    pid, user, _ = _CREDENTIALS.unpack(payload)
+            if user != os.geteuid():  # it comes over TCP, as from another host
+                while descriptors:
+                    os.close(descriptors.pop())
             self._letter(data, list(descriptors), pid)
 
     def _letter(self, data: bytes, descriptors: list[int], pid: int) -> None:

@@ -73,7 +73,9 @@ class MemoryEndpoint(ChannelEndpoint):
     def neighbours(self) -> Mapping[int, Neighbour]:
         return {}
 
-    async def prove_local(self, ranks: Iterable[int], linked: Iterable[int] = ()) -> set[int]:
+    async def prove_local(
+        self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = 0.0
+    ) -> set[int]:
         hosts = self._network.hosts
         return set() if hosts is None else {rank for rank in ranks if hosts[rank] == hosts[self.rank]}
 

@@ -106,6 +106,14 @@ class ChannelEndpoint(Endpoint):
         peer = self._peers.get(rank)
         return None if peer is None else peer.pid
 
+    def drop(self, rank: int) -> None:
+        if self._closing:
+            return
+        peer = self._peer(rank)
+        peer.ended = True
+        peer.sender.fail()
+        peer.receiver.kill()
+
     def cancel(self, context: int) -> None:
         for peer in self._peers.values():
             peer.sender.cancel(context)
@@ -117,19 +125,20 @@ class ChannelEndpoint(Endpoint):
             peer.sender.cancel(context)
             peer.receiver.retire(context)
 
-    async def aclose(self) -> None:
+    async def aclose(self, linger: float | None = None) -> None:
         if self._closing:
             return
         self._closing = True
+        patience = self._linger if linger is None else min(linger, self._linger)
         self._stop_accepting()
         try:
             # First what we sent: a peer that has answered goodbye here has taken all of it, so that
             # it hears the goodbyes of the second step after the data.
             senders = [peer.sender for peer in self._peers.values()]
-            await self._close_all([_closer(sender) for sender in senders], self._linger)
+            await self._close_all([_closer(sender) for sender in senders], patience)
             receivers = [peer.receiver for peer in self._peers.values()]
             last = [receiver.close for receiver in receivers]
-            await self._close_all([*last, self._close_controls], min(self._linger, 1.0))
+            await self._close_all([*last, self._close_controls], min(patience, 1.0))
             await self._settle()
         finally:
             self.kill()

@@ -53,7 +53,7 @@ class Receiver(Incoming):
         rank: the peer.
         arrived: the observer's method, called as (rank, key, signature, nbytes).
         on_end: called as (rank, goodbye, cause) when the link ends by the peer or by accident.
-        eager_budget: the sender's; a quarter of it is returned at a time.
+        eager_budget: the sender's; a quarter of it is returned at a time, and no more is kept of a context.
         retired: contexts that are dead; shared by the channels of an endpoint, of which there may be many.
     """
 
@@ -70,9 +70,11 @@ class Receiver(Incoming):
         self.link: Link | None = None
         self._arrived = arrived
         self._on_end = on_end
+        self._budget = eager_budget
         self._batch = eager_budget // 4
         self._posted: dict[Key, _Receive] = {}
         self._stored: dict[Key, _Stored] = {}
+        self._kept: dict[int, int] = {}  # context → eager bytes that are stored, with their headers
         self._owed: dict[int, int] = {}  # context → credit not yet returned
         self._retired = set() if retired is None else retired
         self._cancelled: set[int] = set()
@@ -91,6 +93,7 @@ class Receiver(Incoming):
         if stored is not None and matches:
             del self._stored[key]
             if stored.data is not None:
+                self._kept[key[0]] -= nbytes + HEADER
                 self._deliver(sink, memoryview(stored.data))
                 self._credit(key[0], nbytes)
                 return True
@@ -118,6 +121,7 @@ class Receiver(Incoming):
         self.cancel(context)
         self._cancelled.discard(context)
         self._owed.pop(context, None)
+        self._kept.pop(context, None)
         for key in [key for key in self._stored if key.context == context]:
             del self._stored[key]
 
@@ -214,6 +218,10 @@ class Receiver(Incoming):
             self._credit(context, frame.nbytes)
             receive.done()
         elif context not in self._retired:
+            kept = self._kept.get(context, 0) + frame.nbytes + HEADER
+            if kept > self._budget:
+                raise WireError(f"more than {self._budget} bytes were sent before they were asked for, {key}")
+            self._kept[context] = kept
             self._stored[key] = _Stored(frame.nbytes, frame.signature, bytes(payload))
 
     def _offer(self, frame: Frame) -> None:

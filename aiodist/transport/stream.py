@@ -30,7 +30,7 @@ class StreamLink(WritingLink):
 
     Args:
         loop: the event loop.
-        sock: the connection, past its handshake.
+        sock: the connection, past its handshake; perhaps a `SecureSocket`.
         leftover: bytes that were read behind the handshake.
 
     Attributes:
@@ -42,6 +42,8 @@ class StreamLink(WritingLink):
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, leftover: bytes = b"") -> None:
         super().__init__(loop, sock)
         self.on_closed = None
+        # Whether something was read that the loop cannot know of; a plain socket keeps nothing back.
+        self._pending: Callable[[], bool] | None = getattr(sock, "pending", None)
         self._staging = memoryview(bytearray(max(_STAGING, len(leftover))))
         self._staging[: len(leftover)] = leftover
         self._start = 0
@@ -146,11 +148,18 @@ class StreamLink(WritingLink):
             self._finish(error.strerror or str(error))
         except WireError as error:
             self._finish(f"protocol error: {error.message}")
+        if total >= BURST and self._pending is not None and not self._over and self._pending():
+            self._loop.call_soon(self._read_rest)
         if self._low_water > 1 and not self._over:
             due = 1 if self._frame is None else self._frame.nbytes - self._at - self._filled
             if due < self._low_water:
                 self._wake_at(due)
         return total
+
+    def _read_rest(self) -> None:
+        """Go on with what TLS has decrypted already."""
+        if not self._over:
+            self._readable()
 
     def _took(self, nbytes: int) -> None:
         """Bytes were read to where `_readable` said."""

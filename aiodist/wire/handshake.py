@@ -8,7 +8,8 @@ Three messages, one round trip before the client may send:
 
 The transcript is HELLO and WELCOME (without its proof), so that each proof binds both nonces, both
 identities and the job; the role in front makes a reflected proof worthless. With an empty secret the
-proofs still bind the job, but prove nothing about who is there.
+proofs still bind the job, but prove nothing about who is there. Inside TLS both certificates stand in front
+of the transcript (`bind`): whoever sits in between with another certificate has another transcript.
 
 Either side may answer with REFUSED instead: one line that says why, worded for its reader, so that
 both ends of a failed connection report the same cause.
@@ -26,6 +27,7 @@ import enum
 import hmac
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiodist.errors import AiodistError, AuthenticationError, UsageError, WireError
@@ -43,7 +45,12 @@ _ORDER_CHAR = sys.byteorder[:1].encode()
 _HELLO = struct.Struct("<4sc16sBiBH")  # marker, order, nonce, purpose, rank, len(job), len(card)
 _PROOF_BYTES = 32
 _SAME_VERSION = "Install the same aiodist on every host"
-_SAME_SECRET = "Give every process of the job the same AIODIST_SECRET or AIODIST_SECRET_FILE"
+_SAME_SECRET = (
+    "Set AIODIST_SECRET to the same on every host, or copy ~/.aiodist/secret from one of them to the others: "
+    "hosts that share no home each made their own"
+)
+_SAME_TLS = "Set AIODIST_TLS_CERT, AIODIST_TLS_KEY and AIODIST_TLS_CA in every process of the job, or in none"
+_TLS_FIRST_BYTE = b"\x16"
 
 
 class Purpose(enum.IntEnum):
@@ -92,6 +99,9 @@ class Identity:
             raise UsageError(f"a handshake card has at most {MAX_CARD} bytes, this one {len(self.card)}")
 
 
+Choose = Callable[[str], tuple[Identity, bytes]]
+
+
 class Handshake:
     """One side of the handshake, without I/O.
 
@@ -104,7 +114,15 @@ class Handshake:
         leftover: bytes that arrived behind the handshake; they belong to the next protocol.
     """
 
-    def __init__(self, identity: Identity, secret: bytes, nonce: bytes, *, is_server: bool) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        secret: bytes,
+        nonce: bytes,
+        *,
+        is_server: bool,
+        choose: Choose | None = None,
+    ) -> None:
         if len(nonce) != NONCE_BYTES:
             raise UsageError(f"a handshake nonce has {NONCE_BYTES} bytes, got {len(nonce)}")
         self.done = False
@@ -114,10 +132,12 @@ class Handshake:
         self._secret = secret
         self._nonce = nonce
         self._is_server = is_server
+        self._choose = choose
         self._failed = False
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._transcript = b""
+        self._binding = b""
         if not is_server:
             self._transcript = _message(_Kind.hello, _pack_hello(identity, nonce))
             self._outbox += self._transcript
@@ -128,9 +148,25 @@ class Handshake:
         return cls(identity, secret, nonce, is_server=False)
 
     @classmethod
-    def server(cls, identity: Identity, secret: bytes, nonce: bytes) -> Handshake:
-        """The side that listened. A rank's listener (data or control) accepts both kinds of links."""
-        return cls(identity, secret, nonce, is_server=True)
+    def server(
+        cls, identity: Identity, secret: bytes, nonce: bytes, choose: Choose | None = None
+    ) -> Handshake:
+        """The side that listened. A rank's listener (data or control) accepts both kinds of links.
+
+        Args:
+            choose: for who serves many jobs: called with the job that the client names, it gives the identity
+                and the secret to go on with. For an unknown job that is a random secret, so that the client
+                learns no more than with a wrong one.
+        """
+        return cls(identity, secret, nonce, is_server=True, choose=choose)
+
+    def bind(self, certificates: bytes) -> None:
+        """Tie the proofs to the TLS session that carries them; call it before anything is sent or received.
+
+        Args:
+            certificates: digests of the server's and the client's, in this order.
+        """
+        self._binding = certificates
 
     def data_to_send(self) -> bytes:
         """What is to be written now; each byte is returned once."""
@@ -169,6 +205,12 @@ class Handshake:
     def _next_message(self) -> tuple[int, int, bytes, bytes] | None:
         inbox = self._inbox
         start = bytes(inbox[: len(_MAGIC)])
+        if start.startswith(_TLS_FIRST_BYTE):
+            raise self._refuse(
+                f"the {self._other()} uses TLS, this process does not",
+                f"this process uses TLS, the {'server' if self._is_server else 'client'} does not",
+                _SAME_TLS,
+            )
         if not _MAGIC.startswith(start):
             raise WireError(
                 f"the {self._other()} does not speak aiodist: its first bytes are {bytes(inbox[:16])!r}",
@@ -215,6 +257,7 @@ class Handshake:
                 _SAME_VERSION,
             )
         peer, marker, order, nonce = _unpack_hello(body)
+        theirs = printable(peer.job)
         if marker != _ORDER_MARKER or order != _ORDER_CHAR:
             raise self._refuse(
                 f"{them} has the other byte order than this process ({sys.byteorder}-endian)",
@@ -223,10 +266,13 @@ class Handshake:
             )
         if hmac.compare_digest(nonce, self._nonce):
             raise WireError(f"the {self._other()} sends this process its own words back")
+        if self._choose is not None:
+            self._identity, self._secret = self._choose(peer.job)
+            mine = self._identity
         if peer.job != mine.job:
             raise self._refuse(
-                f"{them} belongs to job '{peer.job}', this process to '{mine.job}'",
-                f"{me} belongs to job '{mine.job}', this process to '{peer.job}'",
+                f"{them} belongs to job '{theirs}', this process to '{mine.job}'",
+                f"{me} belongs to job '{mine.job}', this process to '{theirs}'",
                 "Two jobs share an address; give each its own port",
             )
         if peer.purpose not in (_ACCEPTS[mine.purpose] if self._is_server else (mine.purpose,)):
@@ -240,11 +286,14 @@ class Handshake:
     # Proofs.
 
     def _proof(self, role: bytes) -> bytes:
-        return _message(_Kind.proof, hmac.digest(self._secret, role + self._transcript, "sha256"))
+        return _message(_Kind.proof, self._digest(role))
+
+    def _digest(self, role: bytes) -> bytes:
+        return hmac.digest(self._secret, role + self._binding + self._transcript, "sha256")
 
     def _check_proof(self, body: bytes) -> None:
         role = b"client" if self._is_server else b"server"
-        expected = hmac.digest(self._secret, role + self._transcript, "sha256")
+        expected = self._digest(role)
         assert self.peer is not None
         if not hmac.compare_digest(body, expected):
             them = self._name(self.peer.rank, not self._is_server)
@@ -306,9 +355,28 @@ def _unpack_hello(body: bytes) -> tuple[Identity, bytes, bytes, bytes]:
     return identity, marker, order, nonce
 
 
+def refuse_plain() -> bytes:
+    """What a server that uses TLS answers to a client that does not, so that it knows why."""
+    return _message(_Kind.refused, f"this process does not use TLS, the server does\n{_SAME_TLS}".encode())
+
+
+def refused_plain(start: bytes, *, is_server: bool) -> AuthenticationError | None:
+    """The error for who expects TLS, and gets these first bytes; None where they may be TLS."""
+    if start.startswith(_MAGIC[:1]):
+        other = "client" if is_server else "server"
+        return AuthenticationError(f"the {other} does not use TLS, this process does", hint=_SAME_TLS)
+    if start[:1] not in (_TLS_FIRST_BYTE, b"\x15"):
+        return AuthenticationError(f"a peer that speaks neither TLS nor aiodist: it begins {start[:16]!r}")
+    return None
+
+
+def printable(text: str, limit: int = 400) -> str:
+    """A stranger's words as one line that a terminal or a log takes no orders from."""
+    return "".join(c if c.isprintable() else " " for c in text)[:limit]
+
+
 def _refusal(body: bytes, other: str) -> AuthenticationError:
     """A stranger's words: shown as one printable line each, nothing else."""
-    text = body.decode("utf-8", "replace")
-    message, _, hint = text.partition("\n")
-    message, hint = ("".join(c if c.isprintable() else " " for c in part)[:400] for part in (message, hint))
+    message, _, hint = body.decode("utf-8", "replace").partition("\n")
+    message, hint = printable(message), printable(hint)
     return AuthenticationError(message or f"the {other} refused this process without a reason", hint=hint)

@@ -23,6 +23,7 @@ from typing import Any
 import msgpack
 
 from aiodist.errors import WireError
+from aiodist.wire.bounded import unpack
 
 MAX_FRAME = 8 << 20
 _SIZE = struct.Struct("<I")
@@ -35,6 +36,7 @@ class Status(enum.IntEnum):
     failure = 1  # value: [kind, message, hint, missing ranks]
     push = 2  # value: news for a watch; more may follow under the same id
     closing = 3  # value: why; the server is about to end every connection on purpose (id 0)
+    away = 4  # value: why; likewise, but it may come back with all that it knows: ask again (id 0)
 
 
 _STATUSES = len(Status)
@@ -195,7 +197,7 @@ def split_response(payload: bytes) -> tuple[int, int, Any]:
 
 def _unpack(payload: bytes) -> Any:
     try:
-        return msgpack.unpackb(payload, strict_map_key=True, ext_hook=_no_extension)
+        return unpack(payload, strict_map_key=True, ext_hook=_no_extension)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"a message that cannot be read ({type(error).__name__})") from None
 

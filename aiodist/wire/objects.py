@@ -34,9 +34,11 @@ import numpy as np
 
 from aiodist.errors import AiodistError, UsageError, WireError
 from aiodist.types import BFLOAT16, DTYPE_CODES, DTYPES
+from aiodist.wire.bounded import unpack
 
 FORMAT = 1
 MAX_DEPTH = 100  # containers inside containers
+MAX_AXES = 64  # NumPy's most; to multiply a million extents would take minutes
 _HEAD = struct.Struct("<BQ")
 _COMPLEX = struct.Struct("<dd")
 _ARRAY = struct.Struct("<BB")  # dtype, flags; the shape follows, u64 each
@@ -360,7 +362,7 @@ class _Decoder:
 
     def decode(self) -> Any:
         """The object. Raises anything where the bytes are nonsense."""
-        value = msgpack.unpackb(
+        value = unpack(
             self._structure,
             ext_hook=self._extension,
             list_hook=self._list,
@@ -411,6 +413,9 @@ class _Decoder:
     def _array(self, payload: bytes) -> Any:
         code, flags = _ARRAY.unpack_from(payload)
         dtype = DTYPES[code]
+        if len(payload) > _ARRAY.size + 8 * MAX_AXES:
+            axes = (len(payload) - _ARRAY.size) // 8
+            raise WireError(f"an object that cannot be read (an array of {axes} axes)")
         shape = [extent for (extent,) in struct.iter_unpack("<Q", memoryview(payload)[_ARRAY.size :])]
         size = dtype.itemsize
         for extent in shape:

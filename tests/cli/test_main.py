@@ -72,7 +72,7 @@ def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     rows = dict(line.split(None, 1) for line in out.splitlines())
     assert (rows["rank"], rows["world_size"], rows["master_addr"]) == ("3", "4", "h")
-    assert rows["secret"] == "set" and "hush" not in out
+    assert rows["secret"] == "set (AIODIST_SECRET)" and "hush" not in out
     monkeypatch.setenv("RANK", "x")
     assert main(["env"]) == 2
     assert "RANK='x'" in capsys.readouterr().err
@@ -96,10 +96,10 @@ def test_store_serves_until_it_is_told_to_end() -> None:
 def test_store_without_secret_stays_on_loopback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("AIODIST_SECRET", "AIODIST_SECRET_FILE", "AIODIST_ALLOW_INSECURE"):
+    for name in ("AIODIST_SECRET", "AIODIST_SECRET_FILE", "AIODIST_ALLOW_INSECURE", "HOME"):
         monkeypatch.delenv(name, raising=False)
     assert main(["store", "--host", "0.0.0.0", "--port", "0"]) == 2
-    assert "without a secret is open to everybody" in capsys.readouterr().err
+    assert "refused to serve 0.0.0.0 without a secret" in capsys.readouterr().err
 
 
 def test_the_launcher_needs_no_numpy() -> None:

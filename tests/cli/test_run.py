@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,15 +55,19 @@ def test_every_option_with_underscores(script: str) -> None:
     made = plan(
         *("--nnodes=2", "--node_rank=1", "--nproc_per_node=3", "--master_addr=h", "--master_port=7"),
         *("--rdzv_id=j", "--log_dir=l", "--redirects=3", "--tee=0:1,2:2", "--local_ranks_filter=0,2"),
-        *("--max_restarts=0", "--monitor_interval=5", "--shutdown_timeout=2.5", "--local_addr=10.0.0.1"),
+        *("--max_restarts=2", "--monitor_interval=5", "--shutdown_timeout=2.5", "--local_addr=10.0.0.1"),
         *("--log_line_prefix_template=[$rank]", "--signals_to_handle=SIGTERM,SIGUSR1", "--role=r"),
-        *("--rdzv_conf=timeout=9,other=x", "--start_method=fork", script),
+        *("--rdzv_conf=timeout=9,last_call_timeout=4,other=x", "--start_method=fork"),
+        *("--on_failure=continue", script),
     )
     assert made == Plan(
         (sys.executable, "-u", script),
         nproc=3,
         nnodes=2,
+        last_call=4,
         node_rank=1,
+        max_restarts=2,
+        go_on=True,
         master_addr="h",
         master_port=7,
         job="j",
@@ -116,6 +121,38 @@ def test_default_port_of_several_nodes(script: str) -> None:
     assert plan("--nnodes=2:2", "--node-rank=0", "--master-addr=h", script).nnodes == 2
 
 
+def test_a_range_of_nodes(script: str) -> None:
+    made = plan("--nnodes=1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h:7", script)
+    assert (made.nnodes, made.max_nodes, made.most, made.node_rank) == (1, 4, 4, None)
+    assert (made.last_call, made.open_door, made.shown_nodes) == (30, True, "1:4")
+    static = plan("--nnodes=1:4", "--node-rank=3", "--master-addr=h", script)
+    assert (static.node_rank, static.master_port) == (3, 29500), "says who hosts; ranks are by arrival"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "RLIMIT_NPROC",
+            "--nproc-per-node 8 needs 8 processes, and the limit here is 7. Raise it with ulimit -u",
+        ),
+        (
+            "RLIMIT_NOFILE",
+            "--nproc-per-node 8 needs 64 open files, and the limit here is 7. Raise it with ulimit -n",
+        ),
+    ],
+)
+def test_more_workers_than_the_system_allows(
+    script: str, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    tight = getattr(resource, name)
+    infinite = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (7 if which == tight else infinite, infinite))
+    with pytest.raises(UsageError) as info:
+        plan("--nproc-per-node=8", script)
+    assert str(info.value).startswith(message)
+
+
 def test_timeout_from_aiodist_timeout(script: str) -> None:
     assert plan(script, AIODIST_TIMEOUT="7").meet_timeout == 7
 
@@ -126,14 +163,21 @@ def test_timeout_from_aiodist_timeout(script: str) -> None:
         (["--nproc-per-node=x"], "--nproc-per-node must be a number, auto, cpu or gpu, got 'x'"),
         (["--nproc-per-node=0"], "--nproc-per-node must be at least 1"),
         (["--nnodes=x"], "--nnodes must be a number"),
-        (["--nnodes=1:4"], "--nnodes 1:4"),
+        (["--nnodes=1:4"], "a job of 4 nodes needs --master-addr"),
+        (["--nnodes=1:x"], "--nnodes must be a number or MIN:MAX, got 'x'"),
+        (["--nnodes=4:1", "--rdzv-endpoint=h"], "--nnodes 4:1: the most is less than the least"),
+        (["--nnodes=0:2", "--rdzv-endpoint=h"], "--nnodes must be at least 1"),
+        (["--nproc-per-node=5000"], "--nproc-per-node 5000 is more than one node takes (4096)"),
         (["--nnodes=2"], "needs --master-addr"),
         (["--nnodes=2", "--master-addr=h"], "needs --node-rank"),
         (["--nnodes=2", "--master-addr=h", "--node-rank=2"], "--node-rank 2 is outside"),
         (["--node-rank=1"], "--node-rank 1 is outside"),
         (["--node-rank=x"], "--node-rank must be a number"),
         (["--master-port=x"], "--master-port must be a number"),
-        (["--max-restarts=3"], "--max-restarts: restarts do not exist yet"),
+        (["--max-restarts=x"], "--max-restarts must be a number"),
+        (["--max-restarts=-1"], "--max-restarts must not be negative, got -1"),
+        (["--on-failure=restart"], "--on-failure restart has no meaning. Use stop or continue"),
+        (["--rdzv-conf=last_call_timeout=-1"], "last_call_timeout must not be negative"),
         (["--rdzv-backend=etcd"], "--rdzv-backend etcd"),
         (["--rdzv-conf=timeout"], "is not key=value"),
         (["--rdzv-conf=timeout=x"], "must be a number of seconds, got 'x'"),
@@ -172,7 +216,7 @@ def test_no_such_script_or_program() -> None:
             "there is no option --nporc_per_node. Did you mean --nproc-per-node?",
         ),
         (["-np", "2", "x.py"], "there is no option -np. Did you mean --nproc-per-node?"),
-        (["--colour", "2", "x.py"], "there is no option --colour. 'aiodist run --help' lists the options"),
+        (["--planet", "2", "x.py"], "there is no option --planet. 'aiodist run --help' lists the options"),
         (
             ["--nproc-per-node"],
             "argument --nproc-per-node: expected one argument. 'aiodist run --help' lists the options",

@@ -9,20 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.control.messages import EVERYBODY, MAX_BYTES, Message, Say, decode
+from aiodist.control.messages import EVERYBODY, MAX_BYTES, PING, Message, Say, decode
 from aiodist.errors import WireError
 
 WORD = st.integers(0, 2**64 - 1)
 RANK = st.integers(0, 10_000)
 TEXT = st.text(max_size=50)
 BODIES: dict[Say, st.SearchStrategy[tuple[Any, ...]]] = {
-    Say.lost: st.tuples(RANK, TEXT),
+    Say.lost: st.tuples(RANK, TEXT, st.integers(-1, 2**40)),
     Say.broken: st.tuples(WORD, TEXT, st.lists(RANK, max_size=5).map(tuple)),
     Say.stalled: st.tuples(WORD, WORD),
     Say.where: st.tuples(WORD, WORD),
     Say.here: st.tuples(WORD, WORD, st.booleans(), st.binary(max_size=32), TEXT),
     Say.missing: st.tuples(WORD, WORD, st.lists(RANK, max_size=20).map(tuple)),
     Say.left: st.tuples(WORD, RANK, WORD),
+    Say.motion: st.tuples(WORD, st.binary(max_size=50)),
 }
 MESSAGES = st.sampled_from(Say).flatmap(
     lambda say: st.builds(
@@ -93,8 +94,13 @@ def test_cut_and_flipped_messages(message: Message, data: st.DataObject) -> None
         pass
 
 
+def test_a_ping_is_no_message() -> None:
+    with pytest.raises(WireError):
+        decode(PING)
+
+
 def test_too_long_both_ways() -> None:
-    long = Message(Say.lost, 0, 1, EVERYBODY, 64, (1, "x" * MAX_BYTES))
+    long = Message(Say.lost, 0, 1, EVERYBODY, 64, (1, "x" * MAX_BYTES, -1))
     with pytest.raises(WireError, match=r"65536 are allowed"):
         long.encode()
     with pytest.raises(WireError, match=r"65536 are allowed"):

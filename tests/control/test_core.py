@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.control.core import ControlCore, Deliver, Effect, Transmit
+from aiodist.control.core import ControlCore, Deliver, Drop, Effect, Transmit
 from aiodist.control.messages import EVERYBODY, Message, Say
 from aiodist.control.overlay import neighbours
 
@@ -21,6 +22,7 @@ class Overlay:
         self.dead = dead
         self.links: dict[tuple[int, int], list[Message]] = {}
         self.delivered: dict[int, list[Message]] = {rank: [] for rank in range(size)}
+        self.dropped: dict[int, list[int]] = {rank: [] for rank in range(size)}
         self.sent = 0
 
     def carry_out(self, rank: int, effects: list[Effect]) -> None:
@@ -33,6 +35,9 @@ class Overlay:
                     self.sent += 1
                     if neighbour not in self.dead:
                         self.links.setdefault((rank, neighbour), []).append(message)
+                case Drop(lost):
+                    assert lost in self.cores[rank].lost
+                    self.dropped[rank].append(lost)
 
     def run(self) -> None:
         steps = 0
@@ -89,6 +94,91 @@ def test_loss_is_told_once_to_each_whoever_notices(size: int, seed: int) -> None
         reachable = {v for v in victims if set(neighbours(v, size)) & connected(size, victims, rank)}
         assert sorted(told) == sorted(reachable)
         assert overlay.cores[rank].lost.keys() == reachable
+        assert sorted(overlay.dropped[rank]) == sorted(reachable)
+
+
+@settings(max_examples=40, deadline=None)
+@given(size=st.integers(2, 64), seed=st.integers(0, 2**32), share=st.floats(0, 0.8), all_know=st.booleans())
+def test_message_to_one_rank_arrives_if_there_is_a_way(
+    size: int, seed: int, share: float, all_know: bool
+) -> None:
+    """Whatever dead ranks are in between; and whether all have heard of them, or only those beside them."""
+    rng = random.Random(seed)
+    dead = frozenset(rng.sample(range(size), int(size * share)))
+    living = [rank for rank in range(size) if rank not in dead]
+    overlay = Overlay(size, rng, dead)
+    for rank in living:
+        for gone in dead:
+            if all_know or gone in neighbours(rank, size):
+                overlay.cores[rank].lose(gone, "dead")  # what it would say of that is not said
+    for _ in range(8):
+        origin, target = rng.choice(living), rng.choice(living)
+        before = {rank: len(messages) for rank, messages in overlay.delivered.items()}
+        overlay.carry_out(origin, overlay.cores[origin].tell(target, Say.where, 1, 2))
+        overlay.run()
+        got = {rank for rank, messages in overlay.delivered.items() if len(messages) > before[rank]}
+        assert got == ({target} if target in connected(size, dead, origin) else set())
+        assert len(overlay.delivered[target]) <= before[target] + 1
+
+
+def test_message_goes_back_where_that_is_the_only_way() -> None:
+    core = ControlCore(3, 12)
+    for neighbour in core.neighbours:
+        if neighbour != 2:
+            core.depart(neighbour)
+    stuck = Message(Say.where, 0, 1, 8, 60, (1, 2))
+    looked_for = Message(Say.where, 0, 1, 8, 0, (1, 2))
+    assert core.receive(2, stuck) == [Transmit(2, looked_for)]
+    assert core.receive(2, looked_for) == []
+
+
+def test_a_loss_says_how_long_the_silence_was_and_whether_it_is_proven() -> None:
+    here, there, later = ControlCore(0, 4), ControlCore(1, 4), ControlCore(3, 4)
+    effects = here.lose(2, "does not answer", silence=1.2345, proven=True)
+    [news] = {effect.message for effect in effects if isinstance(effect, Transmit)}
+    assert news.body == (2, "does not answer", 1234)
+    assert Drop(2) in there.receive(0, news)
+    assert here.silence == there.silence == {2: 1.234}
+    assert here.proven == {2}
+    assert there.proven == set()  # hearsay
+    assert there.lose(2, "process 5 ended", proven=True) == []
+    assert there.proven == {2}
+    later.lose(2, "its connection ended")
+    assert later.silence == {}
+
+
+def test_whoever_hears_of_a_loss_tells_the_lost_rank_last() -> None:
+    core = ControlCore(1, 4)
+    news = Message(Say.lost, 0, 9, EVERYBODY, 64, (2, "stopped", 30000))
+    assert core.receive(0, news) == [Deliver(news), Transmit(3, news), Transmit(2, news), Drop(2)]
+    assert core.receive(3, Message(Say.lost, 3, 5, EVERYBODY, 64, (2, "stopped", 30000))) == []
+
+
+def test_who_was_given_up_accuses_nobody() -> None:
+    core = ControlCore(1, 4)
+    core.receive(0, Message(Say.lost, 0, 9, EVERYBODY, 64, (1, "stopped", 30000)))
+    assert core.lose(0, "connection ended without goodbye") == []
+    assert core.lost.keys() == {1}
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=st.integers(3, 40), seed=st.integers(0, 2**32))
+def test_two_that_cannot_reach_each_other_are_both_told(size: int, seed: int) -> None:
+    """Each accuses the other; others reach both. Nobody is left in the dark, and nobody else is accused."""
+    rng = random.Random(seed)
+    one = rng.randrange(size)
+    two = rng.choice(neighbours(one, size))
+    overlay = Overlay(size, rng)
+    for accuser, other in ((one, two), (two, one)):
+        overlay.carry_out(accuser, overlay.cores[accuser].lose(other, "its host does not answer"))
+    overlay.links.pop((one, two), None)
+    overlay.links.pop((two, one), None)
+    overlay.run()
+    for rank in range(size):
+        lost = overlay.cores[rank].lost.keys()
+        assert lost
+        assert lost <= {one, two}
+        assert len(overlay.delivered[rank]) == len(lost)
 
 
 def test_goodbye_is_no_loss() -> None:
@@ -96,7 +186,7 @@ def test_goodbye_is_no_loss() -> None:
     core.depart(2)
     assert core.lose(2, "process 5 ended") == []
     assert not core.lost
-    late = Message(Say.lost, 3, 1, EVERYBODY, 64, (2, "its connection ended"))
+    late = Message(Say.lost, 3, 1, EVERYBODY, 64, (2, "its connection ended", -1))
     assert not [effect for effect in core.receive(3, late) if isinstance(effect, Deliver)]
     assert not core.lost
     assert all(
@@ -126,11 +216,11 @@ def test_nobody_loses_itself() -> None:
 
 def test_who_is_counted_as_lost_by_others_is_told_once() -> None:
     core = ControlCore(1, 4)
-    message = Message(Say.lost, 0, 9, EVERYBODY, 64, (1, "spoke nonsense"))
+    message = Message(Say.lost, 0, 9, EVERYBODY, 64, (1, "spoke nonsense", -1))
     effects = core.receive(0, message)
     assert Deliver(message) in effects
     assert {effect.neighbour for effect in effects if isinstance(effect, Transmit)} == {2, 3}
-    again = core.receive(2, Message(Say.lost, 2, 4, EVERYBODY, 64, (1, "spoke nonsense")))
+    again = core.receive(2, Message(Say.lost, 2, 4, EVERYBODY, 64, (1, "spoke nonsense", -1)))
     assert not [effect for effect in again if isinstance(effect, Deliver)]
 
 
@@ -156,10 +246,19 @@ def test_message_without_a_way_is_dropped() -> None:
     assert core.flood(Say.left, 1, 0, 0) == []
 
 
-def test_message_does_not_travel_for_ever() -> None:
-    # Both think that the other is nearer: the number of hops ends it.
+@pytest.mark.parametrize("rank", [0, 3])
+def test_message_does_not_travel_for_ever(rank: int) -> None:
+    # Out of hops it is looked for, and passed on once.
     tired = Message(Say.where, 5, 1, 6, 0, (1, 2))
-    assert ControlCore(0, 12).receive(5, tired) == []
+    core = ControlCore(rank, 12)
+    first = core.receive(1, tired)
+    assert Transmit(1, tired) not in first
+    assert {effect.neighbour for effect in first if isinstance(effect, Transmit)} == set(core.neighbours) - {
+        1
+    }
+    assert core.receive(2, tired) == []
+    beside = ControlCore(7, 12)
+    assert beside.receive(1, tired) == [Transmit(6, tired)]
 
 
 def test_an_old_number_is_forgotten_only_after_thousands() -> None:

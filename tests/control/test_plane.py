@@ -5,19 +5,41 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from aiodist.control.messages import EVERYBODY, Message, Say, decode
+from aiodist.control.liveness import PATIENCE
+from aiodist.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.control.plane import ControlPlane
+from aiodist.group import ProcessGroup
+from aiodist.testing import VirtualLoop, run_cluster, run_virtual
 
 
 class FakeLink:
-    """Records what a neighbour would get."""
+    """Records what a neighbour would get; `waiting` is what it wrote and nobody has read, None its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, plane: ControlPlane, rank: int, far: bool = True) -> None:
         self.sent: list[Message] = []
+        self.pings = 0
         self.ending = ""
+        self.far = far
+        self.waiting: list[bytes | None] = []
+        self.plane = plane
+        self.rank = rank
 
     def send(self, message: bytes) -> None:
-        self.sent.append(decode(message))
+        assert not self.ending
+        if message == PING:
+            self.pings += 1
+        else:
+            self.sent.append(decode(message))
+
+    def drain(self) -> None:
+        while self.waiting and not self.ending:
+            message = self.waiting.pop(0)
+            if message is None:
+                self.plane.ended(self.rank, False, "connection ended without goodbye")
+            elif message:
+                self.plane.received(self.rank, message)
+            else:
+                self.plane.ended(self.rank, True, "")
 
     def close(self) -> None:
         self.ending = "goodbye"
@@ -31,10 +53,15 @@ class Ear:
 
     def __init__(self) -> None:
         self.lost: list[tuple[int, str]] = []
+        self.silence: list[float | None] = []
         self.heard: list[Message] = []
 
-    def rank_lost(self, rank: int, cause: str) -> None:
+    def rank_left(self, rank: int) -> None:
+        raise AssertionError(rank)
+
+    def rank_lost(self, rank: int, cause: str, silence: float | None) -> None:
         self.lost.append((rank, cause))
+        self.silence.append(silence)
 
     def said(self, message: Message) -> None:
         self.heard.append(message)
@@ -43,7 +70,7 @@ class Ear:
 def make(size: int = 4, rank: int = 0) -> tuple[ControlPlane, dict[int, FakeLink]]:
     """A plane with all its links."""
     plane = ControlPlane(rank, size)
-    links = {neighbour: FakeLink() for neighbour in plane.core.neighbours}
+    links = {neighbour: FakeLink(plane, neighbour) for neighbour in plane.core.neighbours}
     assert plane.awaited() == set(links)
     for neighbour, link in links.items():
         plane.attach(neighbour, link)
@@ -76,9 +103,87 @@ def test_loss_is_told_to_all_groups_and_to_later_ones() -> None:
     two = Ear()
     plane.subscribe(22, two)
     assert one.lost == two.lost == [(2, "reset by peer")]
+    assert one.silence == two.silence == [None]
     assert [len(links[n].sent) for n in (1, 2, 3)] == [1, 0, 1]
-    plane.lose(2, "process 5 ended")
+    assert plane.core.proven == set()
+    plane.lose(2, "process 5 ended", proven=True)
     assert len(one.lost) == 1
+    assert plane.core.proven == {2}
+
+
+def lost(rank: int, cause: str = "stopped", origin: int = 3, silence: int = -1) -> bytes:
+    return Message(Say.lost, origin, 77, EVERYBODY, 64, (rank, cause, silence)).encode()
+
+
+def test_what_was_given_up_is_told_so_and_then_everything_ends() -> None:
+    for hearsay in (False, True):
+        plane, links = make()
+        ear, ended = Ear(), list[tuple[int, list[tuple[int, str]]]]()
+        plane.subscribe(11, ear)
+        plane.on_lost = lambda rank: ended.append((rank, list(ear.lost)))  # noqa: B023
+        if hearsay:
+            plane.received(3, lost(2, silence=1500))
+            assert ear.silence == [1.5]
+        else:
+            plane.lose(2, "stopped")
+        assert ear.lost == [(2, "stopped")]
+        assert ended == [(2, [])]  # first the connections, then the groups
+        assert [message.body[:2] for message in links[2].sent] == [(2, "stopped")]
+        assert links[2].ending == "killed"
+        assert [links[n].ending for n in (1, 3)] == ["", ""]
+        plane.received(2, broken(11))  # nothing that it says is heard any more
+        again = FakeLink(plane, 2)
+        plane.attach(2, again)
+        assert again.ending == "killed"
+        assert not ear.heard
+        plane.flood(Say.left, 1, 0, 0)
+        assert len(links[2].sent) == 1
+
+
+@pytest.mark.parametrize("by", ["process", "hearsay", "connection"])
+def test_last_words_are_heard_before_the_loss(by: str) -> None:
+    plane, links = make()
+    ear = Ear()
+    plane.subscribe(11, ear)
+    links[2].waiting = [broken(11), lost(1, origin=2), None]
+    if by == "process":
+        plane.lose(2, "process 5 ended", proven=True)
+    elif by == "hearsay":
+        plane.received(3, lost(2, "process 5 ended"))
+    else:
+        links[2].drain()
+    assert [message.body[1] for message in ear.heard] == ["aborted"]
+    cause = "connection ended without goodbye" if by == "connection" else "process 5 ended"
+    assert ear.lost == [(1, "stopped"), (2, cause)]
+
+
+def test_a_goodbye_that_nobody_has_read_yet_is_no_loss() -> None:
+    plane, links = make()
+    ear = Ear()
+    plane.subscribe(11, ear)
+    links[2].waiting = [b""]
+    links[1].waiting = [None]
+    plane.lose(2, "process 5 ended", proven=True)
+    assert ear.lost == [(1, "connection ended without goodbye")]
+    assert plane.core.departed == {2}
+
+
+@pytest.mark.parametrize("by", ["its channels", "a process", "a control link"])
+def test_who_was_given_up_hears_that_before_it_accuses(by: str) -> None:
+    """The others went on, and ended, while this process was stopped; now it sees all of that at once."""
+    plane, links = make()
+    ear = Ear()
+    plane.subscribe(11, ear)
+    for link in links.values():
+        link.waiting = [lost(0), None]
+    if by == "a control link":
+        plane.ended(1, False, "reset by peer")
+    else:
+        plane.lose(1, "connection ended without goodbye", proven=by == "a process")
+    assert ear.lost == [(0, "stopped")]
+    assert plane.core.lost.keys() == {0}
+    plane.lose(3, "connection ended without goodbye")
+    assert ear.lost == [(0, "stopped")]
 
 
 def test_goodbye_is_told_to_nobody() -> None:
@@ -135,8 +240,11 @@ NONSENSE = [
     msgpack.packb([1, 2]),
     msgpack.packb([99, 2, 1, -1, 64, [1]]),
     msgpack.packb(["x" * 60_000, 2, 1, -1, 64, [1]]),
-    msgpack.packb([int(Say.lost), 2, 1, -1, 64, [{}, "why"]]),
-    msgpack.packb([int(Say.lost), 2, 1, -1, 64, ["two", "why"]]),
+    msgpack.packb([int(Say.lost), 2, 1, -1, 64, [{}, "why", -1]]),
+    msgpack.packb([int(Say.lost), 2, 1, -1, 64, ["two", "why", -1]]),
+    msgpack.packb([int(Say.lost), 2, 1, -1, 64, [3, "why"]]),
+    msgpack.packb([int(Say.lost), 2, 1, -1, 64, [3, "why", 0.5]]),
+    PING + PING,
     msgpack.packb([int(Say.broken), 2, 1, -1, 64, [{}, "lost"]]),
     msgpack.packb([int(Say.here), 2, 1, 0, 64, [1, 2, 3, 4, 5]]),
     msgpack.packb([int(Say.left), 2, 1, -1, 64, [[], 2, 0]]),
@@ -181,3 +289,114 @@ def test_lost_neighbours_are_not_awaited() -> None:
     assert plane.awaited() == {1, 2}
     plane.lose(2, "process 3 ended")
     assert plane.awaited() == {1}
+
+
+class Clocked:
+    """A plane that watches its neighbours, in virtual time."""
+
+    def __init__(self, near: tuple[int, ...] = ()) -> None:
+        self.loop = VirtualLoop()
+        self.plane = ControlPlane(0, 4)
+        self.links = {rank: FakeLink(self.plane, rank, rank not in near) for rank in (1, 2, 3)}
+        self.plane.attach(1, self.links[1])
+        self.plane.watch(self.loop, 0.25, 30.0)
+        self.plane.attach(2, self.links[2])
+        self.plane.attach(3, self.links[3])
+        self.ear = Ear()
+        self.plane.subscribe(11, self.ear)
+
+    def run(self, seconds: float, alive: tuple[int, ...] = ()) -> None:
+        """Let time pass; the living ping."""
+        end = self.loop.time() + seconds
+        while self.loop.time() < end:
+            for rank in alive:
+                self.plane.received(rank, PING)
+            self.loop.call_later(0.25, self.loop.stop)
+            self.loop.run_forever()
+
+    def block(self, seconds: float) -> None:
+        """The loop does not turn for so long."""
+        self.loop._clock.now += seconds
+
+    def close(self) -> None:
+        self.plane.close()
+        self.loop.close()
+
+
+def test_who_pings_lives_and_who_does_not_is_lost() -> None:
+    all_of_it = Clocked()
+    all_of_it.run(100, alive=(1, 2, 3))
+    assert all(395 <= link.pings <= 405 for link in all_of_it.links.values())
+    assert not all_of_it.ear.lost
+    all_of_it.run(29, alive=(1, 3))
+    assert not all_of_it.ear.lost
+    all_of_it.run(2, alive=(1, 3))
+    [(rank, cause)] = all_of_it.ear.lost
+    assert rank == 2
+    assert cause.startswith("its event loop has not turned for 30 s (stopped, or")
+    [silence] = all_of_it.ear.silence
+    assert silence is not None
+    assert 30 <= silence <= 31
+    assert all_of_it.links[2].ending == "killed"
+    all_of_it.run(100, alive=(1, 3))
+    assert len(all_of_it.ear.lost) == 1
+    all_of_it.close()
+
+
+def test_whoever_was_stopped_reads_first_and_accuses_nobody() -> None:
+    woken = Clocked()
+    woken.run(10, alive=(1, 2, 3))
+    woken.block(3600)
+    for link in woken.links.values():
+        link.waiting = [PING] * 10
+    woken.run(29.5)  # nobody says anything: but the hour does not count
+    assert not woken.ear.lost
+    for link in woken.links.values():
+        link.waiting = [PING]
+    woken.run(29.5)
+    assert not woken.ear.lost
+    for link in woken.links.values():
+        link.waiting = [lost(0), None]
+    woken.run(5)
+    assert woken.ear.lost == [(0, "stopped")]
+    pings = [link.pings for link in woken.links.values()]
+    woken.run(5)
+    assert [link.pings for link in woken.links.values()] == pings
+    woken.close()
+
+
+def test_silent_neighbours_of_this_host_are_not_pinged_for_long() -> None:
+    near = Clocked(near=(1, 2))
+    near.run(20, alive=(2, 3))
+    assert [link.pings > PATIENCE + 1 for link in near.links.values()] == [False, True, True]
+    near.close()
+
+
+def test_nothing_is_due_after_the_end() -> None:
+    for ending in ("close", "kill"):
+        over = Clocked()
+        over.run(1)
+        getattr(over.plane, ending)()
+        assert over.plane._timer is None
+        over.loop.run_until_complete(_nothing())
+        over.loop.close()
+
+
+async def _nothing() -> None:
+    pass
+
+
+def test_simulations_have_no_heartbeat() -> None:
+    async def main(pg: ProcessGroup) -> bool:
+        return pg._control._liveness is None and pg._control._timer is None
+
+    assert all(run_virtual(run_cluster(3, main)))
+
+
+def test_a_neighbour_that_left_is_not_watched() -> None:
+    left = Clocked()
+    left.plane.ended(1, True, "")
+    left.run(40, alive=(2, 3))
+    assert not left.ear.lost
+    assert left.links[1].pings == 0
+    left.close()

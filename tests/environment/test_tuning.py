@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.environment import Tuning, job_id, secret, split_address, store_address, tuning
+from aiodist.environment import Tuning, job_id, secret, split_address, store_address, store_url, tuning
 from aiodist.environment.thresholds import DEFAULTS
 from aiodist.errors import UsageError
 
@@ -31,7 +31,8 @@ def test_everything_set() -> None:
     found = tuning(environ)
     assert found == Tuning("tcp", False, 2.5, "10.0.0.1", None, True)
     assert found.eager_budget == 0
-    assert found.agreed == {"AIODIST_TRANSPORT": "tcp", "AIODIST_EAGER": "0", **DEFAULTS.agreed}
+    expected = {"AIODIST_TRANSPORT": "tcp", "AIODIST_EAGER": "0", "AIODIST_TLS": "0", **DEFAULTS.agreed}
+    assert found.agreed.items() >= expected.items()
     assert tuning({"AIODIST_SOCKET_IFNAME": "eth0"}).interface == "eth0"
     assert job_id({"TORCHELASTIC_RUN_ID": "r"}) == "r"
     assert job_id({"TORCHELASTIC_RUN_ID": "r", "AIODIST_JOB": "j"}) == "j"
@@ -53,6 +54,15 @@ def test_values_without_meaning(name: str, value: str, hint: str) -> None:
         tuning({name: value})
     assert f"{name}='{value}'" in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_signs_of_life() -> None:
+    found = tuning({"AIODIST_HEARTBEAT": "0.5", "AIODIST_EVICT_AFTER": "3600"})
+    assert (found.heartbeat, found.evict_after) == (0.5, 3600.0)
+    # Who says nothing for longer than the others expect would be given up.
+    assert found.agreed.items() >= {"AIODIST_HEARTBEAT": "0.5", "AIODIST_EVICT_AFTER": "3600"}.items()
+    with pytest.raises(UsageError, match="is less than four times AIODIST_HEARTBEAT"):
+        tuning({"AIODIST_HEARTBEAT": "0.5", "AIODIST_EVICT_AFTER": "1"})
 
 
 def test_host_or_interface() -> None:
@@ -84,3 +94,5 @@ def test_addresses() -> None:
             split_address(text)
     with pytest.raises(UsageError, match="AIODIST_STORE='here'"):
         store_address({"AIODIST_STORE": "here"})
+    assert store_url({"AIODIST_STORE": "etcd://a:2379"}) == "etcd://a:2379"
+    assert store_url({"AIODIST_STORE": "node-1:29500"}) is None

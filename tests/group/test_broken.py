@@ -13,6 +13,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from aiodist.types import Kind
 
 
 async def failure(awaitable: Awaitable[Any]) -> BaseException:
@@ -341,3 +342,21 @@ async def test_a_fault_in_a_later_step_breaks_the_group_and_hangs_nobody(
         await main(pg)
 
     await run_cluster(1 if large else 2, threaded)
+
+
+@pytest.mark.parametrize("claim", [-5, 1 << 60])
+async def test_a_member_that_claims_an_impossible_size_breaks_the_group(claim: int) -> None:
+    """Not one Work alone: the second step has its number, and others wait for it."""
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 0:
+            size = np.array([claim], np.int64)
+            await pg._issue(Kind.broadcast, size, size, size, size, 5, True, root=0, detail="of objects")
+            pg._reserve()
+        else:
+            with pytest.raises(dist.GroupBroken, match="has no memory for objects of"):
+                await pg.broadcast_object(src=0)
+        with pytest.raises(dist.GroupBroken, match="has no memory for objects of"):
+            await pg.barrier()
+
+    await run_cluster(3, main)

@@ -35,7 +35,7 @@ class Scene:
 
     def issue(self, seq: int, timeout: float, kind: Kind = Kind.all_reduce) -> Operation:
         call = Call(kind, seq, np.dtype(np.float32), (3,))
-        group: Any = type("Group", (), {"name": "world"})
+        group: Any = type("Group", (), {"name": "world", "epoch": 0})
         work: Work[Any] = Work(group, call, self.loop, Pulse(self.loop), True)
         operation = Operation(call, work, None, None, None, self.flight.ended)
         self.flight.issue(operation, timeout)

@@ -34,7 +34,7 @@ async def start(
     environ: Mapping[str, str], before: str = "", inside: str = "pass", **arguments: object
 ) -> asyncio.subprocess.Process:
     """A process that joins and sums, with nothing in its environment but what is given."""
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

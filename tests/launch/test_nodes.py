@@ -1,57 +1,113 @@
-"""Agents of several nodes over one store, in one loop: alarms, lost nodes, reports."""
+"""Agents of several nodes over one store, in one loop: alarms, lost nodes, reports, decisions."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from aiodist.launch.nodes import Nodes
-from aiodist.launch.plan import Seat
-from aiodist.launch.verdict import NodeReport
+from aiodist.errors import WireError
+from aiodist.launch.doors import Doors
+from aiodist.launch.nodes import Listener, Next, Nodes, Others, Tie
+from aiodist.launch.roster import Member, Roster
+from aiodist.launch.verdict import NodeReport, Verdict
 from aiodist.rendezvous.hash_store import HashStore
 
-SEAT = Seat(
-    node_rank=0,
-    nnodes=2,
-    first_rank=0,
-    nproc=1,
-    world_size=2,
-    master_addr="127.0.0.1",
-    master_port=1,
-    store="",
-    job="",
-    secret="",
-    host="h",
-)
+DOORS = Doors("j", "s")
+
+
+def roster(count: int, **more: int) -> Roster:
+    return Roster.of([Member(n, f"h{n}", n + 1) for n in range(count)], store_port=9, master_port=7, **more)
+
+
+def tie(id: int) -> Tie:
+    return Tie(id, "127.0.0.1", "127.0.0.1", DOORS, f"h{id}")
 
 
 def nodes(store: HashStore, count: int, **more: float) -> list[Nodes]:
-    return [Nodes(replace(SEAT, node_rank=n, nnodes=count), store, None, **more) for n in range(count)]
+    return [Nodes(tie(n), roster(count), store, None, **more) for n in range(count)]
+
+
+def listener() -> tuple[Listener, asyncio.Queue[object]]:
+    """What it hears: why there is trouble, and who is missed."""
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    return Listener(heard.put_nowait, heard.put_nowait), heard
+
+
+async def close(*members: Nodes) -> None:
+    await asyncio.gather(*(member.aclose() for member in members))
+
+
+def test_seats() -> None:
+    seat = Nodes(tie(1), roster(3), HashStore()).seat
+    assert (seat.node_rank, seat.nnodes, seat.first_rank, seat.nproc, seat.world_size) == (1, 3, 1, 2, 6)
+    assert (seat.store, seat.master_port, seat.secret, seat.newcomer) == ("127.0.0.1:9", 7, "s", False)
+    late = Nodes(tie(3), roster(3).grown(Member(3, "h3", 4)), HashStore()).seat
+    assert (late.node_rank, late.nnodes, late.first_rank, late.world_size) == (3, 4, 6, 10)
+    assert late.newcomer
+    early = Nodes(tie(0), roster(3).grown(Member(3, "h3", 4)), HashStore()).seat
+    assert (early.nnodes, early.world_size) == (3, 6), "what its workers were told stays"
 
 
 async def test_one_node_has_nobody_to_ask() -> None:
-    alone = Nodes(replace(SEAT, nnodes=1), None, None)
+    alone = Nodes(tie(0), roster(1), None)
     mine = NodeReport(0, "h")
-    alone.watch(lambda _stop: None)
+    ears, _ = listener()
+    await alone.watch(ears)
     assert await alone.take_turn() == 1
     await alone.alarm()
     await alone.publish(mine)
+    await alone.say_idle(True)
+    assert await alone.others() == Others(False, False)
+    assert [await alone.restarts(), await alone.take_restart(), await alone.restarts()] == [0, 1, 1]
     assert await alone.reports(mine) == [mine]
     await alone.aclose()
 
 
-@pytest.mark.parametrize("stop", [False, True])
-async def test_an_alarm_reaches_the_others_and_turns_count(stop: bool) -> None:
+@pytest.mark.parametrize("why", ["failure", "regroup"])
+async def test_an_alarm_reaches_the_others_and_turns_count(why: str) -> None:
     a, b = nodes(HashStore(), 2)
-    heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    b.watch(heard.set_result)
+    ears, heard = listener()
+    await b.watch(ears)
     assert await a.take_turn() == 1
-    await a.alarm(stop=stop)
-    assert await heard is stop
+    await a.alarm(why)
+    assert await heard.get() == why
     assert await b.take_turn() == 2
-    await asyncio.gather(a.aclose(), b.aclose())
+    await close(a, b)
+
+
+async def test_an_alarm_is_of_its_attempt() -> None:
+    store = HashStore()
+    a, b = nodes(store, 2)
+    await a.alarm()
+    await b.enter(roster(2, attempt=1))
+    ears, heard = listener()
+    await b.watch(ears)
+    await a.enter(roster(2, attempt=1))
+    await a.stop(15)
+    assert await heard.get() == "stop"
+    assert await store.get("agents/stop") == b"15"
+    await close(a, b)
+
+
+async def test_restarts_are_counted_together() -> None:
+    a, b = nodes(HashStore(), 2)
+    assert [await a.take_restart(), await b.take_restart(), await a.restarts()] == [1, 2, 2]
+    await close(a, b)
+
+
+async def test_what_the_others_do() -> None:
+    a, b, c = nodes(HashStore(), 3)
+    assert await a.others() == Others(True, False)
+    await b.say_idle(True, well=True)
+    assert await a.others() == Others(True, True)
+    await c.say_idle(True)
+    assert await a.others() == Others(False, True)
+    await c.say_idle(False)
+    c._lost[1].set()
+    assert await a.others() == Others(True, True)
+    assert await c.others() == Others(True, False), "of a lost node nothing counts"
+    await close(a, b, c)
 
 
 async def test_all_get_all_reports() -> None:
@@ -61,40 +117,95 @@ async def test_all_get_all_reports() -> None:
         await member.publish(report)
     for member, report in zip(members, mine, strict=True):
         assert sorted(await member.reports(report), key=lambda r: r.node_rank) == mine
-    await asyncio.gather(*(member.aclose() for member in members))
+    await close(*members)
+
+
+async def test_the_report_of_a_node_that_came_late_is_waited_for() -> None:
+    store = HashStore()
+    head, a = nodes(store, 2)
+    grown = roster(2).grown(Member(5, "h5", 1))
+    await store.set("agents/0/roster", grown.to_json())
+    late = Nodes(tie(5), grown, store)
+    reports = [NodeReport(n, "h") for n in range(3)]
+    for member, report in zip((head, a, late), reports, strict=True):
+        await member.publish(report)
+    assert sorted(await a.reports(reports[1]), key=lambda r: r.node_rank) == reports
+    await close(head, a, late)
 
 
 async def test_a_node_that_falls_silent_is_lost() -> None:
     a, b = nodes(HashStore(), 2, lease=0.2, beat=0.02)
-    store = a._store
-    assert store is not None
-    await store.set("agents/alive/1", b"", ttl=0.1)
-    trouble = asyncio.Event()
-    a.watch(lambda _stop: trouble.set())
-    await trouble.wait()
-    assert a.lost == (1,)
+    assert a.store is not None
+    await a.store.set("agents/alive/1", b"", ttl=0.1)
+    ears, heard = listener()
+    changed = asyncio.Event()
+    a.changed = changed.set
+    await a.watch(ears)
+    assert await heard.get() == (1,)
+    assert a.lost == (1,) and a.alive == {0}
+    assert changed.is_set()
     mine = NodeReport(0, "h")
     assert await a.reports(mine) == [mine]
-    await asyncio.gather(a.aclose(), b.aclose())
+    await close(a, b)
 
 
 async def test_a_node_that_has_reported_is_not_lost_when_it_goes() -> None:
     a, b = nodes(HashStore(), 2, lease=0.2, beat=0.02)
     await b.publish(NodeReport(1, "h1"))
-    a.watch(lambda _stop: None)
+    ears, _ = listener()
+    await a.watch(ears)
     mine = NodeReport(0, "h")
     assert await a.reports(mine) == [mine, NodeReport(1, "h1")]
-    await asyncio.gather(a.aclose(), b.aclose())
+    await close(a, b)
+
+
+async def test_who_was_given_up_by_the_others_notices() -> None:
+    """It slept for longer than its lease: the others have gone on without it."""
+    store = HashStore()
+    a, b = nodes(store, 2, lease=5.0, beat=0.01)
+    ears, heard = listener()
+    await b.watch(ears)
+    await store.get("agents/alive/1")
+    await store.delete_key("agents/alive/1")
+    assert await heard.get() == "failure"
+    assert b.lost == (0,)
+    await close(a, b)
 
 
 async def test_without_the_store_all_others_are_lost() -> None:
     store = HashStore()
     a, _b, _c = nodes(store, 3)
-    trouble = asyncio.Event()
-    a.watch(lambda _stop: trouble.set())
+    ears, heard = listener()
+    await a.watch(ears)
     await store.aclose()
-    await trouble.wait()
+    assert await heard.get() == "failure"
     mine = NodeReport(0, "h")
     assert await a.reports(mine) == [mine]
     assert a.lost == (1, 2)
+    assert await a.next(Verdict(1)) == Next()
     await a.aclose()
+
+
+async def test_the_heads_decision() -> None:
+    store = HashStore()
+    a, b, c = nodes(store, 3)
+    again = Next(Roster.of([Member(0, "h0", 1), Member(1, "h1", 2)], attempt=1), used=1)
+    await store.set("agents/0/next", again.to_json())
+    assert await b.next(Verdict(1)) == again
+    refused = await c.next(Verdict(1))
+    assert refused.roster is None and "had lost this one" in refused.error
+    assert again.roster is not None
+    await b.enter(again.roster)
+    assert (b.seat.nnodes, b.lost, b.key("x")) == (2, (), "agents/1/x")
+    await close(a, b, c)
+
+
+def test_a_decision_survives_json() -> None:
+    for before in (Next(), Next(signum=2, error="é", used=3), Next(roster(2), used=1)):
+        assert Next.from_json(before.to_json()) == before
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"used": "1"}', b'{"roster": {"members": 3}}', b"\xff"])
+def test_a_broken_decision_is_a_wire_error(data: bytes) -> None:
+    with pytest.raises(WireError):
+        Next.from_json(data)

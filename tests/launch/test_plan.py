@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,11 @@ SEAT = Seat(
         ({"node_rank": -1}, "--node-rank -1 is outside"),
         ({"master_port": 70000}, "--master-port 70000 is not a port"),
         ({"nnodes": 2, "node_rank": 0}, "needs --master-port"),
+        ({"nnodes": 3, "max_nodes": 2, "master_port": 1}, "--nnodes 3:2: the most is less than the least"),
+        ({"max_nodes": 2}, "needs --master-port"),
+        ({"max_nodes": 2, "node_rank": 2, "master_port": 1}, "--node-rank 2 is outside a job of 2"),
+        ({"max_restarts": -1}, "--max-restarts must not be negative, got -1"),
+        ({"last_call": -1.0}, "last_call_timeout must not be negative"),
         ({"shutdown_timeout": -1.0}, "--shutdown-timeout"),
         ({"meet_timeout": 0.0}, "must be positive"),
         ({"prefix": "${planet}"}, "unknown or broken placeholder"),
@@ -88,6 +94,24 @@ def test_worker_environment() -> None:
         "PYTHONUNBUFFERED": "1",
     }
     assert {name: env[name] for name in expected} == expected
+
+
+def test_environment_of_a_worker_that_is_started_again() -> None:
+    plan = Plan(("true",), 2, max_restarts=3)
+    env = worker_environment({"AIODIST_NEWCOMER": "1"}, plan, SEAT, 1, 2)
+    assert (env["RANK"], env["TORCHELASTIC_RESTART_COUNT"], env["AIODIST_RESTART_COUNT"]) == ("4", "2", "2")
+    assert env["TORCHELASTIC_MAX_RESTARTS"] == "3"
+    assert "AIODIST_NEWCOMER" not in env, "an outer launcher's word is not ours"
+    assert worker_environment({}, plan, replace(SEAT, newcomer=True), 1)["AIODIST_NEWCOMER"] == "1"
+
+
+def test_where_nodes_may_come_later() -> None:
+    assert not Plan(("true",), max_restarts=3).open_door, "one node alone"
+    several = Plan(("true",), nnodes=2, master_port=1)
+    assert not several.open_door and several.shown_nodes == "2"
+    assert replace(several, max_restarts=1).open_door
+    assert replace(several, max_nodes=4).open_door
+    assert replace(several, max_nodes=4).shown_nodes == "2:4"
 
 
 def test_what_the_user_tuned_stays() -> None:

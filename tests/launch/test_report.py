@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 from aiodist.launch.report import how_it_ended, render
 from aiodist.launch.verdict import Ending, NodeReport, Verdict, judge
@@ -97,6 +98,34 @@ def test_a_lost_node_is_named() -> None:
     assert "aiodist run: node 1 was lost ─" in text
     assert "node 1: lost" in text
     assert "rank 0 on box: stopped by aiodist run (SIGTERM)" in text
+
+
+def test_what_a_job_that_ended_well_has_survived() -> None:
+    gone = replace(ending(3, -9), forgiven=True)
+    assert render(Verdict(0, restarts=1, limit=3)) == "aiodist run: the job ended well after 1 restart\n"
+    verdict = Verdict(0, endings=(ending(0, 0), gone), spared=(1,), lost=(1,), restarts=2, limit=2)
+    assert render(verdict) == (
+        "aiodist run: the job ended well after 2 restarts, "
+        "without rank 3 (killed by SIGKILL after 1.50 s · host box), node 1 (lost)\n"
+    )
+    many = Verdict(0, endings=tuple(replace(ending(rank, 1), forgiven=True) for rank in range(8)))
+    assert render(many).endswith(", rank 4 (exit code 1 after 1.50 s · host box) and 3 more\n")
+
+
+def test_restarts_in_the_box() -> None:
+    again = replace(ending(1, 7), restarted=True)
+    verdict = judge([NodeReport(0, "box", (again, again, ending(1, 8), ending(0, 0)), turn=1)])
+    rows = render(replace(verdict, restarts=2, limit=2)).splitlines()
+    assert "│ rank 1: exit code 7; it was started again" in rows
+    assert rows[-3:-1] == ["│ 2 of 2 restarts were used", "│ exit code 8"]
+
+
+def test_why_there_is_no_other_attempt() -> None:
+    verdict = judge([NodeReport(0, "box", (ending(0, -15, asked=15),), lost=(1, 2), spared=(2,))], 3)
+    text = render(replace(verdict, error="only 1 of at least 2 nodes came"), nnodes=3)
+    assert text.startswith("╭─ aiodist run: node 1 was lost ─")
+    assert "│ only 1 of at least 2 nodes came\n" in text
+    assert "│ node 2: lost; its agent ended or became unreachable without a report; the job went on" in text
 
 
 def test_an_interrupted_job_gets_one_line() -> None:

@@ -12,6 +12,8 @@ from aiodist.launch.supervisor import (
     INTERRUPT_GRACE,
     SYMPTOM_GRACE,
     Asked,
+    Away,
+    Back,
     Elsewhere,
     Ended,
     Event,
@@ -111,24 +113,76 @@ def test_a_failure_elsewhere_gives_a_grace_too() -> None:
     assert machine.handle(Tick(), FAILURE_GRACE) == [Send(TERM, (0,)), Wake(30 + FAILURE_GRACE)]
 
 
+def test_nothing_follows_from_a_worker_that_may_come_back() -> None:
+    machine = Supervisor(2, 30)
+    assert machine.handle(Away(1), 1) == []
+    assert (machine.alive, machine.over, machine.may_return(1)) == ((0,), False, True)
+    assert machine.handle(Back(1), 2) == []
+    assert machine.alive == (0, 1)
+
+
+def test_it_is_not_over_while_somebody_may_come_back() -> None:
+    machine = Supervisor(2, 30)
+    machine.handle(Away(1), 1)
+    assert machine.handle(Ended(0, failed=False), 2) == []
+    assert not machine.over
+    assert machine.handle(Ended(1, failed=True), 3) == [Over()]
+
+
+def test_a_worker_that_does_not_come_back_stops_the_rest() -> None:
+    machine = Supervisor(2, 30)
+    machine.handle(Away(1), 1)
+    assert machine.handle(Ended(1, failed=True), 2) == [Wake(2 + FAILURE_GRACE)]
+
+
+def test_nobody_comes_back_once_the_end_is_near() -> None:
+    machine = Supervisor(3, 30)
+    machine.handle(Away(1), 1)
+    machine.handle(Elsewhere(), 2)
+    assert not machine.may_return(1), "in the grace"
+    assert machine.handle(Asked(TERM), 2.1) == [Send(TERM, (0, 2)), Wake(32.1)]
+    assert machine.handle(Away(2), 3) == [], "an end like any other"
+    assert machine.handle(Ended(1, failed=True), 3) == []
+    assert machine.handle(Ended(0, failed=True), 3) == [Over()]
+
+
+def test_the_operator_ends_a_job_in_which_only_restarts_are_awaited() -> None:
+    machine = Supervisor(1, 30)
+    machine.handle(Away(0), 1)
+    assert machine.handle(Asked(INT), 2) == [Over()]
+    assert machine.handle(Ended(0, failed=True), 3) == []
+    assert machine.over
+
+
 events = st.one_of(
     st.builds(Ended, st.integers(0, 4), st.booleans(), st.booleans()),
+    st.builds(Away, st.integers(0, 4)),
+    st.builds(Back, st.integers(0, 4)),
     st.builds(Asked, st.sampled_from([INT, TERM])),
     st.builds(Elsewhere, st.booleans()),
     st.just(Tick()),
 )
 
 
-@given(st.lists(st.tuples(events, st.floats(0, 20)), max_size=30))
+@given(st.lists(st.tuples(events, st.floats(0, 20)), max_size=40))
 def test_laws(script: list[tuple[Event, float]]) -> None:
     """Only living workers get signals, never a milder one than before; Over comes once, when all ended."""
     machine = Supervisor(5, 30)
-    alive, now, severity, overs = set(range(5)), 0.0, 0, 0
+    alive, away, now, severity, overs = set(range(5)), set[int](), 0.0, 0, 0
     order = {INT: 1, TERM: 2, KILL: 3}
     for event, passed in script:
         now += passed
+        if isinstance(event, Away) and event.local_rank in alive:
+            alive.discard(event.local_rank)
+            away |= set() if machine.stopping else {event.local_rank}
         if isinstance(event, Ended):
             alive.discard(event.local_rank)
+            away.discard(event.local_rank)
+        if isinstance(event, Back):
+            if not machine.may_return(event.local_rank):
+                continue  # the shell asks first
+            away.discard(event.local_rank)
+            alive.add(event.local_rank)
         for action in machine.handle(event, now):
             if isinstance(action, Send):
                 assert set(action.local_ranks) == alive
@@ -139,5 +193,8 @@ def test_laws(script: list[tuple[Event, float]]) -> None:
             else:
                 overs += 1
                 assert not alive
-    assert overs == (not alive)
+        if machine.stopping:
+            away.clear()
+    assert overs == (not alive and not away)
+    assert machine.over == bool(overs)
     assert machine.alive == tuple(sorted(alive))

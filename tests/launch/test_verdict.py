@@ -111,8 +111,37 @@ def test_those_who_noticed_a_lost_node_are_not_blamed() -> None:
     assert verdict.code == 3, "a failure of its own is its own"
 
 
+def test_what_was_mended_does_not_count() -> None:
+    again = ending(1, 7, restarted=True)
+    assert judge([report(0, ending(0), again, ending(1))]).code == 0
+    verdict = judge([report(0, ending(0), again, ending(1, 9, at_ns=5000), turn=1)])
+    assert (verdict.code, len(verdict.failures)) == (9, 1)
+
+
+def test_the_job_goes_on_without_some() -> None:
+    gone = ending(1, -9, forgiven=True)
+    verdict = judge([report(0, ending(0), gone)])
+    assert (verdict.code, verdict.culprit, verdict.failures) == (0, None, ())
+    verdict = judge([report(0, ending(0, 3, forgiven=True), gone)])
+    assert verdict.code == 3, "nobody was left to do the work"
+    stopped = ending(0, -signal.SIGTERM, asked=signal.SIGTERM)
+    assert judge([report(0, stopped, gone, turn=1, signum=signal.SIGTERM)]).code == 143
+
+
+def test_the_job_goes_on_without_a_node() -> None:
+    mine = report(0, ending(0), lost=(1,))
+    assert judge([mine], 2).code == 1
+    verdict = judge([replace(mine, spared=(1,))], 2)
+    assert (verdict.code, verdict.lost, verdict.spared) == (0, (1,), (1,))
+    verdict = judge([replace(mine, spared=(1,), lost=(1, 2))], 3)
+    assert (verdict.code, verdict.spared) == (1, (1,)), "node 2 was not to be missed"
+    nobody = replace(mine, spared=(1,), endings=(ending(0, 4, forgiven=True),))
+    assert judge([nobody], 2).code == 4
+
+
 def test_report_survives_json() -> None:
-    before = report(1, ending(2, 9, words=("a", "é")), turn=4, signum=2, lost=(0,))
+    before = report(1, ending(2, 9, words=("a", "é"), forgiven=True), turn=4, signum=2, lost=(0,))
+    before = replace(before, spared=(0,))
     assert NodeReport.from_json(before.to_json()) == before
 
 

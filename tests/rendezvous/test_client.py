@@ -12,10 +12,10 @@ from typing import cast
 import pytest
 
 from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.net.sockets import describe, interface_address, port_owner
 from aiodist.rendezvous import StoreServer, TcpStore, WatchEvent, exchange
 from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous import connection as connection_module
-from aiodist.rendezvous.sockets import describe, interface_address, port_owner
 from aiodist.testing.conformance_store import arrived
 from aiodist.wire.handshake import Handshake, Identity, Purpose
 
@@ -43,7 +43,7 @@ async def connect(server: StoreServer, rank: int = 1, timeout: float = 10.0) -> 
 
 def cut(server: StoreServer) -> None:
     """End every connection, as a network would."""
-    for connection in server._clients.values():
+    for connection in server.store.clients.values():
         connection.abort()
 
 
@@ -207,7 +207,7 @@ async def test_a_watch_survives_a_broken_connection(server: StoreServer) -> None
         await two.multi_set(["w/a", "w/b"], ["1", "1"])
         watch = one.watch("w/")
         assert [await anext(watch), await anext(watch)] == [WatchEvent("w/a", b"1"), WatchEvent("w/b", b"1")]
-        [connection] = [c for k, c in server._clients.items() if k == one._identity.card]
+        [connection] = [c for k, c in server.store.clients.items() if k == one._identity.card]
         connection.abort()
         await two.delete_key("w/a")
         await two.set("w/c", "2")
@@ -268,7 +268,7 @@ async def test_a_store_that_is_restarted_is_another(free_port: int) -> None:
         first._server.close()
         cut(first)
         async with await StoreServer.start(HOST, free_port, "job", b""):
-            with pytest.raises(RendezvousError, match="does not know this client any more"):
+            with pytest.raises(RendezvousError, match="is another one than before"):
                 await waits
             await store.aclose()
 
@@ -276,7 +276,7 @@ async def test_a_store_that_is_restarted_is_another(free_port: int) -> None:
 async def test_a_silent_store_is_a_timeout(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_GRACE", 0.0)
     async with await connect(server) as store:
-        monkeypatch.setattr(server, "_handle", lambda event: None)
+        monkeypatch.setattr(server.store, "_handle", lambda event: None)
         with pytest.raises(RendezvousTimeout, match=r"gave no answer to multi_get within 0.05 s"):
             await store.get("k", timeout=0.05)
         monkeypatch.undo()

@@ -159,7 +159,7 @@ async def test_a_name_that_means_loopback_is_pointed_out(
         return [(socket.AF_INET, ("127.0.1.1", port))]
 
     monkeypatch.setattr(handlers, "resolve", resolve)
-    monkeypatch.setattr("aiodist.rendezvous.sockets.resolve", resolve)
+    monkeypatch.setattr("aiodist.net.sockets.resolve", resolve)
     env = environ(0, 4, port, MASTER_ADDR="node-1", LOCAL_WORLD_SIZE="2")
     with caplog.at_level(logging.WARNING):
         async with await rendezvous("env://", timeout=5, environ=env):
@@ -180,7 +180,7 @@ async def test_peers_are_told_what_the_user_says(port: int) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("etcd://h:1", r"no known scheme\. There are: env://, tcp://, file://"),
+        ("zk://h:1", r"no known scheme\. There are: env://, tcp://, file://"),
         ("here", "no known scheme"),
         ("tcp://h", "is not host:port"),
         ("tcp://h:1", "needs rank and world_size"),

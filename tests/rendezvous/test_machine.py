@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiodist.rendezvous.events import (
@@ -133,7 +133,7 @@ def test_a_change_that_is_sent_again_happens_once() -> None:
     assert bench.ask(A, 1, "add", "n", 5) == [Reply(A, 1, 5)]
     bench.feed(Disconnected(A))
     bench.feed(Connected(A))
-    bench.ask(A, 2, "resume", [1])
+    bench.ask(A, 2, "resume", [1], 0)
     assert bench.ask(A, 1, "add", "n", 5) == [Reply(A, 1, 5)]
     assert bench.ask(A, 3, "add", "n", 1, settled=[1]) == [Reply(A, 3, 6)]
 
@@ -145,7 +145,7 @@ def test_answers_are_forgotten_when_the_client_has_them() -> None:
     assert len(bench.machine._sessions[A].answered) == 1
     bench.feed(Disconnected(A))
     bench.feed(Connected(A))
-    bench.ask(A, 100, "resume", [])
+    bench.ask(A, 100, "resume", [], 99)
     assert not bench.machine._sessions[A].answered
 
 
@@ -155,12 +155,13 @@ def test_a_gather_survives_a_short_absence() -> None:
     bench.feed(Disconnected(A))
     bench.ask(B, 1, "gather", "g", 1, 2, b"b", 50.0)
     bench.feed(Connected(A))
-    bench.ask(A, 2, "resume", [1])
+    bench.ask(A, 2, "resume", [1], 0)
     assert bench.ask(A, 1, "gather", "g", 0, 2, b"a", 50.0) == [Reply(A, 1, [b"a", b"b"])]
 
 
 def test_who_is_away_too_long_is_told_so() -> None:
     bench = Bench(A, B)
+    bench.ask(A, 9, "append", "k", b"answered, and perhaps never seen")
     bench.ask(A, 1, "gather", "g", 0, 2, b"a", 500.0)
     bench.feed(Disconnected(A))
     bench.wait(SESSION_GRACE - 1)
@@ -169,7 +170,7 @@ def test_who_is_away_too_long_is_told_so() -> None:
     assert bench.machine.clients == 1
     bench.ask(B, 1, "gather", "g", 0, 2, b"b", 1.0)  # its place is free again
     bench.feed(Connected(A))
-    for request in (("resume", [1]), ("gather", "g", 0, 2, b"a", 9.0), ("add", "n", 1)):
+    for request in (("resume", [1], 0), ("gather", "g", 0, 2, b"a", 9.0), ("add", "n", 1)):
         [failure] = bench.ask(A, 2, *request)
         assert isinstance(failure, Failure) and failure.kind == "lost"
     assert bench.ask(B, 2, "check", ["n"]) == [Reply(B, 2, False)]
@@ -203,7 +204,7 @@ def test_goodbye_leaves_nothing() -> None:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.randoms(use_true_random=False))
 def test_broken_connections_change_no_sum(rng: random.Random) -> None:
     """Requests and answers get lost at random and are sent again; every add counts once."""
@@ -222,7 +223,7 @@ def test_broken_connections_change_no_sum(rng: random.Random) -> None:
                 bench.feed(Disconnected(client))
                 bench.feed(Connected(client))
                 ids[client] += 1
-                bench.ask(client, ids[client], "resume", [id])
+                bench.ask(client, ids[client], "resume", [id], 0)
             [answer] = bench.ask(client, id, "add", "n", amount, settled=settled)
             if rng.random() < 0.7:  # else the answer is lost
                 break
@@ -295,6 +296,23 @@ def test_a_lease_that_is_another_clients_by_now_is_left_alone() -> None:
     bench.wait(RETURN_GRACE)
     bench.feed(Connected(B))
     assert not alive(bench, "k"), "too late"
+
+
+def test_a_claim_lasts_as_long_as_its_client() -> None:
+    bench = Bench(A, B)
+    assert bench.ask(A, 1, "claim", "k", b"a") == [Reply(A, 1, b"a")]
+    assert bench.ask(B, 1, "claim", "k", b"b") == [Reply(B, 1, b"a")]
+    bench.wait(1e6)
+    assert bench.ask(B, 2, "claim", "k", b"b") == [Reply(B, 2, b"a")]
+    bench.ask(A, 2, "compare_set", "k", b"a", b"")  # given back
+    assert bench.ask(B, 3, "claim", "k", b"b") == [Reply(B, 3, b"b")]
+    bench.feed(Disconnected(A))
+    bench.wait(RETURN_GRACE)
+    assert bench.ask(B, 4, "claim", "k", b"c") == [Reply(B, 4, b"b")]
+    bench.feed(Disconnected(B))
+    bench.wait(RETURN_GRACE)
+    bench.feed(Connected(C))
+    assert bench.ask(C, 1, "claim", "k", b"c") == [Reply(C, 1, b"c")]
 
 
 def test_watches_report_revisions() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -112,3 +114,105 @@ async def test_sizes_are_checked(message: bytes, sockets: Sockets) -> None:
         with pytest.raises(UsageError):
             link.send(message)
     end.link.kill()
+
+
+async def test_draining_delivers_all_that_is_here_and_the_end(sockets: Sockets) -> None:
+    end = End(sockets[0], struct.pack("<I", 2) + b"hi")
+    end.link.drain()
+    assert not end.messages  # nobody listens yet
+    end.listen()
+    for word in (b"one", b"two", bytes(CONTROL_MESSAGE)):
+        sockets[1].send(struct.pack("<I", len(word)) + word)
+    end.link.drain()
+    assert [len(message) for message in end.messages] == [2, 3, 3, CONTROL_MESSAGE]
+    assert not end.closed.done()
+    end.link.drain()
+    sockets[1].send(struct.pack("<I", 4) + b"last")
+    sockets[1].close()
+    end.link.drain()
+    assert end.closed.result() == (False, "connection ended without goodbye")
+    assert end.messages[4:] == [b"last"]
+    end.link.drain()
+
+
+async def test_draining_hears_a_goodbye_and_not_after_it(sockets: Sockets) -> None:
+    end = End(sockets[0])
+    end.listen()
+    sockets[1].send(struct.pack("<I", 0) + struct.pack("<I", 2) + b"no")
+    end.link.drain()
+    assert end.closed.result() == (True, "")
+    assert end.messages == []
+    memory = MemoryControl(asyncio.get_running_loop(), 1, lambda link: None)
+    memory.drain()
+
+
+async def test_a_listener_may_drain_again(sockets: Sockets) -> None:
+    end = End(sockets[0])
+    end.link.on_closed = lambda goodbye, cause: None
+
+    def hear(message: bytes) -> None:
+        end.messages.append(message)
+        end.link.drain()
+
+    end.link.on_message = hear
+    for number in range(5):
+        sockets[1].send(struct.pack("<I", 1) + bytes([number]))
+    await turn_until(lambda: len(end.messages) == 5)
+    assert end.messages == [bytes([number]) for number in range(5)]
+    end.link.kill()
+
+
+async def test_another_host_has_to_acknowledge_in_time() -> None:
+    loop = asyncio.get_running_loop()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+    ):
+        two, _ = server.accept()
+        one.setblocking(False)
+        link = SocketControl(loop, one, 3, lambda link: None)
+        assert link.far
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert 0 < one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) < 1250
+        link.kill()
+        two.close()
+
+
+class Dying:
+    """A connected socket whose kernel has given up; a wrapper, as TLS has one."""
+
+    family = socket.AF_INET
+
+    def __init__(self, sock: socket.socket, error: int) -> None:
+        self._sock = sock
+        self._error = error
+
+    def recv(self, nbytes: int) -> bytes:
+        raise OSError(self._error, os.strerror(self._error))
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        raise OSError(errno.ENOPROTOOPT, "not here")
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errno.ETIMEDOUT, "its host does not answer (no acknowledgement for over "),
+        (errno.EHOSTUNREACH, "its host does not answer (no acknowledgement for over "),
+        (errno.ECONNRESET, os.strerror(errno.ECONNRESET)),
+    ],
+)
+async def test_a_silent_host_is_called_so(error: int, words: str, sockets: Sockets) -> None:
+    end = End(Dying(sockets[0], error))  # type: ignore[arg-type]
+    assert end.link.far
+    end.listen()
+    sockets[1].send(b"!")
+    goodbye, cause = await end.closed
+    assert not goodbye
+    assert cause.startswith(words)

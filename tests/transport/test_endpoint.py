@@ -16,10 +16,10 @@ import msgpack
 import pytest
 
 from aiodist.errors import BackendUnavailable, PeerLost, RendezvousError, UsageError
+from aiodist.net import lobby
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder
 from aiodist.transport import SEGMENT, ControlLink, Into, Key, SocketEndpoint, mail
-from aiodist.transport import endpoint as module
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.listening import unix_address
 
@@ -104,7 +104,7 @@ async def test_a_second_process_with_a_rank_does_not_get_in() -> None:
 
 
 async def test_garbage_and_silence_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GREETING_DEADLINE", 0.01)
+    monkeypatch.setattr(lobby, "PATIENCE", 0.01)
     loop = asyncio.get_running_loop()
     async with endpoints() as (mine, theirs):
         for data in (b"GET / HTTP/1.1\r\n\r\n", b""):
@@ -123,7 +123,7 @@ async def test_garbage_and_silence_are_cut_off(monkeypatch: pytest.MonkeyPatch) 
 @needs_memfd
 @pytest.mark.parametrize("count", [1, 2])
 async def test_descriptors_of_strangers_are_closed(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GREETING_DEADLINE", 0.01)
+    monkeypatch.setattr(lobby, "PATIENCE", 0.01)
     loop = asyncio.get_running_loop()
     async with endpoints() as (_mine, theirs):
         reading, writing = os.pipe()

@@ -186,6 +186,15 @@ async def test_descriptors_of_strangers_are_closed(count: int, pipe: tuple[int, 
         assert not mine.neighbours
 
 
+async def test_a_letter_from_another_user(no_waiting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered, so that nobody waits, but its memory is not taken: they talk over TCP."""
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    async with mailboxes() as (mine, theirs):
+        proofs = await asyncio.gather(mine.prove([1]), theirs.prove([0]))
+        assert list(proofs) == [set(), set()]
+        assert not mine.neighbours and not theirs.neighbours
+
+
 async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, int]) -> None:
     async with mailboxes() as ranks:
         mine, _ = ranks

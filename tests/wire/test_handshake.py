@@ -128,6 +128,39 @@ def test_a_stranger_is_refused_and_both_hear_why(
     assert not one.done and not two.done
 
 
+def test_the_proofs_are_bound_to_the_certificates() -> None:
+    one, two = client(), server()
+    one.bind(b"certificates")
+    two.bind(b"certificates")
+    assert exchange(one, two) == [] and one.done and two.done
+    for other in (b"", b"others"):
+        one, two = client(), server()
+        one.bind(b"certificates")
+        two.bind(other)
+        [at_client, at_server] = exchange(one, two)
+        assert "another secret" in str(at_client) and "another secret" in str(at_server)
+        assert not one.done and not two.done
+
+
+def test_tls_on_one_side_only_is_said_on_both() -> None:
+    two = server()
+    with pytest.raises(
+        AuthenticationError, match=r"^the client uses TLS, this process does not\. Set AIODIST_TLS"
+    ):
+        two.receive(b"\x16\x03\x01")
+    answer = two.data_to_send()
+    refused = handshake.refused_plain(answer, is_server=False)
+    assert refused is not None and refused.message == "the server does not use TLS, this process does"
+    one = client()
+    refused = handshake.refused_plain(one.data_to_send(), is_server=True)
+    assert refused is not None and refused.message == "the client does not use TLS, this process does"
+    with pytest.raises(
+        AuthenticationError, match=r"^this process does not use TLS, the server does\. Set AIODIST"
+    ):
+        one.receive(handshake.refuse_plain())
+    assert handshake.refused_plain(b"\x16\x03\x03", is_server=True) is None
+
+
 def test_mixed_versions_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = client(), server()
     monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 2)

@@ -137,7 +137,11 @@ class Messages:
         self._claimed[source, tag] = number + 1
         if operation.target is None:  # of a size that the message tells: its bytes are the result
             assert arrival is not None
-            operation.target = np.empty(arrival.nbytes, np.uint8)
+            try:
+                operation.target = np.empty(arrival.nbytes, np.uint8)
+            except MemoryError as error:  # so large a message was only offered: it may be a lie
+                backend.failed(error)
+                return
             operation.result = (source, operation.target)
         else:
             operation.result = operation.senders[source]

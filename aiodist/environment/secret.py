@@ -1,0 +1,153 @@
+"""The secret that a job's processes share, and where it comes from.
+
+In order: AIODIST_SECRET; the file that AIODIST_SECRET_FILE names (our launcher sets one of them); else
+`~/.aiodist/secret`, made on first use with mode 0600, so that a home which the hosts share gives them one
+secret. Where there is no home to write to there is none, and nothing but loopback is served.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from aiodist.errors import UsageError
+
+_BYTES = 16  # of chance in a secret that is made here
+_LONGEST = 4096  # of a file that is read as one
+
+
+def secret(environ: Mapping[str, str]) -> bytes:
+    """What the processes of this job know and others do not; b'' where there is none.
+
+    Raises:
+        UsageError: a file that should hold it cannot be trusted, or holds none.
+    """
+    return given_secret(environ) or home_secret(environ)
+
+
+def given_secret(environ: Mapping[str, str]) -> bytes:
+    """AIODIST_SECRET, or the contents of the file that AIODIST_SECRET_FILE names; b'' where neither is set.
+
+    Raises:
+        UsageError: the file cannot be read, is empty, or can be read by everybody.
+    """
+    text, path = environ.get("AIODIST_SECRET", ""), environ.get("AIODIST_SECRET_FILE", "")
+    if text:
+        return text.encode()
+    if not path:
+        return b""
+    try:
+        content = Path(path).read_bytes().strip()
+        open_to_all = Path(path).stat().st_mode & 0o004
+    except OSError as error:
+        raise UsageError(f"AIODIST_SECRET_FILE={path} cannot be read ({error.strerror})") from None
+    if not content:
+        raise UsageError(f"AIODIST_SECRET_FILE={path} is empty", hint="Write a random line into it")
+    if open_to_all:
+        raise UsageError(f"AIODIST_SECRET_FILE={path} can be read by everybody", hint=f"chmod 600 {path}")
+    return content
+
+
+def home_secret(environ: Mapping[str, str]) -> bytes:
+    """The secret in this user's home, made now if there is none; b'' where there is no home to write to.
+
+    Raises:
+        UsageError: it is open to others, another user's, or empty.
+    """
+    path = _home_path(environ)
+    if path is None:
+        return b""
+    try:
+        if not path.exists():
+            _make(path)
+        return _read(path)
+    except OSError:  # read-only, somebody else's, gone: as good as none
+        return b""
+
+
+def secret_origin(environ: Mapping[str, str]) -> str:
+    """Where `secret` would take it from, for people. Never the secret; nothing is made or read.
+
+    Returns:
+        Words such as 'set (AIODIST_SECRET)', or 'none: loopback only'.
+    """
+    for name in ("AIODIST_SECRET", "AIODIST_SECRET_FILE"):
+        if environ.get(name):
+            return f"set ({name})"
+    path = _home_path(environ)
+    try:
+        if path is not None and path.exists():
+            return f"set ({path})"
+        if path is not None and os.access(
+            path.parent if path.parent.exists() else path.parent.parent, os.W_OK
+        ):
+            return f"none yet: {path} is made on first use"
+    except OSError:
+        pass
+    return "none: loopback only"
+
+
+def check_open_door(host: str, key: bytes, allow_insecure: bool) -> None:
+    """Refuse to listen for other hosts without a secret, unless told to.
+
+    Args:
+        host: a numeric address, or a name, to listen on.
+        key: the secret; b'' for none.
+        allow_insecure: AIODIST_ALLOW_INSECURE.
+
+    Raises:
+        UsageError: whoever reaches the address could join.
+    """
+    if not (key or allow_insecure or is_loopback(host)):
+        raise UsageError(
+            f"refused to serve {host} without a secret: whoever reaches it could join",
+            hint="Set AIODIST_SECRET (or AIODIST_SECRET_FILE) to the same on every host, or use "
+            "MASTER_ADDR=127.0.0.1; AIODIST_ALLOW_INSECURE=1 does without",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address is this machine's own loopback, without asking any name server."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _home_path(environ: Mapping[str, str]) -> Path | None:
+    home = environ.get("HOME", "")
+    return Path(home) / ".aiodist" / "secret" if home.startswith("/") else None
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fresh = path.with_name(f".secret.{os.getpid()}.{secrets.token_hex(4)}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(fd, secrets.token_hex(_BYTES).encode() + b"\n")
+        os.fsync(fd)
+        os.link(fresh, path)  # complete at once, and only one of several makers wins
+    except FileExistsError:
+        pass
+    finally:
+        os.close(fd)
+        fresh.unlink()
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        facts = os.fstat(file.fileno())
+        content = file.read(_LONGEST).strip()
+    if facts.st_mode & 0o077:
+        raise UsageError(f"{path} is open to others", hint=f"chmod 600 {path}")
+    # A home such as /tmp must not let others choose the secret.
+    if facts.st_uid not in (os.geteuid(), path.parent.parent.stat().st_uid):
+        raise UsageError(f"{path} belongs to another user", hint="Set AIODIST_SECRET, or another HOME")
+    if not content:
+        raise UsageError(f"the secret in {path} is empty", hint="Remove it: a new one is made")
+    return content

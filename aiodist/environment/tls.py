@@ -1,0 +1,115 @@
+"""TLS for a job's TCP connections: AIODIST_TLS_CERT, AIODIST_TLS_KEY and AIODIST_TLS_CA, all or none.
+
+Version 1.3 only, and mutual: whoever has no certificate of the job's CA is refused by both roles. Names in
+certificates are not compared, since ranks are dialed by address: the CA says who belongs, so it must be one
+that signs for nobody else. The job's secret is asked for as well, inside.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiodist.errors import UsageError
+
+if TYPE_CHECKING:
+    import ssl
+
+NAMES = ("AIODIST_TLS_CERT", "AIODIST_TLS_KEY", "AIODIST_TLS_CA")
+
+
+@dataclass(frozen=True, eq=False)
+class Tls:
+    """What this process needs to speak TLS.
+
+    Attributes:
+        server: for connections that it accepted.
+        client: for connections that it dialed.
+        certificate: its own, DER.
+    """
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    certificate: bytes
+
+
+def tls_files(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """The paths of certificate, key and CA; None where no variable is set. An empty one counts as absent.
+
+    Raises:
+        UsageError: some are set and some are not.
+    """
+    cert, key, ca = (environ.get(name, "") for name in NAMES)
+    if not (cert or key or ca):
+        return None
+    missing = [name for name, path in zip(NAMES, (cert, key, ca), strict=True) if not path]
+    if missing:
+        raise UsageError(
+            f"{' and '.join(missing)} not set, though another AIODIST_TLS_* variable is",
+            hint=f"Set all of {', '.join(NAMES)}, or none",
+        )
+    return cert, key, ca
+
+
+def tls(environ: Mapping[str, str]) -> Tls | None:
+    """Read the files; None where TLS is not asked for.
+
+    Raises:
+        UsageError: a file is missing, is not what it should be, or the key is open to everybody or does
+            not belong to the certificate.
+    """
+    files = tls_files(environ)
+    if files is None:
+        return None
+    cert, key, ca = files
+    for name, path in zip(NAMES, files, strict=True):
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise UsageError(f"{name}={path} cannot be read ({error.strerror})") from None
+    if os.stat(key).st_mode & 0o004:
+        raise UsageError(f"AIODIST_TLS_KEY={key} can be read by everybody", hint=f"chmod 600 {key}")
+    return Tls(_context(True, cert, key, ca), _context(False, cert, key, ca), _first_certificate(cert))
+
+
+def _context(is_server: bool, cert: str, key: str, ca: str) -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if is_server:
+        context.num_tickets = 0  # sessions are not resumed, so no connection skips the certificates
+    try:
+        context.load_verify_locations(ca)
+    except ssl.SSLError:
+        raise UsageError(f"AIODIST_TLS_CA={ca} holds no certificate in PEM form") from None
+    try:
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(f"AIODIST_TLS_KEY={key} is not the key of AIODIST_TLS_CERT={cert}") from None
+        raise UsageError(
+            f"AIODIST_TLS_CERT={cert} and AIODIST_TLS_KEY={key} cannot be used ({error.reason})",
+            hint="Both in PEM form, the key without a password",
+        ) from None
+    return context
+
+
+def _first_certificate(path: str) -> bytes:
+    """A process's own certificate is the first of its file; what follows are those above it."""
+    import ssl
+
+    try:
+        text = Path(path).read_text(encoding="ascii", errors="replace")
+        start = text.index("-----BEGIN CERTIFICATE-----")
+        stop = text.index("-----END CERTIFICATE-----", start) + len("-----END CERTIFICATE-----")
+        return ssl.PEM_cert_to_DER_cert(text[start:stop] + "\n")
+    except ValueError:
+        raise UsageError(f"AIODIST_TLS_CERT={path} holds no certificate in PEM form") from None

@@ -1,0 +1,159 @@
+"""`agree`: the same answer on all survivors, whoever dies meanwhile.
+
+While all is well it is one all_reduce of a byte. Where that fails on some, it may have ended well on others,
+so they ask: every living member says how it ended there, and whoever is asked cannot end it by itself any
+more. If one has an answer, that is it; if none has, it is no. What was found goes to the arbiter, so that
+two who ask do not find two answers when somebody dies between them.
+
+Source of the idea: agreement in ULFM (Herault et al., "Practical scalable consensus", 2015), with the arbiter
+in the place of its tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aiodist.errors import CollectiveTimeout, Evicted, GroupBroken
+from aiodist.membership.arbiter import Arbiter
+from aiodist.membership.motions import Answer, Ask, Motion
+from aiodist.types import Kind, ReduceOp
+from aiodist.work import Work
+
+if TYPE_CHECKING:
+    from aiodist.group.core import GroupCore
+
+YES, NO = b"\x01", b"\x00"
+
+_KEPT = 1024  # answers that are kept for whoever asks; an operation is asked for soon or never
+
+
+class Agreements:
+    """One process's agreements in one epoch.
+
+    Args:
+        groups: all groups of this process in this epoch.
+        say: tells a motion to a rank, or to all others (None).
+        reachable: ranks that are not known to be gone, this process's included.
+        arbiter: the epoch's.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[GroupCore],
+        say: Callable[[int | None, Motion], None],
+        reachable: Callable[[], set[int]],
+        arbiter: Arbiter,
+    ) -> None:
+        self._groups = groups
+        self._say = say
+        self._reachable = reachable
+        self._arbiter = arbiter
+        self._counts: dict[int, int] = {}
+        self._sealed: set[str] = set()
+        self._pending: dict[str, Work[bool]] = {}
+        self._known: dict[str, bytes] = {}
+        self._answers: dict[str, dict[int, bytes | None]] = {}
+        self._news = asyncio.Event()
+
+    async def agree(self, group: GroupCore, flag: bool, timeout: float) -> bool:
+        """See `ProcessGroup.agree`."""
+        mine = np.array([1 if flag else 0], np.uint8)
+        # Counted apart: after a death members may have issued different numbers of operations.
+        self._counts[group.context] = count = self._counts.get(group.context, 0) + 1
+        topic = f"agree/{group.context:x}/{count}"
+        if topic in self._sealed:
+            group._break(_without(), tell=False)
+        work = group._issue(
+            Kind.all_reduce, mine, mine, mine, mine, timeout, True, reduce=ReduceOp.MIN, detail="agree"
+        )
+        self._pending[topic] = work
+        try:
+            await work
+            self._know(topic, YES if mine[0] else NO)
+        except Evicted:
+            raise
+        except GroupBroken:
+            self._know(topic, await self._resolve(group, topic, timeout))
+        finally:
+            self._pending.pop(topic, None)
+        return self._known[topic] == YES
+
+    async def _resolve(self, group: GroupCore, topic: str, timeout: float) -> bytes:
+        answers = self._answers.setdefault(topic, {})
+        me = group.ranks[group.rank]
+        asked = [rank for rank in group.ranks if rank != me]
+        for rank in asked:
+            self._say(rank, Ask(topic))
+        try:
+            async with asyncio.timeout(timeout):
+                while topic not in self._known and self._awaited(asked, answers):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise CollectiveTimeout(timeout, sorted(self._awaited(asked, answers))) from None
+        found = [value for value in answers.values() if value is not None]
+        value = self._known.get(topic) or (found[0] if found else NO)
+        ruled = await self._arbiter.rule(topic, value, timeout)
+        self._answers.pop(topic, None)
+        return ruled
+
+    def hear(self, origin: int, motion: Motion) -> None:
+        """A question, or an answer."""
+        match motion:
+            case Ask(topic):
+                self._asked(origin, topic)
+            case Answer(topic, value):
+                if topic in self._answers:
+                    self._answers[topic].setdefault(origin, value)
+                elif value is not None and topic not in self._known:
+                    self._know(topic, value)  # of one who left
+                self._news.set()
+
+    def lose(self) -> None:
+        """A member is gone: perhaps nobody is left to wait for."""
+        self._news.set()
+
+    def last_words(self) -> Answer | None:
+        """How the last one ended, for those who may still ask when this process is gone."""
+        topic = next(reversed(self._known), None)
+        return None if topic is None else Answer(topic, self._known[topic])
+
+    def _asked(self, origin: int, topic: str) -> None:
+        value = self._value(topic)
+        if value is None:
+            self._seal(topic)
+            work = self._pending.get(topic)
+            if work is not None and not work.done():  # it ends in a moment, and only then it is known how
+                work.add_done_callback(lambda _: self._say(origin, Answer(topic, self._value(topic))))
+                return
+        self._say(origin, Answer(topic, value))
+
+    def _value(self, topic: str) -> bytes | None:
+        work = self._pending.get(topic)
+        if work is not None and work.done() and work._error is None:
+            return YES if np.asarray(work.result()).item() else NO
+        return self._known.get(topic)
+
+    def _awaited(self, asked: list[int], answers: dict[int, bytes | None]) -> set[int]:
+        return self._reachable().intersection(asked) - answers.keys()
+
+    def _seal(self, topic: str) -> None:
+        """It must not end here by itself any more: the group is broken, whoever asks knows it."""
+        self._sealed.add(topic)
+        for group in list(self._groups):
+            if topic.startswith(f"agree/{group.context:x}/"):
+                group._break(_without(), tell=False)
+
+    def _know(self, topic: str, value: bytes) -> None:
+        self._known[topic] = value
+        if len(self._known) > _KEPT:
+            del self._known[next(iter(self._known))]
+        self._news.set()
+
+
+def _without() -> GroupBroken:
+    return GroupBroken("a member is gone, and the others agree without it", hint="Call rebuild()")

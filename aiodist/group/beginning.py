@@ -1,0 +1,45 @@
+"""The first epoch of a job: nobody decides on it, all who began the job are in it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiodist.group.job import Job
+from aiodist.group.process_group import ProcessGroup
+from aiodist.group.regroup import Regroup
+from aiodist.group.world import World
+from aiodist.membership.newcomers import OVER
+from aiodist.membership.record import Number, Record
+from aiodist.rendezvous import Store
+
+
+async def first_epoch(job: Job, world: World, store: Store) -> ProcessGroup:
+    """The group of a job's first epoch, from a world that nobody has met in yet.
+
+    Raises: as `World.open`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + job.settings.timeout
+    group = await world.link(store, job.host)
+    try:
+        regroup = group._regroup = Regroup(job, world, group)
+        regroup.decided.set()
+        job.store_host = world.uids[world.store_hosts[0]] if world.store_hosts else b""
+        if group.rank == 0:
+            await _forget_the_last_run(job.store)
+            number: Number = (0, 0)
+            record = Record(0, number, tuple(world.uids), job.store_address, job.store_host)
+            await job.store.set("latest", record.encode())
+        await group.barrier(timeout=max(deadline - loop.time(), 0.001))
+        return group
+    except BaseException as error:
+        await world.abandon(group, f"assembling failed ({type(error).__name__})")
+        raise
+
+
+async def _forget_the_last_run(store: Store) -> None:
+    """A store may outlive a run of its job. What was decided then must not hold for this one, whose members
+    all wait for the barrier."""
+    for key in await store.list_keys():
+        if key.startswith(("ruling/", "invite/", OVER)):
+            await store.delete_key(key)

@@ -1,0 +1,158 @@
+"""A draft of the next epoch, being formed: its world, its group, and how far it has come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aiodist.errors import AiodistError, PeerLost, RendezvousTimeout
+from aiodist.group.job import Job
+from aiodist.group.process_group import ProcessGroup
+from aiodist.group.world import World
+from aiodist.membership.record import Record
+from aiodist.rendezvous import Store
+from aiodist.transport.base import Endpoint
+
+if TYPE_CHECKING:
+    from aiodist.group.regroup import Regroup
+
+
+class Candidate:
+    """Forms a draft in a task of its own. Close it unless its epoch was adopted.
+
+    A draft whose links are up may have been formed at others, though not here (somebody died in its
+    barrier), and may still be decided: so its world is kept until it is known which one is.
+
+    Args:
+        job: the job.
+        record: the draft.
+        limit: seconds for forming it.
+        changed: called when it has come further.
+        listen: makes the new world's own `Regroup`.
+
+    Attributes:
+        world: once its links are up.
+        group: likewise.
+        store: that its members meet at.
+        formed: all its members are connected.
+        culprits: whose fault it is that it could not be formed (uids).
+        error: why it could not.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        record: Record,
+        limit: float,
+        changed: Callable[[], None],
+        listen: Callable[[World, ProcessGroup], Regroup],
+    ) -> None:
+        self.record = record
+        self.world: World | None = None
+        self.group: ProcessGroup | None = None
+        self.store: Store | None = None
+        self.formed = False
+        self.error: BaseException | None = None
+        self.culprits: Collection[bytes] = ()
+        self._job = job
+        self._limit = limit
+        self._changed = changed
+        self._listen = listen
+        self._linked = asyncio.Event()
+        self._forming: World | None = None
+        self._task = asyncio.get_running_loop().create_task(self._form())
+
+    async def _form(self) -> None:
+        try:
+            await self._try()
+            self.formed = True
+        except AiodistError as error:
+            self.error = error
+            self.culprits = self._blame(error)
+        except OSError as error:
+            self.error = error
+        finally:
+            self._linked.set()
+            self._changed()
+
+    async def _try(self) -> None:
+        job, record = self._job, self.record
+        rank = record.rank_of(job.uid)
+        assert rank is not None
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._limit
+        store, endpoint = await self._prepare(rank)
+        settings = replace(
+            job.settings,
+            epoch=record.epoch,
+            place=record.name,
+            uid=job.uid,
+            hosts_store=record.host == job.uid,
+        )
+        forming = replace(settings, timeout=max(ends - loop.time(), 0.001))
+        world = World(endpoint, len(record.members), forming, _stay)
+        self._forming = world
+        group = await world.link(store, job.host)
+        group.timeout = settings.timeout
+        group._regroup = self._listen(world, group)
+        self.world, self.group = world, group
+        self._linked.set()
+        await group.barrier(timeout=max(ends - loop.time(), 0.001))
+
+    async def _prepare(self, rank: int) -> tuple[Store, Endpoint]:
+        """What the new world stands on."""
+        try:
+            async with asyncio.timeout(self._limit):
+                store = self.store = await store_of(self._job, self.record)
+                return store, await self._job.open_endpoint(rank, self.record.name)
+        except TimeoutError:
+            raise RendezvousTimeout(f"the store gave no answer within {self._limit:g} s") from None
+
+    def _blame(self, error: AiodistError) -> Collection[bytes]:
+        ranks: Collection[int] = ()
+        if isinstance(error, RendezvousTimeout):
+            ranks = error.missing
+        elif isinstance(error, PeerLost):
+            lost = self._lost
+            ranks = lost[:1] or error.ranks  # the first of them: others may only have drawn the consequence
+        members = self.record.members
+        return [
+            members[rank] for rank in ranks if 0 <= rank < len(members) and members[rank] != self._job.uid
+        ]
+
+    @property
+    def _lost(self) -> list[int]:
+        """Ranks that the draft's own links told of, in the order of the news."""
+        return [] if self._forming is None else list(self._forming.control.core.lost)
+
+    async def linked(self) -> bool:
+        """Wait until it is known whether the links are up."""
+        await self._linked.wait()
+        return self.group is not None
+
+    async def settled(self) -> None:
+        """Wait for the barrier, however it ends."""
+        await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        """Leave no trace."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self.world is not None:
+            await self.world.abandon(self.group, "another draft became the epoch")
+            if self.group is not None:
+                await self.group.aclose()
+
+
+async def store_of(job: Job, record: Record) -> Store:
+    """The store that a record's members meet at."""
+    known = (record.store, record.host) == (job.store_address, job.store_host)
+    if not record.store or known or job.reach_store is None:
+        return job.store
+    return await job.reach_store(record.store, record.host)
+
+
+async def _stay() -> None:
+    """An epoch that was never adopted leaves the job as it is."""

@@ -1,0 +1,98 @@
+"""Reading what ranks leave for each other in the store before there is a group. Pure.
+
+It comes from members of the job, by way of a store that all of them may write. So a card is looked at before
+anybody acts on it: a broken one is its rank's fault, and named so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiodist.errors import RendezvousError
+from aiodist.wire.bounded import unpack
+from aiodist.wire.handshake import NONCE_BYTES
+
+_LONGEST_NAME = 255
+
+# What an endpoint may say of itself. Which of these there are depends on where it listens.
+_ENDPOINT: dict[str, Callable[[Any], bool]] = {
+    "nonce": lambda value: type(value) is bytes and len(value) == NONCE_BYTES,
+    "tcp": lambda value: type(value) is list and [*map(type, value)] == [str, int] and 0 < value[1] < 1 << 16,
+    "unix": lambda value: type(value) is bytes and 0 < len(value) < 100,
+    "mail": lambda value: type(value) is bytes and 0 < len(value) < 100,
+    "boot": lambda value: type(value) is str,
+}
+_ALWAYS = ("nonce", "tcp")  # said by every endpoint that says one of these
+
+
+def read_cards(answers: list[bytes], mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The cards of all ranks.
+
+    Args:
+        answers: by rank, as they came.
+        mine: this rank's own; what it has, others must have, too.
+
+    Raises:
+        RendezvousError: one cannot be a card; names its rank. Another version's may have other fields: of one
+            that says so only the host is looked at, and it is for the caller to refuse it.
+    """
+    cards = []
+    for rank, answer in enumerate(answers):
+        try:
+            card = unpack(answer, strict_map_key=False)
+            _check(card, mine)
+        except Exception as error:
+            raise _unreadable(rank, error) from error
+        cards.append(card)
+    return cards
+
+
+def read_ranks(answers: list[bytes]) -> list[set[int]]:
+    """By rank, the ranks that it names. `RendezvousError` if one names none."""
+    found = []
+    for rank, answer in enumerate(answers):
+        try:
+            ranks = unpack(answer)
+            if type(ranks) is not list or not all(type(other) is int for other in ranks):
+                raise ValueError("no list of ranks")
+        except Exception as error:
+            raise _unreadable(rank, error) from error
+        found.append(set(ranks))
+    return found
+
+
+def _check(card: Any, mine: Mapping[str, Any]) -> None:
+    if type(card) is not dict:
+        raise ValueError("it has no fields")
+    host = card.get("host")
+    if type(host) is not str or not host.isprintable() or len(host) > _LONGEST_NAME:
+        raise ValueError("no host")
+    if type(card.get("protocol")) is not int:
+        raise ValueError("no protocol version")
+    if card["protocol"] != mine["protocol"]:
+        return
+    for name, value in mine.items():
+        if type(card.get(name)) is not type(value):
+            raise ValueError(f"no {name}")
+    if card["byteorder"] not in ("little", "big"):
+        raise ValueError("no byte order")
+    for name, value in card["agreed"].items():
+        if type(name) is not str or type(value) is not str:
+            raise ValueError("settings that are no text")
+    endpoint = card["endpoint"]
+    for name in _ALWAYS:
+        if name in mine["endpoint"] and name not in endpoint:
+            raise ValueError(f"an endpoint without {name}")
+    for name, value in endpoint.items():
+        fits = _ENDPOINT.get(name) if type(name) is str else None
+        if fits is not None and not fits(value):
+            raise ValueError(f"an endpoint with another {name}")
+
+
+def _unreadable(rank: int, error: Exception) -> RendezvousError:
+    words = "".join(c if c.isprintable() else "?" for c in str(error)[:100])
+    return RendezvousError(
+        f"what rank {rank} says of itself cannot be read ({words or type(error).__name__})",
+        hint="See whether something else writes to this job's store; install the same aiodist on every host",
+    )

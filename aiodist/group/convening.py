@@ -1,0 +1,207 @@
+"""What makes a draft, and what makes it final: the part of whoever convenes, or asks the arbiter.
+
+Each call on an epoch is decided by itself, as the next epoch (`Decided`) or as void (`Void`), and a later
+call counts only where all earlier ones are void. So a call that came to nothing leaves nothing behind that
+might be found to be the next epoch afterwards, when its convener has died before it could say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+
+from aiodist.errors import QuorumLost, RendezvousError, WireError
+from aiodist.group.job import Job
+from aiodist.group.world import World
+from aiodist.membership import newcomers
+from aiodist.membership.arbiter import Arbiter, MajorityArbiter
+from aiodist.membership.assembly import Assembly, Invite
+from aiodist.membership.motions import Decided, Draft, Motion, Void, decode, encode
+from aiodist.membership.record import Number, Record
+from aiodist.rendezvous import Store
+
+_LOOK = 0.02  # seconds between looks at who waits at the store
+_AGAIN, _LONGEST = 0.01, 1.0  # seconds before the second draft; they double up to the second value
+
+ASKING = 2.0
+"""Seconds in which the arbiter has to answer before it is asked again, or given up."""
+
+
+class Convening:
+    """One process's part in making drafts and having them decided, in one world.
+
+    Args:
+        job: what outlives the epoch.
+        world: the epoch's.
+        arbiter: likewise.
+        say: tells a motion to all others.
+        changed: called when an assembly has learned something.
+        store_of: of a draft that is being formed here, where its members meet.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        arbiter: Arbiter,
+        say: Callable[[int | None, Motion], None],
+        changed: Callable[[], None],
+        store_of: Callable[[Number], Store | None],
+    ) -> None:
+        self._job = job
+        self._world = world
+        self._arbiter = arbiter
+        self._say = say
+        self._changed = changed
+        self._store_of = store_of
+        self._loop = asyncio.get_running_loop()
+        self._inviting: asyncio.Task[None] | None = None
+        self._ruling: asyncio.Task[None] | None = None
+        self._hosting: str | None = None  # address of the store that this process hosts for the next epoch
+        self._voided: set[int] = set()  # calls that the arbiter has said to be void
+
+    def invite(self, assembly: Assembly, step: Invite) -> None:
+        """Make a draft, if none is being made."""
+        if self._inviting is None:
+            self._inviting = self._loop.create_task(self._invite(assembly, step))
+
+    def rule(self, assembly: Assembly, record: Record) -> None:
+        """Ask the arbiter for a draft, if it is not being asked."""
+        if self._ruling is None:
+            self._ruling = self._loop.create_task(self._rule(assembly, record))
+
+    async def stop(self) -> None:
+        """The call has ended."""
+        for task in (self._inviting, self._ruling):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._inviting = self._ruling = None
+
+    # ── drafts ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def _invite(self, assembly: Assembly, step: Invite) -> None:
+        """Make a draft, and tell everybody; or find that there is nothing to draft."""
+        tried = (step.attempt & 0xFFFF) - 1
+        try:
+            if tried > 0:
+                await asyncio.sleep(min(_AGAIN * 2 ** (tried - 1), _LONGEST))
+            store, address, host = await self._meeting_place(step.members)
+            added: list[bytes] = []
+            if step.newcomers:
+                waiting = [uid for uid in await newcomers.pending(store) if uid not in self._world.uids]
+                added = [uid for uid in waiting if uid not in assembly.culprits][: self._room(step)]
+            if len(added) < step.wanted and not step.final:
+                await asyncio.sleep(_LOOK)  # and look again
+                return
+            if len(added) < step.wanted:
+                have = len(step.members) + len(added)
+                why = f"{have} came in time, {len(step.members) + step.wanted} were asked for"
+                await self._settle(assembly, Void(assembly.call, why, not assembly.wanted))
+                return
+            number = (step.attempt, assembly.rank)
+            record = Record(assembly.epoch + 1, number, (*step.members, *added), address, host)
+            draft = Draft(assembly.call, record)
+            self._say(None, draft)
+            assembly.hear(assembly.rank, draft, self._loop.time())
+            await newcomers.invite(store, added, record)
+        except (RendezvousError, OSError) as error:
+            self._tell(assembly, Void(assembly.call, f"the store cannot be reached: {error}"[:300], True))
+        except QuorumLost as error:
+            self._tell(assembly, Void(assembly.call, error.message[:300], True))
+        except WireError as error:
+            self._tell(assembly, Void(assembly.call, f"the arbiter cannot be read: {error}"[:300], True))
+        finally:
+            self._inviting = None
+            self._changed()
+
+    def _room(self, step: Invite) -> int:
+        """How many newcomers may be taken in at a time. Members of an epoch decide on the next by majority:
+        those who are known to work must not be outvoted by those who have yet to show it."""
+        if isinstance(self._arbiter, MajorityArbiter):
+            return min(step.newcomers, max(1, len(step.members) - 1, step.wanted))
+        return step.newcomers
+
+    async def _meeting_place(self, members: Collection[bytes]) -> tuple[Store, str, bytes]:
+        """The store that the draft meets at, its address, and who hosts it; a new one if its host is gone."""
+        job, hosts = self._job, self._world.store_hosts
+        if not hosts or job.host_store is None or job.reach_store is None:
+            return job.store, "", b""
+        uid = self._world.uids[hosts[0]]
+        if uid in members:
+            return job.store, job.store_address, uid
+        if self._hosting is None:  # once, however many drafts it takes
+            self._hosting = await job.host_store()
+        return await job.reach_store(self._hosting, job.uid), self._hosting, job.uid
+
+    # ── decisions ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _rule(self, assembly: Assembly, record: Record) -> None:
+        try:
+            await self._settle(assembly, Decided(assembly.call, record))
+        except (QuorumLost, WireError) as error:
+            assembly.asked(record.number, str(error))
+            await asyncio.sleep(_LOOK)  # an answer that comes at once must not be asked for at once
+        finally:
+            self._ruling = None
+            self._changed()
+
+    async def _settle(self, assembly: Assembly, motion: Decided | Void) -> None:
+        """Have the call decided, this way or as it was before.
+
+        Raises:
+            QuorumLost: the arbiter cannot say.
+            WireError: it says what is no decision.
+        """
+        epoch = assembly.epoch + 1
+        for call in range(1, assembly.call):
+            if call not in self._voided:
+                earlier = await self._ruled(epoch, Void(call, "a later call was made", False))
+                if isinstance(earlier, Decided):
+                    await self._publish(epoch, earlier)
+                    assembly.decide(earlier.record)
+                    return
+        found = await self._ruled(epoch, motion)
+        if isinstance(found, Decided):
+            await self._publish(epoch, found)
+            assembly.decide(found.record)
+        else:
+            self._tell(assembly, found)
+
+    async def _ruled(self, epoch: int, motion: Decided | Void) -> Decided | Void:
+        value = await self._arbiter.rule(topic_of(epoch) + str(motion.call), encode(motion), ASKING)
+        found = decode(value)
+        if not isinstance(found, Decided | Void) or found.call != motion.call:
+            raise WireError(f"no decision on call {motion.call}: {str(found)[:100]}")
+        if isinstance(found, Void):
+            self._voided.add(found.call)
+        return found
+
+    async def _publish(self, epoch: int, decided: Decided) -> None:
+        """Where members decide, newcomers read it at the store that they were invited to."""
+        if isinstance(self._arbiter, MajorityArbiter):
+            store = self._store_of(decided.record.number) or self._job.store
+            with contextlib.suppress(RendezvousError, TimeoutError):
+                async with asyncio.timeout(ASKING):
+                    await store.set(f"ruling/{topic_of(epoch)}{decided.call}", encode(decided))
+
+    def _tell(self, assembly: Assembly, motion: Void) -> None:
+        self._say(None, motion)
+        assembly.hear(assembly.rank, motion, self._loop.time())
+
+
+def topic_of(epoch: int) -> str:
+    """Under what the arbiter decides on the calls for an epoch; the call's number follows."""
+    return f"epoch/{epoch}/"
+
+
+def decided_in(value: bytes | None) -> Record | None:
+    """The epoch that a decision names; None for one that names none."""
+    if value is None:
+        return None
+    with contextlib.suppress(WireError):
+        match decode(value):
+            case Decided(_, record):
+                return record
+    return None

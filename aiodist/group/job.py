@@ -1,0 +1,69 @@
+"""What outlives an epoch: who this process is, where the job meets, and how to open an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.group.world import Settings
+from aiodist.rendezvous import Store
+from aiodist.transport.base import Endpoint
+
+
+@dataclass
+class Job:
+    """One process's membership of a job, over all its epochs.
+
+    Args:
+        uid: names this process; random.
+        words: who this is, for people: 'pid 4711 on host a'.
+        settings: of the job; each epoch adds its number and place.
+        store: where the job meets, with the prefix of its name.
+        open_endpoint: makes the endpoint of a rank in a place.
+        leave: awaited when this process has left its last epoch.
+        host_store: starts a store in this process → its address; for a job whose store was lost with its
+            host. None: the job's store is nobody's, and decides who goes on.
+        reach_store: connects to a store at an address that a member (uid) hosts, with the prefix of the job's
+            name.
+        store_address: of a store that a member hosts, as the record has it; '' for one that is nobody's.
+        store_host: uid of that member. Another one may serve at the same address later.
+        host: this host's name; None: what the system says.
+        background: old epochs that are being closed, and calls for the next one.
+        hasty: somebody was lost in the last epoch: wait for nobody for long.
+        finished: the epoch that this process has closed with all well, and how many members it had.
+    """
+
+    uid: bytes
+    words: str
+    settings: Settings
+    store: Store
+    open_endpoint: Callable[[int, str], Awaitable[Endpoint]]
+    leave: Callable[[], Awaitable[None]]
+    host_store: Callable[[], Awaitable[str]] | None = None
+    reach_store: Callable[[str, bytes], Awaitable[Store]] | None = None
+    store_address: str = ""
+    store_host: bytes = b""
+    host: str | None = None
+    background: set[asyncio.Task[Any]] = field(default_factory=set)
+    finished: tuple[int, int] | None = None
+    hasty: bool = False
+
+    def close_later(self, closing: Awaitable[None]) -> None:
+        """Have an old epoch end beside the new one."""
+
+        async def close() -> None:
+            await closing
+
+        task = asyncio.get_running_loop().create_task(close())
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+    async def end(self) -> None:
+        """The last epoch is over."""
+        try:
+            while self.background:
+                await asyncio.wait(set(self.background))
+        finally:
+            await self.leave()

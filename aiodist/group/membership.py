@@ -1,0 +1,169 @@
+"""Calls that change who belongs to the job: `rebuild`, `shrink`, `grow`, `agree`, `pending_joins`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
+
+from aiodist.errors import GroupBroken, UsageError
+from aiodist.group import arguments as check
+from aiodist.group.objects import Objects
+from aiodist.membership.motions import Ready
+from aiodist.timeouts import Timeout, seconds
+
+if TYPE_CHECKING:
+    from aiodist.group.process_group import ProcessGroup
+    from aiodist.group.regroup import Regroup
+
+
+class Membership(Objects):
+    """See `ProcessGroup` for what all calls have in common."""
+
+    def rebuild(
+        self, min_size: int = 1, admit: bool = True, *, timeout: Timeout = None
+    ) -> Awaitable[ProcessGroup]:
+        """Go on with who is left: the next epoch's world, without the lost, with newcomers.
+
+        Every member that lives calls it, after an error or at a step's boundary. It is returned when every
+        member has left this epoch; this group and its subgroups are closed then, and ranks are counted anew,
+        in their old order, newcomers last. A member that dies meanwhile is left out; its death starts nothing
+        over for the user. Cancelling whoever awaits it does not stop it; the next such call takes it up.
+
+        Args:
+            min_size: with fewer members than this there is no next epoch. Newcomers count.
+            admit: take in who waits (`dist.join`).
+            timeout: seconds to wait for members that live and have not called; then they are evicted. None
+                takes the group's.
+
+        Returns:
+            → the new group, at a later epoch; also the loop's default group, if this one was.
+
+        Raises:
+            UsageError: the group is no world.
+            QuorumLost: too few are left, or the arbiter cannot be reached: this process must not go on.
+            Evicted: the others went on without this process.
+        """
+        if min_size < 1:
+            raise UsageError(f"min_size must be at least 1, got {min_size}")
+        return self._next_epoch(min_size, admit, 0, (), timeout)
+
+    def shrink(self, exclude: Sequence[int] = (), *, timeout: Timeout = None) -> Awaitable[ProcessGroup]:
+        """Go on without some members, and without the lost. All others call it; newcomers wait on.
+
+        Args:
+            exclude: group ranks that shall leave; the same on every caller. They find this group broken by
+                `Evicted`, and need not call.
+            timeout: as in `rebuild`.
+
+        Returns, Raises: as `rebuild`.
+        """
+        regroup = self._must_regroup()
+        members = check.members(exclude, self.size) if exclude else ()
+        if self.rank in members:
+            raise UsageError(f"rank {self.rank} cannot exclude itself", hint="Close the group and leave")
+        uids = tuple(regroup.uids[member] for member in members)
+        return self._next_epoch(1, False, 0, uids, timeout)
+
+    def grow(self, n: int = 1, *, timeout: Timeout = None) -> Awaitable[ProcessGroup]:
+        """Wait for newcomers and go on with them. All members call it.
+
+        What is in flight ends first. Where it comes to nothing this group is as it was. Where a member calls
+        `rebuild` meanwhile, because something broke, all go on without waiting for newcomers.
+
+        Args:
+            n: how many newcomers there have to be; all who wait are admitted.
+            timeout: seconds to wait for them, and for members that have not called. None takes the group's.
+
+        Returns: as `rebuild`.
+
+        Raises:
+            RendezvousTimeout: they did not come.
+            QuorumLost, Evicted: as `rebuild`.
+        """
+        if n < 1:
+            raise UsageError(f"n must be at least 1, got {n}")
+        return self._next_epoch(1, True, n, (), timeout)
+
+    async def agree(self, flag: bool = True, *, timeout: Timeout = None) -> bool:
+        """Whether all members say yes: the same answer on all survivors, whoever dies meanwhile.
+
+        It is a collective, numbered in order with the others. After a death operations may have ended well on
+        some members and failed on others; only this is uniform, so steps are committed by it.
+
+            ok = await pg.agree(ok)
+
+        Args:
+            flag: what this member says.
+            timeout: seconds; None takes the group's.
+
+        Returns:
+            → True if all members said yes and all lived to say so, as far as any survivor knows; else False.
+
+        Raises:
+            CollectiveTimeout: a member that lives does not answer how it ended there.
+            QuorumLost, Evicted: this process has no say any more.
+        """
+        limit = self.timeout if timeout is None else seconds(timeout)
+        return await self._world_regroup().agreements.agree(self, bool(flag), limit)
+
+    async def pending_joins(self, *, timeout: Timeout = None) -> int:
+        """How many newcomers wait to be admitted. A collective: all members get the same answer.
+
+        Args:
+            timeout: seconds; None takes the group's.
+        """
+        regroup = self._must_regroup()
+        count = 0
+        if self.rank == 0:
+            count = await regroup.count_newcomers()
+        found = await self.broadcast_object(count, src=0, timeout=timeout)
+        return int(found)
+
+    async def newcomers_here(self) -> int:
+        """How many newcomers wait, as far as this rank knows; no collective. Ranks may know different things.
+
+        Without a round trip after the first call: cheap enough to ask at every step.
+        """
+        return await self._must_regroup().count_newcomers()
+
+    # ── how they come about ──────────────────────────────────────────────────────────────────────────
+
+    def _next_epoch(
+        self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: Timeout
+    ) -> Awaitable[ProcessGroup]:
+        self._check_here(closed_is_wrong=False)
+        regroup = self._must_regroup()
+        limit = self.timeout if timeout is None else seconds(timeout)
+        if regroup.moving is None:
+            self._check_here()
+            ready = Ready(regroup.number(), min_size, admit, wanted, excluded)
+            regroup.move(self._when_quiet(regroup, ready, limit))
+        return regroup.moved()
+
+    async def _when_quiet(self, regroup: Regroup, ready: Ready, limit: float) -> ProcessGroup:
+        """What was issued before ends before, one way or the other."""
+        deadline = self._loop.time() + limit
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.drain()
+        except TimeoutError:
+            self._break(
+                GroupBroken("operations were in flight when the epoch ended", hint="Await them first")
+            )
+            await self.drain()
+        return await regroup.next_epoch(ready, max(deadline - self._loop.time(), 0.0))
+
+    def _must_regroup(self) -> Regroup:
+        if self._regroup is None:
+            raise UsageError(
+                f"group '{self.name}' is not the world, whose members alone can change",
+                hint="Call it on the world's group, and make subgroups anew",
+            )
+        return self._regroup
+
+    def _world_regroup(self) -> Regroup:
+        for group in self._family:
+            if group._regroup is not None:
+                return group._regroup
+        raise UsageError(f"group '{self.name}' belongs to no world whose members can change")

@@ -1,0 +1,170 @@
+"""A newcomer's way into a running job: it rings, is invited to drafts, and waits for one to be decided."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout
+from aiodist.group.candidate import Candidate
+from aiodist.group.convening import decided_in, topic_of
+from aiodist.group.job import Job
+from aiodist.group.process_group import ProcessGroup
+from aiodist.group.regroup import Regroup
+from aiodist.group.succession import settle_in
+from aiodist.group.world import World
+from aiodist.membership.assembly import FORMING
+from aiodist.membership.motions import Ready
+from aiodist.membership.newcomers import OVER, Doorbell, invitation
+from aiodist.membership.record import Record
+from aiodist.rendezvous import Watch
+
+_FOREVER = 1e6  # seconds; the whole visit has a limit of its own
+
+logger = logging.getLogger("aiodist")
+
+
+async def join_running(job: Job, timeout: float) -> ProcessGroup:
+    """Wait to be admitted → the group of the epoch that this process is in.
+
+    Raises:
+        RendezvousTimeout: nobody did in time.
+    """
+    visit = _Visit(job)
+    deadline = asyncio.get_running_loop().time() + timeout
+    try:
+        try:
+            async with asyncio.timeout(timeout):
+                candidate = await visit.admitted()
+        except TimeoutError:
+            raise RendezvousTimeout(
+                f"nobody admitted this process within {timeout:g} s",
+                hint="Members admit newcomers in rebuild() and grow(): see that they call one, at every step",
+            ) from None
+        await visit.close()
+        return await settle_in(candidate, Ready(1, 1, True, 0, ()), deadline)
+    except BaseException as error:
+        await visit.give_up(error)
+        raise
+
+
+class _Visit:
+    """The drafts that a newcomer was invited to."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._bell = Doorbell(job.store, job.uid, job.words.encode())
+        self._candidates: dict[str, Candidate] = {}  # by the draft's name
+        self._changed = asyncio.Event()
+        self._watch: Watch | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ruled: dict[int, Record] = {}
+        self._awaited: set[int] = set()
+        self._admitted: Candidate | None = None
+        self._over = False
+        self._lost: RendezvousError | None = None  # the store is gone: nobody can invite any more
+
+    async def admitted(self) -> Candidate:
+        """The candidate that became an epoch."""
+        self._watch = await self._bell.ring()
+        self._spawn(self._read(self._watch))
+        self._spawn(self._until_over())
+        while True:
+            self._changed.clear()
+            if self._over:
+                raise RendezvousError(
+                    "the job ended before this process was admitted", hint="There is nothing left to do"
+                )
+            if self._lost is not None and all(c.error is not None for c in self._candidates.values()):
+                raise RendezvousError(
+                    f"the store at which this process waited is gone: {self._lost.message}",
+                    hint="The job may go on at another one: start this process again, to join it there",
+                ) from self._lost
+            for candidate in list(self._candidates.values()):
+                if self._is_epoch(candidate) and await candidate.linked():
+                    assert candidate.group is not None
+                    assert candidate.group._regroup is not None
+                    assert candidate.world is not None
+                    candidate.group._regroup.decided.set()
+                    candidate.world.leave = self._job.end
+                    self._admitted = candidate
+                    return candidate
+            await self._changed.wait()
+
+    def _is_epoch(self, candidate: Candidate) -> bool:
+        record = candidate.record
+        ruled = self._ruled.get(record.epoch)
+        if ruled is not None:
+            return ruled.number == record.number
+        group = candidate.group
+        return group is not None and group._regroup is not None and group._regroup.decided.is_set()
+
+    async def _read(self, watch: Watch) -> None:
+        try:
+            async for _, value in watch:
+                record = invitation(value)
+                if record is not None and record.name not in self._candidates:
+                    self._form(record)
+        except RendezvousError as error:
+            self._lost = error
+            self._changed.set()
+
+    def _form(self, record: Record) -> None:
+        if record.rank_of(self._job.uid) is None:
+            return
+        self._job.store_address, self._job.store_host = record.store, record.host  # it came by that store
+        self._candidates[record.name] = Candidate(self._job, record, FORMING, self._changed.set, self._listen)
+        if record.epoch not in self._awaited:
+            self._awaited.add(record.epoch)
+            self._spawn(self._hear(record.epoch))
+        logger.info("invited to epoch %d, with %d others", record.epoch, len(record.members) - 1)
+
+    def _listen(self, world: World, group: ProcessGroup) -> Regroup:
+        regroup = Regroup(self._job, world, group)
+        regroup.on_decided = self._changed.set
+        return regroup
+
+    async def _hear(self, epoch: int) -> None:
+        with contextlib.suppress(RendezvousError):
+            async with self._job.store.watch(f"ruling/{topic_of(epoch)}") as watch:
+                async for _, value in watch:
+                    record = decided_in(value)
+                    if record is not None and record.epoch == epoch:
+                        self._ruled[epoch] = record
+                        self._changed.set()
+
+    async def _until_over(self) -> None:
+        with contextlib.suppress(RendezvousError):
+            await self._job.store.wait([OVER], timeout=_FOREVER)
+            self._over = True
+            self._changed.set()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+
+    async def close(self) -> None:
+        """Leave no trace but the epoch that was decided. May be repeated."""
+        for candidate in self._candidates.values():
+            if candidate is not self._admitted:
+                self._job.close_later(candidate.close())
+        self._candidates.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._watch is not None:
+            await self._watch.aclose()
+        await self._bell.leave()
+
+    async def give_up(self, error: BaseException) -> None:
+        """Joining failed: leave the job, and an epoch that was decided, too, since nobody has its group."""
+        await self.close()
+        if self._admitted is None:
+            await self._job.end()
+            return
+        group = self._admitted.group
+        assert group is not None
+        with contextlib.suppress(AiodistError):
+            await group.__aexit__(type(error), error, None)

@@ -1,0 +1,395 @@
+"""One attempt on one node: its workers, from their start until all have ended and nothing of them is left.
+
+`Supervisor` decides when they are stopped, `mend` what follows from a failure; this shell owns processes,
+timers and descriptors. A worker that comes back is a new process in the same seat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from aiodist.errors import UsageError
+from aiodist.launch.nodes import Elastic, Nodes
+from aiodist.launch.report import how_it_ended
+from aiodist.launch.restarts import Backoff, Cover, Mend, Scene, mend, stays
+from aiodist.launch.starting import House, start_worker
+from aiodist.launch.states import INTERVAL, Stopped, state_of
+from aiodist.launch.supervisor import (
+    FAILURE_GRACE,
+    SYMPTOM_GRACE,
+    Action,
+    Asked,
+    Away,
+    Back,
+    Elsewhere,
+    Ended,
+    Event,
+    Over,
+    Send,
+    Supervisor,
+    Tick,
+    Wake,
+)
+from aiodist.launch.verdict import NEVER, Ending, NodeReport
+from aiodist.launch.worker import Worker
+
+_SWEEP_GRACE = 2.0  # seconds, at most, for what a worker left behind
+_LOCKED_OUT = ("RendezvousTimeout", "RendezvousError")  # a group that has ended lets nobody in
+
+
+class Crew:
+    """The workers of one attempt on this node.
+
+    Args:
+        house: the agent's.
+        nodes: the other nodes; in the seat of this attempt.
+    """
+
+    def __init__(self, house: House, nodes: Nodes) -> None:
+        self._house = house
+        self._plan = house.plan
+        self._nodes = nodes
+        self._seat = nodes.seat
+        self._supervisor = Supervisor(self._plan.nproc, self._plan.shutdown_timeout)
+        self._sweep_grace = min(_SWEEP_GRACE, self._plan.shutdown_timeout)
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._halt = asyncio.Event()  # nobody is started again
+        self._error: BaseException | None = None
+        self._workers: dict[int, Worker] = {}
+        self._began: dict[int, float] = {}  # loop time at which each started last
+        self._joined_late: set[int] = set(range(self._plan.nproc)) if self._seat.newcomer else set()
+        self._endings: list[Ending] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unswept: set[Worker] = set()
+        self._backoff = [Backoff() for _ in range(self._plan.nproc)]
+        self._cover = Cover()
+        self._began_ns = 0
+        self._spared: tuple[int, ...] = ()
+        self._turn: asyncio.Task[int] | None = None
+        self._quiet = False  # the end was announced
+        self.signum = 0  # the operator's signal, where it came before any failure
+
+    @property
+    def alive(self) -> int:
+        """How many live."""
+        return len(self._supervisor.alive)
+
+    @property
+    def over(self) -> bool:
+        """Whether all have ended, and none is about to be started again."""
+        return self._supervisor.over
+
+    def start(self) -> None:
+        """Start all; `UsageError` where that cannot be done (some may run: `kill_all`)."""
+        self._began_ns = time.monotonic_ns()
+        for local_rank in range(self._plan.nproc):
+            self._start(local_rank, self._nodes.roster.restarts)
+        for local_rank in range(self._plan.nproc):
+            self._watch(local_rank)
+        if os.path.isdir("/proc/self"):
+            self._loop.call_later(INTERVAL, self._look, Stopped())
+
+    async def wait(self) -> None:
+        """Until all have ended, and what they left behind is gone."""
+        await self._over.wait()
+        while self._tasks and self._error is None:
+            await asyncio.wait(self._tasks)
+        if self._error is not None:
+            raise self._error
+
+    # -- what happens ---------------------------------------------------------------------------
+
+    def asked(self, signum: int) -> None:
+        """The operator wants the end."""
+        if self._turn is None:
+            self.signum = signum
+            self._trouble()
+        else:
+            self._do(self._nodes.stop(signum))  # it failed before; it does not begin again either
+        self._quiet = True
+        self._halt.set()
+        self._handle(Asked(signum))
+
+    def pass_on(self, signum: int) -> None:
+        """A signal that the operator sends to the workers."""
+        for worker in self._workers.values():
+            worker.forward(signum)
+
+    def trouble_elsewhere(self, why: str) -> None:
+        """The attempt ends because of another node: 'failure', 'stop', or 'regroup'."""
+        if self._supervisor.alive and not self._supervisor.stopping and why != "regroup":
+            lost = ", ".join(map(str, set(self._nodes.lost) - set(self._spared)))
+            self._house.say(f"node {lost} is lost" if lost else "the job ends because of another node")
+        self._quiet = self._quiet or why == "regroup"
+        self._halt.set()
+        self._handle(Elsewhere(why != "failure"))
+
+    def missed(self, lost: tuple[int, ...]) -> None:
+        """These nodes are lost, all so far."""
+        self._do(self._miss(lost))
+
+    async def _miss(self, lost: tuple[int, ...]) -> None:
+        plan, nnodes = self._plan, len(self._nodes.roster.members)
+        elastic = not plan.go_on and (await self._nodes.elastic()).takes_in
+        if self._supervisor.stopping or 0 in lost:
+            stay = False  # node 0 is the head
+        else:
+            stay = stays(lost, nnodes, plan.nnodes, elastic=elastic, go_on=plan.go_on)
+        if not stay:
+            self.trouble_elsewhere("failure")
+            return
+        names = ", ".join(map(str, set(lost) - set(self._spared)))
+        self._spared = lost
+        if names:
+            self._house.say(f"node {names} is lost; the job goes on with {nnodes - len(lost)}")
+
+    def poll(self) -> None:
+        """Where there is no pidfd: on SIGCHLD."""
+        for local_rank, worker in list(self._workers.items()):
+            if worker.poll():
+                self._ended(local_rank)
+
+    def _handle(self, event: Event) -> None:
+        self._act(self._supervisor.handle(event, self._loop.time()))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(signum, local_ranks):
+                    if signum == signal.SIGTERM and not self._quiet:
+                        self._house.say(f"{len(local_ranks)} worker(s) here still run; they are asked to end")
+                    for local_rank in local_ranks:
+                        self._workers[local_rank].send(signum)
+                case Wake(at):
+                    self._loop.call_at(at, self._handle, Tick())
+                case Over():
+                    self._over.set()
+
+    def _trouble(self) -> None:
+        """The first trouble on this node that ends the attempt: take our turn among the nodes."""
+        self._halt.set()
+        if self._turn is None:
+            self._turn = self._loop.create_task(self._tell_the_others())
+
+    async def _tell_the_others(self) -> int:
+        turn = await self._nodes.take_turn()
+        await (self._nodes.stop(self.signum) if self.signum else self._nodes.alarm())
+        return turn
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done; `wait` waits for it, and raises what it raises."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = error
+            self._over.set()
+
+    # -- one worker -----------------------------------------------------------------------------
+
+    def _start(self, local_rank: int, restarts: int) -> None:
+        worker = start_worker(self._house, self._seat, local_rank, restarts)
+        self._workers[local_rank] = worker
+        self._unswept.add(worker)
+        self._began[local_rank] = self._loop.time()
+
+    def _watch(self, local_rank: int) -> None:
+        self._workers[local_rank].watch(self._loop, partial(self._ended, local_rank))
+
+    def _ended(self, local_rank: int) -> None:
+        """A worker has ended; its code and its last words are there."""
+        worker, seat = self._workers[local_rank], self._seat
+        assert worker.code is not None
+        ending = Ending(
+            rank=seat.first_rank + local_rank,
+            local_rank=local_rank,
+            node_rank=seat.node_rank,
+            host=seat.host,
+            pid=worker.pid,
+            code=worker.code,
+            at_ns=worker.ended_ns - self._began_ns,
+            asked=worker.asked,
+            symptom=worker.code != 0 and worker.words.symptom,
+            error=worker.words.error if worker.code != 0 else "",
+            words=worker.words.excerpt() if worker.code != 0 else (),
+        )
+        self._endings.append(ending)
+        self._do(self._sweep(worker))
+        mendable = self._plan.max_restarts > 0 or self._plan.go_on
+        if ending.failed and mendable and not self._supervisor.stopping:
+            self._handle(Away(local_rank))
+            self._do(self._recover(local_rank, ending))
+        else:
+            self._final(ending)
+        self._say_idle()
+
+    def _final(self, ending: Ending) -> None:
+        """It is not started again."""
+        self._announce(ending, "")
+        if ending.failed:
+            self._trouble()
+        self._handle(Ended(ending.local_rank, ending.failed, ending.symptom))
+
+    def _announce(self, ending: Ending, then: str) -> None:
+        others = len(self._supervisor.alive) > (ending.local_rank in self._supervisor.alive)
+        if ending.failed and (then or (self._turn is None and others)):
+            because = ", because of another rank" if ending.symptom else ""
+            self._house.say(f"rank {ending.rank} failed: {how_it_ended(ending)}{because}{then}")
+
+    async def _sweep(self, worker: Worker) -> None:
+        await worker.sweep(self._sweep_grace)
+        self._unswept.discard(worker)
+
+    # -- a worker that may come back ------------------------------------------------------------
+
+    async def _recover(self, local_rank: int, ending: Ending) -> None:
+        """What follows from a failure that need not end the attempt."""
+        # Who fails at the same time is about to be seen: alone or all together makes a difference.
+        await self._pause(SYMPTOM_GRACE if ending.symptom else FAILURE_GRACE)
+        choice, used = await self._choose(local_rank, ending)
+        if not self._supervisor.may_return(local_rank):
+            choice = Mend.END  # it ends anyhow, and perhaps this was the reason
+        if choice is Mend.RESTART and self._return(local_rank, ending, used):
+            return
+        if choice is Mend.FORGIVE:
+            self._announce(ending, "; the job goes on without it")
+            self._mark(ending, replace(ending, forgiven=True))
+            self._handle(Ended(local_rank, failed=False))
+        else:
+            self._final(ending)
+
+    async def _choose(self, local_rank: int, ending: Ending) -> tuple[Mend, int]:
+        """What to do, and how many restarts are used then; returns when it is time to do it."""
+        nodes, limit = self._nodes, self._plan.max_restarts
+        used = await nodes.restarts()
+        scene = await self._scene(ending)
+        # Who died of the death that a restart mends comes back on that restart.
+        free = (
+            scene.others_live
+            and scene.elastic
+            and self._cover.covers(local_rank, symptom=ending.symptom, used=used)
+        )
+        choice = mend(replace(scene, may_restart=free or used < limit))
+        if choice is not Mend.RESTART or not self._supervisor.may_return(local_rank):
+            return choice, used
+        if not free and (used := await nodes.take_restart()) > limit:  # another node took the last one
+            return mend(replace(scene, may_restart=False)), limit
+        used = min(used, limit)
+        delay = self._backoff[local_rank].delay(self._loop.time() - self._began[local_rank])
+        count = f"restart {used} of {limit}" if not free else f"restart {used} covers it"
+        self._announce(ending, f"; {count}, into the running group{f', in {delay:g} s' if delay else ''}")
+        if not delay:
+            return choice, used
+        await self._pause(delay)
+        scene = await self._scene(ending)
+        return mend(replace(scene, may_restart=True, outside=True)), used
+
+    async def _scene(self, ending: Ending) -> Scene:
+        elastic, over = await self._nodes.elastic() if self._plan.max_restarts else Elastic(False, False)
+        others = await self._nodes.others()
+        late = ending.local_rank in self._joined_late
+        return Scene(
+            elastic=elastic,
+            over=over,
+            others_live=bool(self._supervisor.alive) or others.live,
+            others_well=others.well or any(e.code == 0 for e in self._endings),
+            outside=late and ending.error.partition(":")[0] in _LOCKED_OUT,
+            may_restart=False,
+            go_on=self._plan.go_on,
+        )
+
+    def _return(self, local_rank: int, ending: Ending, used: int) -> bool:
+        """Start it again, if that can be done."""
+        try:
+            self._start(local_rank, used)
+        except UsageError as error:
+            self._house.say(f"rank {ending.rank} cannot be started again: {error}")
+            return False
+        self._mark(ending, replace(ending, restarted=True))
+        self._joined_late.add(local_rank)
+        self._handle(Back(local_rank))
+        self._watch(local_rank)
+        self._say_idle()
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not beyond the end of the attempt."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._halt.wait()
+
+    def _mark(self, before: Ending, now: Ending) -> None:
+        self._endings[self._endings.index(before)] = now
+
+    def _say_idle(self) -> None:
+        """Tell the other nodes whether any of our workers lives."""
+        if self._nodes.store is not None:
+            well = any(ending.code == 0 for ending in self._endings)
+            self._do(self._nodes.say_idle(not self._supervisor.alive, well=well))
+
+    def _look(self, stopped: Stopped) -> None:
+        """Say who is stopped; only news."""
+        if self._over.is_set():
+            return
+        first = self._seat.first_rank
+        living = {first + local: self._workers[local].pid for local in self._supervisor.alive}
+        for line in stopped.news(living, [(rank, state_of(pid)) for rank, pid in living.items()]):
+            self._house.say(line)
+        self._loop.call_later(INTERVAL, self._look, stopped)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    async def report(self) -> NodeReport:
+        """What this node says about the attempt; call it when it is over here."""
+        return self.report_at(await self._turn if self._turn is not None else NEVER)
+
+    def report_at(self, turn: int) -> NodeReport:
+        """The same, with this turn."""
+        seat, nodes = self._seat, self._nodes
+        return NodeReport(
+            seat.node_rank,
+            seat.host,
+            tuple(self._endings),
+            turn,
+            self.signum,
+            nodes.lost,
+            spared=self._spared,
+        )
+
+    @property
+    def spared(self) -> tuple[int, ...]:
+        """Lost nodes that the job went on without."""
+        return self._spared
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether something ended the attempt from here."""
+        return self._turn is not None
+
+    async def kill_all(self) -> None:
+        """Whatever way we leave: nobody stays."""
+        self._halt.set()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        workers = list(self._unswept)
+        for worker in workers:
+            if worker.code is None:
+                worker.send(signal.SIGKILL)
+        # Not by pidfd, which is not everywhere; SIGKILL is quick.
+        while any(worker.code is None and not worker.poll() for worker in workers):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*(worker.sweep(self._sweep_grace) for worker in workers))

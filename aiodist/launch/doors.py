@@ -1,0 +1,38 @@
+"""How this job's stores are opened: by the name, the secret and the certificates that its processes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiodist.environment import Tls
+    from aiodist.rendezvous.client import TcpStore
+    from aiodist.rendezvous.server import StoreServer
+
+
+@dataclass(frozen=True)
+class Doors:
+    """What it takes to serve and to enter the stores of one job.
+
+    Args:
+        job: its name.
+        secret: shared by the job, '': none.
+        tls: None where the job does without.
+    """
+
+    job: str
+    secret: str = field(repr=False)
+    tls: Tls | None = None
+
+    async def serve(self, host: str, port: int = 0) -> StoreServer:
+        """Host a store; port 0 picks a free one. Raises `RendezvousError` as `StoreServer.start`."""
+        from aiodist.rendezvous.server import StoreServer
+
+        return await StoreServer.start(host, port, self.job, self.secret.encode(), tls=self.tls)
+
+    async def enter(self, host: str, port: int, timeout: float) -> TcpStore:
+        """Connect to one, within so many seconds. Raises `RendezvousError` as `TcpStore.connect`."""
+        from aiodist.rendezvous.client import TcpStore
+
+        return await TcpStore.connect(host, port, self.job, self.secret.encode(), timeout, tls=self.tls)

@@ -1,0 +1,322 @@
+"""The node that decides: it hosts the stores, lets nodes in, and says what follows an attempt.
+
+It is node 0 of the first attempt, and its loss ends the job. The workers of each attempt get a store of
+their own, so that nothing which a dead attempt left behind is in the way of the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.launch.doors import Doors
+from aiodist.launch.lobby import FOREVER, Lobby
+from aiodist.launch.nodes import Next, Nodes
+from aiodist.launch.plan import Plan
+from aiodist.launch.ports import free_port
+from aiodist.launch.restarts import Backoff, after, ready
+from aiodist.launch.roster import Member, Roster
+
+if TYPE_CHECKING:
+    from aiodist.launch.verdict import Verdict
+    from aiodist.rendezvous.client import TcpStore
+    from aiodist.rendezvous.server import StoreServer
+    from aiodist.rendezvous.store import Store
+
+_PATIENCE = 10.0  # seconds before we say whom we wait for
+_LINGER = 5.0  # seconds for the other agents to say goodbye
+Say = Callable[[str], None]
+
+
+class Head:
+    """Args:
+    plan: this node's.
+    me: its card.
+    doors: opens the job's stores.
+    host: the address to listen on.
+    say: shows one line to the operator.
+    """
+
+    def __init__(self, plan: Plan, me: Member, doors: Doors, host: str, say: Say) -> None:
+        self._plan = plan
+        self._me = me
+        self._doors = doors
+        self._host = host
+        self._say = say
+        self._news = asyncio.Event()  # for `_muster`
+        self._knocks = asyncio.Event()  # for `_attend`
+        self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._backoff = Backoff()
+        self._began = 0.0
+        self._workers_store: StoreServer | None = None
+        self._agents_store: StoreServer | None = None
+        self._lobby: Lobby | None = None
+        self._attending: asyncio.Task[None] | None = None
+        self._running = False
+        self._regroup = False
+        self.code = 1  # the job's, for those who wait at the door when it ends
+
+    def _changed(self) -> None:
+        """Somebody came, or is gone."""
+        self._news.set()
+        self._knocks.set()
+
+    # -- the first attempt ----------------------------------------------------------------------
+
+    async def alone(self) -> Roster:
+        """The roster of a job of one node."""
+        return await self._form([self._me], 0, 0)
+
+    async def host(self, bell: StoreServer, book: TcpStore, local: str) -> tuple[Roster, Store]:
+        """Wait for the other nodes → the roster, and a client of the agents' store.
+
+        Args:
+            bell: the doorbell; ours from here on.
+            book: a client of it; likewise.
+            local: where we reach a store of ours.
+        """
+        self._lobby = lobby = Lobby(self._plan, bell, book, self._changed)
+        lobby.claim(self._me)
+        self._agents_store = await self._doors.serve(self._host)
+        try:
+            members = await self._muster(lambda: [self._me], first=True)
+        except (UsageError, RendezvousError) as error:
+            await lobby.refuse_all(f"node 0 gave up: {error}")
+            raise
+        store = await self._doors.enter(local, self._agents_store.port, self._plan.meet_timeout)
+        roster = await self._form(members, 0, 0)
+        await self._publish(store, roster)
+        if not self._plan.open_door:
+            size = len(roster.members)
+            await lobby.refuse_all(f"the job's {size} nodes are complete already; raise --nnodes")
+            await store.barrier("agents/here", size, 0, timeout=self._plan.meet_timeout)
+            await lobby.aclose()
+            self._lobby = None
+        return roster, store
+
+    def attend(self, nodes: Nodes) -> None:
+        """The attempt has begun: let in who comes."""
+        self._running = True
+        nodes.changed = self._changed
+        if self._lobby is not None and self._attending is None:
+            self._attending = asyncio.create_task(self._attend(nodes, self._lobby))
+        self._changed()
+
+    async def _form(self, members: list[Member], attempt: int, restarts: int) -> Roster:
+        """Seat them, and open a store for their workers."""
+        if self._workers_store is not None:
+            await self._workers_store.aclose()
+        self._workers_store = await self._doors.serve(self._host)
+        port = self._plan.master_port
+        if port is None or self._plan.open_door:  # then it is the door's
+            port = free_port(self._host)
+        self._began = asyncio.get_running_loop().time()
+        self._regroup = False
+        return Roster.of(
+            members,
+            attempt=attempt,
+            restarts=restarts,
+            store_port=self._workers_store.port,
+            master_port=port,
+        )
+
+    async def _publish(self, store: Store, roster: Roster) -> None:
+        """Leave the roster for everybody, and call those who wait at the door."""
+        from aiodist.launch.nodes import LEASE
+
+        assert self._agents_store is not None
+        waiting = self._lobby.waiting if self._lobby is not None else {}
+        called = [member for member in roster.members if member.id in waiting]
+        for member in called:  # who is never heard of is missed like one who falls silent
+            await store.set(f"agents/alive/{member.id}", b"", ttl=LEASE)
+        await store.set(f"agents/{roster.attempt}/roster", roster.to_json())
+        for member in called:
+            assert self._lobby is not None
+            await self._lobby.seat(member, self._agents_store.port, roster.attempt)
+
+    # -- waiting for nodes ----------------------------------------------------------------------
+
+    async def _muster(self, present: Callable[[], list[Member]], *, first: bool) -> list[Member]:
+        """The members of an attempt, as soon as it can begin.
+
+        Args:
+            present: who is here already.
+            first: wait for more than MIN nodes, and give up where command lines disagree.
+        """
+        plan, loop = self._plan, asyncio.get_running_loop()
+        call = plan.last_call if first else 0.0
+        deadline = loop.time() + plan.meet_timeout
+        patience = loop.time() + _PATIENCE
+        enough_since: float | None = None
+        while True:
+            self._news.clear()
+            here = present()
+            if self._lobby is not None:
+                if self._lobby.complaint and first:
+                    raise UsageError(self._lobby.complaint, hint="Give every agent the same --nnodes")
+                here += self._lobby.waiting.values()
+            now = loop.time()
+            enough = len(here) >= plan.nnodes
+            enough_since = None if not enough else now if enough_since is None else enough_since
+            if ready(len(here), now, least=plan.nnodes, most=plan.most, enough_since=enough_since, call=call):
+                return here[: plan.most]
+            if not enough and now >= deadline:
+                raise self._too_few(here)
+            until = enough_since + call if enough_since is not None else deadline
+            if not enough and patience:
+                if now >= patience:
+                    patience = 0.0
+                    self._say(f"waiting for {self._who(here)} at {plan.master_addr}:{plan.master_port}")
+                else:
+                    until = min(until, patience)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._news.wait()
+
+    def _missing(self, here: list[Member]) -> list[int]:
+        seats = Roster.of(here).members
+        taken = {seat.wanted if seat.wanted is not None else rank for rank, seat in enumerate(seats)}
+        return sorted(set(range(self._plan.nnodes)) - taken)
+
+    def _who(self, here: list[Member]) -> str:
+        """'nodes 1, 2 of 3'; of a range only numbers are known."""
+        plan = self._plan
+        if plan.most > plan.nnodes:
+            return f"more nodes: {len(here)} of at least {plan.nnodes}"
+        missing = self._missing(here)
+        several = "nodes" if len(missing) > 1 else "node"
+        return f"{several} {', '.join(map(str, missing))} of {plan.nnodes}"
+
+    def _too_few(self, here: list[Member]) -> RendezvousTimeout:
+        plan = self._plan
+        where = f"{plan.master_addr}:{plan.master_port} within {plan.meet_timeout:g} s"
+        hint = "Start an agent there with the same --nnodes, --master-addr and --master-port"
+        if plan.most > plan.nnodes:
+            came = f"only {len(here)} of at least {plan.nnodes} nodes came to {where}"
+            return RendezvousTimeout(came, hint="Start more agents, or lower MIN in --nnodes MIN:MAX")
+        return RendezvousTimeout(
+            f"{self._who(here)} did not come to {where}", missing=self._missing(here), hint=hint
+        )
+
+    async def _attend(self, nodes: Nodes, lobby: Lobby) -> None:
+        """While an attempt runs: those who come join it, or make all begin again."""
+        store = nodes.store
+        assert store is not None
+        spare = False
+        while True:
+            await self._knocks.wait()
+            self._knocks.clear()
+            if not self._running:  # those who come are `_muster`'s
+                continue
+            for node in nodes.lost:
+                lobby.leave(nodes.roster.members[node].id)
+            living = len(nodes.roster.members) - len(nodes.lost)
+            if not lobby.waiting or self._regroup:
+                continue
+            if living >= self._plan.most:
+                if not spare:
+                    self._say(f"a node waits: the job has {living} nodes, and takes no more")
+                spare = True
+                continue
+            spare = False
+            elastic, over = await nodes.elastic()
+            if not self._running or not lobby.waiting or over:
+                continue
+            newcomer = next(iter(lobby.waiting.values()))
+            if elastic:
+                nodes.know(nodes.roster.grown(newcomer))
+                await self._publish(store, nodes.roster)
+                self._say(f"{newcomer.host} joins the job with {newcomer.nproc} worker(s)")
+                self._knocks.set()  # perhaps there are more
+            else:
+                self._regroup = True
+                self._say(f"{newcomer.host} joins the job: all workers begin again with {living + 1} nodes")
+                await nodes.alarm("regroup")
+
+    # -- what follows an attempt ----------------------------------------------------------------
+
+    def stop(self, signum: int) -> None:
+        """The operator ends the job."""
+        if not self._stopped.done():
+            self._stopped.set_result(signum)
+
+    def over(self) -> None:
+        """Our workers have ended: nobody is let in any more."""
+        self._running = False
+
+    async def decide(self, nodes: Nodes, verdict: Verdict) -> Next:
+        """What follows the attempt that has ended with this verdict; all agents are told."""
+        self._running = False
+        used = await nodes.restarts()
+        limit = self._plan.max_restarts
+        step = after(verdict, used=used, limit=limit, regroup=self._regroup)
+        following = Next(used=min(used, limit))
+        if step.again:
+            following = await self._unless_stopped(nodes, self._again(nodes, step.costs, used))
+        if nodes.store is not None:
+            with suppress(RendezvousError):
+                if following.roster is not None:
+                    await self._publish(nodes.store, following.roster)
+                await nodes.store.set(nodes.key("next"), following.to_json())
+        return following
+
+    async def _again(self, nodes: Nodes, costs: bool, used: int) -> Next:
+        if costs:
+            used = await nodes.take_restart()
+            delay = self._backoff.delay(asyncio.get_running_loop().time() - self._began)
+            if delay:
+                self._say(f"it failed soon after its start; waiting {delay:g} s before the next")
+                await asyncio.sleep(delay)
+        try:
+            members = await self._muster(lambda: self._left(nodes), first=False)
+        except RendezvousTimeout as error:
+            return Next(error=str(error), used=used)
+        return Next(await self._form(members, nodes.roster.attempt + 1, used), used=used)
+
+    def _left(self, nodes: Nodes) -> list[Member]:
+        """The members that are still there."""
+        gone = set(nodes.lost)
+        left = []
+        for node, member in enumerate(nodes.roster.members):
+            if node in gone or (nodes.store is not None and member.id not in nodes.alive):
+                if self._lobby is not None:
+                    self._lobby.leave(member.id)
+            else:
+                left.append(member)
+        return left
+
+    async def _unless_stopped(self, nodes: Nodes, again: Coroutine[Any, Any, Next]) -> Next:
+        """`again`, or the end, where the operator of any node says so meanwhile."""
+        task = asyncio.create_task(again)
+        waits: set[asyncio.Future[Any]] = {task, self._stopped}
+        remote: asyncio.Future[bytes] | None = None
+        if nodes.store is not None:
+            remote = asyncio.ensure_future(nodes.store.get("agents/stop", timeout=FOREVER))
+            waits.add(remote)
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopped.done():
+                return Next(signum=self._stopped.result(), used=await nodes.restarts())
+            if remote is not None and remote.done() and remote.exception() is None:
+                return Next(signum=int(remote.result()), used=await nodes.restarts())
+            return await task
+        finally:
+            for waiting in (task, remote):
+                if waiting is not None:
+                    waiting.cancel()
+                    await asyncio.gather(waiting, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """Close the stores; the other agents get time to leave."""
+        if self._attending is not None:
+            self._attending.cancel()
+            await asyncio.gather(self._attending, return_exceptions=True)
+        if self._lobby is not None:
+            await self._lobby.aclose(self.code)
+        if self._workers_store is not None:
+            await self._workers_store.aclose()
+        if self._agents_store is not None:
+            await self._agents_store.aclose(_LINGER)

@@ -1,0 +1,187 @@
+"""Where nodes come in: the doorbell on master_addr:master_port, and who waits there.
+
+agents/arrivals    counts who came; the head is 0
+agents/card/<id>   a node's card, as long as its agent is connected
+agents/seat/<id>   the answer: where the agents' store is, and the attempt; or why there is no seat
+agents/over        the job's exit code, for those who still wait when it ends
+
+The head keeps the door open as long as nodes may come: while the job is not complete, and, where it may
+grow or replace nodes, to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.launch.plain import read
+from aiodist.launch.roster import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiodist.launch.plan import Plan
+    from aiodist.rendezvous.client import TcpStore
+    from aiodist.rendezvous.server import StoreServer
+
+FOREVER = 1e8  # seconds
+_GOODBYE = 5.0
+_DIGITS = 18  # of a node's number
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a node says of itself; `rank` is the --node-rank that it wants, if any."""
+
+    host: str
+    nproc: int
+    nnodes: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What it is told: where the agents' store is, and the attempt; or why there is no seat."""
+
+    error: str = ""
+    port: int = 0
+    attempt: int = 0
+
+
+class OverError(Exception):
+    """The job has ended, with this exit code, while we waited for a seat."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Lobby:
+    """The head's side.
+
+    Args:
+        plan: the head's.
+        bell: the store that is the doorbell; closed by `aclose`.
+        book: a client of it; likewise.
+        changed: called when somebody came or left.
+    """
+
+    def __init__(self, plan: Plan, bell: StoreServer, book: TcpStore, changed: Callable[[], None]) -> None:
+        self._plan = plan
+        self._bell = bell
+        self._book = book
+        self._changed = changed
+        self._seated: dict[int, Member] = {}  # a seat is theirs until `leave`
+        self._refused: set[int] = set()
+        self.waiting: dict[int, Member] = {}  # by id, so by arrival
+        self.complaint = ""  # what the command lines of two nodes disagree about
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        with suppress(RendezvousError):
+            async for key, value in self._book.watch("agents/card/"):
+                number = key.rpartition("/")[2]
+                if not number.isdecimal():
+                    continue
+                id = int(number[:_DIGITS])
+                if value is None:
+                    self.waiting.pop(id, None)
+                elif id not in self._seated and id not in self._refused:
+                    try:
+                        await self._came(id, read(Card, value, "a node's card"))
+                    except WireError as error:
+                        await self.refuse(id, str(error))
+                self._changed()
+
+    async def _came(self, id: int, card: Card) -> None:
+        host, nnodes, wanted = card.host, card.nnodes, card.rank
+        if nnodes != self._plan.shown_nodes:
+            ours = self._plan.shown_nodes
+            self.complaint = f"nodes disagree: node 0 says --nnodes {ours}, {host} says --nnodes {nnodes}"
+            await self.refuse(id, self.complaint)
+            return
+        rivals = (*self._seated.values(), *self.waiting.values())
+        if wanted is not None and self._plan.most == self._plan.nnodes:
+            owner = next((rival for rival in rivals if rival.wanted == wanted), None)
+            if owner is not None:
+                await self.refuse(id, f"--node-rank {wanted} was taken already by an agent on {owner.host}")
+                return
+        self.waiting[id] = Member(id, host, card.nproc, wanted)
+
+    async def seat(self, member: Member, port: int, attempt: int) -> None:
+        """Tell a node that waits where to go."""
+        self.waiting.pop(member.id, None)
+        self._seated[member.id] = member
+        await self._answer(member.id, {"port": port, "attempt": attempt})
+
+    async def refuse(self, id: int, error: str) -> None:
+        """Send a node away."""
+        self.waiting.pop(id, None)
+        self._refused.add(id)
+        await self._answer(id, {"error": error})
+
+    async def refuse_all(self, error: str) -> None:
+        """Send everybody away who waits."""
+        for id in list(self.waiting):
+            await self.refuse(id, error)
+
+    def claim(self, member: Member) -> None:
+        """The head's own place."""
+        self._seated[member.id] = member
+
+    def leave(self, id: int) -> None:
+        """A node is lost: another may take its node rank."""
+        self._seated.pop(id, None)
+
+    async def _answer(self, id: int, answer: dict[str, Any]) -> None:
+        with suppress(RendezvousError):
+            await self._book.set(f"agents/seat/{id}", json.dumps(answer))
+
+    async def aclose(self, code: int | None = None) -> None:
+        """Close the door; `code`: of the job, if it has ended."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        if code is not None:
+            with suppress(RendezvousError):
+                await self._book.set("agents/over", str(code))
+        await self._book.aclose()
+        await self._bell.aclose(_GOODBYE)
+
+
+async def knock(plan: Plan, book: TcpStore, host: str) -> tuple[int, int, int]:
+    """A node's side: leave a card and wait for a seat → our id, port of the agents' store, attempt.
+
+    Raises:
+        UsageError: the head refuses this node.
+        RendezvousError: no seat in time.
+        OverError: the job has ended.
+    """
+    id = await book.add("agents/arrivals", 1)
+    card = Card(host, plan.nproc, plan.shown_nodes, plan.node_rank)
+    patience = plan.meet_timeout + plan.last_call + 10
+    await book.set(f"agents/card/{id}", json.dumps(asdict(card)), ttl=FOREVER)
+    seat = asyncio.ensure_future(book.get(f"agents/seat/{id}", timeout=patience))
+    over = asyncio.ensure_future(book.get("agents/over", timeout=2 * patience))
+    try:
+        await asyncio.wait({seat, over}, return_when=asyncio.FIRST_COMPLETED)
+        if not seat.done() and over.exception() is None:
+            raise OverError(read(int, over.result(), "the job's exit code"))
+        answer = read(Answer, await seat, "the head's answer")
+    except RendezvousTimeout:
+        raise RendezvousTimeout(
+            f"node 0 at {plan.master_addr}:{plan.master_port} gave this node no seat within {patience:g} s",
+            hint="The job has all the nodes that it takes, or still waits for others",
+        ) from None
+    finally:
+        for task in (seat, over):
+            task.cancel()
+        await asyncio.gather(seat, over, return_exceptions=True)
+    if answer.error:
+        raise UsageError(answer.error, hint="Give every agent the same --nnodes, and its own --node-rank")
+    with suppress(AiodistError):
+        await book.delete_key(f"agents/card/{id}")
+    return id, answer.port, answer.attempt

@@ -1,0 +1,154 @@
+"""Whether a failure is mended, and how: pure decisions.
+
+What one failed worker brings about, while its attempt runs (`mend`):
+
+    the script is elastic, somebody else lives    that worker is started again, into the running group
+    the others have finished the job without it   nothing: the work is done
+    otherwise                                     its attempt ends, on all nodes
+
+and what follows an attempt that has ended (`after`): another with all workers, or the end of the job.
+Both ways of starting again take from one number, --max-restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+from aiodist.launch.verdict import Verdict
+
+QUICK = 10.0  # seconds; who fails sooner than that after a restart is in a crash loop
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+
+
+class Mend(Enum):
+    """What to do about a failed worker."""
+
+    RESTART = "it is started again"
+    FORGIVE = "the job goes on without it"
+    END = "the attempt ends"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known when a worker has failed.
+
+    Args:
+        elastic: the script can take in a worker while it runs.
+        over: its group has ended, and well.
+        others_live: another worker of the job runs.
+        others_well: another worker of the job has ended with code 0.
+        outside: it was not in the group when that ended: it had failed before, or was not let in any more.
+        may_restart: --max-restarts is not used up (or does not count this time).
+        go_on: --on-failure continue.
+    """
+
+    elastic: bool
+    over: bool
+    others_live: bool
+    others_well: bool
+    outside: bool
+    may_restart: bool
+    go_on: bool
+
+
+def mend(scene: Scene) -> Mend:
+    """What to do about a worker that failed."""
+    done = scene.over or (scene.others_well and not scene.others_live)
+    if scene.elastic and scene.outside and done:
+        return Mend.FORGIVE
+    if scene.elastic and not scene.over and scene.others_live and scene.may_restart:
+        return Mend.RESTART
+    # Where all fail, there was nobody to go on for: that is for the verdict to see.
+    return Mend.FORGIVE if scene.go_on else Mend.END
+
+
+@dataclass(frozen=True)
+class After:
+    """What follows an attempt. `costs`: the next one counts as a restart."""
+
+    again: bool
+    costs: bool = False
+
+
+def after(verdict: Verdict, *, used: int, limit: int, regroup: bool) -> After:
+    """What follows an attempt that has ended everywhere.
+
+    Args:
+        verdict: on it.
+        used: restarts so far.
+        limit: --max-restarts.
+        regroup: it was stopped so that more nodes can take part.
+    """
+    if verdict.signum or verdict.error:
+        return After(False)
+    if verdict.code:
+        return After(used < limit, costs=True)
+    # A job that ended well before the news of another node came is over.
+    return After(regroup and any(ending.stopped and ending.code != 0 for ending in verdict.endings))
+
+
+@dataclass
+class Backoff:
+    """Delays between restarts of something that keeps failing at once: 0, then 0.5 s, 1 s… 30 s."""
+
+    _quick: int = 0
+
+    def delay(self, lived: float) -> float:
+        """Seconds to wait before it is started again.
+
+        Args:
+            lived: seconds from its last start to its end.
+        """
+        self._quick = self._quick + 1 if lived < QUICK else 0
+        if self._quick < 2:
+            return 0.0
+        return min(_FIRST_DELAY * 2.0 ** min(self._quick - 2, 10), _LONGEST_DELAY)
+
+
+@dataclass
+class Cover:
+    """Who dies of another's death comes back on the restart that the other took, once for each.
+
+    Keeps, for the workers of one node, the number of restarts at which each came back for nothing.
+    """
+
+    _covered: dict[int, int] = field(default_factory=dict)
+
+    def covers(self, local_rank: int, *, symptom: bool, used: int) -> bool:
+        """Whether this worker may be started again without taking a restart; if so, it is noted."""
+        if not symptom or used <= self._covered.get(local_rank, 0):
+            return False
+        self._covered[local_rank] = used
+        return True
+
+
+def ready(count: int, now: float, *, least: int, most: int, enough_since: float | None, call: float) -> bool:
+    """Whether to start with the nodes that are here.
+
+    Args:
+        count: of nodes.
+        now: seconds.
+        least: --nnodes' MIN; nothing starts with fewer.
+        most: its MAX; nothing waits for more.
+        enough_since: when there were enough for the first time, None: never yet.
+        call: seconds to wait for more than MIN.
+    """
+    if count < least:
+        return False
+    return count >= most or (enough_since is not None and now >= enough_since + call)
+
+
+def stays(lost: Collection[int], nnodes: int, least: int, *, elastic: bool, go_on: bool) -> bool:
+    """Whether an attempt goes on after the loss of nodes.
+
+    Args:
+        lost: node ranks.
+        nnodes: of the attempt.
+        least: MIN.
+        elastic: whether the script can do with fewer.
+        go_on: --on-failure continue.
+    """
+    left = nnodes - len(lost)
+    return left > 0 and (go_on or (elastic and left >= least))

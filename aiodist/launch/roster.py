@@ -1,0 +1,94 @@
+"""Who takes part in an attempt, and where they sit. Pure.
+
+An *attempt* is one start of all workers. Its roster lists the nodes, in order of node rank; a node that
+comes later, and whose workers join the running group, is appended, so nobody's ranks ever change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+
+from aiodist.launch.plain import read
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node.
+
+    Args:
+        id: counted by arrival, 0 the head; never given twice in a job.
+        host: its short name.
+        nproc: its workers.
+        wanted: the --node-rank that it asked for, None: any.
+        first_rank: global rank of its first worker; known in a roster.
+    """
+
+    id: int
+    host: str
+    nproc: int
+    wanted: int | None = None
+    first_rank: int = 0
+
+
+@dataclass(frozen=True)
+class Roster:
+    """One attempt.
+
+    Args:
+        members: by node rank.
+        attempt: counted from 0.
+        restarts: how many restarts the job had used before this attempt.
+        initial: how many of the members started it; the others came later.
+        store_port: of the workers' store, which is new for each attempt, on the head's host.
+        master_port: MASTER_PORT of the workers.
+    """
+
+    members: tuple[Member, ...]
+    attempt: int = 0
+    restarts: int = 0
+    initial: int = 0
+    store_port: int = 0
+    master_port: int = 0
+
+    @classmethod
+    def of(cls, members: Iterable[Member], **more: int) -> Roster:
+        """Seat these nodes: each that wants a node rank gets it, the others the free ones by arrival."""
+        asked = list(members)
+        count = len(asked)
+        seats: dict[int, Member] = {}
+        for member in asked:
+            if member.wanted is not None and member.wanted < count and member.wanted not in seats:
+                seats[member.wanted] = member
+        free = iter(sorted(set(range(count)) - seats.keys()))
+        for member in sorted(asked, key=lambda m: m.id):
+            if member not in seats.values():
+                seats[next(free)] = member
+        seated, rank = [], 0
+        for node in range(count):
+            seated.append(replace(seats[node], first_rank=rank))
+            rank += seats[node].nproc
+        return cls(tuple(seated), initial=count, **more)
+
+    @property
+    def world_size(self) -> int:
+        """Workers of all nodes, also of those that came later."""
+        return sum(member.nproc for member in self.members)
+
+    def node_rank(self, id: int) -> int | None:
+        """Where this node sits; None: it is not on the roster."""
+        return next((rank for rank, member in enumerate(self.members) if member.id == id), None)
+
+    def grown(self, member: Member) -> Roster:
+        """With a node that came later; its workers get the next ranks."""
+        return replace(self, members=(*self.members, replace(member, first_rank=self.world_size)))
+
+    def to_json(self) -> bytes:
+        """For the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Roster:
+        """Raises `WireError` on anything but `to_json`'s bytes."""
+        return read(cls, data, "a job's roster")

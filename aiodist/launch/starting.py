@@ -1,0 +1,92 @@
+"""Starting one worker: its environment, its files, and where its output goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from aiodist.launch.guardian import Guardian
+from aiodist.launch.lines import LastWords
+from aiodist.launch.logs import LogFiles
+from aiodist.launch.output import Console, Relay
+from aiodist.launch.plan import Plan, Seat, worker_environment
+from aiodist.launch.worker import Worker, spawn
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+
+
+@dataclass
+class House:
+    """What an agent has for all attempts: the plan, consoles, who guards, who speaks."""
+
+    plan: Plan
+    guardian: Guardian
+    tie: Callable[[], None]
+    out: Console
+    err: Console
+    say: Callable[[str], None]
+    logs: LogFiles | None = None
+
+
+def start_worker(house: House, seat: Seat, local_rank: int, restarts: int) -> Worker:
+    """Start one worker of a seat.
+
+    Args:
+        house: the agent's.
+        seat: of this node in the attempt.
+        local_rank: of the worker.
+        restarts: how many the job has used before this start.
+
+    Raises:
+        UsageError: the command cannot be run, or its files cannot be written.
+    """
+    env = worker_environment(os.environ, house.plan, seat, local_rank, restarts)
+    if house.logs is not None:
+        house.logs.prepare(restarts, local_rank)
+        env["TORCHELASTIC_ERROR_FILE"] = house.logs.path(restarts, local_rank, "error.json")
+    first = local_rank == 0 and seat.node_rank == 0 and restarts == 0
+    return spawn(
+        house.plan.command,
+        env,
+        stdin=0 if first and _stdin_is_for_workers() else None,
+        guardian=house.guardian,
+        tie=house.tie,
+        make_relays=partial(_relays, house, seat, local_rank, restarts),
+    )
+
+
+def _relays(
+    house: House, seat: Seat, local_rank: int, restarts: int, out: int, err: int, words: LastWords
+) -> list[Relay]:
+    plan, logs, rank = house.plan, house.logs, seat.first_rank + local_rank
+    prefix = plan.prefix_of(rank=rank, local_rank=local_rank, node_rank=seat.node_rank, host=seat.host)
+    relays = []
+    for fd, bit, console, name in ((out, 1, house.out, "stdout.log"), (err, 2, house.err, "stderr.log")):
+        painted = prefix
+        if console.is_terminal and not os.environ.get("NO_COLOR"):
+            painted = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
+        filed = logs is not None and plan.filed(local_rank, bit)
+        relays.append(
+            Relay(
+                asyncio.get_running_loop(),
+                fd,
+                console=console if plan.on_console(local_rank, bit) else None,
+                prefix=painted.encode(),
+                prefix_width=len(prefix),
+                file=logs.open(restarts, local_rank, name) if logs is not None and filed else None,
+                words=words if bit == 2 else None,
+            )
+        )
+    return relays
+
+
+def _stdin_is_for_workers() -> bool:
+    """A file or a pipe goes to rank 0, as under mpirun; a terminal stays with the agent."""
+    try:
+        return sys.stdin is not None and not os.isatty(0)
+    except OSError:
+        return False

@@ -1,0 +1,127 @@
+"""What makes a decision final. One arbiter a job, fixed at init, never one as fallback for the other.
+
+A minority that still reaches the store and a majority that does not would both form the next epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from aiodist.errors import QuorumLost, RendezvousError, name_ranks
+from aiodist.membership.ballot import Ballots, Told
+from aiodist.membership.motions import Motion
+from aiodist.rendezvous.store import Store
+
+_BACKOFF = 0.02  # seconds a rank, so that two proposers do not outbid each other for ever
+
+
+class Arbiter(Protocol):
+    """Gives one answer on a topic to everybody, whoever asks, however often."""
+
+    async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
+        """Propose a value → the value that holds, this one or an earlier one.
+
+        Args:
+            topic: what is decided; a call for the next epoch, an agreement.
+            value: at most 60 KiB.
+            timeout: seconds.
+
+        Raises:
+            QuorumLost: no answer can be had.
+        """
+
+    def close(self) -> None:
+        """Let go."""
+
+
+class StoreArbiter:
+    """The store decides: a value holds if and only if its compare-and-set says so.
+
+    Args:
+        store: linearizable, and not inside any member.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
+        """See `Arbiter`."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._store.compare_set(f"ruling/{topic}", b"", value)
+        except (TimeoutError, RendezvousError) as error:
+            raise QuorumLost(
+                f"the store, which decides who goes on, cannot be reached: {str(error) or 'no answer'}",
+                hint=f"It was tried for {timeout:.1f} s; start the job again when the store is back",
+            ) from error
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class MajorityArbiter:
+    """More than half of the epoch's members decide, not counting those proven dead.
+
+    Args:
+        rank: this process's.
+        size: of the epoch.
+        send: tells a motion to a rank, or to all others (None).
+        dead: ranks that this process knows to vote no more.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        send: Callable[[int | None, Motion], None],
+        dead: Callable[[], Collection[int]],
+    ) -> None:
+        self._ballots = Ballots(rank, size)
+        self._send = send
+        self._dead = dead
+        self._rank = rank
+        self._size = size
+        self._news = asyncio.Event()
+
+    def hear(self, origin: int, motion: Motion) -> None:
+        """A member's vote, or question."""
+        self._tell(self._ballots.hear(origin, motion, self._dead()))
+        self._news.set()
+
+    def recount(self) -> None:
+        """More members may be proven dead."""
+        self._news.set()
+
+    async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
+        """See `Arbiter`."""
+        ballots = self._ballots
+        try:
+            async with asyncio.timeout(timeout):
+                self._tell(ballots.propose(topic, value, self._dead()))
+                while True:
+                    self._news.clear()
+                    self._tell(ballots.recount(topic, self._dead()))
+                    if topic in ballots.chosen:
+                        break
+                    if topic in ballots.outbid:  # perhaps by this member's own promise: nobody tells that
+                        await asyncio.sleep(_BACKOFF * (1 + self._rank))
+                        self._tell(ballots.propose(topic, value, self._dead()))
+                    else:
+                        await self._news.wait()
+        except TimeoutError:
+            dead = sorted(self._dead())
+            without = f", not counting {name_ranks(dead)}" if dead else ""
+            raise QuorumLost(
+                f"fewer than half of the {self._size} members of the epoch answer{without}",
+                hint="Another part of the job may go on; this process must not. Leave, and join anew",
+            ) from None
+        return ballots.chosen[topic]
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def _tell(self, told: list[Told]) -> None:
+        for target, motion in told:
+            self._send(target, motion)

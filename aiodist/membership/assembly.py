@@ -1,0 +1,296 @@
+"""One call for the next epoch, as one member of the old one sees it. Pure.
+
+The assembly is told what happened and says what to do now (`next`). It knows no link, store or clock.
+
+Rules
+    1. The convener is the lowest rank that is not gone, and that nobody wants to be without. It waits for
+       all of those to be ready, at most until its deadline; then it goes on with those who are. Its
+       deadline is everybody's who is convener then.
+    2. A draft holds all who are ready, in the order of their ranks, then newcomers. A later draft
+       takes the place of an earlier one.
+    3. A draft with a member who is gone, or whom the draft's members could not connect, is dropped; those
+       whose fault it was are not in the next, unless a later draft kept them from it.
+    4. When a draft has been formed here the convener asks the arbiter. What the arbiter says is told to
+       everybody, and whoever does not hear of it asks the arbiter too.
+    5. Who is not in the decided epoch has been evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from aiodist.errors import name_ranks
+from aiodist.membership.motions import Decided, Draft, Dropped, Motion, Ready, Void
+from aiodist.membership.record import Number, Record
+
+GRACE = 1.0
+"""Seconds beyond its deadline that a member waits for a convener, or for the arbiter, to speak."""
+
+FORMING = 5.0
+"""Seconds in which a draft has to be formed."""
+
+OVERTIME = 15.0
+"""Seconds beyond its deadline after which a call ends in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before something happens, or before `until`."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """This process convenes: make a draft of these members, and of newcomers.
+
+    Args:
+        attempt: of the draft's number.
+        members: uids, in the order of their new ranks.
+        newcomers: how many may be added; at least `wanted`, or the call is void.
+        wanted: how many newcomers there have to be.
+        final: whether time is up: go with the newcomers who are there.
+    """
+
+    attempt: int
+    members: tuple[bytes, ...]
+    newcomers: int
+    wanted: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form this draft, or go on with it."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Ask the arbiter for this draft."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """This is the next epoch."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """It comes to nothing.
+
+    Args:
+        evicted: the others went on without this process.
+        quorum: too few are left.
+    """
+
+    why: str
+    evicted: bool = False
+    quorum: bool = False
+
+
+Step = Wait | Invite | Form | Rule | Adopt | Fail
+
+
+class Assembly:
+    """One member's view of one call.
+
+    Args:
+        call: counts the calls on the old epoch's group.
+        epoch: the old epoch.
+        rank: this process's, in the old epoch.
+        uids: of the old epoch's members, by rank.
+
+    Attributes:
+        gone: ranks that are lost, or have left.
+        ready: ranks that have called.
+        formed: drafts that were formed here.
+        culprits: uids that are in no further draft.
+    """
+
+    def __init__(self, call: int, epoch: int, rank: int, uids: Sequence[bytes]) -> None:
+        self.call = call
+        self.epoch = epoch
+        self.rank = rank
+        self.uids = tuple(uids)
+        self.gone: set[int] = set()
+        self.ready: dict[int, Ready] = {}
+        self.formed: set[Number] = set()
+        self._drafts: dict[Number, Record] = {}
+        self._dropped: set[Number] = set()
+        self.culprits: set[bytes] = set()
+        self._decided: Record | None = None
+        self._void: Void | None = None
+        self._deadline = float("inf")
+        self._late = float("inf")  # nobody waits for a convener or a draft beyond it
+        self._asked: set[Number] = set()
+        self._attempt = call << 16  # drafts of different calls have different numbers, and names
+        self._unruled = "nobody said which epoch is the next"
+
+    # ── what happened ────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, ready: Ready, deadline: float) -> Motion:
+        """This process calls; returns what to tell everybody."""
+        self.ready[self.rank] = ready
+        self._deadline = deadline
+        self._late = max(deadline + GRACE, self._late if self._late < float("inf") else 0.0)
+        return ready
+
+    def lose(self, rank: int) -> None:
+        """A member is lost, or has left."""
+        self.gone.add(rank)
+
+    def hear(self, rank: int, motion: Motion, now: float) -> None:
+        """A member said something about this call."""
+        match motion:
+            case Ready():
+                self.ready.setdefault(rank, motion)
+            case Draft(_, record):
+                if record.epoch == self.epoch + 1 and record.number not in self._drafts:
+                    self._drafts[record.number] = record
+                    self._attempt = max(self._attempt, record.number[0])
+                    # Longer than forming it may take: where it fails there is time for another.
+                    late = now + FORMING + GRACE
+                    self._late = max(self._late if self._late < float("inf") else 0.0, late)
+            case Dropped(_, number, culprits, _):
+                self.drop(number, culprits)
+            case Decided(_, record):
+                self.decide(record)
+            case Void():
+                if self._void is None:
+                    self._void = motion
+
+    def drop(self, number: Number, culprits: Collection[bytes] = ()) -> None:
+        """A draft could not be formed."""
+        if number not in self._dropped:
+            self._dropped.add(number)
+            self._attempt = max(self._attempt, number[0])
+            if number >= max(self._drafts, default=number):  # else they went with a later one
+                self.culprits.update(culprits)
+
+    def form(self, number: Number) -> None:
+        """A draft has been formed here: all its members are connected."""
+        self.formed.add(number)
+
+    def decide(self, record: Record) -> None:
+        """The arbiter has spoken."""
+        if self._decided is None and record.epoch == self.epoch + 1:
+            self._decided = record
+
+    def asked(self, number: Number, why: str) -> None:
+        """The arbiter has been asked for this draft, and could not answer. It is asked again while there is
+        time."""
+        self._asked.add(number)
+        self._unruled = why
+
+    def was_dropped(self, number: Number) -> bool:
+        """Whether a draft is known to come to nothing."""
+        return number in self._dropped
+
+    # ── what to do ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def wanted(self) -> int:
+        """How many newcomers the callers wait for; none where one of them goes on without."""
+        return min((ready.wanted for ready in self.ready.values()), default=0)
+
+    def current(self) -> Record | None:
+        """The latest draft that was not dropped."""
+        alive = [number for number in self._drafts if number not in self._dropped]
+        return self._drafts[max(alive)] if alive else None
+
+    def next(self, now: float) -> Step:
+        """What to do now."""
+        if self._decided is not None:
+            if self.uids[self.rank] in self._decided.members:
+                return Adopt(self._decided)
+            return Fail(f"epoch {self._decided.epoch} was formed without this process", evicted=True)
+        if self._void is not None:
+            return Fail(self._void.why, quorum=self._void.quorum)
+        self._drop_hopeless()
+        draft = self.current()
+        if draft is not None:
+            return self._with(draft, now)
+        over = now >= self._deadline + OVERTIME
+        if self.convener(now) == self.rank and not over:
+            return self._convene(now)
+        if now >= self._end():
+            return Fail(self._silence(now), quorum=True)
+        return Wait(self._deadline if now < self._deadline else self._end())
+
+    def convener(self, now: float) -> int:
+        """Who makes drafts: the lowest rank that is not gone, and, once time is up, that is ready."""
+        late = now >= self._deadline
+        here = (r for r in self._expected() if not late or r in self.ready)
+        return next(here, self.rank)
+
+    def limit(self, now: float) -> float:
+        """The next moment at which time alone may change what is to be done."""
+        end = self._end()
+        last = self._deadline + OVERTIME
+        return min((at for at in (self._deadline, end, end + GRACE, last) if at > now), default=now + GRACE)
+
+    def missing(self) -> list[int]:
+        """Ranks that are waited for: neither gone nor ready."""
+        return [r for r in self._expected() if r not in self.ready]
+
+    def _expected(self) -> list[int]:
+        """Ranks that are not gone, and that no caller wants to be without."""
+        excluded = self._excluded()
+        return [r for r, uid in enumerate(self.uids) if r not in self.gone and uid not in excluded]
+
+    def _excluded(self) -> set[bytes]:
+        return {uid for ready in self.ready.values() for uid in ready.excluded}
+
+    def _end(self) -> float:
+        return min(self._late, self._deadline + OVERTIME)
+
+    def _drop_hopeless(self) -> None:
+        gone = {self.uids[rank] for rank in self.gone}
+        for number, record in self._drafts.items():
+            if number not in self._dropped and gone.intersection(record.members):
+                self.drop(number)  # its convener is one of them, so nobody asks for it who has not asked yet
+
+    def _with(self, draft: Record, now: float) -> Step:
+        uid, end = self.uids[self.rank], self._end()
+        member, late = uid in draft.members, now >= end
+        if member and draft.number not in self.formed:
+            return (
+                Fail(f"epoch {draft.epoch} could not be formed in time", quorum=True) if late else Form(draft)
+            )
+        ask = draft.number not in self._asked or now < end + GRACE
+        if member and ask and (draft.number[1] == self.rank or late):
+            return Rule(draft)
+        if now >= end + GRACE:
+            return Fail(self._unruled, quorum=member, evicted=not member)
+        return Wait(end + GRACE if late else end)
+
+    def _convene(self, now: float) -> Step:
+        late = now >= self._deadline
+        if not late and self.missing():
+            return Wait(self._deadline)
+        excluded = self._excluded() | (self.culprits - {self.uids[self.rank]})
+        ranks = sorted(rank for rank in self.ready if rank not in self.gone)
+        members = tuple(self.uids[rank] for rank in ranks if self.uids[rank] not in excluded)
+        least = max(ready.min_size for ready in self.ready.values())
+        admit = all(ready.admit for ready in self.ready.values()) or self.wanted > 0
+        if self.uids[self.rank] not in members:
+            return Fail("the others asked for an epoch without this process", evicted=True)
+        if len(members) < least and not admit:
+            return Fail(
+                f"{len(members)} of {len(self.uids)} members are left, {least} are needed", quorum=True
+            )
+        wanted = max(self.wanted, least - len(members))
+        return Invite(self._attempt + 1, members, 1 << 16 if admit else 0, wanted, late)
+
+    def _silence(self, now: float) -> str:
+        missing = self.missing()
+        if self.convener(now) == self.rank:
+            return f"no draft could be formed within {OVERTIME:g} s"
+        return f"no word from {name_ranks(missing)}" if missing else f"no word from rank {self.convener(now)}"

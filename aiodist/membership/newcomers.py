@@ -1,0 +1,93 @@
+"""Who waits at the store to be let in, and how they are invited.
+
+newcomer: join/<uid> (a lease) ──▶ members see it ──▶ invite/<uid> = the draft ──▶ it forms it with them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from aiodist.errors import RendezvousError, WireError
+from aiodist.membership.record import UID_BYTES, Record, decode_record
+from aiodist.rendezvous.store import Store, Watch
+
+QUEUE = "join/"
+"""What the keys of those who wait begin with."""
+
+OVER = "over"
+"""Key that says that all members of the last epoch have left, with all well."""
+
+TTL = 6.0
+"""Seconds after which a newcomer that does not renew its place is forgotten, if its connection lives on."""
+
+
+class Doorbell:
+    """A newcomer's place in the queue.
+
+    Args:
+        store: where the job meets.
+        uid: the newcomer's.
+        words: who it is, for people.
+    """
+
+    def __init__(self, store: Store, uid: bytes, words: bytes) -> None:
+        self._store = store
+        self._key = f"{QUEUE}{uid.hex()}"
+        self._invite = f"invite/{uid.hex()}"
+        self._words = words
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def ring(self) -> Watch:
+        """Take the place → a watch on what `invitations` reads."""
+        await self._store.set(self._key, self._words, ttl=TTL)
+        self._renewal = asyncio.get_running_loop().create_task(self._renew())
+        return self._store.watch(self._invite)
+
+    async def leave(self) -> None:
+        """Give the place up: admitted, or tired of waiting."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
+            self._renewal = None
+        with contextlib.suppress(RendezvousError):
+            await self._store.delete_key(self._key)
+            await self._store.delete_key(self._invite)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(TTL / 3)
+            with contextlib.suppress(RendezvousError):
+                await self._store.set(self._key, self._words, ttl=TTL)
+
+
+async def pending(store: Store) -> list[bytes]:
+    """The uids of those who wait, in a fixed order."""
+    found = [uid_in(key) for key in await store.list_keys(QUEUE)]
+    return [uid for uid in found if uid is not None]
+
+
+def uid_in(key: str) -> bytes | None:
+    """The uid in a key of the queue; None for another key."""
+    try:
+        uid = bytes.fromhex(key.removeprefix(QUEUE))
+    except ValueError:
+        return None
+    return uid if len(uid) == UID_BYTES else None
+
+
+async def invite(store: Store, uids: Iterable[bytes], record: Record) -> None:
+    """Tell newcomers the draft that they are in."""
+    keys = [f"invite/{uid.hex()}" for uid in uids]
+    if keys:
+        await store.multi_set(keys, [record.encode()] * len(keys))
+
+
+def invitation(value: bytes | None) -> Record | None:
+    """The draft in an invitation; None for what is none."""
+    if not value:
+        return None
+    with contextlib.suppress(WireError):
+        return decode_record(value)
+    return None

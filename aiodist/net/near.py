@@ -1,0 +1,87 @@
+"""The short way to a store on this host: a Unix socket beside its TCP port (Linux).
+
+A message over loopback TCP takes 5 µs more than over a Unix socket, each way; that is a third of a round
+trip. So a store listens on an abstract Unix address that its TCP address names, too, and clients try that
+first. Abstract addresses live in the network namespace, as loopback does, and end with the socket: there
+is no file to be left behind. Whoever is at the other end must run under this process's user, or it is
+left alone; the handshake follows all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+
+from aiodist.net.sockets import BACKLOG, connect, is_loopback, join_address, resolve
+
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group
+
+
+def listen_near(host: str, port: int) -> socket.socket | None:
+    """A non-blocking socket that listens beside a TCP address of this process; None where none can."""
+    if sys.platform != "linux":
+        return None
+    sock = _socket()
+    try:
+        sock.bind(_name(host, port))
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+async def connect_to_store(host: str, port: int) -> tuple[socket.socket, str]:
+    """A connection to the store at an address, the short way if there is one → it, this host's address on it.
+
+    `OSError` where nobody listens.
+    """
+    if sys.platform == "linux":
+        for _, address in await resolve(host, port):
+            if (sock := _connect_near(str(address[0]), port)) is not None:
+                # The address that a TCP connection to this very host would have here.
+                loopback = is_loopback(address[0]) and ":" not in address[0]
+                return sock, "127.0.0.1" if loopback else str(address[0])
+    sock = await connect(host, port)
+    return sock, str(sock.getsockname()[0])
+
+
+def _connect_near(host: str, port: int) -> socket.socket | None:
+    sock = _socket()
+    try:
+        sock.connect(_name(host, port))  # at once or not at all
+        if credentials(sock)[1] == os.geteuid():
+            return sock
+    except OSError:
+        pass
+    sock.close()
+    return None
+
+
+def is_stranger(sock: socket.socket) -> bool:
+    """Whether the other end of a Unix connection runs under another user; that of a TCP connection does not
+    come this way. Nobody of the job does it: `connect_to_store` leaves such a server alone, too."""
+    return sock.family == socket.AF_UNIX and credentials(sock)[1] not in (os.geteuid(), -1)
+
+
+def credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of a Unix connection's other end; -1 each where the system does not say."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, user, group = _CREDENTIALS.unpack(packed)
+            return pid, user, group
+    return -1, -1, -1
+
+
+def _socket() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
+    sock.setblocking(False)
+    return sock
+
+
+def _name(host: str, port: int) -> str:
+    return f"\0aiodist store {join_address(host, port)}"

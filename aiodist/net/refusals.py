@@ -1,0 +1,71 @@
+"""Says in the log who was refused and why: one line each, and never more than a few at a time."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from aiodist.net.near import credentials
+from aiodist.net.secure import SecureSocket
+from aiodist.net.sockets import join_address
+from aiodist.wire.handshake import printable
+
+LINES = 5
+"""Lines in a `PERIOD`."""
+
+PERIOD = 10.0
+"""Seconds."""
+
+
+class Refusals:
+    """The refusals of one listener.
+
+    Args:
+        log: where they are said, as warnings.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._until = 0.0
+        self._said = 0
+        self._unsaid = 0
+
+    def say(self, who: str, why: str) -> None:
+        """Somebody was refused.
+
+        Args:
+            who: an address, or a process of this host.
+            why: may hold a stranger's words: what is not printable is replaced.
+        """
+        now = self._clock()
+        if now >= self._until:
+            self.rest()
+            self._until = now + PERIOD
+            self._said = 0
+        if self._said < LINES:
+            self._said += 1
+            self._log.warning("refused %s: %s", who, printable(why))
+        else:
+            self._unsaid += 1
+
+    def rest(self) -> None:
+        """Say how many were left unsaid, if any."""
+        if self._unsaid:
+            self._log.warning("refused %d more", self._unsaid)
+            self._unsaid = 0
+
+
+def address_of(sock: socket.socket | SecureSocket) -> str:
+    """Who is at the other end, in words."""
+    try:
+        if sock.family == socket.AF_UNIX:
+            assert isinstance(sock, socket.socket)
+            return f"pid {credentials(sock)[0]} of this host"
+        host, port = sock.getpeername()[:2]
+    except OSError:  # gone already
+        return "an unknown address"
+    return join_address(str(host), port)

@@ -1,0 +1,137 @@
+"""The folder of a durable server: who it is, who may use it, and the files of each job's store.
+
+lock         held by the server that uses the folder
+identity     the key that names its stores, and how often it was started
+jobs/NAME/   the files of a job's store (see `disk`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from aiodist.errors import RendezvousError, UsageError
+from aiodist.rendezvous.durable.disk import Disk, StoreFiles
+from aiodist.rendezvous.machine import StoreMachine
+from aiodist.rendezvous.store_card import instance_of
+
+_OURS = ("lock", "lost+found")  # may be in a folder that is to become a store's
+_LONGEST = 120  # characters of a job's name that become a folder's name as they are
+
+
+class DataFolder:
+    """A folder that this process alone serves. Make it with `DataFolder.open`.
+
+    Attributes:
+        path: the folder.
+        key: 32 secret random bytes that name the stores in it.
+        generation: how often a server has been started on it, this time included.
+    """
+
+    def __init__(self, path: Path, lock: int, disk: Disk) -> None:
+        self.path = path
+        self.key = b""
+        self.generation = 0
+        self._lock = lock
+        self._disk = disk
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], disk: Disk | None = None) -> DataFolder:
+        """Lock a folder (it is made if need be), and count this start. Blocking.
+
+        Raises:
+            UsageError: another server uses it, it cannot be used, or it holds something else.
+            RendezvousError: it is damaged.
+        """
+        folder = Path(path).absolute()
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self = cls(folder, _locked(folder), Disk() if disk is None else disk)
+            try:
+                self._identify()
+                (folder / "jobs").mkdir(mode=0o700, exist_ok=True)
+                self._disk.sync_folder(folder)
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            raise UsageError(
+                f"the store's folder {folder} cannot be used ({error.strerror})",
+                hint="Name a folder that this user can write to; the folder above it must exist",
+            ) from None
+        return self
+
+    def _identify(self) -> None:
+        path = self.path / "identity"
+        if path.exists():
+            try:
+                found = json.loads(path.read_bytes())
+                self.key, self.generation = bytes.fromhex(found["key"]), int(found["generation"])
+            except (ValueError, KeyError, TypeError):
+                raise RendezvousError(
+                    f"the store's file {path} is damaged",
+                    hint="Bring it back from a backup; without it clients take the store for another one",
+                ) from None
+        elif (self.path / "jobs").exists():
+            raise RendezvousError(
+                f"the store's file {path} is missing, and there are data in the folder",
+                hint="Bring it back from a backup, or move the whole folder away to begin empty",
+            )
+        else:
+            if any(entry.name not in _OURS for entry in self.path.iterdir() if entry.name[0] != "."):
+                raise UsageError(
+                    f"the folder {self.path} holds something else than a store", hint="Name an empty folder"
+                )
+            self.key = os.urandom(32)
+        self.generation += 1
+        text = json.dumps({"key": self.key.hex(), "generation": self.generation})
+        self._disk.put(path, iter([text.encode()]))
+
+    def recover(self, job: str, machine: StoreMachine) -> StoreFiles:
+        """Bring a job's store back into a fresh machine, or begin one. `RendezvousError` if it cannot."""
+        folder = self.path / "jobs" / _folder_name(job)
+        try:
+            return StoreFiles.recover(folder, instance_of(self.key, job), machine, self._disk)
+        except OSError as error:
+            raise RendezvousError(
+                f"the store's folder {folder} cannot be used ({error.strerror})",
+                hint="See to the disk and to the rights of its files",
+            ) from None
+
+    def close(self) -> None:
+        """Let others use it. May be called again."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked(folder: Path) -> int:
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        with contextlib.closing(os.fdopen(handle, "rb")) as file:
+            pid = file.read(20).decode("ascii", "replace").strip()
+        raise UsageError(
+            f"the store's folder {folder} is in use" + (f" by pid {pid}" if pid.isdecimal() else ""),
+            hint="One server at a time; stop that one, or name another folder",
+        ) from None
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _folder_name(job: str) -> str:
+    """A job's name as that of a folder: nothing in it leads elsewhere, and no two jobs share one."""
+    quoted = quote(job, safe="").replace(".", "%2E").replace("~", "%7E")
+    if not quoted or len(quoted) > _LONGEST:
+        quoted = f"{quoted[:_LONGEST]}~{hashlib.sha256(job.encode()).hexdigest()[:32]}"
+    return quoted

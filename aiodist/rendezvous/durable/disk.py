@@ -1,0 +1,314 @@
+"""The files of one store: a snapshot, and the log of what came after. Blocking; threads call it.
+
+    snapshot-000002   all that was true when log 2 began
+    log-000002        what came after, and log-000003 after that, where there is one
+
+A log that has grown beyond a bound is completed and the next one begun; then a snapshot of that very moment
+is written, and what is older goes. All files appear complete: written under another name, synced, renamed,
+and the folder synced. Each commit is synced before `commit` returns.
+
+After a failed write or sync nothing is known of what the disk holds (Linux forgets a failed write-back once
+it was reported): from then on every call fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from aiodist.errors import RendezvousError, WireError
+from aiodist.rendezvous.durable.journal import (
+    HEADER_BYTES,
+    SALT_BYTES,
+    Codec,
+    DamageError,
+    FileKind,
+    Frame,
+    Header,
+)
+from aiodist.rendezvous.machine import Change, StoreMachine
+
+_STEP_CHANGES = 1 << 10  # in one record of a snapshot, at most
+_STEP_BYTES = 1 << 20  # likewise, unless one change is larger
+_NAME = re.compile(r"(log|snapshot)-(\d{6,})$")
+
+
+class Disk:
+    """What can fail: tests replace it."""
+
+    def write(self, handle: int, data: bytes) -> None:
+        """Write all of it."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+
+    def sync(self, handle: int) -> None:
+        """Return when what was written to a file is on the disk."""
+        if sys.platform == "darwin":
+            import fcntl
+
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(handle)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Return when the names in a folder are on the disk."""
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def put(self, path: Path, parts: Iterator[bytes]) -> int:
+        """Make a file, complete and on the disk when its name appears → its size."""
+        fresh = path.with_name(f".{path.name}.new")
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            for part in parts:
+                self.write(handle, part)
+            self.sync(handle)
+            size = os.fstat(handle).st_size
+        finally:
+            os.close(handle)
+        os.rename(fresh, path)
+        self.sync_folder(path.parent)
+        return size
+
+
+class StoreFiles:
+    """The files of one store, open for its next commit. Make it with `StoreFiles.recover`.
+
+    Attributes:
+        cut: what was cut off the log's end, in words; '' where it was whole.
+        log_bytes: size of the log.
+        snapshot_bytes: size of the last snapshot.
+    """
+
+    def __init__(self, folder: Path, instance: bytes, disk: Disk) -> None:
+        self.folder = folder
+        self.cut = ""
+        self.log_bytes = 0
+        self.snapshot_bytes = 0
+        self._instance = instance
+        self._disk = disk
+        self._number = 0
+        self._handle = -1
+        self._codec = Codec(b"")
+        self._failed: OSError | None = None
+
+    @classmethod
+    def recover(
+        cls, folder: Path, instance: bytes, machine: StoreMachine, disk: Disk | None = None
+    ) -> StoreFiles:
+        """Bring back what the files hold into a machine, and open them; where there are none, begin.
+
+        Raises:
+            RendezvousError: a file is damaged or missing; names it, the place, and what to do.
+            OSError: a file cannot be read or written.
+        """
+        self = cls(folder, instance, Disk() if disk is None else disk)
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            self._disk.sync_folder(folder.parent)
+        snapshots, logs = self._found()
+        first = max(snapshots, default=min(logs, default=0))
+        if logs and first not in logs:
+            raise self._incomplete(f"log-{first:06}")
+        if snapshots:
+            path = folder / f"snapshot-{first:06}"
+            self.snapshot_bytes = path.stat().st_size
+            self._read(path, FileKind.snapshot, first, machine, may_tear=False)
+        last = max(logs, default=0)
+        for number in range(first, last + 1) if logs else ():
+            path = folder / f"log-{number:06}"
+            if number not in logs:
+                raise self._incomplete(path.name)
+            end = self._read(path, FileKind.log, number, machine, may_tear=number == last)
+            self._number = number
+            if number == last:
+                self._open(path, end)
+        if not logs:
+            if snapshots:
+                raise self._incomplete(f"log-{first:06}")
+            self._begin(1)
+        self._remove_older(first)
+        return self
+
+    def _found(self) -> tuple[set[int], set[int]]:
+        found: dict[str, set[int]] = {"snapshot": set(), "log": set()}
+        for path in self.folder.iterdir():
+            if match := _NAME.match(path.name):
+                found[match[1]].add(int(match[2]))
+            elif path.name.endswith(".new"):
+                path.unlink()  # was never complete
+        return found["snapshot"], found["log"]
+
+    def _read(self, path: Path, kind: FileKind, number: int, machine: StoreMachine, *, may_tear: bool) -> int:
+        """Replay a file → where what is whole of it ends."""
+        end = HEADER_BYTES
+        complete = False
+        with contextlib.ExitStack() as stack:
+            data = stack.enter_context(_mapped(path))
+            try:
+                header = Header.decode(bytes(data[:HEADER_BYTES]))
+                if (header.kind, header.number) != (kind, number):
+                    raise DamageError(0, "the header is another file's")
+                if header.instance != self._instance:
+                    raise DamageError(0, "the header is another store's")
+                self._codec = Codec(header.salt)
+                for frame in self._codec.frames(data, may_tear=may_tear):
+                    if complete:
+                        raise DamageError(frame.begin, "something follows the end")
+                    complete = frame.changes is None
+                    _replay(machine, frame)
+                    end = frame.end
+                if not complete and not may_tear:
+                    raise DamageError(end, "the end is missing")
+                if complete and may_tear:
+                    # The next log had not begun when the writer crashed.
+                    end -= len(self._codec.complete())
+                elif end < len(data):
+                    self.cut = f"{path}: cut off {len(data) - end} bytes at {end}: a write that never ended"
+            except DamageError as error:
+                raise _damaged(path, error) from None
+        return end
+
+    def _incomplete(self, name: str) -> RendezvousError:
+        return RendezvousError(
+            f"the store's file {self.folder / name} is missing, others of the folder need it",
+            hint="Bring it back, from a backup if need be, or move the whole folder away to begin empty",
+        )
+
+    def _open(self, path: Path, end: int) -> None:
+        self._handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        if os.fstat(self._handle).st_size != end:
+            os.ftruncate(self._handle, end)
+            os.fsync(self._handle)
+        os.lseek(self._handle, end, os.SEEK_SET)
+        self.log_bytes = end
+
+    def _begin(self, number: int) -> None:
+        header = Header(FileKind.log, number, self._instance, os.urandom(SALT_BYTES))
+        path = self.folder / f"log-{number:06}"
+        self._disk.put(path, iter([header.encode()]))
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+        self._number = number
+        self._codec = Codec(header.salt)
+        self._open(path, HEADER_BYTES)
+
+    # While the store is served.
+
+    def commit(self, changes: list[Change]) -> None:
+        """Return when these changes are on the disk; all or none of them are there after a crash.
+
+        Raises:
+            OSError: they may or may not be there, and nothing more can be.
+        """
+        if self._failed is not None:
+            raise self._failed
+        try:
+            data = self._codec.commit(changes)
+            self._disk.write(self._handle, data)
+            self._disk.sync(self._handle)
+            mark = self._codec.mark()
+            self._disk.write(self._handle, mark)
+        except OSError as error:
+            self._failed = error
+            raise
+        self.log_bytes += len(data) + len(mark)
+
+    def next_log(self) -> int:
+        """Complete this log and begin the next → its number. Errors as in `commit`."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            self._disk.write(self._handle, self._codec.complete())
+            self._disk.sync(self._handle)
+            self._begin(self._number + 1)
+        except OSError as error:
+            self._failed = error
+            raise
+        return self._number
+
+    def snapshot(self, number: int, changes: list[Change]) -> None:
+        """Write what was true when log `number` began, and remove what that makes needless.
+
+        May run in another thread than the calls above, one at a time. `OSError` where it cannot be written.
+        """
+        header = Header(FileKind.snapshot, number, self._instance, os.urandom(SALT_BYTES))
+        codec = Codec(header.salt)
+
+        def parts() -> Iterator[bytes]:
+            yield header.encode()
+            for step in _steps(changes):
+                yield codec.commit(step)
+            yield codec.complete()
+
+        self.snapshot_bytes = self._disk.put(self.folder / f"snapshot-{number:06}", parts())
+        self._remove_older(number)
+
+    def _remove_older(self, number: int) -> None:
+        for path in self.folder.iterdir():
+            match = _NAME.match(path.name)
+            if match and int(match[2]) < number:
+                path.unlink()
+
+    def close(self) -> None:
+        """Let go of the files. May be called again."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _steps(changes: list[Change]) -> Iterator[list[Change]]:
+    """The changes in groups, none of which holds the interpreter for long while it is packed."""
+    step: list[Change] = []
+    size = 0
+    for change in changes:
+        step.append(change)
+        for part in change:
+            if isinstance(part, list):
+                size += sum(len(item) for item in part if isinstance(item, bytes))
+            elif isinstance(part, bytes | str):
+                size += len(part)
+        if len(step) >= _STEP_CHANGES or size >= _STEP_BYTES:
+            yield step
+            step, size = [], 0
+    if step:
+        yield step
+
+
+def _replay(machine: StoreMachine, frame: Frame) -> None:
+    for change in frame.changes or ():
+        try:
+            machine.replay(change)
+        except WireError as error:
+            raise DamageError(frame.begin, error.message) from None
+
+
+@contextlib.contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            yield memoryview(b"")
+            return
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with memoryview(mapped) as data:
+        yield data
+    with contextlib.suppress(BufferError):  # an error on its way up still sees a part of it
+        mapped.close()
+
+
+def _damaged(path: Path, error: DamageError) -> RendezvousError:
+    message = f"the store's file {path} is damaged: {error.message} at byte {error.offset}"
+    return RendezvousError(
+        message,
+        hint="Bring the folder back from a backup, or move it away to begin empty; nothing in it was changed",
+    )

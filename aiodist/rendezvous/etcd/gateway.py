@@ -1,0 +1,261 @@
+"""Requests to etcd over HTTP: to one member after the other, until one answers or the time is up.
+
+etcd's JSON gateway is part of every server, so an HTTP client is all it takes; aiohttp is that client, and
+imported here only. A request may reach etcd more than once: what it does there must stand that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import random
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from aiodist.errors import AuthenticationError, BackendUnavailable, RendezvousTimeout
+from aiodist.net.sockets import describe, join_address, resolve
+from aiodist.rendezvous.etcd.place import Place
+from aiodist.rendezvous.etcd.refusals import Away, NoAuthentication, NoLease, TokenOver, refusal, tls_failure
+from aiodist.rendezvous.etcd.words import Json
+
+if TYPE_CHECKING:
+    import aiohttp
+
+ATTEMPT_SECONDS = 5.0
+"""How long one member may take to answer before another is asked."""
+
+QUIET_SECONDS = 20.0
+"""A watch on which nothing came for so long is made anew: its member may have gone without a word."""
+
+_BACKOFF = (0.02, 0.5)  # seconds between attempts: the first, the longest
+
+
+class Gateway:
+    """An etcd cluster, as whoever asks it. Belongs to the loop it was made on; close it.
+
+    Args:
+        place: where it is.
+
+    Raises:
+        BackendUnavailable: aiohttp is not here.
+        UsageError: the TLS files cannot be used.
+    """
+
+    def __init__(self, place: Place) -> None:
+        try:
+            import aiohttp
+        except ImportError:
+            raise BackendUnavailable(
+                "etcd:// needs aiohttp, which is not installed", hint='pip install "aiodist[etcd]"'
+            ) from None
+        self.place = place
+        self._loop = asyncio.get_running_loop()
+        self._aiohttp = aiohttp
+        context = place.ssl_context()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=True if context is None else context),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=False,
+            read_bufsize=1 << 20,
+        )
+        scheme = "https" if place.tls else "http"
+        self._bases = [f"{scheme}://{join_address(host, port)}" for host, port in place.endpoints]
+        self._random = random.Random()
+        self._at = self._random.randrange(len(self._bases))  # so that a job spreads over the members
+        self._token = ""
+        self._wants_token = bool(place.user)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `aclose` has not been called."""
+        return not self._session.closed
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        await self._session.close()
+
+    async def call(self, path: str, body: Json, deadline: float) -> tuple[Json, bool]:
+        """Ask until there is an answer.
+
+        Args:
+            path: after the address: '/v3/kv/txn'.
+            body: the question.
+            deadline: loop time.
+
+        Returns:
+            The answer, and whether etcd may have been asked more than once.
+
+        Raises:
+            RendezvousTimeout: no member answered in time; says what the last one did.
+            AuthenticationError: etcd, or its certificate, was refused, or it refused this user.
+            UsageError: a value is too large.
+            NoLease, LeaseExists: as they say.
+        """
+        start, delay, again, cause = self._loop.time(), _BACKOFF[0], False, "no answer"
+        while (left := deadline - self._loop.time()) > 0:
+            at = self._at
+            try:
+                async with asyncio.timeout(min(left, ATTEMPT_SECONDS)) as limit:
+                    return await self._ask(self._bases[at], path, body), again
+            except NoLease as error:
+                error.again = again
+                raise
+            except TokenOver as error:
+                cause, again = str(error), True
+            except Away as error:
+                cause = str(error)
+                again = again or cause != _REFUSED
+                self._turn(at)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                cause, again = "no answer", True
+                self._turn(at)
+            await asyncio.sleep(min(delay * self._random.uniform(0.5, 1.0), max(left, 0.0)))
+            delay = min(2 * delay, _BACKOFF[1])
+        hint = "See whether etcd is running, and is at that address"
+        if cause == _ENDED:
+            hint += f"; {'etcd:// is without TLS' if self.place.tls else 'with TLS it is etcds://'}"
+        raise RendezvousTimeout(
+            f"cannot reach etcd at {self.place} ({cause}) after {round(deadline - start, 3):g} s", hint=hint
+        )
+
+    def _turn(self, at: int) -> None:
+        """Ask another member than this one from now on, unless that is so already."""
+        if self._at == at:
+            self._at = (at + 1) % len(self._bases)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path: str, body: Json) -> AsyncIterator[AsyncIterator[Json]]:
+        """Ask once → the answers as they come. `Away` where they end, or none came for QUIET_SECONDS.
+
+        Whoever raises that while reading them has the next stream come from another member, too.
+        """
+        at = self._at
+        try:
+            async with self._open(self._bases[at], path, body) as answers:
+                yield answers
+        except TokenOver:
+            self._token = ""
+            raise
+        except Away:
+            self._turn(at)
+            raise
+
+    @contextlib.asynccontextmanager
+    async def _open(self, base: str, path: str, body: Json) -> AsyncIterator[AsyncIterator[Json]]:
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS) as limit:
+                await self._log_in(base)
+                # A member without a leader would stay silent; so it says that it has none.
+                headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
+                response = await self._session.post(base + path, data=json.dumps(body), headers=headers)
+        except self._aiohttp.ClientError as error:
+            self._fail(error)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Away("it accepts connections, but does not answer") from None
+        try:
+            if response.status != 200:
+                raise refusal(response.status, await response.text())
+            async with contextlib.aclosing(self._lines(response)) as lines:
+                yield lines
+        except self._aiohttp.ClientError as error:
+            self._fail(error)
+        finally:
+            response.close()
+
+    async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
+        kept = b""
+        while True:
+            try:
+                async with asyncio.timeout(QUIET_SECONDS) as limit:
+                    chunk = await response.content.readany()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise Away("nothing came for a while") from None
+            if not chunk:
+                raise Away("it ended the stream")
+            *lines, kept = (kept + chunk).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    message = json.loads(line)
+                    if "result" not in message:
+                        raise refusal(200, line.decode())
+                    yield message["result"]
+
+    async def local_address(self) -> str:
+        """This host's address on the way to the member that is asked; nothing is sent to find it."""
+        host, port = self.place.endpoints[self._at]
+        with contextlib.suppress(OSError):
+            for family, address in await resolve(host, port):
+                with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+                    sock.connect(address)
+                    return str(sock.getsockname()[0])
+        return "127.0.0.1"
+
+    async def _ask(self, base: str, path: str, body: Json) -> Json:
+        try:
+            await self._log_in(base)
+            return await self._post(base + path, body)
+        except TokenOver:
+            self._token = ""
+            raise
+        except self._aiohttp.ClientError as error:
+            self._fail(error)
+
+    async def _log_in(self, base: str) -> None:
+        if not self._wants_token or self._token:
+            return
+        who = {"name": self.place.user, "password": self.place.password}
+        try:
+            self._token = str((await self._post(f"{base}/v3/auth/authenticate", who))["token"])
+        except NoAuthentication:
+            self._wants_token = False
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": self._token} if self._token else {}
+
+    async def _post(self, url: str, body: Json) -> Json:
+        data = json.dumps(body).encode()
+        # What is large goes in pieces, so that the loop turns meanwhile.
+        sent = data if len(data) < _LARGE else io.BytesIO(data)
+        async with self._session.post(url, data=sent, headers=self._headers()) as response:
+            text = await response.read()
+        if response.status != 200:
+            raise refusal(response.status, text.decode(errors="replace"))
+        try:
+            answer: Any = json.loads(text)
+            if isinstance(answer.get("error"), dict):  # of a stream of one answer
+                raise refusal(200, text.decode())
+            return dict(answer.get("result", answer))
+        except (ValueError, AttributeError):
+            raise Away("it answered something else than JSON") from None
+
+    def _fail(self, error: aiohttp.ClientError) -> NoReturn:
+        """Sort what the HTTP client says."""
+        aiohttp = self._aiohttp
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            raise AuthenticationError(
+                f"the certificate of etcd at {self.place} was refused "
+                f"({getattr(error.certificate_error, 'verify_message', '') or 'it does not fit'})",
+                hint="Set AIODIST_ETCD_CA to the CA that signed it, and use a name that it holds",
+            ) from None
+        cause: OSError | None = error if isinstance(error, OSError) else None
+        if isinstance(error, aiohttp.ClientConnectorError):
+            cause = error.os_error
+        if cause is None or not cause.errno:
+            raise Away(_ENDED) from None
+        if "[SSL" in str(cause):
+            raise tls_failure(str(self.place), str(cause)) from None
+        raise Away(describe(cause)) from None
+
+
+_LARGE = 256 << 10
+_REFUSED = "Connection refused"
+_ENDED = "the connection ended before the answer"

@@ -1,0 +1,184 @@
+"""Changes that happen once, however often etcd is asked for them.
+
+A transaction that changes something also leaves a mark, a key that names the call, and has the condition
+that the mark is not there yet. Whoever finds it knows that an earlier attempt, whose answer was lost, has
+been carried out. The mark holds what else its answer said.
+
+Marks that are of no more use are deleted with a later change. The mark of a call that was sent more than
+once is not: an attempt may still be under way somewhere when the call is long answered, and must find it. It
+goes with the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from aiodist.errors import UsageError
+from aiodist.rendezvous.etcd import words
+from aiodist.rendezvous.etcd.run import Run
+from aiodist.rendezvous.etcd.words import Item, Json, Range
+
+T = TypeVar("T")
+
+_SWEPT = 20  # marks that one change takes along
+_BACKOFF = (0.002, 0.08)  # seconds between attempts where others change the same key
+
+
+@dataclass(slots=True)
+class Mark:
+    """One call that changes something. `doubtful`: etcd may see it again when it is over."""
+
+    key: bytes
+    doubtful: bool = False
+
+
+@dataclass(slots=True)
+class Tried:
+    """How an attempt went.
+
+    Attributes:
+        happened: the change is made.
+        note: what an earlier attempt noted, where that was the one that made it.
+        revision: at which the change was made; means nothing where it was not.
+        ranges: what the attempt's reads found: of its operations, or of the other side's where not.
+    """
+
+    happened: bool
+    note: bytes | None
+    revision: int
+    ranges: list[Range]
+
+
+@dataclass(slots=True)
+class Plan(Generic[T]):
+    """What to do about what a key holds.
+
+    Attributes:
+        answer: of the call.
+        value: what to write; None deletes the key. Means nothing where `leave` is set.
+        note: what another attempt must know to give the same answer.
+        leave: change nothing.
+    """
+
+    answer: T
+    value: bytes | None = None
+    note: bytes = b""
+    leave: bool = False
+
+
+class Ledger:
+    """The changes of one process in its run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._numbers = itertools.count()
+        self._useless: list[bytes] = []
+        self._turns: dict[bytes, tuple[asyncio.Lock, int]] = {}  # key → its lock, how many want it
+        self._random = random.Random()
+
+    def mark(self) -> Mark:
+        """A name for a call that is about to be sent."""
+        return Mark(self._run.base + b"done/%s/%d" % (self._run.client, next(self._numbers)))
+
+    async def attempt(
+        self,
+        mark: Mark,
+        conditions: list[Json],
+        operations: Sequence[Json],
+        otherwise: Sequence[Json] = (),
+        *,
+        note: bytes = b"",
+        deadline: float,
+    ) -> Tried:
+        """Make a change if its conditions hold and it was not made before.
+
+        Args:
+            otherwise: what to read where they do not.
+            note: left with the mark.
+        """
+        swept = self._useless[:_SWEPT]
+        success = [*operations, words.put(mark.key, note, self._run.lease), *map(words.delete, swept)]
+        conditions = [words.unchanged(mark.key, 0), *conditions]
+        failure = [words.get(mark.key), *otherwise]
+        sent, mark.doubtful = mark.doubtful, True  # until there is an answer
+        found, again = await self._run.txn(conditions, success, failure, deadline=deadline)
+        mark.doubtful = sent or again
+        if found.succeeded:
+            if swept:
+                self._useless = [key for key in self._useless if key not in swept]
+            if not mark.doubtful:
+                self._useless.append(mark.key)
+            return Tried(True, None, found.revision, found.ranges)
+        made = found.ranges.pop(0).item
+        if made is None:
+            return Tried(False, None, 0, found.ranges)
+        return Tried(True, made.value, made.revision, found.ranges)
+
+    async def change(self, operations: Sequence[Json], deadline: float) -> int:
+        """Make a change on no condition → the revision at which it was made."""
+        return (await self.attempt(self.mark(), [], operations, deadline=deadline)).revision
+
+    async def swap(
+        self,
+        key: bytes,
+        decide: Callable[[bytes | None], Plan[T]],
+        recall: Callable[[bytes], T],
+        deadline: float,
+    ) -> T:
+        """Change a key according to what it holds → the answer.
+
+        Args:
+            decide: what to do about a value, None where the key is absent; may raise UsageError.
+            recall: the answer, from a plan's note.
+        """
+        async with self._turn(key):
+            mark, delay = self.mark(), _BACKOFF[0]
+            held: Item | None = None
+            known = False  # it is not worth a question first whether a key is absent
+            while True:
+                try:
+                    plan: Plan[T] | None = decide(None if held is None else held.value)
+                except UsageError:
+                    if known:
+                        raise
+                    plan = None
+                if plan is None or plan.leave:
+                    if known and plan is not None:
+                        return plan.answer
+                    found, _ = await self._run.txn([], [words.get(key)], deadline=deadline)
+                    held, known = found.ranges[0].item, True
+                    continue
+                conditions = [words.unchanged(key, 0 if held is None else held.revision)]
+                # A key keeps the lease that it has; a new one is the run's.
+                lease = self._run.lease if held is None else None
+                write = words.delete(key) if plan.value is None else words.put(key, plan.value, lease)
+                tried = await self.attempt(
+                    mark, conditions, [write], [words.get(key)], note=plan.note, deadline=deadline
+                )
+                if tried.happened:
+                    return plan.answer if tried.note is None else recall(tried.note)
+                if known:  # others change it too
+                    await asyncio.sleep(delay * self._random.random())
+                    delay = min(2 * delay, _BACKOFF[1])
+                held, known = tried.ranges[0].item, True
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, key: bytes) -> AsyncIterator[None]:
+        """Calls of one process for one key go one after the other: they would only be in each other's way."""
+        lock, wanted = self._turns.get(key, (asyncio.Lock(), 0))
+        self._turns[key] = (lock, wanted + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            wanted = self._turns[key][1] - 1
+            if wanted:
+                self._turns[key] = (lock, wanted)
+            else:
+                del self._turns[key]

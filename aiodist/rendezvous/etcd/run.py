@@ -1,0 +1,221 @@
+"""A job's run in etcd: what begins with its first process and ends with its last.
+
+etcd outlives jobs, so what a job leaves there must not meet the next one. All processes of a run share a
+lease; everything they write hangs on it, and is below the run's own prefix:
+
+    /<prefix>/<job>/run                 the id of the run, which is its lease's
+    /<prefix>/<job>/client/<client>     who is there; on a short lease of its own
+    /<prefix>/<job>/<run>/…             what the run holds
+
+Rules:
+- A process joins the run that is there if any of its processes is there too; else a new run begins, and
+  what is left of the old one goes, at once.
+- Everything that is asked has the condition that the run is still the same: who was away so long that it
+  ended is told so, and changes nothing.
+- The last to leave takes the run along. Where all die, the run ends RUN_SECONDS later by itself; a process
+  that comes after CLIENT_SECONDS finds nobody, and begins a new one. One of the same host need not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from urllib.parse import quote
+
+from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout
+from aiodist.rendezvous.etcd import words
+from aiodist.rendezvous.etcd.alive import is_gone, this_process
+from aiodist.rendezvous.etcd.gateway import Gateway
+from aiodist.rendezvous.etcd.refusals import LeaseExists, NoLease
+from aiodist.rendezvous.etcd.words import Json, Outcome
+
+RUN_SECONDS = 60
+"""How long a run lasts without any of its processes."""
+
+CLIENT_SECONDS = 10
+"""How long a process counts as there after its last sign of life."""
+
+_KEEP_SECONDS = 3.0  # between signs of life
+_LOOKED_AT = 16  # processes whether they are dead, at a time
+
+
+def lost_error() -> RendezvousError:
+    """What a process is told whose run is over."""
+    return RendezvousError(
+        "etcd does not know this run of the job any more",
+        hint="Every process was cut off from etcd for over a minute, or a new run began; start the job again",
+    )
+
+
+class Run:
+    """This process's part in a run. Make it with `await Run.join(…)`; `aclose` leaves it.
+
+    Args:
+        on_lost: called once if the run ends, with the error, while this process is in it.
+
+    Attributes:
+        client: what names this process in etcd.
+        lease: the run's lease.
+        base: what every key of the run begins with.
+    """
+
+    def __init__(self, gateway: Gateway, job: str, on_lost: Callable[[AiodistError], None]) -> None:
+        self.client = secrets.token_hex(8).encode()
+        self.lease = 0
+        self.base = b""
+        self._gateway = gateway
+        self._loop = asyncio.get_running_loop()
+        self._root = f"/{gateway.place.prefix}/{quote(job, safe='')}/".encode()
+        self._key = self._root + b"run"
+        self._clients = self._root + b"client/"
+        self._mine = self._clients + self.client
+        self._id = b""
+        self._own_lease = 0
+        self._on_lost = on_lost
+        self._keeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def join(
+        cls, gateway: Gateway, job: str, deadline: float, on_lost: Callable[[AiodistError], None]
+    ) -> Run:
+        """Join the job's run, or begin one; until `deadline` (loop time)."""
+        self = cls(gateway, job, on_lost)
+        while not await self._enter(deadline):
+            pass
+        self.base = self._root + self._id + b"/"
+        self._keeper = self._loop.create_task(self._keep())
+        return self
+
+    async def _enter(self, deadline: float) -> bool:
+        """One attempt; False where another process was faster, or a dead one was in the way."""
+        look = words.txn([], [words.get(self._key), words.get_all(self._clients, limit=_LOOKED_AT)])
+        answer, _ = await self._gateway.call("/v3/kv/txn", look, deadline)
+        run, clients = words.outcome(answer).ranges
+        found = run.item
+        if gone := [client for client in clients.items if is_gone(client.value)]:
+            for client in gone:
+                same = [words.unchanged(client.key, client.revision)]
+                attempt = words.txn(same, [words.delete(client.key)])
+                await self._gateway.call("/v3/kv/txn", attempt, deadline)
+            return False
+        self._own_lease = await self.grant(CLIENT_SECONDS, deadline)
+        here = words.put(self._mine, this_process(), self._own_lease)
+        if found is not None and clients.count:
+            self._id, self.lease = found.value, int(found.value, 16)
+            attempt = words.txn([words.holds(self._key, found.value)], [here])
+        else:
+            self.lease = await self.grant(RUN_SECONDS, deadline)
+            self._id = b"%016x" % self.lease
+            conditions = [
+                words.unchanged(self._key, found.revision if found is not None else 0),
+                words.none_in(self._clients, words.after(self._clients)),
+            ]
+            begin = [words.put(self._key, self._id, self.lease), here]
+            if found is not None:
+                begin.append(words.delete_all(self._root + found.value + b"/"))
+            attempt = words.txn(conditions, begin)
+        try:
+            answer, _ = await self._gateway.call("/v3/kv/txn", attempt, deadline)
+        except NoLease:
+            return False
+        return words.outcome(answer).succeeded
+
+    # What others ask.
+
+    def is_here(self, client: bytes) -> bytes:
+        """The key that is there as long as a process is."""
+        return self._clients + client
+
+    async def txn(
+        self,
+        conditions: list[Json],
+        success: list[Json],
+        failure: list[Json] | None = None,
+        *,
+        deadline: float,
+    ) -> tuple[Outcome, bool]:
+        """A transaction in this run.
+
+        Returns:
+            Its outcome, and whether etcd may have been asked more than once.
+
+        Raises:
+            RendezvousError: the run is over.
+            NoLease: a lease other than the run's has run out.
+        """
+        body = words.txn(
+            [words.holds(self._key, self._id), *conditions],
+            success,
+            [words.get(self._key), *(failure or [])],
+        )
+        answer, again = await self._gateway.call("/v3/kv/txn", body, deadline)
+        found = words.outcome(answer)
+        if not found.succeeded:
+            run = found.ranges.pop(0).item
+            if run is None or run.value != self._id:
+                self._lose(lost_error())
+                raise lost_error()
+        return found, again
+
+    async def grant(self, seconds: int, deadline: float, lease: int = 0) -> int:
+        """A new lease, of this id or some other; etcd may make it somewhat longer."""
+        lease = lease or secrets.randbits(62) | 1  # chosen here, so that another attempt makes no second one
+        with contextlib.suppress(LeaseExists):
+            await self._gateway.call("/v3/lease/grant", {"TTL": str(seconds), "ID": str(lease)}, deadline)
+        return lease
+
+    async def renew(self, lease: int, deadline: float) -> bool:
+        """Let a lease run anew; False where it has run out."""
+        answer, _ = await self._gateway.call("/v3/lease/keepalive", {"ID": str(lease)}, deadline)
+        return int(answer.get("TTL", 0)) > 0
+
+    async def revoke(self, lease: int, deadline: float) -> bool:
+        """End a lease now, and with it its keys → whether it was there."""
+        try:
+            await self._gateway.call("/v3/lease/revoke", {"ID": str(lease)}, deadline)
+        except NoLease as error:
+            return error.again  # most likely it was there for an earlier attempt
+        return True
+
+    # Staying.
+
+    async def _keep(self) -> None:
+        """Say every now and then that this process lives. etcd may be away as long as it likes."""
+        while True:
+            await asyncio.sleep(_KEEP_SECONDS)
+            deadline = self._loop.time() + CLIENT_SECONDS
+            try:
+                if not await self.renew(self.lease, deadline):
+                    raise lost_error()
+                if not await self.renew(self._own_lease, deadline):
+                    self._own_lease = await self.grant(CLIENT_SECONDS, deadline)
+                    await self.txn(
+                        [], [words.put(self._mine, this_process(), self._own_lease)], deadline=deadline
+                    )
+            except (RendezvousTimeout, NoLease):
+                continue
+            except AiodistError as error:
+                self._lose(error)
+                return
+
+    def _lose(self, error: AiodistError) -> None:
+        on_lost, self._on_lost = self._on_lost, lambda error: None
+        on_lost(error)
+
+    async def aclose(self, patience: float) -> None:
+        """Leave; whoever is the last takes the run along. `patience`: seconds."""
+        self._on_lost = lambda error: None
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        others = [
+            words.none_in(self._clients, self._mine),
+            words.none_in(self._mine + b"\0", words.after(self._clients)),
+        ]
+        everything = [words.delete(self._key), words.delete(self._mine), words.delete_all(self.base)]
+        deadline = self._loop.time() + patience
+        with contextlib.suppress(AiodistError, NoLease):
+            await self.txn(others, everything, [words.delete(self._mine)], deadline=deadline)
+            await self.revoke(self._own_lease, deadline)

@@ -1,0 +1,63 @@
+"""What a `Watch` is fed from etcd: all keys as they are, then every change, over stream after stream."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from aiodist.errors import RendezvousTimeout
+from aiodist.rendezvous.etcd import words
+from aiodist.rendezvous.etcd.gateway import Gateway
+from aiodist.rendezvous.etcd.refusals import Away
+from aiodist.rendezvous.etcd.run import Run
+from aiodist.rendezvous.store import Watch
+
+_BACKOFF = 0.2  # seconds, at most, before a broken stream is replaced
+_ASK_SECONDS = 300.0  # for one answer; a watch itself has no end
+
+
+async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: int) -> None:
+    """Feed a watch until it is cancelled, or until an error ends it.
+
+    A stream that breaks is taken up at the revision where it broke. Where etcd has compacted that one away,
+    the keys are read anew, and `Watch` finds out what has changed.
+
+    Args:
+        prefix: of the keys in etcd.
+        cut: how many bytes of a key in etcd are not part of the store's.
+    """
+    loop = asyncio.get_running_loop()
+    seen = 0  # all changes up to this revision are told
+    try:
+        while True:
+            if not seen:
+                try:
+                    found, _ = await run.txn([], [words.get_all(prefix)], deadline=loop.time() + _ASK_SECONDS)
+                except RendezvousTimeout:
+                    continue
+                items = sorted(found.ranges[0].items, key=lambda item: item.revision)
+                watch.restart()
+                watch.feed([[item.key[cut:].decode(), item.value, item.revision] for item in items])
+                seen = found.revision
+            try:
+                request = words.watch(prefix, words.after(prefix), seen + 1)
+                async with gateway.stream("/v3/watch", request) as messages:
+                    async for message in messages:
+                        news = words.news(message)
+                        if news.compacted:
+                            seen = 0
+                        if news.ended:
+                            raise Away(news.ended)
+                        if news.changes:
+                            watch.feed(
+                                [
+                                    [item.key[cut:].decode(), item.value if there else None, item.revision]
+                                    for item, there in news.changes
+                                ]
+                            )
+                        seen = max(seen, news.progress)
+            except Away:
+                await asyncio.sleep(_BACKOFF * random.random())
+    except Exception as error:
+        watch.end(error)
+        raise

@@ -1,0 +1,450 @@
+"""A store in etcd: for jobs that must outlive the host of any one of their processes.
+
+    store = await EtcdStore.connect("etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379", "my job")
+
+Rules:
+- Reads are linearizable: what a call returns was true in between, of the whole cluster.
+- A change happens once, though it is asked for until etcd answers (`etcd.ledger`). So members may restart, or
+  lose their leader, during any call; it takes longer then, up to its timeout.
+- Keys last as long as the job's run: any process that has a store open keeps it (`etcd.run`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.rendezvous.etcd import words
+from aiodist.rendezvous.etcd.gateway import Gateway
+from aiodist.rendezvous.etcd.ledger import Ledger, Plan
+from aiodist.rendezvous.etcd.looking import look_until
+from aiodist.rendezvous.etcd.place import place
+from aiodist.rendezvous.etcd.refusals import NoLease
+from aiodist.rendezvous.etcd.rounds import Rounds
+from aiodist.rendezvous.etcd.run import Run, lost_error
+from aiodist.rendezvous.etcd.watching import report
+from aiodist.rendezvous.etcd.words import Item
+from aiodist.rendezvous.machine_store import MachineStore, error_of
+from aiodist.rendezvous.schema import RefusedError, check_args
+from aiodist.rendezvous.store import Watch, check_key, closed_error
+from aiodist.timeouts import Timeout
+
+GRACE_SECONDS = 1.0
+"""What a waiting call may take beyond its timeout to hear from etcd what is missing."""
+
+GOODBYE_SECONDS = 1.0
+
+_TIMED = frozenset(("multi_get", "wait", "gather"))
+
+
+class _Call:
+    """A call under way.
+
+    Attributes:
+        timeout: seconds that it waits for others.
+        deadline: loop time until which etcd is asked.
+        scope: what ends it when the store is closed.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, grace: float) -> None:
+        self._loop = loop
+        self.timeout = timeout
+        self.deadline = loop.time() + timeout + grace
+        self.scope = asyncio.timeout(None)
+        self.has_arrived: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def arrived(self) -> float:
+        """It has reached etcd; its time to wait begins → the loop time when that ends."""
+        if not self.has_arrived.done():
+            self.has_arrived.set_result(None)
+        return min(self._loop.time() + self.timeout, self.deadline)
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A lease that this process gave a key."""
+
+    id: int
+    seconds: int
+    timer: asyncio.TimerHandle | None = None
+
+
+class EtcdStore(MachineStore):
+    """A store in etcd. Make it with `await EtcdStore.connect(…)`.
+
+    What differs from other stores: a value has to fit into one request of etcd, 1.5 MiB by default. A leased
+    key whose holder dies goes when its time is up, in whole seconds and two at least, not sooner.
+
+    Attributes:
+        address: this host's address on the way to etcd: one that peers can reach too.
+    """
+
+    def __init__(self, gateway: Gateway, timeout: Timeout) -> None:
+        super().__init__(timeout)
+        self.address = ""
+        self._gateway = gateway
+        self._loop = asyncio.get_running_loop()
+        self._run: Run
+        self._ledger: Ledger
+        self._rounds: Rounds
+        self._keys = b""
+        self._calls: set[_Call] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: dict[Watch, asyncio.Task[None]] = {}
+        self._leases: dict[str, _Lease] = {}
+        self._closed: AiodistError | None = None
+
+    @classmethod
+    async def connect(
+        cls, url: str, job: str, timeout: Timeout = None, *, environ: Mapping[str, str] | None = None
+    ) -> EtcdStore:
+        """Join the job's run in etcd, or begin one; trying again until `timeout`.
+
+        Args:
+            url: 'etcd://host:port', with further members after commas; 'etcds://' for TLS.
+            job: what keeps jobs apart.
+            timeout: seconds for reaching etcd, and the default of every call afterwards.
+            environ: for AIODIST_ETCD_USER and _PASSWORD, _CA, _CERT, _KEY; the process's where None.
+
+        Raises:
+            UsageError: the URL or a file that a variable names is none.
+            BackendUnavailable: aiohttp is not installed.
+            RendezvousTimeout: no member answered in time; says what the network said.
+            AuthenticationError: etcd refused this user, or its certificate was refused.
+        """
+        gateway = Gateway(place(url, os.environ if environ is None else environ))
+        try:
+            self = cls(gateway, timeout)
+            deadline = self._loop.time() + self.timeout
+            self._run = await Run.join(gateway, job, deadline, self._lost)
+            self._ledger = Ledger(self._run)
+            self._rounds = Rounds(gateway, self._run, self._ledger, self._tidy_later)
+            self._keys = self._run.base + b"key/"
+        except BaseException:
+            await gateway.aclose()
+            raise
+        try:
+            self.address = await gateway.local_address()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    # Calls.
+
+    async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
+        try:
+            check_args(method, [*args, timeout] if method in _TIMED else args)
+        except RefusedError as refused:
+            raise error_of(refused.kind, refused.message, refused.hint, ()) from None
+        if timeout is None:
+            call = _Call(self._loop, self.timeout, 0.0)
+        else:
+            call = _Call(self._loop, timeout, GRACE_SECONDS)
+        async with self._use(call):
+            try:
+                return await _DO[method](self, call, *args)
+            except NoLease:
+                raise lost_error() from None
+
+    @contextlib.asynccontextmanager
+    async def _use(self, call: _Call) -> AsyncIterator[None]:
+        """A call is under way until it is over, or the store is."""
+        self._check_use()
+        try:
+            async with call.scope:
+                self._calls.add(call)
+                try:
+                    yield
+                finally:
+                    self._calls.discard(call)
+                    call.arrived()
+                    call.ended.set_result(None)
+        except TimeoutError:
+            if not call.scope.expired() or self._closed is None:
+                raise
+            raise _again(self._closed) from None
+
+    def _check_use(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError("this store belongs to another event loop", hint="Connect once in each loop")
+        if self._closed is not None:
+            raise _again(self._closed)
+
+    def _key(self, key: str) -> bytes:
+        return self._keys + _encoded(key)
+
+    # Changes.
+
+    async def _set(self, call: _Call, key: str, value: bytes, ttl: float | None) -> None:
+        lease = self._leases.pop(key, None)
+        if lease is not None and lease.timer is not None:
+            lease.timer.cancel()
+        if ttl is None:
+            await self._ledger.change([words.put(self._key(key), value, self._run.lease)], call.deadline)
+            return
+        seconds = math.ceil(ttl) + 1  # it must not end before this process ends it
+        while True:
+            if (
+                lease is None
+                or lease.seconds != seconds
+                or not await self._run.renew(lease.id, call.deadline)
+            ):
+                lease = _Lease(await self._run.grant(seconds, call.deadline), seconds)
+            try:
+                await self._ledger.change([words.put(self._key(key), value, lease.id)], call.deadline)
+                break
+            except NoLease:  # etcd was away for longer than it lasts
+                lease = None
+        lease.timer = self._loop.call_later(ttl, self._end_lease, key, lease)
+        self._leases[key] = lease
+
+    def _end_lease(self, key: str, lease: _Lease) -> None:
+        """The time of a key that this process has set is up; etcd alone would count in whole seconds."""
+        if self._leases.get(key) is lease:
+            del self._leases[key]
+        self._start(self._run.revoke(lease.id, self._loop.time() + lease.seconds))
+
+    async def _multi_set(self, call: _Call, keys: list[str], values: list[bytes]) -> None:
+        if len(keys) != len(values):
+            raise UsageError(f"multi_set got {len(keys)} keys and {len(values)} values")
+        new = {self._key(key): value for key, value in zip(keys, values, strict=True)}
+        lease = self._run.lease
+        await self._ledger.change([words.put(key, value, lease) for key, value in new.items()], call.deadline)
+
+    async def _add(self, call: _Call, key: str, amount: int) -> int:
+        def decide(value: bytes | None) -> Plan[int]:
+            try:
+                total = (0 if value is None else int(value)) + amount
+            except ValueError:
+                raise UsageError(f"add to '{key}', which holds no number") from None
+            if not -(2**63) <= total < 2**63:
+                raise UsageError(f"add to '{key}' leaves the range of a 64-bit integer")
+            return Plan(total, b"%d" % total, note=b"%d" % total)
+
+        return await self._ledger.swap(self._key(key), decide, int, call.deadline)
+
+    async def _append(self, call: _Call, key: str, value: bytes) -> None:
+        def decide(held: bytes | None) -> Plan[None]:
+            return Plan(None, (held or b"") + value)
+
+        await self._ledger.swap(self._key(key), decide, lambda note: None, call.deadline)
+
+    async def _compare_set(self, call: _Call, key: str, expected: bytes, desired: bytes) -> bytes:
+        def decide(value: bytes | None) -> Plan[bytes]:
+            if value is None and expected:
+                return Plan(expected, leave=True)
+            if value is None or value == expected:
+                return Plan(desired, desired)
+            return Plan(value, leave=True)
+
+        return await self._ledger.swap(self._key(key), decide, lambda note: desired, call.deadline)
+
+    async def _claim(self, call: _Call, key: str, value: bytes) -> bytes:
+        # It stays as long as the run: whoever died here is found dead by who comes after (`alive`).
+        def decide(held: bytes | None) -> Plan[bytes]:
+            return Plan(held, leave=True) if held else Plan(value, value)
+
+        return await self._ledger.swap(self._key(key), decide, lambda note: value, call.deadline)
+
+    async def _delete_key(self, call: _Call, key: str) -> bool:
+        def decide(value: bytes | None) -> Plan[bool]:
+            return Plan(False, leave=True) if value is None else Plan(True, None)
+
+        return await self._ledger.swap(self._key(key), decide, lambda note: True, call.deadline)
+
+    async def _fence(self, call: _Call) -> int:
+        # The mark alone is the change: revisions of etcd only grow, over all runs and jobs.
+        return await self._ledger.change([], call.deadline)
+
+    # Leases of many keys. Their tokens are their ids in etcd, so every process can use them.
+
+    async def _lease_grant(self, call: _Call, ttl: float) -> int:
+        if not ttl > 0:
+            raise UsageError(f"ttl must be a positive number of seconds, got {ttl!r}")
+        token = await self._fence(call)
+        return await self._run.grant(math.ceil(ttl), call.deadline, token)
+
+    async def _lease_renew(self, call: _Call, token: int) -> bool:
+        return await self._run.renew(token, call.deadline)
+
+    async def _lease_set(self, call: _Call, token: int, key: str, value: bytes) -> None:
+        try:
+            await self._ledger.change([words.put(self._key(key), value, token)], call.deadline)
+        except NoLease:
+            raise _lease_ended(token) from None
+
+    async def _lease_claim(self, call: _Call, token: int, key: str, value: bytes) -> bytes:
+        name = self._key(key)
+        free, put, look = words.unchanged(name, 0), words.put(name, value, token), words.get(name)
+        mark = self._ledger.mark()
+        try:
+            while True:
+                tried = await self._ledger.attempt(mark, [free], [put], [look], deadline=call.deadline)
+                if tried.happened:
+                    return value
+                if (held := tried.ranges[0].item) is not None:
+                    return held.value
+        except NoLease:
+            raise _lease_ended(token) from None
+
+    async def _lease_end(self, call: _Call, token: int) -> bool:
+        return await self._run.revoke(token, call.deadline)
+
+    # Reads.
+
+    async def _check(self, call: _Call, keys: list[str]) -> bool:
+        # What this process asked before has arrived by then, as where all requests take one connection.
+        before = [other.has_arrived for other in self._calls if other is not call]
+        if before:
+            await asyncio.wait(before, timeout=call.timeout)
+        return None not in await self._read(call, keys)
+
+    async def _read(self, call: _Call, keys: list[str]) -> list[Item | None]:
+        """What keys hold, all at one time."""
+        distinct = dict.fromkeys(keys)
+        reads = [words.get(self._key(key)) for key in distinct]
+        found, _ = await self._run.txn([], reads, deadline=call.deadline)
+        held = dict(zip(distinct, (part.item for part in found.ranges), strict=True))
+        return [held[key] for key in keys]
+
+    async def _list_keys(self, call: _Call, prefix: str) -> list[str]:
+        look = words.get_all(self._key(prefix), names_only=True)
+        found, _ = await self._run.txn([], [look], deadline=call.deadline)
+        cut = len(self._keys)
+        return sorted(item.key[cut:].decode() for item in found.ranges[0].items)
+
+    async def _num_keys(self, call: _Call, prefix: str) -> int:
+        look = words.count_all(self._key(prefix))
+        found, _ = await self._run.txn([], [look], deadline=call.deadline)
+        return found.ranges[0].count
+
+    async def _wait(self, call: _Call, keys: list[str]) -> None:
+        await self._multi_get(call, keys)
+
+    async def _multi_get(self, call: _Call, keys: list[str]) -> list[bytes]:
+        items: list[Item | None] = []
+
+        async def look() -> bytes | None:
+            items[:] = await self._read(call, keys)
+            return next((self._key(key) for key, item in zip(keys, items, strict=True) if item is None), None)
+
+        if not await look_until(look, self._gateway, call.arrived):
+            absent = [key for key, item in zip(keys, items, strict=True) if item is None]
+            absent = list(dict.fromkeys(absent))
+            listed = ", ".join(f"'{key}'" for key in absent[:5])
+            listed += f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+            raise RendezvousTimeout(
+                f"nobody set {listed} within {round(call.timeout, 3):g} s",
+                hint="See whether the process that sets it runs",
+            )
+        return [item.value for item in items if item is not None]
+
+    async def _gather(self, call: _Call, name: str, rank: int, size: int, card: bytes) -> list[bytes]:
+        return await self._rounds.gather(name, size, rank, card, call.timeout, call.deadline, call.arrived)
+
+    def watch(self, prefix: str = "") -> Watch:
+        self._check_use()
+
+        def on_close() -> None:
+            if (task := self._watches.pop(watch, None)) is not None:
+                task.cancel()
+
+        watch = Watch(on_close)
+        start = self._key(check_key(prefix))
+        task = self._start(report(watch, self._gateway, self._run, start, len(self._keys)))
+        self._watches[watch] = task
+        return watch
+
+    # In the background, and the end.
+
+    def _start(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
+        task = self._loop.create_task(_quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _tidy_later(self, seconds: float, prefix: bytes) -> None:
+        async def tidy() -> None:
+            await asyncio.sleep(seconds)
+            deadline = self._loop.time() + self.timeout
+            await self._run.txn([], [words.delete_all(prefix)], deadline=deadline)
+
+        self._start(tidy())
+
+    def _lost(self, error: AiodistError) -> None:
+        """The store is over: everything that waits is told."""
+        self._closed = self._closed or error
+        for call in self._calls:
+            call.scope.reschedule(self._loop.time())
+        watches, self._watches = self._watches, {}
+        for watch, task in watches.items():
+            task.cancel()
+            watch.end(_again(error))
+
+    async def aclose(self) -> None:
+        if self._closed is None or self._gateway.is_open:
+            self._lost(closed_error())
+            for lease in self._leases.values():
+                if lease.timer is not None:
+                    lease.timer.cancel()
+            self._leases.clear()
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            ends = [*tasks, *(call.ended for call in self._calls)]
+            if ends:
+                await asyncio.wait(ends, timeout=GOODBYE_SECONDS)
+            await self._run.aclose(GOODBYE_SECONDS)
+            await self._gateway.aclose()
+
+
+async def _quietly(work: Coroutine[Any, Any, object]) -> None:
+    with contextlib.suppress(AiodistError, NoLease):
+        await work
+
+
+def _encoded(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the key {key[:40]!r} cannot be written as UTF-8") from None
+
+
+def _again(error: AiodistError) -> RendezvousError:
+    """The same error for another reader: one object raised in many tasks would collect all their traces."""
+    return RendezvousError(error.message, hint=error.hint)
+
+
+def _lease_ended(token: int) -> Exception:
+    return error_of("lease", f"lease {token} has ended", "Its keys are gone; begin a new one", ())
+
+
+_DO: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+    "set": EtcdStore._set,
+    "multi_set": EtcdStore._multi_set,
+    "multi_get": EtcdStore._multi_get,
+    "wait": EtcdStore._wait,
+    "check": EtcdStore._check,
+    "add": EtcdStore._add,
+    "append": EtcdStore._append,
+    "compare_set": EtcdStore._compare_set,
+    "claim": EtcdStore._claim,
+    "delete_key": EtcdStore._delete_key,
+    "list_keys": EtcdStore._list_keys,
+    "num_keys": EtcdStore._num_keys,
+    "gather": EtcdStore._gather,
+    "fence": EtcdStore._fence,
+    "lease_grant": EtcdStore._lease_grant,
+    "lease_renew": EtcdStore._lease_renew,
+    "lease_set": EtcdStore._lease_set,
+    "lease_claim": EtcdStore._lease_claim,
+    "lease_end": EtcdStore._lease_end,
+}

@@ -1,0 +1,305 @@
+"""One store as it is served: its machine, the connections of its clients, and its log where it has one.
+
+Answers leave in the order in which the machine gives them. Where the store is durable, they are held until
+everything that happened before them is on the disk: also those of reads, which may show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from aiodist.errors import AiodistError, WireError
+from aiodist.rendezvous.connection import Connection
+from aiodist.rendezvous.durable.committer import Committer
+from aiodist.rendezvous.durable.disk import StoreFiles
+from aiodist.rendezvous.events import (
+    Connected,
+    Disconnected,
+    Event,
+    Failure,
+    Push,
+    Reply,
+    Request,
+    Tick,
+    Wake,
+)
+from aiodist.rendezvous.machine import StoreMachine
+from aiodist.wire.messages import Encoder, Status, encode_response, pack, split_request
+
+MAX_SLOW = 256 << 20  # bytes that may wait for all clients that do not read; the slowest go first
+MAX_HELD = 256 << 20  # bytes of answers that may wait for the disk; who asks for more is listened to later
+MAX_BACKLOG = 64 << 20  # bytes of requests that may wait for the disk, until nobody is listened to
+_SLOW = 1 << 20
+_MANY = 16 << 20  # bytes of answers that leave before more are made
+_READS = 16  # of what has arrived from one client, before anything is ended by time
+_WORDS = 4000  # of a failure: it may name keys, and these may be as long as a request
+_CLOSE_SECONDS = 1.0  # for the last words to leave
+_log = logging.getLogger("aiodist.store")
+
+Outbox = dict[Connection, list[bytes]]
+
+
+class JobStore:
+    """Serves one machine.
+
+    Args:
+        name: for the log; the job's.
+        machine: fresh, or brought back by `StoreFiles.recover`.
+        files: the store's files, which it owns from here; None for one that lives in memory.
+        pool: threads that write them.
+        on_count: called when the number of clients has changed.
+        on_failed: called once when the files cannot be written: nothing is answered any more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        machine: StoreMachine,
+        files: StoreFiles | None,
+        pool: Executor | None,
+        on_count: Callable[[], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        self.name = name
+        self.machine = machine
+        self.clients: dict[bytes, Connection] = {}
+        self._loop = asyncio.get_running_loop()
+        self._on_count = on_count
+        self._on_failed = on_failed
+        self._committer: Committer | None = None
+        if files is not None:
+            assert pool is not None
+            self._committer = Committer(files, pool, machine.dump, self._saved, self._save_failed)
+            machine.restarted(self._loop.time())
+        self._held: deque[tuple[int, Outbox, int]] = (
+            deque()
+        )  # what must last before they leave; answers; bytes
+        self._held_bytes = 0
+        self._made = 0  # bytes of answers in the outbox
+        self._stalled: dict[Connection, list[bytes]] = {}  # requests that are not looked at yet
+        self._weight = 0  # bytes of requests that were not submitted yet
+        self._paused = False
+        self._outbox: Outbox = {}
+        self._slow: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = True
+        self._gone = asyncio.Event()  # nobody is connected
+        self._gone.set()
+        self._encoder = Encoder()
+        self._packed: tuple[Any, bytes] = (None, pack(None))
+        if files is not None:
+            self._feed(Tick())
+
+    # Clients.
+
+    def connected(self, connection: Connection) -> None:
+        """A client has proven itself; `connection.client` is its id."""
+        client = connection.client
+        connection.serves = self._committer is None  # else its answer waits for the disk, not for a look
+        if (old := self.clients.pop(client, None)) is not None:
+            # It came back before this side noticed that it was gone.
+            old.abort()
+            self._feed(Disconnected(client))
+        self.clients[client] = connection
+        self._gone.clear()
+        self._on_count()
+        self._feed(Connected(client))
+        if self._paused:
+            connection.pause()
+
+    def frames(self, connection: Connection, payloads: list[bytes]) -> None:
+        """Requests arrived."""
+        client = connection.client
+        if self.clients.get(client) is not connection:
+            return
+        if self._stalled and connection in self._stalled:
+            self._stalled[connection] += payloads
+            return
+        for number, payload in enumerate(payloads, 1):
+            id, settled, method, args = split_request(payload)
+            self._handle(Request(client, id, method, args, settled))
+            if self._made > _MANY:
+                self._flush()
+                if self._held_bytes > MAX_HELD:
+                    self._stalled[connection] = payloads[number:]
+                    connection.pause()
+                    break
+        if self._committer is not None:
+            self._weight += sum(map(len, payloads))
+        self._flush()
+
+    def lost(self, connection: Connection, error: Exception | None = None) -> None:
+        """A connection ended."""
+        self._slow.discard(connection)
+        self._stalled.pop(connection, None)
+        client = connection.client
+        if self.clients.get(client) is connection:
+            del self.clients[client]
+            if not self.clients:
+                self._gone.set()
+            self._on_count()
+            self._feed(Disconnected(client))
+
+    async def aclose(self, status: Status, why: str) -> None:
+        """Tell all clients that it is over (`closing`), or that they may ask again later (`away`).
+
+        What was asked until here is on the disk when this returns, and answered.
+        """
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._committer is not None:
+            if self.machine.changed:
+                self._flush()
+            await self._committer.aclose()
+        goodbye = encode_response(0, status, pack(why))
+        for connection in list(self.clients.values()):
+            connection.write(goodbye)
+            connection.close()
+        for abort in (False, True):
+            if abort:  # somebody does not read
+                for connection in list(self.clients.values()):
+                    connection.abort()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._gone.wait()
+
+    # The machine.
+
+    def _feed(self, event: Event) -> None:
+        self._handle(event)
+        self._flush()
+
+    def _handle(self, event: Event) -> None:
+        effects = self.machine.handle(event, self._loop.time())
+        for effect in effects:
+            if isinstance(effect, Wake):
+                if self._timer is not None:
+                    self._timer.cancel()
+                if self._open:
+                    self._timer = self._loop.call_at(effect.at, self._tick)
+            elif (connection := self.clients.get(effect.client)) is not None:
+                answer = self._encode(effect, len(effects) > 1)
+                self._made += len(answer)
+                if connection in self._outbox:
+                    self._outbox[connection].append(answer)
+                else:
+                    self._outbox[connection] = [answer]
+
+    def _tick(self) -> None:
+        """Time has passed: but first, what has arrived in time counts, however late this loop looks."""
+        if self.machine.due(self._loop.time()):
+            for connection in list(self.clients.values()):
+                for _ in range(_READS):
+                    if connection.client not in self.clients or not connection.read():
+                        break
+        self._feed(Tick())
+
+    # Answers.
+
+    def _flush(self) -> None:
+        """One write for each client, however many answers it gets; but nothing before it is saved."""
+        if self._committer is not None and self._waits(self._committer):
+            return
+        if outbox := self._outbox:
+            self._outbox, self._made = {}, 0
+            self._write(outbox)
+
+    def _waits(self, committer: Committer) -> bool:
+        """Submit what changed → whether the answers must wait; then they were put aside."""
+        if self.machine.changed:
+            committer.submit(self.machine.take_changes(), self._weight)
+            self._weight = 0
+            if committer.backlog > MAX_BACKLOG and not self._paused:
+                self._pause(True)
+        if committer.failed is not None:
+            self._outbox.clear()
+            self._made = 0
+            return True
+        if committer.saved == committer.submitted:
+            return False
+        if self._outbox:
+            self._held.append((committer.submitted, self._outbox, self._made))
+            self._held_bytes += self._made
+            self._outbox, self._made = {}, 0
+        return True
+
+    def _write(self, outbox: Outbox) -> None:
+        for connection, answers in outbox.items():
+            connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
+            if connection.unread > _SLOW:
+                self._slow.add(connection)
+        if self._slow:
+            self._cut_slow()
+
+    def _cut_slow(self) -> None:
+        """Bound what is kept for clients that do not read. Who is cut off comes back, and sees all afresh."""
+        self._slow = {connection for connection in self._slow if connection.unread > _SLOW}
+        kept = sum(connection.unread for connection in self._slow)
+        for connection in sorted(self._slow, key=lambda connection: -connection.unread):
+            if kept <= MAX_SLOW:
+                break
+            kept -= connection.unread
+            _log.warning(
+                "cut off %s, which left %d MiB unread", connection.peer_address, connection.unread >> 20
+            )
+            connection.abort()
+            self._slow.discard(connection)
+
+    def _saved(self, position: int) -> None:
+        held = self._held
+        while held and held[0][0] <= position:
+            _, outbox, size = held.popleft()
+            self._held_bytes -= size
+            self._write(outbox)
+        if self._stalled and self._held_bytes <= MAX_HELD // 2:
+            self._go_on()
+        assert self._committer is not None
+        if self._paused and self._committer.backlog <= MAX_BACKLOG // 2:
+            self._pause(False)
+
+    def _go_on(self) -> None:
+        """Look at what was left aside."""
+        stalled, self._stalled = self._stalled, {}
+        for connection, payloads in stalled.items():
+            if not self._paused:
+                connection.resume()
+            try:
+                self.frames(connection, payloads)
+            except AiodistError as error:
+                connection.close(error)
+
+    def _save_failed(self, error: Exception) -> None:
+        self._held.clear()
+        self._outbox.clear()
+        self._on_failed(error)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        for connection in self.clients.values():
+            if paused:
+                connection.pause()
+            else:
+                connection.resume()
+
+    def _encode(self, effect: Reply | Failure | Push, shared: bool) -> bytes:
+        id = effect.id
+        try:
+            if isinstance(effect, Reply):
+                if not shared:
+                    return self._encoder.reply(id, effect.value)
+                if effect.value is not self._packed[0]:  # a gather's answer goes to many
+                    self._packed = (effect.value, pack(effect.value))
+                return encode_response(id, Status.reply, self._packed[1])
+            if isinstance(effect, Push):
+                return encode_response(id, Status.push, pack(effect.value))
+            failure: list[Any] = [effect.kind, effect.message[:_WORDS], effect.hint, effect.missing]
+        except WireError as error:
+            failure = ["usage", f"the answer is {error.message}", "Ask for fewer keys at a time", []]
+        return encode_response(id, Status.failure, pack(failure))

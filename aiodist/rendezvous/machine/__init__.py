@@ -1,0 +1,38 @@
+"""The store as a pure state machine: `handle(event, now) → effects`. No I/O, no clock, no randomness.
+
+Rules:
+- A request that waits (wait, multi_get, gather) is answered when it can be, or fails at its deadline,
+  which the machine keeps: so the failure can say what was missing.
+- A request happens once, however often it is sent: what changes the store leaves its answer behind under
+  (client, id) until the client says that it has it. A client may therefore be away for up to
+  `SESSION_GRACE` seconds and carry on.
+- A lease says that its holder lives. It ends when it was not renewed for its ttl, or `RETURN_GRACE` seconds
+  after the holder's connection ended without goodbye: processes that die are missed soon.
+- Only a `Tick` ends what is due. Whoever feeds the machine hands it all requests that have arrived first,
+  so a machine that was held up for seconds takes no lease from a holder that has renewed it in time.
+- Each change has a revision, counted over the whole store; watches report it.
+- All times are `now`, in seconds, of any clock that only goes forward.
+- A machine that is `journaled` says what changed (`take_changes`). From these changes another makes the same
+  store (`replay`); times are not among them, so a lease begins anew.
+- What clients can make it keep is bounded: by `limit` bytes, and a number of waiting calls.
+
+A gather is the one meeting primitive: each rank of a world leaves a value under a name and all get
+everybody's, in rank order, in one round trip. A barrier is a gather of nothing. When all have come, the name
+is free for the next round.
+
+Each file adds one idea to the class of the file before it:
+
+    tables     what is kept, the timers, answers, what it all weighs
+    watching   who is told of changes
+    waiting    who waits for keys
+    keys       keys and values
+    leases     keys that end with their holder
+    gathering  meetings
+    sessions   clients that come and go, each request once: the events
+    durable    changes, and a store made of them
+"""
+
+from aiodist.rendezvous.machine.durable import StoreMachine
+from aiodist.rendezvous.machine.tables import DEFAULT_LIMIT, RETURN_GRACE, SESSION_GRACE, Change
+
+__all__ = ["DEFAULT_LIMIT", "RETURN_GRACE", "SESSION_GRACE", "Change", "StoreMachine"]

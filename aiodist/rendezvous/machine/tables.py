@@ -1,0 +1,235 @@
+"""What a store keeps, its timers and its answers. See the package for the rules."""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.rendezvous.events import Effect, Failure, Reply
+from aiodist.rendezvous.schema import RefusedError
+
+SESSION_GRACE = 60.0
+RETURN_GRACE = 2.0  # a living client's first attempts to come back take milliseconds
+DEFAULT_LIMIT = 1 << 30  # bytes that a store keeps
+MAX_WAITING = 1 << 18  # calls that wait, and watches, of all clients
+MAX_UNSETTLED = 1 << 20  # answers of one client that it has not confirmed
+ENTRY_COST = 200  # bytes that a key takes beside its name and value
+CALL_COST = 400  # bytes that a call that waits takes beside its arguments
+_LARGE = 256  # an answer of so many bytes counts
+
+Call = tuple[bytes, int]  # client and request id: names one call for good
+Change = tuple[Any, ...]  # its kind, then what the kind says
+
+
+class Kind(enum.IntEnum):
+    """What a change is. The numbers are in every log: they never get another meaning."""
+
+    put = 1  # key, value, revision, token of its lease or 0
+    value = 2  # key, value, revision: under the lease that the key has
+    append = 3  # key, suffix, revision: likewise
+    remove = 4  # key, revision
+    answer = 5  # client, id, value: of a change; sent again if it is asked again
+    failed = 6  # client, id, kind, message, hint, missing ranks: likewise
+    gathered = 7  # values, [[client, id], …]: one answer to many
+    settled = 8  # client, ids whose answers it has
+    resumed = 9  # client, the ids whose answers it still wants
+    ended = 10  # client, whether it might ask again: nothing of its session is left
+    lease = 11  # token, ttl, client, whether it is one key's own; of a known one, whose it is now
+    lease_end = 12  # token
+    revision = 13  # revision: it was given away as a fencing token
+    session = 14  # client, the highest id of a change: in snapshots
+    forgot = 15  # sessions ended that nobody remembers: in snapshots
+
+
+@dataclass(slots=True)
+class Lease:
+    """Keys that go together when their holder does not renew it."""
+
+    token: int  # the revision at which it was granted
+    ttl: float
+    owner: bytes
+    expires: float
+    cut: float | None = None  # when it ends instead, should its holder not come back
+    single: bool = False  # it is one key's own, and ends without it
+    keys: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def due(self) -> float:
+        """When it ends, as things are."""
+        return self.expires if self.cut is None else min(self.cut, self.expires)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A key's value. Never changed, only replaced: a snapshot is written while the store goes on."""
+
+    value: bytes
+    revision: int
+    lease: Lease | None = None
+
+
+@dataclass(slots=True)
+class Waiter:
+    """A call that waits for keys."""
+
+    keys: list[str]
+    missing: set[str]
+    wants_values: bool
+    timeout: float
+    cost: int
+
+
+@dataclass(slots=True)
+class Round:
+    """One gather that has not happened yet."""
+
+    size: int
+    cards: dict[int, bytes] = field(default_factory=dict)
+    calls: dict[int, Call] = field(default_factory=dict)
+    timeouts: dict[int, float] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)  # came, and gave up
+
+
+@dataclass(slots=True)
+class Session:
+    """A client, over all its connections."""
+
+    connected: bool = False
+    connections: int = 0  # so far
+    away: int = 0  # a number of its own for each absence: tells an old deadline from the current one
+    lost: str = ""  # why nothing that it asks may happen: a kind of `Failure`
+    last: int = 0  # the highest id of a change that was answered
+    answered: dict[int, Effect] = field(default_factory=dict)
+    large: dict[int, int] = field(default_factory=dict)  # ids of those that count, and what they weigh
+    leases: dict[int, None] = field(default_factory=dict)  # tokens of those that it holds
+
+
+class Tables:
+    """The state, and what all ideas about it share.
+
+    Args:
+        limit: bytes that clients can make it keep; what would grow it beyond is refused.
+        journaled: note all changes.
+    """
+
+    def __init__(self, limit: int = DEFAULT_LIMIT, *, journaled: bool = False) -> None:
+        self.limit = limit
+        self.size = 0  # bytes kept, about
+        self._data: dict[str, Entry] = {}
+        self._revision = 0
+        self._sessions: dict[bytes, Session] = {}
+        self._leases: dict[int, Lease] = {}
+        self._waiters: dict[Call, Waiter] = {}
+        self._wanted: dict[str, dict[Call, None]] = {}  # key → who waits for it; a dict keeps the order
+        self._rounds: dict[str, Round] = {}
+        self._in_round: dict[Call, tuple[str, int]] = {}
+        self._watches: dict[Call, str] = {}
+        self._timers: list[tuple[float, int, str, Any]] = []
+        self._timer_numbers = itertools.count()
+        self._effects: list[Effect] = []
+        self._log: list[Change] | None = [] if journaled else None
+
+    @property
+    def revision(self) -> int:
+        """Of the last change."""
+        return self._revision
+
+    def _note(self, *change: Any) -> None:
+        if self._log is not None:
+            self._log.append(change)
+
+    # Bounds.
+
+    def _make_room(self, growth: int) -> None:
+        """Take so many bytes, or refuse."""
+        if growth > 0 and self.size + growth > self.limit:
+            raise RefusedError(
+                f"the store is full: this takes {growth} bytes more, it keeps {self.size} of {self.limit}",
+                "Delete what nobody needs, or serve it with a larger --limit",
+                "full",
+            )
+        self.size += growth
+
+    def _check_waiting(self) -> None:
+        if len(self._waiters) + len(self._in_round) + len(self._watches) >= MAX_WAITING:
+            raise RefusedError(
+                f"{MAX_WAITING} calls wait in the store already",
+                "See which client asks without waiting for its answers",
+                "full",
+            )
+
+    # Answers.
+
+    def _reply(self, call: Call, value: Any = None) -> None:
+        """The answer of a read: computed again if it is asked again."""
+        self._effects.append(Reply(call[0], call[1], value))
+
+    def _done(self, call: Call, value: Any = None) -> None:
+        """The answer of a change: kept until the client has it."""
+        client, id = call
+        reply = Reply(client, id, value)
+        session = self._sessions.get(client)
+        if session is not None:
+            session.answered[id] = reply
+            if id > session.last:
+                session.last = id
+            if type(value) is bytes and len(value) >= _LARGE:
+                self._weigh(session, id, len(value))
+        if self._log is not None:
+            self._log.append((Kind.answer, client, id, value))
+        self._effects.append(reply)
+
+    def _weigh(self, session: Session, id: int, cost: int) -> None:
+        session.large[id] = cost
+        self.size += cost
+
+    def _settle(self, session: Session, ids: list[int]) -> None:
+        answered, large = session.answered, session.large
+        for id in ids:
+            answered.pop(id, None)
+            if large:
+                self.size -= large.pop(id, 0)
+
+    def _fail(self, call: Call, kind: str, message: str, hint: str, missing: tuple[int, ...] = ()) -> None:
+        """The failure of a gather: kept as the answer of a change is."""
+        failure = Failure(*call, kind, message, hint, missing)
+        session = self._sessions.get(call[0])
+        if session is not None:
+            session.answered[call[1]] = failure
+        self._note(Kind.failed, *call, kind, message, hint, list(missing))
+        self._effects.append(failure)
+
+    # Time.
+
+    def _set_timer(self, at: float, what: str, subject: Any) -> None:
+        heapq.heappush(self._timers, (at, next(self._timer_numbers), what, subject))
+        live = len(self._waiters) + len(self._in_round) + len(self._leases) + len(self._sessions)
+        if len(self._timers) > 4 * live + 64:
+            # Most of the heap is about calls long answered; keep what is still true.
+            self._timers = [timer for timer in self._timers if self._is_due_to_matter(timer)]
+            heapq.heapify(self._timers)
+
+    def _give_up_at(self, at: float, client: bytes, session: Session) -> None:
+        """Forget an absent client then, unless it comes back."""
+        session.away = next(self._timer_numbers)
+        self._set_timer(at, "session", (client, session.away))
+
+    def _is_due_to_matter(self, timer: tuple[float, int, str, Any]) -> bool:
+        at, _, what, subject = timer
+        if what == "call":
+            return subject in self._waiters or subject in self._in_round
+        if what == "lease":
+            lease = self._leases.get(subject)
+            return lease is not None and lease.due == at
+        client, away = subject
+        session = self._sessions.get(client)
+        return session is not None and not session.connected and session.away == away
+
+    def due(self, now: float) -> bool:
+        """Whether a `Tick` at this time would end anything."""
+        while self._timers and not self._is_due_to_matter(self._timers[0]):
+            heapq.heappop(self._timers)
+        return bool(self._timers) and self._timers[0][0] <= now

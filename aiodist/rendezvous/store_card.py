@@ -1,0 +1,44 @@
+"""What a store says of itself in every handshake: clients see whether it is still the one they knew."""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+
+from aiodist.errors import WireError
+
+INSTANCE_BYTES = 16
+_CARD = struct.Struct(f"<{INSTANCE_BYTES}sQB")
+
+
+@dataclass(frozen=True)
+class StoreCard:
+    """Who a store is.
+
+    Args:
+        instance: 16 bytes that name this very store; a durable one keeps them over restarts.
+        generation: how many times it was started on its data, 0 where it has none.
+        durable: it keeps its data, so it is worth while to wait for it.
+    """
+
+    instance: bytes
+    generation: int = 0
+    durable: bool = False
+
+    def encode(self) -> bytes:
+        """As the card of a handshake."""
+        return _CARD.pack(self.instance, self.generation, self.durable)
+
+    @staticmethod
+    def decode(card: bytes) -> StoreCard:
+        """From the card of a handshake; `WireError` unless it is one."""
+        if len(card) != _CARD.size:
+            raise WireError("the server is no store of this version of aiodist")
+        instance, generation, durable = _CARD.unpack(card)
+        return StoreCard(instance, generation, bool(durable))
+
+
+def instance_of(key: bytes, job: str) -> bytes:
+    """The name of a job's store. Who does not know the key cannot tell whether there is such a job."""
+    return hmac.digest(key, job.encode(), "sha256")[:INSTANCE_BYTES]

@@ -1,0 +1,222 @@
+"""What a meeting makes of a process: its endpoint, its part of the job, and how it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from functools import partial
+
+from aiodist.environment import Tls, Tuning, check_open_door, job_id, secret, split_address, tls
+from aiodist.errors import RendezvousError, UsageError
+from aiodist.group import ProcessGroup
+from aiodist.group.beginning import first_epoch
+from aiodist.group.default import find_default, set_default
+from aiodist.group.job import Job
+from aiodist.group.world import Settings, World
+from aiodist.membership.newcomers import OVER
+from aiodist.membership.record import UID_BYTES
+from aiodist.rendezvous import (
+    FileStore,
+    Meeting,
+    PrefixStore,
+    Store,
+    StoreServer,
+    TcpStore,
+    claim_rank,
+    release_rank,
+    this_process,
+)
+from aiodist.rendezvous.file_store import LINGER_SECONDS
+from aiodist.transport import SocketEndpoint
+
+ELASTIC = "aiodist/elastic"
+"""Key that tells a launcher that a failed worker may be started again alone: its script joins, and the job
+has begun. Whoever fails before that has the whole job start again. b'over': the job has ended, and well."""
+
+_HASTE = 1.0  # seconds that a store lingers for its clients when a rank was lost
+
+_PARTING = 1.0  # seconds that a store which no longer answers may delay closing
+
+
+class Member:
+    """One process's membership of one job.
+
+    Args:
+        meeting: where the job meets; ended with the membership.
+        tuned: the tuning variables.
+        timeout: seconds for meeting, and the default of operations.
+        group_name: of the world; '' for 'world'.
+        environ: the environment variables.
+
+    Attributes:
+        elastic: whether others may join later.
+    """
+
+    def __init__(
+        self, meeting: Meeting, tuned: Tuning, timeout: float, group_name: str, environ: Mapping[str, str]
+    ) -> None:
+        name = group_name or "world"
+        self._loop = asyncio.get_running_loop()
+        self._meeting = meeting
+        self._tuned = tuned
+        self._name = f"aiodist/{name}"
+        self._job_id = job_id(environ)
+        self._secret = secret(environ)
+        self._tls: Tls | None = tls(environ)
+        self._me = this_process()
+        self._claimed = False
+        self.elastic = False
+        self._servers: list[StoreServer] = []
+        self._reached: dict[tuple[str, bytes], TcpStore] = {}  # by address, and who hosts it
+        store = PrefixStore(self._name, meeting.store)
+        hosted = _hosted(meeting)
+        uid = os.urandom(UID_BYTES)
+        settings = Settings(
+            *(name, self._job_id, tuned.transport, tuned.agreed, timeout),
+            limits=tuned.limits,
+            heartbeat=tuned.heartbeat,
+            evict_after=tuned.evict_after,
+            uid=uid,
+            hosts_store=hosted is not None,
+        )
+        self.job = Job(
+            uid,
+            self._me.decode(errors="replace"),
+            settings,
+            store,
+            self._open_endpoint,
+            self._leave,
+            self._host_store,
+            self._reach_store,
+            store_address=_address_of(meeting.store),
+        )
+
+    async def first_epoch(self) -> ProcessGroup:
+        """Form the job's first world with the others that meet."""
+        meeting, job = self._meeting, self.job
+        try:
+            await claim_rank(job.store, meeting.rank, self._me)
+            self._claimed = True
+            endpoint = await self._open_endpoint(meeting.rank, "")
+        except BaseException:
+            await self._leave()
+            raise
+        world = World(endpoint, meeting.world_size, job.settings, job.end)
+        return await first_epoch(job, world, job.store)
+
+    async def _open_endpoint(self, rank: int, _place: str) -> SocketEndpoint:
+        check_open_door(self._meeting.address, self._secret, self._tuned.allow_insecure)
+        return await SocketEndpoint.open(
+            rank=rank,
+            job=self._job_id,
+            secret=self._secret,
+            host=self._meeting.address,
+            mode=self._tuned.transport,
+            eager_budget=self._tuned.eager_budget,
+            tls=self._tls,
+        )
+
+    # ── stores that members host ─────────────────────────────────────────────────────────────────────
+
+    async def _host_store(self) -> str:
+        """Host the job's store here: where it was, so that newcomers find it, or anywhere on this host."""
+        store = self._meeting.store
+        if isinstance(store, FileStore):
+            found = await FileStore.open(
+                *(store.path, self._job_id, self._secret, store.timeout),
+                host=self._meeting.address,
+                tls=self._tls,
+            )
+            await self._swap(found)
+            return _address_of(found)
+        start = partial(StoreServer.start, job=self._job_id, secret=self._secret, tls=self._tls)
+        try:
+            host, port = split_address(_address_of(store))
+            server = await start(host, port)
+        except (RendezvousError, UsageError):
+            server = await start(self._meeting.address, 0)
+        self._servers.append(server)
+        return _joined(server.host, server.port)
+
+    async def _reach_store(self, address: str, hosted_by: bytes) -> Store:
+        current = self._meeting.store
+        if address == _address_of(current) and isinstance(current, FileStore):
+            return PrefixStore(self._name, current)
+        client = self._reached.get((address, hosted_by))
+        if client is None:
+            host, port = split_address(address)
+            client = await TcpStore.connect(
+                *(host, port, self._job_id, self._secret, self._meeting.store.timeout), tls=self._tls
+            )
+            self._reached[address, hosted_by] = client
+        return PrefixStore(self._name, client)
+
+    async def _swap(self, store: FileStore) -> None:
+        """The file names another host now."""
+        old, self._meeting.store = self._meeting.store, store
+        with contextlib.suppress(RendezvousError):
+            await old.aclose()
+
+    async def _finish(self, epoch: int, size: int) -> None:
+        """All was well here. When it was with every member, the job is over, and nobody need wait to join."""
+        if await self.job.store.add(f"over/{epoch}", 1) == size:
+            await self.job.store.set(OVER, b"1")
+            await self._meeting.store.set(ELASTIC, b"over")
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _leave(self) -> None:
+        """Give the rank back and leave the meeting."""
+        with contextlib.suppress(UsageError):
+            found = find_default() if asyncio.get_running_loop() is self._loop else None
+            if found is not None and found._regroup is not None and found._regroup.job is self.job:
+                set_default(None)
+        try:
+            async with asyncio.timeout(_PARTING):
+                if self.elastic and self.job.finished is not None:
+                    await self._finish(*self.job.finished)
+                if self._claimed:
+                    await release_rank(
+                        PrefixStore(self._name, self._meeting.store), self._meeting.rank, self._me
+                    )
+        except (RendezvousError, TimeoutError):
+            pass  # whoever hosted the store is gone; so is the claim
+        finally:
+            for client in self._reached.values():
+                await client.aclose()
+            # Who was lost will not say goodbye to the store either.
+            linger = min(_HASTE, LINGER_SECONDS) if self.job.hasty else LINGER_SECONDS
+            await self._meeting.aclose(linger)
+            for server in self._servers:
+                await server.aclose(linger)
+
+
+def _hosted(meeting: Meeting) -> StoreServer | None:
+    """The store's server, if this process hosts it."""
+    if isinstance(meeting.store, FileStore):
+        return meeting.store.server
+    return meeting.server
+
+
+def address_at(store: Store) -> str:
+    """This host's address on the connection to a store; loopback for one inside this process."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying
+    if isinstance(store, FileStore):
+        store = store.client
+    return str(getattr(store, "address", "127.0.0.1"))
+
+
+def _address_of(store: Store) -> str:
+    """Where a store is served; '' for one that is not served over TCP."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying
+    if isinstance(store, FileStore):
+        store = store.client
+    return _joined(store.host, store.port) if isinstance(store, TcpStore) else ""
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

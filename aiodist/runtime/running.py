@@ -1,0 +1,72 @@
+"""`run`: a coroutine on the fastest loop there is, and its groups closed at the end, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiodist.group.default import find_default
+
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
+    """Run a coroutine on a uvloop event loop (asyncio's own where uvloop has no build) and return its result.
+
+    Groups that are still open when it returns are closed; when it raises, they are aborted first, so that
+    peers learn of it at once. Ctrl-C cancels the coroutine, as with `asyncio.run`.
+    """
+    try:
+        with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
+            return runner.run(_guarded(main))
+    except KeyboardInterrupt as interrupt:
+        # Nobody needs two tracebacks a rank to know that they pressed Ctrl-C; where it was may be of use.
+        sys.excepthook = partial(_say_interrupted, _interrupted_at(interrupt), sys.excepthook)
+        raise
+
+
+def _interrupted_at(interrupt: BaseException) -> str:
+    """The innermost line of the user's own code that Ctrl-C interrupted, in words."""
+    chain = interrupt.__context__ or interrupt
+    inner = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
+    for frame in reversed(traceback.extract_tb(chain.__traceback__)):
+        if not frame.filename.startswith((*inner, "uvloop", "<")):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return "before any of its lines"
+
+
+def _say_interrupted(where: str, usual: Callable[..., None], kind: type[BaseException], *rest: Any) -> None:
+    """An excepthook that says one line for a KeyboardInterrupt."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"interrupted at {where}", file=sys.stderr)
+    else:
+        usual(kind, *rest)
+
+
+async def _guarded(main: Coroutine[Any, Any, T]) -> T:
+    try:
+        result = await main
+    except BaseException as error:
+        group = find_default()
+        if group is not None:
+            # Like `async with`: peers are told why, and hear of it before the connections end.
+            await asyncio.shield(group.__aexit__(type(error), error, error.__traceback__))
+        raise
+    group = find_default()
+    if group is not None:
+        await group.aclose()
+    return result
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,354 @@
+"""Faults for the processes of an in-process cluster: crashes, partitions, slow networks, stores that stop.
+
+    chaos = Chaos(seed=7)
+    loop.call_later(2.0, chaos.crash, 1)
+    await run_cluster(4, main, chaos=chaos)
+
+Processes are numbered in the order in which they start: those of the first epoch by their ranks, newcomers
+(`Chaos.join`) after them. All that is random comes from the seed, one sequence for each pair of processes, so
+that under `run_virtual` a run can be repeated.
+
+What a fault looks like to the others is modelled on sockets: a crash ends all connections without goodbye,
+a partition is silent until the kernel gives the control links up (`LOST_AFTER`), and what was sent meanwhile
+on connections that live through it arrives afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+import random
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.group import ProcessGroup
+from aiodist.group.job import Job
+from aiodist.group.world import Settings, World
+from aiodist.membership.record import UID_BYTES
+from aiodist.rendezvous import Store
+from aiodist.testing.chaos_links import ChaosEndpoint, ChaosPipe
+from aiodist.testing.chaos_store import REFUSED_AFTER, STORE, Shelf
+from aiodist.transport.base import Endpoint
+from aiodist.transport.control_link import MemoryControl
+from aiodist.transport.memory import MemoryNetwork
+
+__all__ = ["LOST_AFTER", "STORE", "Chaos", "Crashed", "Process"]
+
+LOST_AFTER = 1.25
+"""Seconds of a partition after which both ends of a control link take it for broken."""
+
+
+class Crashed(Exception):
+    """This process was crashed by a test."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Nothing comes from `src` to `dst` until then."""
+
+    src: frozenset[int]
+    dst: frozenset[int]
+    until: float
+
+
+@dataclass(eq=False)
+class Process:
+    """One simulated process.
+
+    Attributes:
+        number: names it.
+        host: processes of one host see for themselves that another has died.
+        uid: names it in records of epochs.
+        dead: it was crashed.
+        steps: frames that it sent and requests that it made of a store.
+        crash_at: the step before which it crashes; 0: none.
+        job: its membership.
+        endpoints: that it opened, each with the place that it was opened for.
+    """
+
+    number: int
+    host: int
+    uid: bytes
+    dead: bool = False
+    steps: int = 0
+    crash_at: int = 0
+    job: Job | None = None
+    endpoints: list[tuple[str, ChaosEndpoint]] = field(default_factory=list)
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    task: asyncio.Task[Any] | None = None
+    pipes: list[ChaosPipe[Any]] = field(default_factory=list)
+
+
+class Chaos:
+    """Makes the processes of a cluster, and their faults. For one `run_cluster`.
+
+    Args:
+        seed: of all that is random.
+        latency: seconds that a frame, or a store's answer, takes: from the first to the second.
+        hosted: process 0 hosts the store, so that a majority decides who goes on; else it is nobody's.
+        hosts: by process, the host that it runs on; None, and for processes beyond: each on one of its own.
+
+    Attributes:
+        processes: in the order of their numbers.
+        faults: how many of each kind there were.
+        joined: tasks of the newcomers.
+        arrivals: by process and process, when the last thing arrives that one sent to the other.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        latency: tuple[float, float] = (0.0001, 0.001),
+        hosted: bool = False,
+        hosts: Sequence[int] | None = None,
+    ) -> None:
+        self.processes: list[Process] = []
+        self.faults: dict[str, int] = {}
+        self.joined: list[asyncio.Task[Any]] = []
+        self.arrivals: dict[tuple[int, int], float] = {}
+        self._seed = seed
+        self._latency = latency
+        self.hosted = hosted
+        self._hosts = tuple(hosts or ())
+        self._random: dict[tuple[int, int], random.Random] = {}
+        self._uids = random.Random(f"{seed}/uids")
+        self._cuts: list[_Cut] = []
+        self._slow: list[tuple[float, float, frozenset[int] | None]] = []
+        self._links: list[tuple[Process, MemoryControl]] = []
+        self._places: dict[str, MemoryNetwork] = {}
+        self._shelves: dict[str, Shelf] = {}  # by address, as it is now
+        self._stores: list[Shelf] = []  # all that there ever were
+        self._enter: Callable[[Process, Callable[[ProcessGroup], Any], float], Coroutine[Any, Any, Any]]
+
+    # ── processes ────────────────────────────────────────────────────────────────────────────────────
+
+    def process(self) -> Process:
+        """A new process."""
+        number = len(self.processes)
+        host = self._hosts[number] if number < len(self._hosts) else 1000 + number
+        made = Process(number, host, self._uids.randbytes(UID_BYTES))
+        self.processes.append(made)
+        return made
+
+    def job(self, process: Process, settings: Settings, leave: Callable[[], Any]) -> Job:
+        """What `process` is a member of."""
+        address = self._newest_store(process)
+
+        async def open_endpoint(rank: int, place: str) -> Endpoint:
+            return ChaosEndpoint(self, process, place, rank)
+
+        async def host_store() -> str:
+            return self._shelve(process)
+
+        async def reach_store(address: str, hosted_by: bytes) -> Store:
+            return self._shelves[address].client(process)
+
+        process.job = job = Job(
+            process.uid,
+            f"process {process.number}",
+            settings,
+            self._shelves[address].client(process),
+            open_endpoint,
+            leave,
+            host_store if self.hosted else None,
+            reach_store if self.hosted else None,
+            store_address=address if self.hosted else "",
+            host="memory",
+        )
+        return job
+
+    def join(self, main: Callable[[ProcessGroup], Any], timeout: float) -> Process:
+        """Start a newcomer, which does `main(pg)` when it has been admitted, within so many seconds."""
+        process = self.process()
+        process.task = process.context.run(
+            asyncio.create_task, self._enter(process, main, timeout), name=f"process {process.number}"
+        )
+        self.joined.append(process.task)
+        return process
+
+    def alive(self) -> list[int]:
+        """Numbers of the processes that were not crashed."""
+        return [process.number for process in self.processes if not process.dead]
+
+    # ── faults ───────────────────────────────────────────────────────────────────────────────────────
+
+    def crash(self, number: int, *, silent: bool = False) -> None:
+        """A process ends now.
+
+        Args:
+            number: whose.
+            silent: its host ends with it, and no connection ends before the others give it up.
+        """
+        process = self.processes[number]
+        if process.dead:
+            return
+        process.dead = True
+        self._count("silent crash" if silent else "crash")
+        loop = asyncio.get_running_loop()
+        for pipe in process.pipes:
+            if not silent:
+                pipe.end()
+        if silent:
+            loop.call_later(LOST_AFTER, self._give_up, process)
+        else:
+            self._prove(process)
+        for shelf in self._stores:
+            if shelf.host is process:
+                loop.call_later(REFUSED_AFTER, shelf.end_later)
+                shelf.down = loop.time()
+        loop.call_soon(self._bury, process)
+
+    def crash_at_step(self, number: int, step: int) -> None:
+        """A process ends before it takes this step of its (the first is 1)."""
+        self.processes[number].crash_at = step
+
+    def cut(
+        self, a: Collection[int], b: Collection[int], seconds: float = math.inf, *, one_way: bool = False
+    ) -> None:
+        """Nothing passes between these processes (`STORE` may be among them) for so many seconds.
+
+        Args:
+            one_way: only what `a` sends is lost. Connections end in both directions all the same: a kernel
+                that hears no acknowledgement gives them up.
+        """
+        loop = asyncio.get_running_loop()
+        self._count("one-way partition" if one_way else "partition")
+        ends = frozenset(a), frozenset(b)
+        for src, dst in (ends,) if one_way else (ends, ends[::-1]):
+            self._cuts.append(_Cut(src, dst, loop.time() + seconds))
+        if seconds >= LOST_AFTER:
+            loop.call_later(LOST_AFTER, self._lose_links, *ends)
+
+    def heal(self) -> None:
+        """All partitions end now."""
+        self._cuts.clear()
+
+    def slow(self, extra: float, seconds: float, who: Collection[int] | None = None) -> None:
+        """What is sent takes up to `extra` seconds more, for so many seconds; None: by anybody."""
+        until = asyncio.get_running_loop().time() + seconds
+        self._slow.append((until, extra, None if who is None else frozenset(who)))
+        self._count("slow network")
+
+    def stop_store(self, seconds: float) -> None:
+        """The store answers nobody for so many seconds."""
+        self._count("store outage")
+        now = asyncio.get_running_loop().time()
+        for shelf in self._stores:
+            shelf.away_until = now + seconds
+
+    # ── how they come about ──────────────────────────────────────────────────────────────────────────
+
+    def step(self, process: Process) -> bool:
+        """A process is about to do something that others can see; whether it still can."""
+        if not process.dead:
+            process.steps += 1
+            if process.steps == process.crash_at:
+                self.crash(process.number)
+        return not process.dead
+
+    def seconds(self, src: int, dst: int) -> float:
+        """How long the next thing takes from one process (or store) to another; inf: it does not arrive."""
+        now = asyncio.get_running_loop().time()
+        draw = self._random.get((src, dst))
+        if draw is None:
+            draw = self._random[src, dst] = random.Random(f"{self._seed}/{src}/{dst}")
+        delay = draw.uniform(*self._latency) if src != dst else 0.0
+        for until, extra, who in self._slow:
+            if now < until and (who is None or src in who):
+                delay += draw.uniform(0.0, extra)
+        return self.blocked_until(src, dst) - now + delay
+
+    def blocked_until(self, src: int, dst: int) -> float:
+        """When something that is sent now can pass."""
+        at = asyncio.get_running_loop().time()
+        for cut in sorted(self._cuts, key=lambda cut: cut.until):
+            if cut.until > at and src in cut.src and dst in cut.dst:
+                at = cut.until
+        return at
+
+    @property
+    def refusal(self) -> float:
+        """Seconds until a refused connection is known to be: there and back, so that what was said before is
+        heard before."""
+        return 2 * self._latency[1]
+
+    def network(self, place: str) -> MemoryNetwork:
+        """Where the members of a draft find each other."""
+        return self._places.setdefault(place, MemoryNetwork())
+
+    def linked(self, process: Process, end: MemoryControl) -> None:
+        """One end of a control link is with this process."""
+        self._links = [(who, link) for who, link in self._links if not link._over]
+        self._links.append((process, end))
+
+    def _bury(self, process: Process) -> None:
+        for _, endpoint in process.endpoints:
+            endpoint.kill()
+        if process.task is not None:
+            process.task.cancel("crashed")
+
+    def _prove(self, process: Process) -> None:
+        """Processes of its host see that it has ended, after its last words."""
+        loop = asyncio.get_running_loop()
+        for place, endpoint in process.endpoints:
+            for other in self.processes:
+                if other is process or other.host != process.host:
+                    continue
+                after = max([pipe.last for pipe in process.pipes if pipe.dst is other], default=0.0)
+                when = math.nextafter(max(after, loop.time()), math.inf)
+                loop.call_at(when, self._tell_end, other, place, endpoint.rank, context=other.context)
+
+    def _tell_end(self, process: Process, place: str, rank: int) -> None:
+        for there, endpoint in process.endpoints:
+            world = getattr(endpoint.on_control, "__self__", None)
+            if there == place and isinstance(world, World) and not process.dead and not world._ended:
+                world._process_ended(rank, 0)
+
+    def _lose_links(self, a: Collection[int], b: Collection[int]) -> None:
+        # The links' names are ranks of their epochs; who is at which end is known by the process.
+        for process, link in list(self._links):
+            far = self._far(link)
+            if (process.number in a and far in b) or (process.number in b and far in a):
+                self._break(process, link)
+
+    def _give_up(self, dead: Process) -> None:
+        for process, link in list(self._links):
+            if self._far(link) == dead.number:
+                self._break(process, link)
+
+    def _break(self, process: Process, link: MemoryControl) -> None:
+        if not process.dead:
+            process.context.run(link._arrived, False)
+
+    def _far(self, link: MemoryControl) -> int:
+        pipe = link._out
+        return pipe.dst.number if isinstance(pipe, ChaosPipe) else STORE
+
+    def _shelve(self, host: Process | None) -> str:
+        """Begin a store: where the one before it was, if that was on this host; else somewhere else."""
+        address = f"store of host {host.host}" if host is not None else "store"
+        known = self._shelves.get(address)
+        if known is not None and known.down is None:
+            address = f"store {len(self._stores)}"
+        shelf = Shelf(self, host)
+        self._stores.append(shelf)
+        self._shelves[address] = shelf
+        return address
+
+    def _newest_store(self, process: Process) -> str:
+        """Where whoever starts now finds the job: the last store whose host lives."""
+        if not self._shelves:
+            return self._shelve(process if self.hosted else None)
+        living = [address for address, shelf in self._shelves.items() if shelf.down is None]
+        return (living or list(self._shelves))[-1]
+
+    def _count(self, kind: str) -> None:
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+
+    async def aclose(self) -> None:
+        """Let go of the stores."""
+        for shelf in self._stores:
+            await shelf.end()

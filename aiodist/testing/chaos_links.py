@@ -1,0 +1,149 @@
+"""What connects the processes of `chaos`: links that go silent, and end without goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from aiodist.errors import PeerLost
+from aiodist.transport.base import ControlLink
+from aiodist.transport.control_link import MemoryControl
+from aiodist.transport.memory import MemoryEndpoint
+from aiodist.transport.memory_link import MemoryLink
+from aiodist.transport.peers import Peer
+from aiodist.transport.pipe import Pipe
+
+if TYPE_CHECKING:
+    from aiodist.testing.chaos import Chaos, Process
+
+_Item = TypeVar("_Item")
+
+
+class ChaosPipe(Pipe[_Item], Generic[_Item]):
+    """One direction between two processes. What arrives is handled in the receiver's context.
+
+    Args:
+        last_word: what tells the other end that this one is gone.
+    """
+
+    def __init__(
+        self,
+        chaos: Chaos,
+        src: Process,
+        dst: Process,
+        deliver: Callable[[_Item], None],
+        last_word: _Item,
+    ) -> None:
+        super().__init__(asyncio.get_running_loop(), deliver, None, src.number, dst.number)
+        self._chaos = chaos
+        self._src = src
+        self.dst = dst
+        self._last_word = last_word
+        src.pipes.append(self)
+
+    @property
+    def last(self) -> float:
+        """When the last thing arrives that was sent."""
+        return self._last
+
+    def push(self, item: _Item) -> None:
+        if not self._loop.is_closed() and self._chaos.step(self._src):
+            self._push(item)
+
+    def end(self) -> None:
+        """The sender is gone."""
+        self._push(self._last_word)
+
+    def _push(self, item: _Item) -> None:
+        at = self._loop.time() + self._chaos.seconds(self._src.number, self.dst.number)
+        if at < math.inf:
+            before = self._last
+            if self._src.host == self.dst.host:  # on one host what is sent first arrives first, on all links
+                ends = self._src.number, self.dst.number
+                before = max(before, self._chaos.arrivals.get(ends, 0.0))
+            self._last = at if at > before else math.nextafter(before, math.inf)
+            self._chaos.arrivals[self._src.number, self.dst.number] = self._last
+            self._loop.call_at(self._last, self._arrive, item, context=self.dst.context)
+
+    def _arrive(self, item: _Item) -> None:
+        if not self.dst.dead:
+            self._deliver(item)
+
+
+class ChaosEndpoint(MemoryEndpoint):
+    """An endpoint of a process that may crash, in a network that may break."""
+
+    def __init__(self, chaos: Chaos, process: Process, place: str, rank: int) -> None:
+        super().__init__(chaos.network(place), rank)
+        self._chaos = chaos
+        self.process = process
+        process.endpoints.append((place, self))
+
+    async def link_control(self, rank: int) -> ControlLink:
+        self._check_open()
+        remote = await self._reach(rank)
+        mine = MemoryControl(self._loop, rank, self._forget_control)
+        theirs = MemoryControl(self._loop, self.rank, remote._forget_control)
+        mine._out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, False)
+        theirs._out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, False)
+        self._controls.add(mine)
+        remote._controls.add(theirs)
+        self._chaos.linked(self.process, mine)
+        self._chaos.linked(remote.process, theirs)
+        remote.process.context.run(remote.on_control, self.rank, theirs)
+        return mine
+
+    async def _reach(self, rank: int) -> ChaosEndpoint:
+        """The endpoint of a rank, once a connection could be made to it."""
+        while True:
+            remote = self._network.endpoints.get(rank)
+            if not isinstance(remote, ChaosEndpoint):
+                await asyncio.sleep(self._chaos.refusal)
+                raise PeerLost([rank], "it is not in the network")
+            ends = self.process.number, remote.process.number
+            clear = max(self._chaos.blocked_until(*ends), self._chaos.blocked_until(*ends[::-1]))
+            if clear == math.inf:
+                await self._loop.create_future()
+            blocked = clear - self._loop.time()
+            await asyncio.sleep(blocked + self._chaos.seconds(*ends))
+            if blocked > 0:
+                continue
+            if not self._chaos.step(self.process) or self._closing or remote._closing or remote.process.dead:
+                await asyncio.sleep(self._chaos.refusal)
+                raise PeerLost([rank], "it is not in the network")
+            return remote
+
+    def kill(self) -> None:
+        if not self._closed or not self.process.dead:
+            super().kill()
+
+    def _dial(self, peer: Peer) -> None:
+        if peer.rank not in self._dialed:
+            self._dialed.add(peer.rank)
+            remote = self._network.endpoints.get(peer.rank)
+            number = remote.process.number if isinstance(remote, ChaosEndpoint) else self.process.number
+            delay = self._chaos.seconds(self.process.number, number)
+            if delay < math.inf:
+                self._loop.call_later(delay, self._connect, peer, context=self.process.context)
+
+    def _connect(self, peer: Peer) -> None:
+        remote = self._network.endpoints.get(peer.rank)
+        if self._closed or self.process.dead:
+            return
+        if not isinstance(remote, ChaosEndpoint) or remote._closing or remote.process.dead:
+            self._loop.call_later(self._chaos.refusal, self._refused, peer, context=self.process.context)
+            return
+        mine, theirs = MemoryLink.pair(self._loop, self.rank, peer.rank)
+        mine._out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, None)
+        theirs._out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, None)
+        if (caller := remote._peer(self.rank)).ended:
+            theirs.kill()
+        else:
+            remote.process.context.run(caller.receiver.attach, theirs)
+        peer.sender.attach(mine)
+
+    def _refused(self, peer: Peer) -> None:
+        if not self._closed and not self.process.dead:
+            self._lost(peer, "it is not in the network")

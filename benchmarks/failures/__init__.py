@@ -1,0 +1,1 @@
+"""What happens when something fails, counted: `python -m benchmarks.failures`."""

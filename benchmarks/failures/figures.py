@@ -1,0 +1,72 @@
+"""What came out: one line of the table for each variant of a row, and how it reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Figures:
+    """One line.
+
+    Attributes:
+        row: number of the test, 1 to 20.
+        what: which variant, in a few words.
+        ranks: how many there were, in words.
+        repeats: how often it was done.
+        samples: milliseconds from the fault to the error, for each survivor and repeat, where that counts.
+        bar: what their 99th percentile shall not exceed, in milliseconds; None: nothing is asked.
+        hangs: survivors that gave no answer in time.
+        wrong: results that were wrong and reported as right.
+        checked: results that were checked.
+        problems: whatever else was not as it shall be, in words.
+        notes: what else there is to say, in words.
+    """
+
+    row: int
+    what: str
+    ranks: str
+    repeats: int = 0
+    samples: list[float] = field(default_factory=list)
+    bar: float | None = None
+    hangs: int = 0
+    wrong: int = 0
+    checked: int = 0
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        """Whether all was as it shall be, figures apart."""
+        return self.repeats > 0 and not (self.hangs or self.wrong or self.problems)
+
+    @property
+    def in_time(self) -> bool:
+        """Whether the bar is kept."""
+        return self.bar is None or not self.samples or percentile(self.samples, 99) <= self.bar
+
+    def problem(self, text: str) -> None:
+        """Something was not as it shall be."""
+        self.problems.append(text)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, samples included, for `json.dump`."""
+        shown = {name: percentile(self.samples, share) for name, share in SHARES} if self.samples else {}
+        return asdict(self) | {"good": self.good, "in_time": self.in_time} | shown
+
+
+SHARES = (("p50", 50.0), ("p99", 99.0), ("max", 100.0))
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The smallest sample that so many per cent of them do not exceed."""
+    ordered = sorted(samples)
+    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
+
+
+def milliseconds(value: float) -> str:
+    """Three digits, as far as they say something."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"

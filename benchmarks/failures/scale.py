@@ -1,0 +1,50 @@
+"""How much is done: all of it, or as much as an impatient reader, or CI, has time for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Scale:
+    """Handed to every row.
+
+    Attributes:
+        whole: the full counts.
+        tiny: the smallest that means anything: for tests of the rows themselves.
+        seed: of everything random; the same seed does the same to the same ranks.
+        quiet: show no progress.
+    """
+
+    whole: bool = False
+    tiny: bool = False
+    seed: int = 1
+    quiet: bool = False
+    _said: float = field(default=0.0, repr=False)
+
+    def pick(self, tiny: int, usual: int, whole: int) -> int:
+        """One of three counts."""
+        return tiny if self.tiny else whole if self.whole else usual
+
+    def step(self, row: int, text: str) -> None:
+        """Progress: a live line on a terminal, elsewhere one every ten seconds."""
+        if self.quiet:
+            return
+        live = sys.stderr.isatty()
+        if live or time.monotonic() - self._said > 10:
+            self._said = time.monotonic()
+            start, end = ("\r\x1b[K", "") if live else ("", "\n")
+            print(f"{start}row {row}: {text}", end=end, file=sys.stderr, flush=True)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def limit_of(ranks: int) -> float:
+    """Milliseconds from a death to the error: ranks that share cores take turns."""
+    return 20.0 if ranks <= cores() else 100.0

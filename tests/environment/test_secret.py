@@ -1,0 +1,137 @@
+"""Where a job's secret comes from, and who is let in without one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiodist.environment import (
+    check_open_door,
+    given_secret,
+    home_secret,
+    is_loopback,
+    secret,
+    secret_origin,
+)
+from aiodist.errors import UsageError
+
+
+def environ(home: Path, **more: str) -> dict[str, str]:
+    return {"HOME": str(home), **more}
+
+
+def test_what_is_given_comes_first(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("from a file\n")
+    path.chmod(0o600)
+    files = environ(tmp_path, AIODIST_SECRET_FILE=str(path))
+    assert secret(files | {"AIODIST_SECRET": "given"}) == b"given"
+    assert secret(files) == given_secret(files) == b"from a file"
+    assert not (tmp_path / ".aiodist").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "problem"),
+    [(None, 0o600, "cannot be read"), ("\n", 0o600, "is empty"), ("x", 0o604, "can be read by everybody")],
+)
+def test_a_file_that_cannot_be_trusted(tmp_path: Path, content: str | None, mode: int, problem: str) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(mode)
+    with pytest.raises(UsageError, match=problem):
+        secret(environ(tmp_path, AIODIST_SECRET_FILE=str(path)))
+
+
+def test_the_home_s_is_made_once_and_kept(tmp_path: Path) -> None:
+    first = secret(environ(tmp_path))
+    assert len(first) == 32 and secret(environ(tmp_path)) == first
+    [path] = (tmp_path / ".aiodist").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_ranks_that_start_together_make_one(tmp_path: Path) -> None:
+    code = "import os\nfrom aiodist.environment import secret\nprint(secret(os.environ).decode())"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("AIODIST")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=env | environ(tmp_path),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    said = {one.communicate(timeout=30)[0] for one in started}
+    assert len(said) == 1 and len(said.pop().strip()) == 32
+    assert [path.name for path in (tmp_path / ".aiodist").iterdir()] == ["secret"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "problem"), [(0o640, "x", "open to others"), (0o600, "\n", "empty")]
+)
+def test_the_home_s_is_not_believed_blindly(tmp_path: Path, mode: int, content: str, problem: str) -> None:
+    path = tmp_path / ".aiodist" / "secret"
+    path.parent.mkdir()
+    path.write_text(content)
+    path.chmod(mode)
+    with pytest.raises(UsageError, match=problem):
+        secret(environ(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, which needs root")
+def test_another_user_s_secret_in_a_home_of_all(tmp_path: Path) -> None:
+    path = tmp_path / ".aiodist" / "secret"
+    path.parent.mkdir()
+    path.write_text("planted")
+    path.chmod(0o600)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        secret(environ(tmp_path))
+    os.chown(tmp_path, 12345, 12345)  # their own home, as under sudo -E
+    assert secret(environ(tmp_path)) == b"planted"
+
+
+def test_no_home_no_secret(tmp_path: Path) -> None:
+    """There is none where there is no home, where it cannot be written to, or where that is a file."""
+    (tmp_path / "file").write_text("")
+    for home in ("", "relative", str(tmp_path / "nowhere"), str(tmp_path / "file"), "/proc"):
+        assert secret({"HOME": home}) == home_secret({"HOME": home}) == b""
+    assert secret({}) == b""
+
+
+def test_where_it_comes_from_in_words(tmp_path: Path) -> None:
+    assert secret_origin(environ(tmp_path, AIODIST_SECRET="hush")) == "set (AIODIST_SECRET)"
+    assert secret_origin(environ(tmp_path, AIODIST_SECRET_FILE="/f")) == "set (AIODIST_SECRET_FILE)"
+    path = tmp_path / ".aiodist" / "secret"
+    assert secret_origin(environ(tmp_path)) == f"none yet: {path} is made on first use"
+    assert not path.exists()
+    key = secret(environ(tmp_path)).decode()
+    assert secret_origin(environ(tmp_path)) == f"set ({path})"
+    assert key not in secret_origin(environ(tmp_path))
+    for home in ({}, {"HOME": str(tmp_path / "nowhere")}):
+        assert secret_origin(home) == "none: loopback only"
+
+
+def test_the_door() -> None:
+    check_open_door("10.0.0.1", b"secret", False)
+    check_open_door("10.0.0.1", b"", True)
+    check_open_door("127.0.0.1", b"", False)
+    with pytest.raises(UsageError, match=r"refused to serve 10\.0\.0\.1 without a secret.*AIODIST_SECRET"):
+        check_open_door("10.0.0.1", b"", False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "[::1]", "localhost"])
+def test_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "0.0.0.0", "box", "", "fe80::1%eth0"])
+def test_no_loopback(host: str) -> None:
+    assert not is_loopback(host)

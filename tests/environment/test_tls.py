@@ -1,0 +1,91 @@
+"""AIODIST_TLS_*: all or none, and files that are what they should be."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aiodist.environment import tls, tuning
+from aiodist.environment.tls import NAMES, tls_files
+from aiodist.errors import UsageError
+
+Certificates = Callable[[str], dict[str, str]]
+
+
+def test_none_is_none() -> None:
+    assert tls({}) is None
+    assert tls(dict.fromkeys(NAMES, "")) is None
+    assert tuning({}).agreed["AIODIST_TLS"] == "0"
+
+
+@pytest.mark.parametrize("left_out", NAMES)
+def test_all_or_none(left_out: str) -> None:
+    environ = {name: "/f" for name in NAMES if name != left_out}
+    for read in (tls, tls_files, tuning):
+        with pytest.raises(UsageError, match=f"^{left_out} not set, though") as caught:
+            read(environ)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_the_recipe_makes(certificates: Certificates) -> None:
+    environ = certificates("ours")
+    found = tls(environ)
+    assert found is not None and tuning(environ).agreed["AIODIST_TLS"] == "1"
+    for context in (found.server, found.client):
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+        assert context.verify_mode is ssl.CERT_REQUIRED
+    said = subprocess.run(
+        ["openssl", "x509", "-in", environ["AIODIST_TLS_CERT"], "-noout", "-fingerprint", "-sha256"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert hashlib.sha256(found.certificate).hexdigest().upper() == said.split("=")[1].strip().replace(
+        ":", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("AIODIST_TLS_CERT", None, "AIODIST_TLS_CERT=.* cannot be read"),
+        ("AIODIST_TLS_CERT", "junk", "AIODIST_TLS_CERT=.* cannot be used"),
+        ("AIODIST_TLS_KEY", "junk", "AIODIST_TLS_KEY=.* cannot be used"),
+        ("AIODIST_TLS_CA", "junk", "AIODIST_TLS_CA=.* holds no certificate"),
+    ],
+)
+def test_files_that_are_something_else(
+    name: str, content: str | None, problem: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(0o600)
+    with pytest.raises(UsageError, match=problem) as caught:
+        tls(certificates("ours") | {name: str(path)})
+    assert "\n" not in str(caught.value)
+
+
+def test_keys(certificates: Certificates, tmp_path: Path) -> None:
+    ours, theirs = certificates("ours"), certificates("theirs")
+    with pytest.raises(UsageError, match="is not the key of"):
+        tls(ours | {"AIODIST_TLS_KEY": theirs["AIODIST_TLS_KEY"]})
+    key = tmp_path / "key"
+    shutil.copy(ours["AIODIST_TLS_KEY"], key)
+    key.chmod(0o644)
+    with pytest.raises(UsageError, match="can be read by everybody"):
+        tls(ours | {"AIODIST_TLS_KEY": str(key)})
+    subprocess.run(
+        ["openssl", "ec", "-in", ours["AIODIST_TLS_KEY"], "-aes256", "-passout", "pass:x", "-out", str(key)],
+        check=True,
+        capture_output=True,
+    )
+    key.chmod(0o600)
+    with pytest.raises(UsageError, match="without a password"):
+        tls(ours | {"AIODIST_TLS_KEY": str(key)})

@@ -1,0 +1,21 @@
+"""All targets."""
+
+from __future__ import annotations
+
+from tests.fuzz import (
+    targets_control,
+    targets_meeting,
+    targets_store,
+    targets_strangers,
+    targets_transport,
+    targets_wire,
+)
+
+TARGETS = [
+    *targets_wire.TARGETS,
+    *targets_control.TARGETS,
+    *targets_transport.TARGETS,
+    *targets_strangers.TARGETS,
+    *targets_store.TARGETS,
+    *targets_meeting.TARGETS,
+]

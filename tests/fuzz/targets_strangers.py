@@ -1,0 +1,205 @@
+"""Fuzzed: what strangers say before there is a link, with descriptors of every kind beside it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiodist.errors import AuthenticationError, WireError
+from aiodist.shm.arena import Arena, Window
+from aiodist.transport.greeting import Greeting
+from aiodist.transport.mail import Mailbox
+from aiodist.transport.mapped import ARENA_BYTES
+from aiodist.wire.frame import HEADER, Type, pack
+from aiodist.wire.handshake import Handshake
+from aiodist.wire.letter import Letter, seal
+from tests.fuzz.engine import Judgement
+from tests.fuzz.hand_loop import HandLoop
+from tests.fuzz.mutate import Corpus, headers, raw
+from tests.fuzz.target import Run, Target
+from tests.fuzz.targets_transport import Ends
+from tests.fuzz.targets_wire import JOB, SECRET, A, B, _identity, conversations, resealed
+
+# ── a local connection ───────────────────────────────────────────────────────────────────────────────
+
+
+def greetings() -> list[bytes]:
+    """A byte that says how many descriptors come with it, then a handshake and what opens a local link."""
+    opening = pack(Type.ARENA, word=Arena.file_bytes(ARENA_BYTES))
+    made = []
+    for talk in conversations(0)[::4]:
+        said = talk[1:]
+        made += [bytes([how]) + said + opening for how in (0, 1, 2, 9)]
+    return made
+
+
+def behind(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+    """Change only what comes with a handshake and after it."""
+    at = len(data) - HEADER if len(data) > HEADER else 0
+    how = bytes([int(rng.random() * 256)]) if rng.random() < 0.5 else data[:1]
+    return how + data[1:at] + headers(rng, data[at:], [one[-HEADER:] for one in corpus])
+
+
+def descriptors() -> set[str]:
+    """What this process holds open."""
+    return set(os.listdir("/proc/self/fd"))
+
+
+def _descriptor(kind: int) -> int:
+    """A descriptor such as a stranger might send."""
+    match kind % 6:
+        case 0 | 1:
+            return _arena().fd if kind % 6 == 0 else _unsealed()
+        case 2:
+            return os.open("/dev/null", os.O_RDWR)
+        case 3:
+            return os.eventfd(0, os.EFD_NONBLOCK)
+        case 4:
+            return os.eventfd(0)
+        case _:
+            one, other = socket.socketpair()
+            other.close()
+            return one.detach()
+
+
+def _arena() -> Any:
+    arena = Arena(ARENA_BYTES, b"n" * 32)
+    fd = os.dup(arena.fd)
+    arena.close()
+    arena.fd = fd
+    return arena
+
+
+def _unsealed() -> int:
+    fd = os.memfd_create("fuzz", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, Arena.file_bytes(ARENA_BYTES))
+    fcntl.fcntl(fd, 1033, 0x2)  # it may not shrink, but be written
+    return fd
+
+
+@contextmanager
+def open_greeting() -> Iterator[Run]:
+    opening = Arena.file_bytes(ARENA_BYTES)
+
+    def run(sequence: bytes) -> str:
+        before = descriptors()
+        ends = Ends()
+        greeting = Greeting(ends.loop, ends.near)  # type: ignore[arg-type]
+        window: Window | None = None
+
+        async def greet() -> None:
+            nonlocal window
+            await greeting.shake(Handshake.server(_identity(rank=0), SECRET, B))
+            window = await greeting.take_arena()
+
+        task = greet()
+        how, rest = sequence[:1], sequence[1:]
+        kinds = how[0] if how else 0
+        given = [_descriptor(kinds // 8 + number) for number in range(kinds & 3)]
+        step = 96 if kinds & 64 else 4096
+        gone = False
+        at = 0
+        try:
+            while True:
+                try:
+                    task.send(None)
+                except StopIteration:
+                    break
+                if gone:
+                    raise Judgement("it waits for more after the end")
+                if at >= len(rest):
+                    ends.far.close()
+                    gone = True
+                else:
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(given)}i", *given))]
+                    last = at + step >= len(rest) - HEADER
+                    ends.far.sendmsg([rest[at : at + step]], rights if given and last else [])
+                    at += step
+                ends.loop.turn()
+            if window is None or window.nbytes != opening:
+                raise Judgement("a link without an arena")
+            return ""
+        except ConnectionResetError:
+            return "hung up"
+        finally:
+            task.close()
+            greeting.close()
+            ends.close()
+            if window is not None:
+                window.close()
+            for fd in given:
+                os.close(fd)
+            if descriptors() - before:
+                raise Judgement(f"descriptors left: {descriptors() - before}")
+
+    yield run
+
+
+def mail() -> list[bytes]:
+    """A byte that says whether the MAC is made right again, one with the descriptors, then the letter."""
+    nbytes = Arena.file_bytes(ARENA_BYTES)
+    made = [
+        Letter(1, A, nbytes, b"n" * 32),
+        Letter(1, A, 0, bytes(32)),
+        Letter(1, A, 1 << 40, b"n" * 32),
+        Letter(2, A, nbytes, b"n" * 32),
+    ]
+    return [
+        bytes([how, kinds]) + seal(letter, SECRET, JOB, 0, B)
+        for letter in made
+        for how in (0, 1)
+        for kinds in (0, 3, 4, 11, 0x83)
+    ]
+
+
+@contextmanager
+def open_mail() -> Iterator[Run]:
+    cards = {1: {"nonce": A, "mail": b"nobody"}, 2: {"nonce": b"c" * 16, "mail": b"nobody"}}
+
+    def run(sequence: bytes) -> str:
+        before = descriptors()
+        loop = HandLoop()
+        box = Mailbox(loop, 0, JOB, SECRET, B, 1 << 20)  # type: ignore[arg-type]
+        try:
+            box.introduce(cards)
+            box._sent |= {1, 2}
+            how, kinds = (*sequence[:2], 0, 0)[:2]
+            sealed = resealed(sequence[2:]) if how & 1 else sequence[2:]
+            count = kinds & 7
+            usual = (0, 3, 3, 5)  # memory, two bells, a line
+            given = [_descriptor(usual[n] if n < 4 and kinds < 128 else kinds // 8 + n) for n in range(count)]
+            box._letter(sealed, given, 4711)
+            given = []
+            if box.neighbours and not how & 1 and sequence[2:] not in _MAIL:
+                raise Judgement("a stranger has moved in")
+            return "" if box.neighbours else "refused"
+        finally:
+            box.close()
+            for fd in given:
+                os.close(fd)
+            if descriptors() - before:
+                raise Judgement(f"descriptors left: {descriptors() - before}")
+
+    yield run
+
+
+_MAIL = frozenset(one[2:] for one in mail())
+
+TARGETS = [
+    Target(
+        "greeting",
+        "what a stranger says and sends on a local socket",
+        greetings,
+        open_greeting,
+        (WireError, AuthenticationError),
+        (raw, behind),
+        0.1,
+    ),
+    Target("mail", "letters, with descriptors of every kind", mail, open_mail, (), (raw,), 0.2),
+]

@@ -1,0 +1,195 @@
+"""Every target, briefly and with a fixed seed; and that the fuzzers see what is wrong. The long run is
+`python -m tests.fuzz --inputs 1000000`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.errors import WireError
+from tests.fuzz import __main__ as command
+from tests.fuzz import engine, with_atheris, with_hypothesis
+from tests.fuzz.mutate import framed, headers, join, packed, raw, split, texts
+from tests.fuzz.target import Run, Target
+from tests.fuzz.targets import TARGETS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and shares memory")
+
+NAMES = [target.name for target in TARGETS]
+
+
+def shown(outcome: engine.Outcome) -> list[str]:
+    """What crashed, in words."""
+    return [f"{crash.where}: {crash.error} ({crash.data!r:.300})" for crash in outcome.crashes.values()]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=NAMES)
+def test_nothing_but_the_documented_errors_comes_out(target: Target) -> None:
+    outcome = engine.fuzz(target, 150, 1)
+    assert not shown(outcome)
+    assert outcome.inputs == 150
+    assert outcome.accepted, "nothing was accepted: are the seeds still valid?"
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=NAMES)
+def test_hypothesis_finds_nothing_either(target: Target) -> None:
+    assert not shown(with_hypothesis.fuzz(target, 10, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not with_atheris.available(), reason=with_atheris.MISSING)
+def test_atheris_drives_the_same_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    outcome = with_atheris.fuzz(TARGETS[0], 300, 1)
+    assert not shown(outcome)
+    assert outcome.inputs == 300
+
+
+def test_names_are_unique() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+
+
+# ── the fuzzers themselves ───────────────────────────────────────────────────────────────────────────
+
+
+def parser(parse: Any) -> Target:
+    """A target of a parser that may be wrong."""
+
+    @contextmanager
+    def opened() -> Iterator[Run]:
+        yield parse
+
+    return Target("wrong", "", lambda: [b"a good message", b"another"], opened, (WireError,), (raw,))
+
+
+def raises(error: BaseException) -> Any:
+    def parse(data: bytes) -> str:
+        if b"good" not in data:
+            raise error
+        return ""
+
+    return parse
+
+
+def takes_memory(data: bytes) -> str:
+    bytearray((engine.MEMORY if b"good" not in data else 0) + 300 * len(data))
+    return ""
+
+
+def never_ends(data: bytes) -> str:
+    while b"good" not in data:
+        pass
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("parse", "words"),
+    [
+        (raises(KeyError("a field")), "a field"),
+        (raises(MemoryError()), ""),
+        (raises(RecursionError("too deep")), "too deep"),
+        (raises(WireError("two\nlines")), "words that cannot be shown"),
+        (raises(WireError("\x1b[2J")), "words that cannot be shown"),
+        (raises(WireError("x" * 2000)), "words that cannot be shown"),
+        (takes_memory, "16 MiB of memory"),
+    ],
+)
+def test_what_is_wrong_is_seen(parse: Any, words: str) -> None:
+    outcome = engine.fuzz(parser(parse), 60, 1)
+    [crash] = outcome.crashes.values()
+    assert words in crash.error
+    assert b"good" not in crash.data
+    assert outcome.times[crash.where] > 1
+
+
+def test_what_never_ends_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "PATIENCE", 1)
+    outcome = engine.Outcome("wrong")
+    with engine.judging(parser(lambda data: ""), outcome) as judge:
+        judge._run = never_ends
+        wrong = judge(b"bad")
+    assert "no end" in str(wrong)
+
+
+def test_memory_is_seen_where_it_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "BLOCK", 20)
+    seen: list[bytes] = []
+
+    def takes_memory_once(data: bytes) -> str:
+        seen.append(data)
+        if len(seen) == 251 or (len(seen) > 251 and data == seen[250]):
+            assert b"x" * (2 * engine.MEMORY + 300 * len(data))
+        return ""
+
+    ballast = b"x" * (4 * engine.MEMORY)  # the process was larger before
+    del ballast
+    outcome = engine.fuzz(parser(takes_memory_once), 400, 1)
+    [crash] = outcome.crashes.values()
+    assert "of memory for" in crash.error and crash.data == seen[250]
+    assert outcome.inputs == 400
+
+
+def test_hypothesis_shrinks_what_is_wrong() -> None:
+    outcome = with_hypothesis.fuzz(parser(raises(KeyError("a field"))), 200, 1)
+    assert "KeyError" in next(iter(outcome.crashes))
+
+
+def test_an_expected_error_is_none() -> None:
+    outcome = engine.fuzz(parser(raises(WireError("no"))), 300, 1)
+    assert not outcome.crashes
+    assert outcome.refused["WireError"] > 0 < outcome.accepted
+
+
+def test_the_same_seed_gives_the_same_inputs() -> None:
+    def inputs(seed: int) -> list[bytes]:
+        seen: list[bytes] = []
+
+        def note(data: bytes) -> str:
+            seen.append(data)
+            return ""
+
+        engine.fuzz(parser(note), 100, seed)
+        return seen
+
+    assert inputs(5) == inputs(5) != inputs(6)
+
+
+def test_a_failing_input_is_written_and_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "TARGETS", [parser(raises(KeyError("a field")))])
+    assert command.main(["--inputs", "50", "--seed", "3", "--failures", str(tmp_path)]) == 1
+    [path] = tmp_path.iterdir()
+    assert path.name in capsys.readouterr().out
+    assert command.main(["--replay", str(path)]) == 1
+    assert "KeyError: 'a field'" in capsys.readouterr().err
+    monkeypatch.setattr(command, "TARGETS", [parser(lambda data: "")])
+    assert command.main(["--replay", str(path)]) == 0
+
+
+def test_an_unknown_target_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--target", "nonsense"]) == 2
+    assert "objects" in capsys.readouterr().err
+
+
+def test_parts_come_apart_as_they_were_joined() -> None:
+    parts = [b"", b"a", b"bc" * 300]
+    assert split(join(parts)) == parts
+    assert split(join(parts) + b"xy") == parts
+    assert split(b"") == []
+
+
+@pytest.mark.parametrize("mutator", [raw, packed, texts, headers, framed(packed), framed(raw, 1)])
+def test_mutators_take_anything(mutator: Any) -> None:
+    import random
+
+    rng = random.Random(1)
+    corpus = [b"", b"x", b'{"a": [1, 2]}', b"\x93\x01\xa1a\xc0", bytes(200), join([b"part", b""])]
+    made = [mutator(rng, data, corpus) for data in corpus for _ in range(100)]
+    assert all(type(one) is bytes for one in made)
+    assert len(set(made)) > len(corpus)

@@ -1,0 +1,72 @@
+"""The digits example with --elastic: kill workers while it trains; it ends with the result of one process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+ROOT = Path(__file__).parents[2]
+COMMAND = [
+    *(sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "3", "--max-restarts", "9"),
+    *("examples/train_digits.py", "--elastic", "--epochs", "600"),
+]
+
+
+def workers(launcher: int) -> dict[int, int]:
+    """Pids of a launcher's workers, by RANK."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            variables = dict(
+                pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair
+            )
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if parent == launcher and b"RANK" in variables and b"--elastic" in words:
+            found[int(variables[b"RANK"])] = int(entry.name)
+    return found
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the workers in /proc")
+def test_the_result_is_the_same_whoever_is_killed() -> None:
+    job = subprocess.Popen(
+        COMMAND,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert job.stdout is not None
+    said = b""
+    victims = [0, 2]
+    killed_at, back = 0, True
+    try:
+        while piece := os.read(job.stdout.fileno(), 65536):
+            said += piece
+            lines = re.findall(rb"epoch +(\d+)/600 .* (\d) ranks", said[-4000:])
+            epoch, ranks = map(int, lines[-1]) if lines else (0, 0)
+            if epoch > killed_at and not back:
+                back = ranks == 3 and b"2 ranks" in said[-4000:]
+            if epoch > killed_at + 20 and back and victims:
+                os.kill(workers(job.pid)[victims.pop()], signal.SIGKILL)
+                killed_at, back = epoch, False
+        assert job.wait() == 0, said.decode()
+    finally:
+        job.kill()
+        job.wait()
+        job.stdout.close()
+    words = said.decode()
+    assert not victims
+    assert back, "nobody came back"
+    assert re.search(r"held-out accuracy: 0\.9[78]", words)
+    assert words.count("into the running group") == 2

@@ -1,0 +1,180 @@
+"""The head without other processes: who is let in, what follows an attempt, how long it waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from aiodist.errors import RendezvousTimeout, UsageError
+from aiodist.launch.doors import Doors
+from aiodist.launch.head import Head
+from aiodist.launch.lobby import OverError, knock
+from aiodist.launch.meeting import free_port, meet
+from aiodist.launch.nodes import ELASTIC, Listener, Next, Nodes
+from aiodist.launch.plan import Plan
+from aiodist.launch.roster import Member
+from aiodist.launch.verdict import Ending, Verdict
+
+SECRET = {"AIODIST_SECRET": "s", "AIODIST_JOB": "j"}
+FAILED = Verdict(7, endings=(Ending(0, 0, 0, "h", 1, 7, 1),))
+WELL = Verdict(0, endings=(Ending(0, 0, 0, "h", 1, 0, 1),))
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+@pytest.fixture
+def plan() -> Plan:
+    port = free_port("127.0.0.1")
+    return Plan(
+        ("true",), nnodes=1, max_nodes=3, last_call=0.0, node_rank=None, master_port=port, meet_timeout=20
+    )
+
+
+@asynccontextmanager
+async def met(*plans: Plan) -> AsyncIterator[list[Nodes]]:
+    """Agents of several nodes that have met; those that did not leave are closed in the end."""
+    found: list[Nodes] = []
+    try:
+        tasks = []
+        for plan in plans:
+            tasks.append(asyncio.create_task(meet(plan, SECRET, silent)))
+            await asyncio.sleep(0)
+        found = await asyncio.gather(*tasks)
+        yield found
+    finally:
+        others = [node for node in found if node.head is None]
+        await asyncio.gather(*(node.aclose() for node in others))
+        await asyncio.gather(*(node.aclose() for node in found if node.head is not None))
+
+
+def listening() -> tuple[Listener, asyncio.Queue[object]]:
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    return Listener(heard.put_nowait, heard.put_nowait), heard
+
+
+async def begin(node: Nodes) -> asyncio.Queue[object]:
+    listener, heard = listening()
+    await node.watch(listener)
+    if node.head is not None:
+        node.head.attend(node)
+    return heard
+
+
+async def test_restarts_of_one_node_until_they_are_used_up() -> None:
+    node = await meet(Plan(("true",), max_restarts=1), {}, silent)
+    store = node.seat.store
+    again = await node.next(FAILED)
+    assert again.roster is not None
+    assert (again.used, again.roster.attempt, again.roster.restarts) == (1, 1, 1)
+    await node.enter(again.roster)
+    assert node.seat.store != store, "a store of its own"
+    assert await node.next(FAILED) == Next(used=1)
+    await node.aclose()
+
+
+async def test_the_operator_ends_a_wait_for_a_restart() -> None:
+    node = await meet(Plan(("true",), max_restarts=9), {}, silent)
+    for _ in range(3):
+        node.head._backoff.delay(0.0)  # type: ignore[union-attr]
+    waiting = asyncio.create_task(node.next(FAILED))
+    await asyncio.sleep(0)
+    await node.stop(15)
+    assert await waiting == Next(signum=15, used=1)
+    await node.aclose()
+
+
+async def test_a_late_node_gets_a_seat_in_an_elastic_job(plan: Plan) -> None:
+    async with met(plan) as [head]:
+        await begin(head)
+        async with await head._workers_store() as store:
+            await store.set(ELASTIC, b"1")
+        late = await meet(replace(plan, nproc=2), SECRET, silent)
+        assert (late.seat.node_rank, late.seat.first_rank, late.seat.newcomer) == (1, 1, True)
+        assert late.seat.store == head.seat.store
+        assert head.roster == late.roster
+        await late.aclose()
+
+
+async def test_a_late_node_makes_an_inelastic_job_begin_again(plan: Plan) -> None:
+    async with met(plan) as [head]:
+        heard = await begin(head)
+        coming = asyncio.create_task(meet(plan, SECRET, silent))
+        assert await heard.get() == "regroup"
+        stopped = Verdict(0, endings=(Ending(0, 0, 0, "h", 1, -15, 1, asked=15),))
+        following = await head.next(stopped)
+        late = await coming
+        assert following.roster is not None
+        assert late.roster == following.roster
+        assert (late.seat.nnodes, late.seat.newcomer, following.used) == (2, False, 0)
+        await late.aclose()
+
+
+async def test_who_waits_when_the_job_ends_is_told_how(plan: Plan) -> None:
+    full = replace(plan, nnodes=2, max_nodes=0, max_restarts=1)
+    async with met(full, full) as nodes:
+        head = next(node for node in nodes if node.head is not None)
+        await begin(head)
+        spare = asyncio.create_task(meet(full, SECRET, silent))
+        assert head.head is not None
+        head.head.code = 3
+        while not head.head._lobby.waiting:  # type: ignore[union-attr]  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    with pytest.raises(OverError) as info:
+        await spare
+    assert info.value.code == 3
+
+
+async def test_a_node_with_another_range_is_refused_and_the_job_goes_on(plan: Plan) -> None:
+    async with met(plan) as [head]:
+        await begin(head)
+        with pytest.raises(UsageError, match=r"node 0 says --nnodes 1:3, .* says --nnodes 1:4"):
+            await meet(replace(plan, max_nodes=4), SECRET, silent)
+
+
+async def test_the_least_is_waited_for(plan: Plan) -> None:
+    with pytest.raises(RendezvousTimeout, match=r"only 1 of at least 2 nodes came to 127.0.0.1:\d+ within"):
+        await meet(replace(plan, nnodes=2, meet_timeout=0.1), SECRET, silent)
+
+
+async def test_a_node_that_leaves_while_others_are_awaited_does_not_count(plan: Plan) -> None:
+    plan = replace(plan, nnodes=3)
+    head = asyncio.create_task(meet(plan, SECRET, silent))
+    doors = Doors("j", "s")
+    assert plan.master_port is not None
+    book = await doors.enter("127.0.0.1", plan.master_port, 20)
+    guest = asyncio.create_task(knock(plan, book, "guest"))
+    watch = book.watch("agents/card/")
+    assert (await anext(watch)).value is not None
+    await watch.aclose()
+    guest.cancel()
+    await asyncio.gather(guest, return_exceptions=True)
+    await book.delete_key("agents/card/1")
+    await book.aclose()
+    others = [asyncio.create_task(meet(plan, SECRET, silent)) for _ in range(2)]
+    nodes = await asyncio.gather(head, *others)
+    assert sorted(member.id for member in nodes[0].roster.members) == [0, 2, 3]
+    await asyncio.gather(*(node.aclose() for node in nodes))
+
+
+async def test_nobody_is_seated_twice_on_one_node_rank(plan: Plan) -> None:
+    plan = replace(plan, nnodes=2, max_nodes=0, max_restarts=1)
+    async with met(replace(plan, node_rank=0), replace(plan, node_rank=1)) as [head, other]:
+        await begin(head)
+        with pytest.raises(UsageError, match="--node-rank 1 was taken already"):
+            await meet(replace(plan, node_rank=1), SECRET, silent)
+        assert [member.wanted for member in other.roster.members] == [0, 1]
+
+
+@pytest.mark.parametrize(("wanted", "missing"), [((0, 2), [1, 3]), ((0, None), [2, 3])])
+async def test_who_is_missing_is_named_by_node_rank(
+    wanted: tuple[int | None, ...], missing: list[int]
+) -> None:
+    plan = Plan(("true",), nnodes=4, node_rank=0, master_port=1)
+    head = Head(plan, Member(0, "h", 1, 0), Doors("j", "s"), "127.0.0.1", silent)
+    assert head._missing([Member(n, "h", 1, rank) for n, rank in enumerate(wanted)]) == missing

@@ -1,0 +1,163 @@
+"""The short way to a store on this host, and taking connections when there is nothing to take them with."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import sys
+
+import pytest
+
+from aiodist.errors import AuthenticationError, RendezvousError
+from aiodist.net import listener, near
+from aiodist.net.listener import Listener
+from aiodist.rendezvous import StoreServer, TcpStore
+from aiodist.rendezvous import client as client_module
+from aiodist.rendezvous import connection as connection_module
+
+HOST = "127.0.0.1"
+linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix addresses are Linux's")
+
+
+def family(store: TcpStore) -> int:
+    assert store._connection is not None
+    return store._connection._sock.family
+
+
+@linux
+@pytest.mark.parametrize("host", [HOST, "::1"])
+async def test_a_store_on_this_host_is_reached_the_short_way(host: str) -> None:
+    async with await StoreServer.start(host, 0, "job", b"secret") as server:
+        async with await TcpStore.connect(host, server.port, "job", b"secret", 10) as store:
+            assert family(store) == socket.AF_UNIX
+            assert store.address == host
+        with pytest.raises(AuthenticationError, match="another secret"):
+            await TcpStore.connect(host, server.port, "job", b"wrong", 10)
+
+
+@linux
+async def test_another_users_socket_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with await StoreServer.start(HOST, 0, "job", b"") as server:
+        monkeypatch.setattr(near, "credentials", lambda sock: (1, os.geteuid() + 1, 1))
+        async with await TcpStore.connect(HOST, server.port, "job", b"", 10) as store:
+            assert family(store) == socket.AF_INET
+            assert store.address == HOST
+
+
+async def test_without_a_short_way_there_is_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "elsewhere")
+    async with (
+        await StoreServer.start(HOST, 0, "job", b"") as server,
+        await TcpStore.connect(HOST, server.port, "job", b"", 10) as store,
+    ):
+        assert family(store) == socket.AF_INET
+        assert await store.add("n", 1) == 1
+
+
+@linux
+async def test_an_address_that_is_taken_does_no_harm() -> None:
+    with near._socket() as squatter, socket.create_server((HOST, 0)) as place:
+        port = place.getsockname()[1]
+        squatter.bind(near._name(HOST, port))
+        assert near.listen_near(HOST, port) is None
+
+
+@linux
+async def test_a_closed_store_leaves_no_address_behind() -> None:
+    async with await StoreServer.start(HOST, 0, "job", b"") as server:
+        pass
+    again = near.listen_near(HOST, server.port)
+    assert again is not None
+    again.close()
+
+
+async def test_a_listener_waits_for_descriptors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Exhausted(socket.socket):
+        left = 1
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if Exhausted.left:
+                Exhausted.left -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    monkeypatch.setattr(listener, "_PAUSE", 0.0)
+    accepted: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+
+    def enter(sock: socket.socket, deadline: float) -> None:
+        accepted.set_result(sock)
+
+    def turned_away(sock: socket.socket, why: str) -> None:
+        raise AssertionError(why)
+
+    sock = Exhausted()
+    sock.bind((HOST, 0))
+    sock.listen()
+    sock.setblocking(False)
+    listening = Listener([sock], enter, turned_away)
+    with (
+        caplog.at_level(logging.ERROR, "aiodist.store"),
+        socket.create_connection(sock.getsockname()) as peer,
+    ):
+        peer.send(b"hello")
+        (await accepted).close()
+    listening.close()
+    listening.close()
+    assert "Too many open files" in caplog.text
+
+
+async def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers wait for their reader, in order, up to a bound."""
+    monkeypatch.setattr(connection_module, "MAX_UNREAD", 3 << 20)
+    async with (
+        await StoreServer.start(HOST, 0, "job", b"") as server,
+        await TcpStore.connect(HOST, server.port, "job", b"", 10) as store,
+    ):
+        large = os.urandom(1 << 20)
+        await store.set("large", large)
+        assert await asyncio.gather(*(store.get("large") for _ in range(2))) == [large] * 2
+        assert store._connection is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(store._connection._sock.fileno())
+        [served] = server.store.clients.values()
+        for _ in range(8):
+            served.write(large)
+        assert served._ended
+        store._connection.abort()
+        assert await store.get("large") == large
+
+
+async def test_last_words_are_read_though_writing_failed() -> None:
+    """The store closes, and says why, while its client is about to ask something."""
+    async with await StoreServer.start(HOST, 0, "job", b"") as server:
+        store = await TcpStore.connect(HOST, server.port, "job", b"", 10)
+        await store.set("k", "v")
+        assert store._connection is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(store._connection._sock.fileno())
+        await server.aclose()
+        with pytest.raises(RendezvousError, match="is gone: its host closed it"):
+            await store.set("k", "v")
+        await store.aclose()
+
+
+async def test_calls_that_expire_are_found_by_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_GRACE", 0.0)
+    async with (
+        await StoreServer.start(HOST, 0, "job", b"") as server,
+        await TcpStore.connect(HOST, server.port, "job", b"", 10) as store,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(server.store, "_handle", lambda event: None)
+            late = asyncio.ensure_future(store.get("k", timeout=0.04))
+            await asyncio.sleep(0)
+            soon = asyncio.ensure_future(store.get("k", timeout=0.01))
+            errors = await asyncio.gather(late, soon, return_exceptions=True)
+        assert ["within 0.04 s" in str(errors[0]), "within 0.01 s" in str(errors[1])] == [True, True]
+        assert await store.add("n", 1) == 1
+        assert not store._pending

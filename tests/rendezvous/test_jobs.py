@@ -1,0 +1,212 @@
+"""One server, many jobs: nobody sees, or learns of, another's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from aiodist.errors import AuthenticationError, RendezvousError, UsageError
+from aiodist.rendezvous import StoreServer, TcpStore
+from aiodist.rendezvous.jobs import JobSecrets
+from aiodist.rendezvous.store_card import StoreCard
+from aiodist.testing.conformance_store import check_store
+from aiodist.wire.handshake import Handshake, Identity, Purpose
+from tests.rendezvous.store_life import until
+
+HOST = "127.0.0.1"
+
+
+def add_job(folder: Path, job: str, secret: str, mode: int = 0o600) -> None:
+    folder.mkdir(exist_ok=True)
+    path = folder / job
+    path.write_text(secret + "\n")
+    path.chmod(mode)
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    for job in ("a", "b"):
+        add_job(tmp_path / "secrets", job, f"secret of {job}")
+    return tmp_path / "secrets"
+
+
+@pytest.fixture(params=["memory", "data"])
+async def server(request: pytest.FixtureRequest, secrets: Path, tmp_path: Path) -> AsyncIterator[StoreServer]:
+    data = tmp_path / "data" if request.param == "data" else None
+    async with await StoreServer.start_many(HOST, 0, JobSecrets(secrets), data=data) as server:
+        yield server
+
+
+async def connect(server: StoreServer, job: str, secret: str | None = None) -> TcpStore:
+    known = f"secret of {job}" if secret is None else secret
+    return await TcpStore.connect(HOST, server.port, job, known.encode(), 10)
+
+
+async def test_each_job_has_a_store_of_its_own(server: StoreServer) -> None:
+    async with (
+        await connect(server, "a") as a,
+        await connect(server, "a") as also_a,
+        await connect(server, "b") as b,
+    ):
+        watch = b.watch()
+        await a.set("k", "of a")
+        assert await also_a.get("k") == b"of a"
+        assert not await b.check(["k"])
+        assert await b.list_keys() == []
+        assert await b.add("n", 1) == 1
+        assert (await anext(watch)).key == "n", "nothing of the other job was told"
+        assert await b.fence() <= 3, "numbers do not show what others do"
+        assert a.instance == also_a.instance != b.instance
+        assert server.clients == 3
+        await b.barrier("here", 1, 0)
+
+
+async def test_a_job_among_others_has_a_whole_store(server: StoreServer) -> None:
+    await check_store(lambda: connect(server, "b"))
+
+
+async def test_the_wrong_secret_and_the_wrong_job_look_the_same(
+    server: StoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = set()
+    with caplog.at_level(logging.DEBUG):
+        for job, secret in (
+            ("a", "wrong"),
+            ("nobody's", "wrong"),
+            ("a", "secret of b"),
+            ("", "x"),
+            ("../a", "x"),
+        ):
+            with pytest.raises(AuthenticationError) as caught:
+                await connect(server, job, secret)
+            said.add(str(caught.value))
+    assert len(said) == 1 and "secret" in said.pop()
+    assert "secret of" not in caplog.text and "wrong" not in caplog.text
+
+
+def welcome(server: StoreServer, job: str, nonce: bytes) -> bytes:
+    """What a stranger who names a job gets to see."""
+    stranger = Handshake.client(Identity(job, Purpose.store), b"guess", nonce)
+    serving = server._handshake()
+    serving.receive(stranger.data_to_send())
+    return serving.data_to_send()
+
+
+async def test_a_stranger_cannot_tell_which_jobs_there_are(server: StoreServer) -> None:
+    """Everything but nonces and proofs is made of the name alone, and stays the same."""
+    for job in ("a", "x"):
+        first, again = welcome(server, job, bytes(16)), welcome(server, job, bytes(16))
+        assert len(first) == len(again)
+        different = {at for at in range(len(first)) if first[at] != again[at]}
+        assert len(different) <= 16 + 32, "nonce and proof"
+        assert len(welcome(server, "a", bytes(16))) == len(first)
+    async with await connect(server, "a") as store:
+        card = StoreCard(store.instance, store.generation, server._data is not None)
+        assert card.encode() in welcome(server, "a", bytes(16)), "known and unknown jobs have such a card"
+    assert "x" not in server._stores
+
+
+async def test_jobs_come_and_go_while_the_server_runs(server: StoreServer, secrets: Path) -> None:
+    with pytest.raises(AuthenticationError):
+        await connect(server, "new")
+    add_job(secrets, "new", "secret of new")
+    stores = await asyncio.gather(*(connect(server, "new") for _ in range(5)))
+    await asyncio.gather(*(store.add("n", 1) for store in stores))
+    assert await stores[0].get("n") == b"5"
+    (secrets / "new").unlink()
+    with pytest.raises(AuthenticationError):
+        await connect(server, "new")
+    await stores[0].set("k", "v")  # who is in stays in
+    await asyncio.gather(*(store.aclose() for store in stores))
+    await until(lambda: not server.clients)
+    add_job(secrets, "newer", "secret of newer")
+    async with await connect(server, "newer") as newer:
+        await newer.check([])
+        assert "new" not in server._stores
+    add_job(secrets, "a", "changed")
+    async with await connect(server, "a", "changed"):
+        pass
+
+
+async def test_jobs_survive_a_restart(secrets: Path, tmp_path: Path) -> None:
+    server = await StoreServer.start_many(HOST, 0, JobSecrets(secrets), data=tmp_path / "data")
+    async with await connect(server, "a") as a, await connect(server, "b") as b:
+        await a.set("k", "a")
+        await b.set("k", "b")
+        await server.aclose()
+        adds = [asyncio.ensure_future(store.add("n", 1)) for store in (a, b)]
+        async with await StoreServer.start_many(
+            HOST, server.port, JobSecrets(secrets), data=tmp_path / "data"
+        ):
+            assert await asyncio.gather(*adds) == [1, 1]
+            assert (await a.get("k"), await b.get("k")) == (b"a", b"b")
+
+
+async def test_one_jobs_damage_is_named(secrets: Path, tmp_path: Path) -> None:
+    async with (
+        await StoreServer.start_many(HOST, 0, JobSecrets(secrets), data=tmp_path / "data") as server,
+        await connect(server, "a") as a,
+    ):
+        await a.set("k", "a")
+    log = tmp_path / "data" / "jobs" / "a" / "log-000001"
+    log.write_bytes(b"x" + log.read_bytes()[1:])
+    with pytest.raises(RendezvousError, match=f"{log} is damaged"):
+        await StoreServer.start_many(HOST, 0, JobSecrets(secrets), data=tmp_path / "data")
+
+
+# Where the secrets are.
+
+
+def test_secrets_that_others_can_read_are_refused(secrets: Path, caplog: pytest.LogCaptureFixture) -> None:
+    jobs = JobSecrets(secrets)
+    add_job(secrets, "open", "secret", 0o640)
+    for _ in range(3):
+        assert jobs.secret_of("open") is None
+    assert len(caplog.records) == 1 and "is open to others. chmod 600" in caplog.text
+    with pytest.raises(UsageError, match="is open to others"):
+        JobSecrets(secrets)
+    (secrets / "open").chmod(0o600)
+    assert jobs.secret_of("open") == b"secret"
+
+
+@pytest.mark.parametrize(
+    "job", ["", ".", "..", "../secrets/a", "/etc/passwd", "a/../a", ".hidden", "a\0", "x" * 300]
+)
+def test_no_job_leads_out_of_the_folder(job: str, secrets: Path) -> None:
+    add_job(secrets, ".hidden", "secret")
+    assert JobSecrets(secrets).secret_of(job) is None
+
+
+def test_a_file_of_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "jobs"
+    path.write_text("# jobs\n\na secret of a\nb  secret of b \n")
+    path.chmod(0o600)
+    jobs = JobSecrets(path)
+    assert jobs.names() == ["a", "b"]
+    assert (jobs.secret_of("a"), jobs.secret_of("b"), jobs.secret_of("c")) == (
+        b"secret of a",
+        b"secret of b",
+        None,
+    )
+    path.write_text("a\n")
+    with pytest.raises(UsageError, match=r"line 1 of .* has no secret"):
+        JobSecrets(path)
+    assert jobs.secret_of("a") is None
+    path.chmod(0o644)
+    with pytest.raises(UsageError, match="is open to others"):
+        JobSecrets(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        JobSecrets(tmp_path / "absent")
+
+
+def test_an_empty_secret_is_none(secrets: Path) -> None:
+    add_job(secrets, "empty", "  ")
+    with pytest.raises(UsageError, match="is empty"):
+        JobSecrets(secrets)
+    os.unlink(secrets / "empty")
+    assert JobSecrets(secrets).names() == ["a", "b"]

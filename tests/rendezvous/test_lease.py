@@ -1,0 +1,245 @@
+"""Leases that renew themselves; clocks that jump, loops that stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from aiodist.errors import LeaseLost, RendezvousError, UsageError
+from aiodist.rendezvous import HashStore, PrefixStore, StoreServer, TcpStore, WatchEvent
+from aiodist.rendezvous.machine import RETURN_GRACE
+from tests.rendezvous.store_life import until
+
+HOST = "127.0.0.1"
+TTL = 0.5  # a loop that is held up for longer loses leases, rightly
+
+
+class ShiftedLoop:
+    """A loop whose clock is ahead by what a test says: what a loop sees that stood still for so long."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.ahead = 0.0
+        self._loop = loop
+
+    def time(self) -> float:
+        return self._loop.time() + self.ahead
+
+    def call_at(self, when: float, call: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+        return self._loop.call_at(when - self.ahead, call, *args)
+
+
+async def serve() -> StoreServer:
+    return await StoreServer.start(HOST, 0, "job", b"secret")
+
+
+async def connect(server: StoreServer) -> TcpStore:
+    return await TcpStore.connect(HOST, server.port, "job", b"secret", 10)
+
+
+async def test_keys_live_as_long_as_their_lease() -> None:
+    async with await serve() as server, await connect(server) as one, await connect(server) as two:
+        watch = two.watch("w/")
+        async with PrefixStore("w", one).lease(TTL) as lease:
+            assert lease.token > 0
+            await lease.set("a", "1")
+            await lease.set("b", "2")
+            assert [await anext(watch), await anext(watch)] == [
+                WatchEvent("w/a", b"1"),
+                WatchEvent("w/b", b"2"),
+            ]
+            await asyncio.sleep(2 * TTL)  # without renewal they would be gone
+            assert lease.held
+            assert await two.list_keys("w/") == ["w/a", "w/b"]
+        assert {await anext(watch), await anext(watch)} == {WatchEvent("w/a", None), WatchEvent("w/b", None)}
+        assert not server.store.machine._leases
+        with pytest.raises(UsageError, match="was given back"):
+            await lease.set("c", "3")
+
+
+async def test_a_lease_in_one_loop() -> None:
+    async with HashStore() as store:
+        first = await store.lease(60).begin()
+        await first.set("k", "v")
+        assert await store.fence() > first.token
+        async with store.lease(60) as second:
+            assert second.token > first.token + 1
+        with pytest.raises(UsageError, match="begun already"):
+            await first.begin()
+        with pytest.raises(UsageError, match="has not begun"):
+            await store.lease(1).set("k", "v")
+        await first.aclose()
+        assert not await store.check(["k"])
+
+
+async def test_a_lease_that_is_not_renewed_is_lost_and_its_holder_learns_it() -> None:
+    async with await serve() as server, await connect(server) as one, await connect(server) as two:
+        lease = await one.lease(TTL).begin()
+        await lease.set("k", "v")
+        assert lease._renewing is not None
+        lease._renewing.cancel()  # a process that is stopped renews nothing
+        async with two.watch("k") as watch:
+            events = [await anext(watch), await anext(watch)]
+        assert events == [WatchEvent("k", b"v"), WatchEvent("k", None)]
+        assert not lease.held, "its own clock says so before the store does"
+        assert not lease.lost
+        with pytest.raises(LeaseLost, match=rf"lease {lease.token} has ended"):
+            await lease.set("k", "again")
+        await lease.wait_lost()
+        with pytest.raises(LeaseLost):
+            await lease.set("k", "again")
+        assert not await two.check(["k"])
+        await lease.aclose()
+
+
+async def test_renewals_tell_a_holder_that_it_lost() -> None:
+    async with (
+        await serve() as server,
+        await connect(server) as one,
+        await connect(server) as two,
+        one.lease(TTL) as lease,
+    ):
+        assert await two._drop_lease(lease.token)  # an operator, say
+        await lease.wait_lost()
+        assert lease.lost and not lease.held
+
+
+async def test_a_lease_ends_with_the_store() -> None:
+    server = await serve()
+    store = await connect(server)
+    lease = await store.lease(TTL).begin()
+    await server.aclose()
+    await lease.wait_lost()
+    with pytest.raises(RendezvousError):
+        async with store.lease(TTL):
+            pass
+    await lease.aclose()
+    await store.aclose()
+
+
+async def test_a_key_that_another_lease_takes_over_stays_with_it() -> None:
+    async with HashStore() as store:
+        one, two = await store.lease(60).begin(), await store.lease(60).begin()
+        await one.set("k", "1")
+        await two.set("k", "2")
+        await one.set("own", "1")
+        await one.aclose()
+        assert await store.list_keys() == ["k"]
+        await store.set("k", "3")  # nobody's
+        await two.aclose()
+        assert await store.get("k") == b"3"
+
+
+async def test_of_several_that_claim_a_key_one_has_it_until_its_lease_ends() -> None:
+    async with await serve() as server, await connect(server) as store:
+        names = [f"candidate {number}".encode() for number in range(5)]
+        leases = [await store.lease(60).begin() for _ in names]
+        found = await asyncio.gather(
+            *(lease.claim("leader", name) for lease, name in zip(leases, names, strict=True))
+        )
+        [leader] = set(found)
+        watch = store.watch("leader")
+        assert await anext(watch) == WatchEvent("leader", leader)
+        await leases.pop(names.index(leader)).aclose()
+        assert await anext(watch) == WatchEvent("leader", None)
+        assert await leases[0].claim("leader", "next") == b"next"
+        with pytest.raises(LeaseLost):
+            await store._claim_leased(1, "other", "")
+        for lease in leases:
+            await lease.aclose()
+
+
+async def test_giving_back_does_not_wait_for_a_store_that_is_away(tmp_path: Path) -> None:
+    server = await StoreServer.start(HOST, 0, "job", b"secret", data=tmp_path / "d")
+    store = await connect(server)
+    lease = await store.lease(TTL).begin()
+    await server.aclose()
+    await lease.aclose()
+    await store.aclose()
+
+
+# Clocks.
+
+
+async def test_the_clock_on_the_wall_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It jumps by an hour, forth and back, at every look."""
+    real, jumps = time.time, [0]
+
+    def jumping() -> float:
+        jumps[0] += 1
+        return real() + (3600 if jumps[0] % 2 else -3600)
+
+    monkeypatch.setattr(time, "time", jumping)
+    assert abs(time.time() - time.time()) > 7000
+    async with (
+        await serve() as server,
+        await connect(server) as one,
+        await connect(server) as two,
+        one.lease(TTL) as lease,
+        two.watch() as watch,
+    ):
+        await lease.set("leased", "")
+        await two.set("short", "", ttl=TTL)
+        await two.set("long", "", ttl=60)
+        seen = [await anext(watch) for _ in range(4)]
+        assert seen[-1] == WatchEvent("short", None)
+        assert await two.list_keys() == ["leased", "long"]
+        assert lease.held
+
+
+async def stand_still(server: StoreServer, seconds: float) -> None:
+    """The server's loop comes back after so long, and looks at the time before it looks at its sockets."""
+    clock = cast("ShiftedLoop", server.store._loop)
+    clock.ahead += seconds
+    server.store._tick()
+
+
+async def test_a_server_that_stood_still_reads_first_what_was_renewed_meanwhile() -> None:
+    async with await serve() as server, await connect(server) as one, await connect(server) as two:
+        server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
+        token = await one._begin_lease(2.0)
+        await one._put_leased(token, "renewed", "")
+        await two.set("forgotten", "", ttl=2.0)
+        await two.set("set again", "", ttl=2.0)
+        sent = [
+            asyncio.ensure_future(one._keep_lease(token)),
+            asyncio.ensure_future(two.set("set again", "", ttl=2.0)),
+        ]
+        await asyncio.sleep(0)
+        two._flush()  # several tasks asked in this turn; theirs would leave in the next
+        await stand_still(server, 3.0)  # the renewals are in the sockets, nobody has read them
+        assert sorted(server.store.machine._data) == ["renewed", "set again"]
+        assert await sent[0] is True
+        await sent[1]
+
+
+async def test_a_server_that_stood_still_takes_no_deadline_for_missed() -> None:
+    async with await serve() as server, await connect(server) as one, await connect(server) as two:
+        server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
+        waits = asyncio.ensure_future(one.get("k", timeout=2.0))
+        await until(lambda: server.store.machine._waiters)
+        sets = asyncio.ensure_future(two.set("k", "in time"))
+        await asyncio.sleep(0)
+        await stand_still(server, 3.0)
+        assert await waits == b"in time"
+        await sets
+
+
+async def test_who_is_away_is_still_missed_soon() -> None:
+    async with await serve() as server, await connect(server) as one, await connect(server) as two:
+        server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
+        lease = await one.lease(1000).begin()
+        await lease.set("k", "")
+        one._reconnect = lambda: None  # type: ignore[method-assign]
+        assert one._connection is not None
+        one._connection.abort()
+        await until(lambda: len(server.store.clients) != 2)
+        assert await two.check(["k"])
+        await stand_still(server, RETURN_GRACE)
+        assert not await two.check(["k"])
+        assert lease._renewing is not None
+        lease._renewing.cancel()
