@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiodist import group as group
     from aiodist import portal as portal
+    from aiodist.backends.registry import register_backend
     from aiodist.ddp import GradientSync
     from aiodist.errors import (
         AiodistError,
@@ -115,6 +116,7 @@ __version__ = "0.1.0"
 # Loaded at first use: the launcher and `import aiodist` itself need neither NumPy nor uvloop. A test
 # holds this table against the imports above.
 _HOME = {
+    "aiodist.backends.registry": ("register_backend",),
     "aiodist.ddp": ("GradientSync",),
     "aiodist.errors": (
         "AiodistError",
@@ -281,6 +283,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "register_backend",
     "register_rendezvous_handler",
     "run",
     "scatter",

@@ -107,6 +107,13 @@ class Failures:
         return bool(self._unseen)
 
 
+class Completion(Protocol):
+    """Where an operation on a device stands."""
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Have a stream wait for the operation; None: the one that the caller uses now."""
+
+
 class Driver(Protocol):
     """Whoever can bring an operation on while it is awaited."""
 
@@ -140,6 +147,7 @@ class Work(Generic[T]):
         "__weakref__",
         "_awaited",
         "_callbacks",
+        "_completion",
         "_driver",
         "_error",
         "_failures",
@@ -174,6 +182,7 @@ class Work(Generic[T]):
         self._callbacks: list[Callable[[Work[T]], object]] | None = None
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._driver: Driver | None = None
+        self._completion: Completion | None = None  # on a device
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
 
     @property
@@ -305,8 +314,30 @@ class Work(Generic[T]):
         return self._state == _DONE
 
     def synchronize(self, stream: Any = None) -> None:
-        """Make a device stream wait for the operation. Host operations have no stream: a UsageError."""
-        raise UsageError(f"{self.op} runs on the host and has no stream", hint="Write `await work`")
+        """Make a stream of the device wait for the operation, and the host for nothing.
+
+        What the stream is given afterwards finds the result in the tensors. `await work` says more: that the
+        host may read it, and that all ranks had issued the same operation, which may still be compared.
+
+        Args:
+            stream: of CuPy or torch, or its raw pointer; None means the one that is current for the kind of
+                tensor that was passed.
+
+        Raises:
+            UsageError: the operation runs on the host, or has not begun.
+        """
+        if self._held_back:
+            raise UsageError(
+                f"{self.op} #{self.seq} begins when the coalesce() block is left",
+                hint="Call synchronize() after the block",
+            )
+        self._awaited = True
+        if self._state == _FAILED:
+            raise self._told().with_traceback(None)
+        if self._completion is None:
+            raise UsageError(f"{self.op} runs on the host and has no stream", hint="Write `await work`")
+        if self._state == _PENDING:
+            self._completion.synchronize(stream)
 
     def __repr__(self) -> str:
         state = ("pending", "done", f"failed: {self._error}")[self._state]

@@ -64,8 +64,8 @@ MADE_ELSEWHERE = {"SyncProcessGroup", "SyncWork", "GroupMember", *CLASSES} - {"G
 SECTIONS = {
     "Runtime": words(
         """
-        init_process_group join destroy_process_group run is_available is_backend_available is_initialized
-        is_torchelastic_launched get_node_local_rank
+        init_process_group join destroy_process_group run is_available is_backend_available register_backend
+        is_initialized is_torchelastic_launched get_node_local_rank
         """
     ),
     "ProcessGroup": words("ProcessGroup ReduceOp premul_sum"),

@@ -8,16 +8,36 @@ import gc
 import os
 import shutil
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
+
+# `tests` is not part of the wheel: what tests share is found from the repository's root.
+ROOT = str(Path(__file__).parents[1])
+if ROOT not in sys.path:
+    sys.path.append(ROOT)
 
 # Without one, whoever starts a group would make a secret in the home of who runs the tests.
 os.environ.setdefault("AIODIST_SECRET", "of the tests")
+
+# No example has a time of its own: on a busy machine any of them may be slow. What decides a landing draws the
+# same examples every time; everybody else draws new ones.
+settings.register_profile(
+    "tests",
+    settings.default,
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.load_profile("tests")
 
 # libuv's first loop opens one pipe for the process's life.
 uvloop.new_event_loop().close()
@@ -63,7 +83,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], di
     @functools.cache
     def make(name: str) -> dict[str, str]:
         folder = tmp_path_factory.mktemp(name)
-        subprocess.run(["sh", "-ec", recipe], cwd=folder, check=True, capture_output=True, timeout=30)
+        subprocess.run(["sh", "-ec", recipe], cwd=folder, check=True, capture_output=True)
         files = {"CERT": "node.pem", "KEY": "node.key", "CA": "ca.pem"}
         return {f"AIODIST_TLS_{kind}": str(folder / file) for kind, file in files.items()}
 
@@ -102,6 +122,10 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     left = difference(before)
     if left != [[], [], []]:  # a full collection takes 15 ms, half a second with torch: only where it matters
         gc.collect()
+        left = difference(before)
+    until = time.monotonic() + 10
+    while left != [[], [], []] and time.monotonic() < until:  # what was told to end may not be through
+        time.sleep(0.01)
         left = difference(before)
     assert left == [[], [], []], f"left behind: descriptors, children, threads = {left}"
     assert not errors, f"errors that the loop swallowed: {errors}"

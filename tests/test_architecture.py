@@ -18,7 +18,7 @@ PACKAGE = Path(aiodist.__file__).parent
 # From the top down. Names on one floor do not import each other, except along ALLOWED.
 FLOORS: list[set[str]] = [
     {"__main__", "cli"},
-    {"launch", "ddp", "functional", "portal", "bench"},
+    {"launch", "ddp", "functional", "portal", "bench", "doctor"},
     {"runtime"},
     {"group"},
     {"membership", "backends"},
@@ -117,7 +117,7 @@ def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
                     continue
                 assert top != "pickle", f"{path}: pickle has no place here (law 8)"
                 if top in homes:
-                    assert room(path) in (homes[top], "cli", "testing"), f"{path} imports {top}"
+                    assert room(path) in (homes[top], "cli", "doctor", "testing"), f"{path} imports {top}"
 
 
 def test_importing_aiodist_loads_nothing_heavy() -> None:
@@ -127,7 +127,7 @@ def test_importing_aiodist_loads_nothing_heavy() -> None:
         "print([name for name in heavy if name in sys.modules])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert result.stdout.strip() == "[]"
 

@@ -8,7 +8,6 @@ import contextlib
 import gc
 import inspect
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from aiodist.testing.spmd import check, launch
+from tests.ports import free_port
 
 DOCS = Path(__file__).parents[1] / "docs"
 SCRIPTS = (" before", " after")
@@ -64,7 +64,7 @@ async def test_block(page: str, line: int, code: str, warns: bool) -> None:
 
 def run_script(path: Path, port: int) -> list[str]:
     """What two processes of a script print, in rank order."""
-    outcomes = asyncio.run(launch([str(path)], 2, timeout=50, env={"MASTER_PORT": str(port)}))
+    outcomes = asyncio.run(launch([str(path)], 2, timeout=120, env={"MASTER_PORT": str(port)}))
     check(outcomes, {})
     return [outcome.output.strip() for outcome in outcomes]
 
@@ -75,10 +75,7 @@ def test_the_example_before_and_after_print_the_same(kind: str, tmp_path: Path) 
     code = scripts("porting-from-torch.md")[kind]
     path = tmp_path / f"{kind}.py"
     path.write_text(code)
-    with socket.socket() as probe:  # torch's rank 0 listens on MASTER_PORT itself
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    first, second = run_script(path, port)
+    first, second = run_script(path, free_port())  # torch's rank 0 listens on MASTER_PORT itself
     shown = re.search(
         r"It prints\n\n```text\n(.*?)\n```", (DOCS / "porting-from-torch.md").read_text(), re.DOTALL
     )

@@ -60,6 +60,42 @@ async def test_facts() -> None:
         work.synchronize()
 
 
+class Stands:
+    """In the place of an operation on a device: notes which streams were to wait."""
+
+    def __init__(self) -> None:
+        self.streams: list[Any] = []
+
+    def synchronize(self, stream: Any = None) -> None:
+        self.streams.append(stream)
+
+
+async def test_synchronize_makes_streams_wait_while_the_operation_is_under_way() -> None:
+    work = make(held=False)
+    work._completion = stands = Stands()
+    work._held_back = True
+    with pytest.raises(dist.UsageError, match="coalesce"):
+        work.synchronize()
+    work._held_back = False
+    work.synchronize()
+    work.synchronize(17)
+    assert stands.streams == [None, 17]
+    work._finish(3)
+    work.synchronize(18)  # the host has waited: no stream needs to
+    assert stands.streams == [None, 17]
+    del work  # synchronize counts as the await: no warning
+    gc.collect()
+
+
+async def test_synchronize_raises_what_the_operation_failed_with() -> None:
+    work = make()
+    work._completion = stands = Stands()
+    work._fail(dist.PeerLost([2], "gone"))
+    with pytest.raises(dist.PeerLost, match="rank 2"):
+        work.synchronize()
+    assert stands.streams == []
+
+
 async def test_one_awaiter_is_cancelled_and_the_others_go_on() -> None:
     work = make()
     first, second, third = (asyncio.create_task(work.wait()) for _ in range(3))

@@ -2,8 +2,9 @@
 
 While all is well it is one all_reduce of a byte. Where that fails on some, it may have ended well on others,
 so they ask: every living member says how it ended there, and whoever is asked cannot end it by itself any
-more. If one has an answer, that is it; if none has, it is no. What was found goes to the arbiter, so that
-two who ask do not find two answers when somebody dies between them.
+more. If one has an answer, that is it; if none has, it is no, or an error where members disagreed about the
+operation (law 4). What was found goes to the arbiter, so that two who ask do not find two answers when
+somebody dies between them.
 
 Source of the idea: agreement in ULFM (Herault et al., "Practical scalable consensus", 2015), with the arbiter
 in the place of its tree.
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aiodist.errors import CollectiveTimeout, Evicted, GroupBroken
+from aiodist.errors import CollectiveMismatch, CollectiveTimeout, Evicted, GroupBroken
 from aiodist.membership.arbiter import Arbiter
 from aiodist.membership.motions import Answer, Ask, Motion
 from aiodist.types import Kind, ReduceOp
@@ -26,7 +27,7 @@ from aiodist.work import Work
 if TYPE_CHECKING:
     from aiodist.group.core import GroupCore
 
-YES, NO = b"\x01", b"\x00"
+YES, NO, MISMATCH = b"\x01", b"\x00", b"\x02"
 
 _KEPT = 1024  # answers that are kept for whoever asks; an operation is asked for soon or never
 
@@ -68,7 +69,16 @@ class Agreements:
         if topic in self._sealed:
             group._break(_without(), tell=False)
         work = group._issue(
-            Kind.all_reduce, mine, mine, mine, mine, timeout, True, reduce=ReduceOp.MIN, detail="agree"
+            Kind.all_reduce,
+            mine,
+            mine,
+            mine,
+            mine,
+            timeout,
+            True,
+            reduce=ReduceOp.MIN,
+            detail="agree",
+            own=True,
         )
         self._pending[topic] = work
         try:
@@ -76,13 +86,17 @@ class Agreements:
             self._know(topic, YES if mine[0] else NO)
         except Evicted:
             raise
-        except GroupBroken:
-            self._know(topic, await self._resolve(group, topic, timeout))
+        except GroupBroken as error:
+            # A mismatch may be of a later operation, which others issued when they had the answer.
+            otherwise = MISMATCH if isinstance(error, CollectiveMismatch) else NO
+            self._know(topic, await self._resolve(group, topic, timeout, otherwise))
+            if self._known[topic] == MISMATCH:
+                raise
         finally:
             self._pending.pop(topic, None)
         return self._known[topic] == YES
 
-    async def _resolve(self, group: GroupCore, topic: str, timeout: float) -> bytes:
+    async def _resolve(self, group: GroupCore, topic: str, timeout: float, otherwise: bytes) -> bytes:
         answers = self._answers.setdefault(topic, {})
         me = group.ranks[group.rank]
         asked = [rank for rank in group.ranks if rank != me]
@@ -96,7 +110,7 @@ class Agreements:
         except TimeoutError:
             raise CollectiveTimeout(timeout, sorted(self._awaited(asked, answers))) from None
         found = [value for value in answers.values() if value is not None]
-        value = self._known.get(topic) or (found[0] if found else NO)
+        value = self._known.get(topic) or (found[0] if found else otherwise)
         ruled = await self._arbiter.rule(topic, value, timeout)
         self._answers.pop(topic, None)
         return ruled

@@ -45,12 +45,12 @@ def message_tag(value: object) -> int:
 
 def readable(tensor: Any, name: str) -> Array:
     """The array of a tensor that is read."""
-    return view(tensor, writable=False, what=name).array
+    return view(tensor, writable=False, what=name, device=True).array
 
 
 def writable(tensor: Any, name: str) -> Array:
     """The array of a tensor that is written."""
-    return view(tensor, writable=True, what=name).array
+    return view(tensor, writable=True, what=name, device=True).array
 
 
 def output(

@@ -40,12 +40,16 @@ class Batch:
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         assert self._token is not None
         current.reset(self._token)
-        for operation, timeout in self._operations:
-            operation.work._held_back = False
-            if self.group._error is None:
-                self.group._start(operation, timeout)
-            else:
-                self.group._refuse(operation.work)
+        self.group._backend.batch(True)
+        try:
+            for operation, timeout in self._operations:
+                operation.work._held_back = False
+                if self.group._error is None:
+                    self.group._start(operation, timeout)
+                else:
+                    self.group._refuse(operation.work)
+        finally:
+            self.group._backend.batch(False)
         waited = [work for work in self.works if not work._awaited]
         if kind is None:
             for work in waited:

@@ -9,6 +9,7 @@ from aiodist.group.process_group import ProcessGroup
 from aiodist.group.regroup import Regroup
 from aiodist.group.world import World
 from aiodist.membership.newcomers import OVER
+from aiodist.membership.presence import LATEST
 from aiodist.membership.record import Number, Record
 from aiodist.rendezvous import Store
 
@@ -16,7 +17,7 @@ from aiodist.rendezvous import Store
 async def first_epoch(job: Job, world: World, store: Store) -> ProcessGroup:
     """The group of a job's first epoch, from a world that nobody has met in yet.
 
-    Raises: as `World.open`.
+    Raises: as `World.link`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + job.settings.timeout
@@ -29,8 +30,9 @@ async def first_epoch(job: Job, world: World, store: Store) -> ProcessGroup:
             await _forget_the_last_run(job.store)
             number: Number = (0, 0)
             record = Record(0, number, tuple(world.uids), job.store_address, job.store_host)
-            await job.store.set("latest", record.encode())
+            await job.store.set(LATEST, record.encode())
         await group.barrier(timeout=max(deadline - loop.time(), 0.001))
+        await group._ready(max(deadline - loop.time(), 0.001))
         return group
     except BaseException as error:
         await world.abandon(group, f"assembling failed ({type(error).__name__})")

@@ -139,11 +139,13 @@ class Candidate:
     async def close(self) -> None:
         """Leave no trace."""
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        if self.world is not None:
-            await self.world.abandon(self.group, "another draft became the epoch")
-            if self.group is not None:
-                await self.group.aclose()
+        try:
+            await asyncio.gather(self._task, return_exceptions=True)
+        finally:
+            if self.world is not None:
+                await self.world.abandon(self.group, "another draft became the epoch")
+                if self.group is not None:
+                    await self.group.aclose()
 
 
 async def store_of(job: Job, record: Record) -> Store:

@@ -80,6 +80,14 @@ def _check(card: Any, mine: Mapping[str, Any]) -> None:
     for name, value in card["agreed"].items():
         if type(name) is not str or type(value) is not str:
             raise ValueError("settings that are no text")
+    backend = card["backend"]
+    if type(backend.get("asked")) is not str:
+        raise ValueError("no backend")
+    for field, kind in (("engines", str), ("told", bytes)):
+        if not _maps(backend.get(field), kind):
+            raise ValueError(f"a backend without {field}")
+    if backend["engines"].keys() != backend["told"].keys():
+        raise ValueError("a backend that tells nothing")
     endpoint = card["endpoint"]
     for name in _ALWAYS:
         if name in mine["endpoint"] and name not in endpoint:
@@ -88,6 +96,10 @@ def _check(card: Any, mine: Mapping[str, Any]) -> None:
         fits = _ENDPOINT.get(name) if type(name) is str else None
         if fits is not None and not fits(value):
             raise ValueError(f"an endpoint with another {name}")
+
+
+def _maps(value: Any, kind: type) -> bool:
+    return type(value) is dict and all(type(k) is str and type(v) is kind for k, v in value.items())
 
 
 def _unreadable(rank: int, error: Exception) -> RendezvousError:

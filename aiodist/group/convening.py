@@ -73,10 +73,10 @@ class Convening:
 
     async def stop(self) -> None:
         """The call has ended."""
-        for task in (self._inviting, self._ruling):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        tasks = [task for task in (self._inviting, self._ruling) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # it waits for all, even if it is cancelled
         self._inviting = self._ruling = None
 
     # ── drafts ───────────────────────────────────────────────────────────────────────────────────────

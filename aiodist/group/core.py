@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from aiodist.backends.base import Array, Backend, Operation, Reports
+from aiodist.backends.host.backend import HostBackend
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import (
     CollectiveMismatch,
@@ -30,6 +31,7 @@ from aiodist.errors import (
 )
 from aiodist.group.batch import Batch, current
 from aiodist.group.flight import Flight
+from aiodist.group.places import HOST_PLACE, common_place, misplaced
 from aiodist.group.watch import Watch
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp, check_dtype
@@ -88,6 +90,7 @@ class GroupCore:
         self._failures = Failures()
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
+        self._opening: set[asyncio.Task[None]] = set()
         self._forked = False
         self._flight = Flight(self._loop, self._stalled, self._expired)
         self._backend = make_backend(context, self.ranks, GroupReports(self))
@@ -100,6 +103,11 @@ class GroupCore:
     def backend(self) -> str:
         """The backend's name, 'host'."""
         return self._backend.name
+
+    @property
+    def device(self) -> int | None:
+        """Index of this process's CUDA device; None where the group takes no tensors on devices."""
+        return self._backend.device
 
     def __repr__(self) -> str:
         state = "closed" if self._closing else "broken" if self._error else "open"
@@ -234,6 +242,34 @@ class GroupCore:
         if self._closer is not None:
             await self._closer()
 
+    async def _ready(self, timeout: float) -> None:
+        """Have the backend connect with those of the other members: before anybody uses the group."""
+        if type(self._backend) is not HostBackend:
+            await self._unless_broken(self._backend.open(), timeout)
+
+    async def _stand_by(self, timeout: float) -> None:
+        """Others make a group out of this one, without this rank."""
+        if type(self._backend) is not HostBackend:
+            await self._unless_broken(self._backend.bystand(), timeout)
+
+    async def _unless_broken(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
+        """Carry out a step that waits for all members. It ends when the group breaks, and at its time."""
+        task = self._loop.create_task(step)
+        self._opening.add(task)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wait([task])
+            if self._error is None and not task.cancelled():
+                task.result()
+        except TimeoutError:
+            self._break(CollectiveTimeout(timeout, ()))
+        finally:
+            self._opening.discard(task)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._error is not None:
+            raise self._error
+
     # ── issuing ──────────────────────────────────────────────────────────────────────────────────────
 
     def _issue(
@@ -256,14 +292,23 @@ class GroupCore:
         sizes: Sequence[int] | None = None,
         sent: Sequence[int] | None = None,
         reserved: int | None = None,
+        own: bool = False,
     ) -> Work[Any]:
         """Take the number and start. Everything is checked before; nothing here can fail half-way.
 
         Args:
             agreed: dtype and shape that all ranks have alike, or an array that has them.
             reserved: the number, where it was taken before.
+            own: the arrays are the group's own, not the user's: the host engine has it.
         """
         self._check_here(closed_is_wrong=reserved is None)
+        place = "" if own else common_place(source, target)
+        if place:
+            mark = self._backend.places.get(place)
+            if mark is None:
+                raise misplaced(place, self._backend)
+            if mark:
+                detail = f"{detail}, {mark}" if detail else mark
         limit = self.timeout if timeout is None else seconds(timeout)
         dtype, shape = agreed if isinstance(agreed, tuple) else (agreed.dtype, agreed.shape)
         if kind is Kind.send or kind is Kind.recv:
@@ -280,7 +325,19 @@ class GroupCore:
             self._refuse(work)
             return work
         operation = Operation(
-            call, work, source, target, result, self._flight.ended, peer, tag, senders, factor, sizes, sent
+            call,
+            work,
+            source,
+            target,
+            result,
+            self._flight.ended,
+            peer,
+            tag,
+            senders,
+            factor,
+            sizes,
+            sent,
+            place,
         )
         batch = current.get()
         if batch is not None and batch.group is self and reserved is None:
@@ -301,7 +358,7 @@ class GroupCore:
     def _note(self, work: Work[Any]) -> Operation:
         """Enter in flight what the backend has started by itself."""
         array = work._result
-        operation = Operation(work.call, work, array, array, array, self._flight.ended)
+        operation = Operation(work.call, work, array, array, array, self._flight.ended, place=HOST_PLACE)
         self._flight.issue(operation, self.timeout)
         gone = self._watch.gone(work.seq)
         if gone is not None:
@@ -389,6 +446,8 @@ class GroupCore:
         self._watch.rest()
         if tell:
             self._watch.tell_broken(error)
+        for task in self._opening:
+            task.cancel()
         self._backend.abort(self._fail_all)
 
     def _fail_all(self) -> None:

@@ -61,9 +61,22 @@ class Job:
         task.add_done_callback(self.background.discard)
 
     async def end(self) -> None:
-        """The last epoch is over."""
+        """The last epoch is over: return when nothing of the others is left, either.
+
+        Each cancellation is handed on to what still goes on, which may then let go at once; it does not
+        outlive this.
+        """
         try:
-            while self.background:
-                await asyncio.wait(set(self.background))
+            await self._settle()
         finally:
             await self.leave()
+
+    async def _settle(self) -> None:
+        while self.background:
+            try:
+                await asyncio.wait(set(self.background))
+            except asyncio.CancelledError:
+                for task in self.background:  # soon: each has begun by then, so it can tidy up
+                    asyncio.get_running_loop().call_soon(task.cancel)
+                await self._settle()
+                raise

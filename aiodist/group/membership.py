@@ -101,6 +101,7 @@ class Membership(Objects):
             → True if all members said yes and all lived to say so, as far as any survivor knows; else False.
 
         Raises:
+            CollectiveMismatch: members issued something else, in its place or before it.
             CollectiveTimeout: a member that lives does not answer how it ended there.
             QuorumLost, Evicted: this process has no say any more.
         """
@@ -159,6 +160,11 @@ class Membership(Objects):
             raise UsageError(
                 f"group '{self.name}' is not the world, whose members alone can change",
                 hint="Call it on the world's group, and make subgroups anew",
+            )
+        if "regroups" not in self._backend.capabilities:
+            raise UsageError(
+                f"backend {self.backend!r} cannot go on with other members in the same processes",
+                hint="Start the job's processes again: aiodist run --max-restarts",
             )
         return self._regroup
 

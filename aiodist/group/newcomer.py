@@ -153,18 +153,22 @@ class _Visit:
         self._candidates.clear()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._watch is not None:
-            await self._watch.aclose()
-        await self._bell.leave()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            if self._watch is not None:
+                await self._watch.aclose()
+            await self._bell.leave()
 
     async def give_up(self, error: BaseException) -> None:
         """Joining failed: leave the job, and an epoch that was decided, too, since nobody has its group."""
-        await self.close()
-        if self._admitted is None:
-            await self._job.end()
-            return
-        group = self._admitted.group
-        assert group is not None
-        with contextlib.suppress(AiodistError):
-            await group.__aexit__(type(error), error, None)
+        try:
+            await self.close()
+        finally:
+            if self._admitted is None:
+                await self._job.end()
+            else:
+                group = self._admitted.group
+                assert group is not None
+                with contextlib.suppress(AiodistError):
+                    await group.__aexit__(type(error), error, None)

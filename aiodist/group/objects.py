@@ -103,7 +103,16 @@ class Objects(GroupCore):
 
         def first() -> Work[Array]:
             return self._issue(
-                Kind.broadcast, size, size, size, size, timeout, True, root=root, detail="of objects"
+                Kind.broadcast,
+                size,
+                size,
+                size,
+                size,
+                timeout,
+                True,
+                root=root,
+                detail="of objects",
+                own=True,
             )
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> Any:
@@ -143,7 +152,16 @@ class Objects(GroupCore):
 
         def first() -> Work[Array]:
             return self._issue(
-                Kind.broadcast, sizes, sizes, sizes, sizes, timeout, True, root=root, detail="of objects"
+                Kind.broadcast,
+                sizes,
+                sizes,
+                sizes,
+                sizes,
+                timeout,
+                True,
+                root=root,
+                detail="of objects",
+                own=True,
             )
 
         async def rest(told: Work[Array], number: int, limit: float) -> Any:
@@ -173,7 +191,7 @@ class Objects(GroupCore):
         number = check.message_tag(tag)
         data = _encoded(obj, allow_pickle)
         return self._issue(
-            Kind.send, data, data, None, None, timeout, async_op, peer=peer, tag=number + _OBJECTS
+            Kind.send, data, data, None, None, timeout, async_op, peer=peer, tag=number + _OBJECTS, own=True
         )
 
     def recv_object(
@@ -211,7 +229,9 @@ class Objects(GroupCore):
         mine, table = np.array([data.size], np.int64), np.empty((self.size, 1), np.int64)
 
         def first() -> Work[Array]:
-            return self._issue(Kind.all_gather, mine, mine, table, table, timeout, True, detail="of objects")
+            return self._issue(
+                Kind.all_gather, mine, mine, table, table, timeout, True, detail="of objects", own=True
+            )
 
         return first
 
@@ -269,6 +289,7 @@ class Objects(GroupCore):
             sizes=sizes,
             detail="of objects",
             reserved=number,
+            own=True,
         )
 
 

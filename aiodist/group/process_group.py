@@ -31,4 +31,5 @@ class ProcessGroup(Collectives, PointToPoint, Membership, Subgroups):
         name: for people.
         epoch: counts membership changes, 0 at first.
         hosts: name of each member's host, in group order.
+        device: index of this process's CUDA device; None where the group takes no tensors on devices.
     """

@@ -133,7 +133,7 @@ class Regroup:
         if self.moving is moving:
             self.moving = None
         if moving.cancelled():
-            raise GroupClosed(f"the loop ended in the middle of a call for epoch {self._group.epoch + 1}")
+            raise GroupClosed(f"the job was left in the middle of a call for epoch {self._group.epoch + 1}")
         group = moving.result()
         if override.get() is self._group:
             override.set(group)
@@ -172,8 +172,10 @@ class Regroup:
             moved = True
         finally:
             await self._tidy(adopted if moved else None)
-        await let_go(self._group)
-        self.job.close_later(self._group._close())
+        try:
+            await let_go(self._group)
+        finally:
+            self.job.close_later(self._group._close())
         return await settle_in(adopted, ready, deadline)
 
     def _check_open(self) -> None:
@@ -276,11 +278,13 @@ class Regroup:
         return candidate
 
     async def _tidy(self, adopted: Candidate | None) -> None:
-        await self._convening.stop()
-        for number, candidate in list(self._candidates.items()):
-            if candidate is not adopted:
-                self.job.close_later(candidate.close())
-            del self._candidates[number]
+        try:
+            await self._convening.stop()
+        finally:
+            for number, candidate in list(self._candidates.items()):
+                if candidate is not adopted:
+                    self.job.close_later(candidate.close())
+                del self._candidates[number]
 
     def _succeed(self, candidate: Candidate) -> None:
         """The new epoch takes the place of the old one, here. From now on whoever closes the old group closes

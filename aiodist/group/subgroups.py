@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Awaitable, Coroutine, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -81,7 +82,7 @@ class Subgroups(GroupCore):
             raise UsageError(f"color must be a non-negative integer or None, got {color!r}")
         limit = self.timeout if timeout is None else seconds(timeout)
         table = np.empty((self.size, 2), np.int64)
-        work = self._issue(Kind.all_gather, mine, mine, table, table, limit, True, detail="split")
+        work = self._issue(Kind.all_gather, mine, mine, table, table, limit, True, detail="split", own=True)
         return self._after_split(work, self._next_child(), int(mine[0]), limit, name)
 
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
@@ -97,8 +98,9 @@ class Subgroups(GroupCore):
         context = context_of(self.context, number, [self.ranks[member] for member in chosen])
         if self.rank not in chosen:
             self._control.unsubscribe(context)  # what its members tell everybody is not kept here
+            await self._stand_by(timeout)
             return None
-        return self._child(context, chosen, timeout, name or f"{self.name}.{number}")
+        return await self._opened(context, chosen, timeout, name or f"{self.name}.{number}", whole=True)
 
     async def _after_split(
         self, work: Work[Any], number: int, color: int, timeout: float, name: str
@@ -114,8 +116,21 @@ class Subgroups(GroupCore):
             else:
                 self._control.unsubscribe(context)
         if not chosen:
+            await self._stand_by(timeout)
             return None
-        return self._child(mine, chosen, timeout, name or f"{self.name}.{number}[{color}]")
+        return await self._opened(mine, chosen, timeout, name or f"{self.name}.{number}[{color}]", whole=True)
+
+    async def _opened(
+        self, context: int, chosen: tuple[int, ...], timeout: float, name: str, whole: bool
+    ) -> Self:
+        """A new group that is ready for use. `whole`: all members of this one take part in making it."""
+        group = self._child(context, chosen, timeout, name, whole)
+        try:
+            await group._ready(timeout)
+        except BaseException:
+            await group.aclose()
+            raise
+        return group
 
     def _meet_locally(
         self, chosen: tuple[int, ...], timeout: float, name: str
@@ -136,6 +151,7 @@ class Subgroups(GroupCore):
         async def met() -> Self | None:
             try:
                 await work
+                await group._ready(timeout)
             except BaseException:
                 await group.aclose()
                 raise
@@ -143,7 +159,9 @@ class Subgroups(GroupCore):
 
         return met()
 
-    def _child(self, context: int, chosen: tuple[int, ...], timeout: float, name: str) -> Self:
+    def _child(
+        self, context: int, chosen: tuple[int, ...], timeout: float, name: str, whole: bool = False
+    ) -> Self:
         return type(self)(
             ranks=[self.ranks[member] for member in chosen],
             name=name,
@@ -152,7 +170,7 @@ class Subgroups(GroupCore):
             hosts=[self.hosts[member] for member in chosen],
             timeout=timeout,
             control=self._control,
-            make_backend=self._backend.subgroup,
+            make_backend=partial(self._backend.subgroup, whole=whole),
             pulse=self._pulse,
             family=self._family,
         )

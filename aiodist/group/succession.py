@@ -12,6 +12,7 @@ from aiodist.group.candidate import Candidate
 from aiodist.group.default import find_default, override, set_default
 from aiodist.membership.assembly import FORMING
 from aiodist.membership.motions import Ready
+from aiodist.membership.presence import LATEST
 
 if TYPE_CHECKING:
     from aiodist.group.process_group import ProcessGroup
@@ -31,8 +32,9 @@ async def settle_in(candidate: Candidate, ready: Ready, deadline: float) -> Proc
     try:
         if group.rank == 0:
             with contextlib.suppress(RendezvousError):
-                await job.store.set("latest", candidate.record.encode())
+                await job.store.set(LATEST, candidate.record.encode())
         await group.barrier(timeout=max(deadline - loop.time(), FORMING))
+        await group._ready(max(deadline - loop.time(), FORMING))
     except GroupBroken as error:
         if isinstance(error, Evicted):
             raise

@@ -13,16 +13,16 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import msgpack
 
-from aiodist.backends.base import Reports
+from aiodist.backends.base import Backend, Reports
 from aiodist.backends.host import HostEngine
-from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.plan import Plan
 from aiodist.control.plane import ControlPlane
 from aiodist.control.process import ProcessWatch, pid_space
 from aiodist.control.sentries import Sentries
@@ -42,11 +42,13 @@ from aiodist.group.subgroups import context_of
 from aiodist.transport.base import ControlLink, Endpoint
 from aiodist.work import Pulse
 
+HOST_ONLY = Plan()
+
 _WATCHED = 64  # ranks, up to which sentries stand: each needs two descriptors of every neighbour
 
 _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 
-PROTOCOL = 3  # of what groups say to each other; a job that mixes numbers is refused
+PROTOCOL = 4  # of what groups say to each other; a job that mixes numbers is refused
 
 
 class Exchange(Protocol):
@@ -74,6 +76,7 @@ class Settings:
         place: under what the ranks meet in the store; the name if not given. Another one for each try.
         uid: names this process for as long as it lives; b"" where members never change.
         hosts_store: whether this process hosts the store that the job meets at.
+        plan: which backend carries out what; the ranks agree on it when they meet.
         heartbeat: seconds between signs of life on control links; 0: none (simulations).
         evict_after: seconds without one after which a rank is given up.
     """
@@ -89,6 +92,7 @@ class Settings:
     place: str = ""
     uid: bytes = b""
     hosts_store: bool = False
+    plan: Plan = HOST_ONLY
     heartbeat: float = 0.0
     evict_after: float = 30.0
 
@@ -120,6 +124,7 @@ class World:
         self.parting: Callable[[], None] = _no_words
         self.uids: list[bytes] = []
         self.store_hosts: list[int] = []
+        self._plan = settings.plan
         self.control = self._control = ControlPlane(endpoint.rank, size)
         self._engine = HostEngine(endpoint, self._loop, self._control.lose, settings.inline)
         self._processes = ProcessWatch(self._loop)
@@ -129,27 +134,13 @@ class World:
         self._control.on_lost = self._lost
         endpoint.on_control = self._attach  # before anything is awaited: peers may dial already
 
-    async def open(self, store: Exchange, host: str | None = None) -> ProcessGroup:
-        """Meet the others and make the world's group.
-
-        Raises:
-            RendezvousTimeout: somebody did not come; names who.
-            RendezvousError: versions or settings differ; says who has which.
-            PeerLost: somebody came and died.
-        """
-        deadline = self._loop.time() + self._settings.timeout
-        group = await self.link(store, host)
-        try:
-            await group.barrier(timeout=self._left(deadline))
-            return group
-        except BaseException as error:
-            await self.abandon(group, f"assembling failed ({type(error).__name__})")
-            raise
-
     async def link(self, store: Exchange, host: str | None = None) -> ProcessGroup:
         """Meet the others and connect to them; the group that comes of it has yet to do its first operation.
 
-        Raises: as `open`. The world has ended then.
+        Raises (the world has ended then):
+            RendezvousTimeout: somebody did not come; names who.
+            RendezvousError: versions or settings differ; says who has which.
+            PeerLost: somebody came and died.
         """
         deadline = self._loop.time() + self._settings.timeout
         if self._settings.heartbeat:
@@ -179,6 +170,7 @@ class World:
             "endpoint": self._endpoint.card,
             "uid": settings.uid,
             "hosts": settings.hosts_store,
+            "backend": settings.plan.card(),
         }
         packed = msgpack.packb(card)
         answers = await store.gather(
@@ -186,6 +178,7 @@ class World:
         )
         cards = read_cards(answers, card)
         check_cards(cards)
+        self._plan = settings.plan.settle([card["backend"] for card in cards])
         self.uids = [card["uid"] for card in cards]
         self.store_hosts = [rank for rank, card in enumerate(cards) if card["hosts"]]
         self._endpoint.introduce({rank: card["endpoint"] for rank, card in enumerate(cards)})
@@ -335,8 +328,8 @@ class World:
         self._control.lose(rank, f"process {pid} ended", proven=True)
         self._cannot_link(rank, f"process {pid} ended")
 
-    def _backend(self, context: int, ranks: Any, reports: Reports) -> HostBackend:
-        return self._engine.backend(context, ranks, reports)
+    def _backend(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:
+        return self._plan.make(self._engine.backend(context, ranks, reports))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from aiodist.backends.plan import Plan, parse
 from aiodist.environment import secret, tuning
 from aiodist.errors import BackendUnavailable, UsageError
 from aiodist.group import ProcessGroup
@@ -24,9 +25,6 @@ from aiodist.timeouts import Timeout, seconds
 
 # Loops on which init_process_group is under way.
 _meeting: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-
-_HOST = (None, "host", "gloo", "cpu:host", "cpu:gloo")
-_NOT_YET = {"nccl": "device tensors over NCCL", "mpi": "an existing MPI library", "ucc": "UCC"}
 
 
 def is_available() -> bool:
@@ -40,12 +38,16 @@ def is_initialized() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether `init_process_group` would take this backend here.
+    """Whether `init_process_group` would take this backend here. Imports the backend's library.
 
     Args:
-        backend: 'host', its alias 'gloo', or another name; case does not count.
+        backend: as there; case does not count.
     """
-    return isinstance(backend, str) and backend.lower() in _HOST
+    try:
+        parse(backend).check()
+    except (UsageError, BackendUnavailable):
+        return False
+    return True
 
 
 def is_torchelastic_launched() -> bool:
@@ -67,7 +69,8 @@ async def init_process_group(
     """Meet the job's other processes and form the world's group.
 
     Args:
-        backend: 'host' (alias 'gloo'); None picks by what the machine has.
+        backend: 'host' (alias 'gloo'), 'nccl', 'mpi', a name that was registered, or one for each place where
+            tensors lie: 'cpu:host,cuda:nccl'. None picks by what the machine has. The same on every rank.
         init_method: 'env://' (the default: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or what a launcher
             sets), 'tcp://host:port', 'file:///path', or a scheme given to `register_rendezvous_handler`.
         timeout: seconds, or a timedelta, for meeting; also the default of the group's operations. 300 s.
@@ -76,7 +79,8 @@ async def init_process_group(
         store: meet over this store instead of `init_method`; needs `rank` and `world_size`. It stays yours.
         group_name: for people, and to tell apart several worlds over one store.
         pg_options: for backends that have any.
-        device_id: for backends that have devices.
+        device_id: this process's CUDA device: an index, 'cuda:1' or a torch.device. None: LOCAL_RANK modulo
+            the number of devices.
 
     Returns:
         The world's group, also the default of the running loop. Use it with `async with`, or close it with
@@ -88,13 +92,14 @@ async def init_process_group(
         RendezvousError: the processes cannot work together (two with one rank, other versions…).
         BackendUnavailable: the backend is not here.
     """
-    check_can_begin(backend)
+    plan = check_can_begin(backend)
     environ = os.environ
     tuned = tuning(environ)
     limit = seconds(timeout) if timeout is not None else tuned.timeout
     with ask_to_meet():
+        plan = await with_libraries(plan, device_id)
         meeting = await meet(store, init_method, rank, world_size, limit, environ)
-        group = await Member(meeting, tuned, limit, group_name, environ).first_epoch()
+        group = await Member(meeting, tuned, limit, group_name, environ, plan).first_epoch()
         set_default(group)
     return group
 
@@ -128,27 +133,24 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     return int(fallback_rank)
 
 
-def _check_backend(backend: str | None) -> None:
-    if backend in _HOST:
-        return
-    if backend in _NOT_YET:
-        raise BackendUnavailable(
-            f"backend {backend!r} ({_NOT_YET[backend]}) is not part of this version",
-            hint="Use backend='host'",
-        )
-    raise UsageError(f"backend={backend!r} is not known", hint="Use backend='host', or None for the default")
-
-
-def check_can_begin(backend: str | None) -> None:
-    """Refuse a second default group, a backend that is not here, and Windows."""
+def check_can_begin(backend: str | None) -> Plan:
+    """Refuse a second default group, a backend that nobody knows, and Windows; what the backend means."""
     if not is_available():
         raise BackendUnavailable("aiodist does not run on Windows", hint="Use Linux, macOS or WSL 2")
-    _check_backend(backend)
+    plan = parse(backend)
     if is_initialized():
         raise UsageError(
             "this loop has a default process group already",
             hint="Close it first: dist.destroy_process_group()",
         )
+    return plan
+
+
+async def with_libraries(plan: Plan, device_id: Any) -> Plan:
+    """Load what a plan needs; in a thread, since it may take a second."""
+    if plan.plain:
+        return plan
+    return await asyncio.get_running_loop().run_in_executor(None, plan.check, device_id)
 
 
 @contextlib.contextmanager

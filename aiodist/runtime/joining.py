@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiodist.environment import (
@@ -17,16 +19,25 @@ from aiodist.environment import (
     tls,
     tuning,
 )
-from aiodist.errors import UsageError
+from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import set_default
-from aiodist.group.newcomer import join_running
 from aiodist.membership.newcomers import OVER
+from aiodist.membership.presence import LATEST, is_deserted, until_deserted
 from aiodist.net.sockets import connect
 from aiodist.rendezvous import Meeting, PrefixStore, Store, TcpStore, told_address
-from aiodist.runtime.init import ask_to_meet, check_can_begin, meet
-from aiodist.runtime.member import ELASTIC, Member, address_at
+from aiodist.runtime.init import ask_to_meet, check_can_begin, meet, with_libraries
+from aiodist.runtime.member import ELASTIC, Member, address_at, outlives_jobs
 from aiodist.timeouts import Timeout, seconds
+
+
+class _Run(Enum):
+    """What a store says of a job."""
+
+    NONE = auto()
+    UNDER_WAY = auto()
+    DESERTED = auto()  # it did not end well, and none of its members is left
+
 
 _PROBE = 2.0  # seconds for a look at whether somebody serves the store already
 
@@ -39,12 +50,14 @@ async def join(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "",
+    device_id: Any = None,
 ) -> ProcessGroup:
     """Become a member of a job, at its beginning or later.
 
     If the job has not begun, this is `init_process_group`: all ranks meet. If it runs, this process waits at
     the store until the members admit it (`rebuild`, `grow`), as the last rank of their next epoch. So a
-    script whose workers may die and come back calls only this.
+    script whose workers may die and come back calls only this. Where no member of the last run is left, all
+    ranks meet anew.
 
     Args:
         backend: as for `init_process_group`.
@@ -54,31 +67,62 @@ async def join(
         rank: of this process at the beginning, likewise.
         store: meet over this store instead of `init_method`. It stays yours.
         group_name: as for `init_process_group`.
+        device_id: likewise.
 
     Returns:
         → the world's group, also the default of the running loop.
 
     Raises:
         RendezvousTimeout: nobody admitted it in time, or the job has not begun and somebody did not come.
-        RendezvousError: the job ended before this process was admitted.
+        RendezvousError: the job ended before this process was admitted, or none of its members is left, and
+            this process has no rank with which to begin it anew.
         and what `init_process_group` raises.
     """
-    check_can_begin(backend)
+    plan = check_can_begin(backend)
     environ = os.environ
     tuned = tuning(environ)
     limit = seconds(timeout) if timeout is not None else tuned.timeout
+    loop = asyncio.get_running_loop()
+    began, left = loop.time(), limit
     with ask_to_meet():
-        meeting, begins = await _meet(store, init_method, rank, world_size, limit, environ, group_name)
-        member = Member(meeting, tuned, limit, group_name, environ)
-        member.elastic = True
-        if begins:
-            group = await member.first_epoch()
-            if group.rank == 0:
-                await meeting.store.set(ELASTIC, b"1")
-        else:
-            group = await join_running(member.job, limit)
+        plan = await with_libraries(plan, device_id)
+        group = None
+        while group is None:
+            meeting, begins = await _meet(store, init_method, rank, world_size, limit, environ, group_name)
+            member = Member(meeting, tuned, limit, group_name, environ, plan)
+            member.elastic = True
+            if begins:
+                group = await member.first_epoch()
+                if group.rank == 0:
+                    await meeting.store.set(ELASTIC, b"1")
+            else:
+                group = await _admitted(member, meeting.store, left)
+                left = max(0.0, began + limit - loop.time())
         set_default(group)
     return group
+
+
+async def _admitted(member: Member, store: Store, left: float) -> ProcessGroup | None:
+    """The group that this process was admitted to; None where nobody is left who could admit it."""
+    if not outlives_jobs(store):
+        return await member.join(left)
+    loop = asyncio.get_running_loop()
+
+    async def until_hopeless() -> None:
+        await until_deserted(member.job.store)
+        scope.reschedule(loop.time())
+
+    watching = loop.create_task(until_hopeless())
+    try:
+        async with asyncio.timeout(None) as scope:
+            return await member.join(left)
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        return None
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def _meet(
@@ -92,27 +136,30 @@ async def _meet(
 ) -> tuple[Meeting, bool]:
     """A meeting, and whether the job has yet to begin."""
     url = init_method or "env://"
+    run = None
     if store is None and (found := await _serving(url, limit, environ)) is not None:
         # Somebody serves it, so this process does not, though it may be rank 0.
         try:
             address = told_address(tuning(environ), address_at(found))
-            runs = await _runs(found, group_name)
-            if not runs and not _has_a_place(url, environ, rank, world_size):
-                await _until_it_runs(found, group_name, limit)
-                runs = True
+            run = await _look(found, group_name)
+            if run is not _Run.UNDER_WAY and not _has_a_place(url, environ, rank, world_size):
+                await _until_it_runs(run, found, group_name, limit)
+                run = _Run.UNDER_WAY
         except BaseException:
             await found.aclose()
             raise
-        if runs:
+        if run is _Run.UNDER_WAY:
             return Meeting(found, -1, 0, None, address), False
         await found.aclose()
     if store is not None and world_size < 1:
-        if not await _runs(store, group_name):
-            await _until_it_runs(store, group_name, limit)
+        run = await _look(store, group_name)
+        if run is not _Run.UNDER_WAY:
+            await _until_it_runs(run, store, group_name, limit)
         address = told_address(tuning(environ), address_at(store))
         return Meeting(store, -1, 0, None, address, owns_store=False), False
     meeting = await meet(store, init_method, rank, world_size, limit, environ)
-    return meeting, not await _runs(meeting.store, group_name)
+    begins = run is _Run.DESERTED or await _look(meeting.store, group_name) is not _Run.UNDER_WAY
+    return meeting, begins
 
 
 async def _serving(url: str, limit: float, environ: Mapping[str, str]) -> Store | None:
@@ -163,13 +210,23 @@ def _address_in(environ: Mapping[str, str]) -> tuple[str, int] | None:
     return (host, int(port)) if host and port.isdecimal() else None
 
 
-async def _runs(store: Store, group_name: str) -> bool:
+async def _look(store: Store, group_name: str) -> _Run:
     named = _named(store, group_name)
-    return await named.check(["latest"]) and not await named.check([OVER])
+    if not await named.check([LATEST]) or await named.check([OVER]):
+        return _Run.NONE
+    if outlives_jobs(store) and await is_deserted(named):
+        return _Run.DESERTED
+    return _Run.UNDER_WAY
 
 
-async def _until_it_runs(store: Store, group_name: str, limit: float) -> None:
-    await _named(store, group_name).wait(["latest"], limit)
+async def _until_it_runs(run: _Run, store: Store, group_name: str, limit: float) -> None:
+    """Wait for others to begin; not for those who begin anew what has failed, since perhaps nobody will."""
+    if run is _Run.DESERTED:
+        raise RendezvousError(
+            "no member of the job's last run is left, so nobody can admit this process",
+            hint="Start all ranks again, each with its RANK: that begins the job anew",
+        )
+    await _named(store, group_name).wait([LATEST], limit)
 
 
 def _named(store: Store, group_name: str) -> Store:

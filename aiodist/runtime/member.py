@@ -8,14 +8,17 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
+from aiodist.backends.plan import Plan
 from aiodist.environment import Tls, Tuning, check_open_door, job_id, secret, split_address, tls
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.beginning import first_epoch
 from aiodist.group.default import find_default, set_default
 from aiodist.group.job import Job
+from aiodist.group.newcomer import join_running
 from aiodist.group.world import Settings, World
 from aiodist.membership.newcomers import OVER
+from aiodist.membership.presence import Presence
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import (
     FileStore,
@@ -49,13 +52,20 @@ class Member:
         timeout: seconds for meeting, and the default of operations.
         group_name: of the world; '' for 'world'.
         environ: the environment variables.
+        plan: which backend carries out what.
 
     Attributes:
         elastic: whether others may join later.
     """
 
     def __init__(
-        self, meeting: Meeting, tuned: Tuning, timeout: float, group_name: str, environ: Mapping[str, str]
+        self,
+        meeting: Meeting,
+        tuned: Tuning,
+        timeout: float,
+        group_name: str,
+        environ: Mapping[str, str],
+        plan: Plan,
     ) -> None:
         name = group_name or "world"
         self._loop = asyncio.get_running_loop()
@@ -67,6 +77,7 @@ class Member:
         self._tls: Tls | None = tls(environ)
         self._me = this_process()
         self._claimed = False
+        self._presence: Presence | None = None
         self.elastic = False
         self._servers: list[StoreServer] = []
         self._reached: dict[tuple[str, bytes], TcpStore] = {}  # by address, and who hosts it
@@ -80,6 +91,7 @@ class Member:
             evict_after=tuned.evict_after,
             uid=uid,
             hosts_store=hosted is not None,
+            plan=plan,
         )
         self.job = Job(
             uid,
@@ -104,7 +116,21 @@ class Member:
             await self._leave()
             raise
         world = World(endpoint, meeting.world_size, job.settings, job.end)
-        return await first_epoch(job, world, job.store)
+        group = await first_epoch(job, world, job.store)
+        self._stay()
+        return group
+
+    async def join(self, timeout: float) -> ProcessGroup:
+        """Wait to be admitted to an epoch of a job that runs."""
+        group = await join_running(self.job, timeout)
+        self._stay()
+        return group
+
+    def _stay(self) -> None:
+        """Have newcomers see that somebody of the run lives, where the store alone does not show it."""
+        job = self.job
+        if outlives_jobs(self._meeting.store) and not job.store_host:
+            self._presence = Presence(job.store, job.uid, self._me)
 
     async def _open_endpoint(self, rank: int, _place: str) -> SocketEndpoint:
         check_open_door(self._meeting.address, self._secret, self._tuned.allow_insecure)
@@ -175,6 +201,8 @@ class Member:
                 set_default(None)
         try:
             async with asyncio.timeout(_PARTING):
+                if self._presence is not None:
+                    await self._presence.leave()
                 if self.elastic and self.job.finished is not None:
                     await self._finish(*self.job.finished)
                 if self._claimed:
@@ -207,6 +235,14 @@ def address_at(store: Store) -> str:
     if isinstance(store, FileStore):
         store = store.client
     return str(getattr(store, "address", "127.0.0.1"))
+
+
+def outlives_jobs(store: Store) -> bool:
+    """Whether a store may be there when nobody of a job is, unless one of them hosts it. (In etcd a run ends
+    with its last process, and what it left is not seen by the next.)"""
+    while isinstance(store, PrefixStore):
+        store = store.underlying
+    return isinstance(store, TcpStore)
 
 
 def _address_of(store: Store) -> str:

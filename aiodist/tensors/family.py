@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.errors import UsageError
+from aiodist.tensors.device import device_array
 from aiodist.tensors.view import view
 from aiodist.types import BFLOAT16
 
@@ -34,6 +36,24 @@ def like(tensor: Any, shape: Sequence[int], dtype: np.dtype[Any] | None = None) 
         shape: of the result.
         dtype: of the result; the tensor's by default.
     """
+    seen = device_array(tensor, "tensor") if type(tensor) is not np.ndarray else None
     if dtype is None:
-        dtype = view(tensor, writable=False).dtype
+        dtype = view(tensor, writable=False, device=True).dtype
+    if seen is not None:
+        return _on_device(tensor, seen.cuda, tuple(shape), dtype)
     return wrap(tensor, np.empty(tuple(shape), dtype))
+
+
+def _on_device(tensor: Any, index: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """A torch tensor where `tensor` is one, else a CuPy array, on the same device."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, getattr(torch, "Tensor", ())):
+        where: Any = tensor
+        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=where.device)
+    cupy: Any = sys.modules.get("cupy")  # whoever communicates such tensors has imported it
+    if cupy is None:
+        raise UsageError(
+            f"a new {type(tensor).__name__} for the result cannot be made here", hint="Pass it as out="
+        )
+    with cupy.cuda.Device(index):
+        return cupy.empty(shape, dtype)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import UsageError
+from aiodist.tensors.device import device_array
 from aiodist.types import BFLOAT16, DTYPES, check_dtype
 
 Array = npt.NDArray[Any]
@@ -72,19 +73,20 @@ class TensorView:
         return self.vector.view(np.uint8).data
 
 
-def view(obj: Any, *, writable: bool, what: str = "tensor") -> TensorView:
+def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False) -> TensorView:
     """See an argument as an array that shares its memory.
 
     Args:
         obj: the caller's tensor.
         writable: whether the operation writes to it.
         what: the argument's name in the caller's call, for the error ('tensor', 'out').
+        device: it may lie on a CUDA device; `array` is a `DeviceArray` then, never to be read.
 
     Raises:
         UsageError: it is no tensor, lies on a device, is read-only or overlaps itself where it would be
             written, or has a dtype or byte order that cannot be communicated.
     """
-    array = obj if type(obj) is np.ndarray else _array_of(obj, what)
+    array = obj if type(obj) is np.ndarray else _array_of(obj, what, device)
     dtype = array.dtype
     if not dtype.isnative:
         raise UsageError(
@@ -97,7 +99,11 @@ def view(obj: Any, *, writable: bool, what: str = "tensor") -> TensorView:
     return TensorView(obj, array)
 
 
-def _array_of(obj: Any, what: str) -> Array:
+def _array_of(obj: Any, what: str, device: bool) -> Array:
+    if device:
+        found = device_array(obj, what)
+        if found is not None:
+            return found
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
         return _torch_array(torch, obj, what)
@@ -224,5 +230,5 @@ def _no_tensor(obj: Any, what: str) -> UsageError:
 
 def _on_device(what: str, where: str) -> UsageError:
     return UsageError(
-        f"{what} lies on {where}; this backend reads host memory", hint="Copy it to the host first"
+        f"{what} lies on {where}; here it has to be on the host", hint="Copy it to the host first"
     )

@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from aiodist.backends.plan import parse
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.beginning import first_epoch
@@ -37,6 +38,7 @@ async def run_cluster(
     timeout: float = 30.0,
     return_exceptions: bool = False,
     chaos: Chaos | None = None,
+    backend: str = "host",
 ) -> list[T]:
     """Run `main(pg)` once a rank, all in this loop, and return the results in rank order.
 
@@ -55,7 +57,9 @@ async def run_cluster(
         chaos: makes the processes, in place of `network` and `endpoint`, and their faults. A rank that it
             crashes has `Crashed` as its result; newcomers end before this returns, their results are in
             `chaos.joined`.
+        backend: as for `init_process_group`.
     """
+    plan = parse(backend, gpu=False).check()
     cluster = _Plain(size, network, endpoint) if chaos is None else _Faulty(chaos)
 
     async def rank_main(rank: int) -> T:
@@ -68,6 +72,7 @@ async def run_cluster(
             limits=limits,
             uid=cluster.uid(rank),
             hosts_store=cluster.hosts_store(rank),
+            plan=plan,
         )
         job = cluster.job(rank, settings, leave)
         made = await cluster.endpoint(rank, job)
@@ -82,7 +87,7 @@ async def run_cluster(
             pass
 
         settings = Settings(
-            *("world", "cluster", "auto", {}, timeout), inline=True, limits=limits, uid=process.uid
+            *("world", "cluster", "auto", {}, timeout), inline=True, limits=limits, uid=process.uid, plan=plan
         )
         async with await join_running(chaos.job(process, settings, leave), limit) as group:
             override.set(group)

@@ -8,8 +8,8 @@
 
 pytest sees a plain test. It starts the processes, gives each a rank, a store on loopback and a secret,
 waits with a time limit, and fails with the traceback of the rank that failed first. Arguments other
-than `pg` come from `pytest.mark.parametrize` and must be JSON; those named `world_size`, `transport` and
-`timeout` override the decorator's.
+than `pg` come from `pytest.mark.parametrize` and must be JSON; those named `world_size`, `transport`,
+`timeout` and `backend` override the decorator's.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def spmd(
     world_size: int = 2,
     *,
     transport: str = "auto",
-    timeout: float = 30.0,
+    timeout: float = 120.0,
     exits: Mapping[int, int] | None = None,
     env: Mapping[str, str] | None = None,
     hosts: int = 1,
+    backend: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run an async test function on real processes.
 
@@ -71,6 +72,7 @@ def spmd(
         env: further environment variables.
         hosts: how many hosts the ranks are on, as many on each, in order: network namespaces (`Hosts`). More
             than one needs root, and the test is skipped without.
+        backend: as for `init_process_group`; '' for None.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
@@ -86,13 +88,15 @@ def spmd(
             size = arguments.get("world_size", world_size)
             chosen = arguments.get("transport", transport)
             limit = arguments.get("timeout", timeout)
+            group = arguments.get("backend", backend)
             with Hosts(hosts) if hosts > 1 else contextlib.nullcontext() as places:
                 prefixes = (
                     [] if places is None else [places.enter(rank * hosts // size) for rank in range(size)]
                 )
+                given = json.dumps(arguments)
                 outcomes = asyncio.run(
                     launch(
-                        ["-m", "aiodist.testing.worker", path, function.__qualname__, json.dumps(arguments)],
+                        ["-m", "aiodist.testing.worker", path, function.__qualname__, given, group],
                         size,
                         timeout=limit,
                         env={
@@ -177,7 +181,7 @@ async def launch(
         _, late = await asyncio.wait(watches, timeout=timeout)
         if late:
             _signal(processes, signal.SIGUSR1)  # faulthandler prints every thread's stack
-            await asyncio.wait(watches, timeout=1.0)
+            await asyncio.wait(watches, timeout=3.0)
             for process, watching in zip(processes, watches, strict=True):
                 if not watching.done():  # a rank may be over, and a process that it started hold its output
                     _signal_group(process, signal.SIGKILL)

@@ -28,13 +28,13 @@ def load(path: str, qualname: str) -> Any:
     return getattr(found, "spmd_function", found)
 
 
-async def _run(path: str, qualname: str, arguments: dict[str, Any]) -> None:
+async def _run(path: str, qualname: str, arguments: dict[str, Any], backend: str) -> None:
     import aiodist as dist
     from aiodist.testing.spmd import note_failure
 
     function = load(path, qualname)
     try:
-        async with await dist.init_process_group(timeout=20) as group:
+        async with await dist.init_process_group(backend or None, timeout=60) as group:
             try:
                 await function(group, **arguments)
             except BaseException:
@@ -46,13 +46,13 @@ async def _run(path: str, qualname: str, arguments: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """`python -m aiodist.testing.worker FILE FUNCTION ARGUMENTS`; the rank is in the environment."""
+    """`python -m aiodist.testing.worker FILE FUNCTION ARGUMENTS [BACKEND]`; the rank is in the environment."""
     import aiodist as dist
 
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    path, qualname, arguments = sys.argv[1:]
-    dist.run(_run(path, qualname, json.loads(arguments)))
+    path, qualname, arguments, *backend = sys.argv[1:]
+    dist.run(_run(path, qualname, json.loads(arguments), *backend or [""]))
 
 
 if __name__ == "__main__":

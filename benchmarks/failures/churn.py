@@ -34,7 +34,7 @@ async def run(scale: Scale) -> list[Figures]:
 async def _live_through(
     victims: Victims, chance: random.Random, seconds: float, figures: Figures, scale: Scale
 ) -> None:
-    async with victims.round(live, 5, look=LOOK, patience=8.0) as round:
+    async with victims.round(live, 5, look=LOOK, patience=20.0) as round:
         await round.all_say("running")
         await _churn(round, chance, seconds, figures, scale)
         await _end(round, figures)
@@ -54,7 +54,7 @@ async def _churn(round: Round, chance: random.Random, seconds: float, figures: F
         choice = chance.random()
         if len(round.alive) - len(stopped) < MOST and (choice < 0.5 or len(able) <= LEAST):
             counts["came"] += 1
-            round.add(newcomer=True, look=LOOK, patience=8.0)
+            round.add(newcomer=True, look=LOOK, patience=20.0)
         elif len(able) > LEAST and choice < 0.85:
             counts["killed"] += 1
             round.kill(chance.choice(able))
@@ -76,7 +76,7 @@ async def _end(round: Round, figures: Figures) -> None:
     stopping = list(round.alive)
     await round.until(lambda: False, within=0.5)  # who was resumed last learns where it is
     round.tell("stop")
-    outcomes = await round.outcomes(within=60)
+    outcomes = await round.outcomes(within=120)
     seen = gather(figures, {r: o for r, o in outcomes.items() if r not in dead and not _died(o)}, round)
     last = {
         tuple(value["members"]) for rank, value in seen.items() if value["ended"] is None and rank in stopping

@@ -38,7 +38,7 @@ async def _come(victims: Victims, figures: Figures) -> None:
         await round.all_say("running", [newcomer])
         round.tell("stop")
         figures.repeats += 1
-        seen = gather(figures, await round.outcomes(within=30), round)
+        seen = gather(figures, await round.outcomes(within=90), round)
         for rank, value in seen.items():
             if value["ended"] or value["members"] != [*range(SIZE), newcomer]:
                 figures.problem(f"rank {rank}: {value}")
@@ -51,7 +51,7 @@ async def _die(victims: Victims, step: int, figures: Figures) -> None:
     async with victims.round(live, SIZE, look=LOOK) as round:
         await round.all_say("running")
         newcomer = round.add(newcomer=True, look=LOOK, crash_at=step)
-        await round.until(lambda: newcomer not in round.alive or epochs_of(round, newcomer), within=30)
+        await round.until(lambda: newcomer not in round.alive or epochs_of(round, newcomer), within=90)
         if newcomer in round.alive and not epochs_of(round, newcomer):
             figures.hangs += 1
             figures.problem(f"newcomer that should die at call {step}: {round.report()}")
@@ -59,7 +59,7 @@ async def _die(victims: Victims, step: int, figures: Figures) -> None:
         await round.until(lambda: len(round.said) > done, within=0.2)  # let what follows from it begin
         round.tell("stop")
         figures.repeats += 1
-        seen = gather(figures, await round.outcomes(range(SIZE), within=45), round)
+        seen = gather(figures, await round.outcomes(range(SIZE), within=90), round)
         members = {tuple(value["members"]) for value in seen.values()}
         if len(members) > 1 or any(value["ended"] for value in seen.values()):
             figures.problem(f"newcomer that died at call {step}: {seen}")

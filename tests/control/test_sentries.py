@@ -16,7 +16,6 @@ from aiodist.control.process import ProcessWatch
 from aiodist.control.sentries import Sentries, can_watch_threads, is_exiting
 
 pytestmark = [
-    pytest.mark.timeout(30),
     pytest.mark.skipif(not can_watch_threads(), reason="no pidfd of a thread before Linux 6.9"),
 ]
 

@@ -171,7 +171,7 @@ def compare(one: Program, groups: Groups, rank: int, ours: Outcomes, theirs: Out
 
 async def meet_on_gloo(rank: int, size: int) -> None:
     """Form gloo's world: rank 0 hosts a store on a port that the system picks, and tells the others."""
-    limit = datetime.timedelta(seconds=15)
+    limit = datetime.timedelta(seconds=300)
     store: Any = None
     if rank == 0:
         store = gloo.TCPStore("127.0.0.1", 0, size, True, limit, wait_for_workers=False)
@@ -187,7 +187,7 @@ async def meet_on_gloo(rank: int, size: int) -> None:
 async def main(seed: int, count: int) -> None:
     """Run `count` programs on both libraries."""
     torch.set_num_threads(1)
-    async with await dist.init_process_group(timeout=30) as world:
+    async with await dist.init_process_group(timeout=60) as world:
         rank, size = world.rank, world.size
         members = steps.subgroups(size, seed)
         ours: Groups = [(members[0], None)]

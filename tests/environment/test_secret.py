@@ -68,7 +68,7 @@ def test_ranks_that_start_together_make_one(tmp_path: Path) -> None:
         )
         for _ in range(4)
     ]
-    said = {one.communicate(timeout=30)[0] for one in started}
+    said = {one.communicate(timeout=60)[0] for one in started}
     assert len(said) == 1 and len(said.pop().strip()) == 32
     assert [path.name for path in (tmp_path / ".aiodist").iterdir()] == ["secret"]
 

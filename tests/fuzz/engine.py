@@ -27,7 +27,7 @@ from types import FrameType
 from aiodist.errors import AiodistError
 from tests.fuzz.target import Run, Target, words_are_fit
 
-PATIENCE = 5
+PATIENCE = 20
 """Seconds that one input may take, in tracemalloc's slow motion."""
 
 MEMORY = 16 << 20

@@ -64,6 +64,7 @@ CARD: dict[str, Any] = {
     },
     "uid": b"12345678",
     "hosts": False,
+    "backend": {"asked": "", "engines": {"cuda": "nccl"}, "told": {"cuda": b"uuid"}},
 }
 
 
@@ -81,6 +82,9 @@ def _cards(data: bytes) -> None:
     card = read_[1]
     # What the world and the endpoint do with it, without asking.
     bytes(card["uid"]), bool(card["hosts"]), str(card["host"])
+    told = card["backend"]["told"]
+    if card["backend"]["asked"] + "".join(card["backend"]["engines"][place] for place in told) is None:
+        raise Judgement(f"accepted {card}")
     endpoint = card["endpoint"]
     host, port = endpoint["tcp"]
     if not (type(host) is str and type(port) is int and len(endpoint["nonce"]) == 16):

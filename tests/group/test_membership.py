@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.group import ProcessGroup
+from aiodist.group import ProcessGroup, regroup
+from aiodist.group.convening import Convening
 from aiodist.group.default import find_default
+from aiodist.group.job import Job
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.chaos import Chaos, Crashed
+from aiodist.transport.memory import MemoryNetwork
+from aiodist.transport.peers import ChannelEndpoint
 
 Main = Callable[[ProcessGroup], Awaitable[Any]]
 
@@ -538,6 +542,38 @@ def test_agree_is_the_same_on_all_survivors_whenever_one_dies(hosted: bool) -> N
     assert answers == {True, False}
 
 
+def test_agree_where_members_disagree_about_the_operation() -> None:
+    async def main(pg: ProcessGroup) -> int:
+        with pytest.raises(dist.CollectiveMismatch) as caught:
+            await (pg.all_reduce(np.array([10**pg.rank])) if pg.rank == 1 else pg.agree(pg.rank != 2))
+        assert sorted(caught.value.said) == [0, 1, 2]
+        with pytest.raises(dist.CollectiveMismatch):
+            await pg.agree()  # also by who had not called it
+        new = await pg.rebuild()
+        assert await new.agree()
+        return await total(new)
+
+    assert run(3, main) == [0b111] * 3
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_what_was_agreed_holds_though_the_next_operation_is_a_mismatch(flag: bool) -> None:
+    def delay(src: int, dst: int) -> float:
+        return 1.0 if (src, dst) == (1, 2) else 0.001
+
+    async def main(pg: ProcessGroup) -> bool:
+        answer = await pg.agree(flag or pg.rank != 1)
+        if pg.rank == 2:
+            assert isinstance(pg._error, dist.CollectiveMismatch)  # before it had what it needed of rank 1
+            return answer
+        with pytest.raises(dist.CollectiveMismatch):
+            await (pg.all_reduce(np.array([10**pg.rank])) if pg.rank else pg.barrier())
+        return answer
+
+    network = MemoryNetwork(delay=delay)
+    assert run_virtual(run_cluster(3, main, network=network, timeout=5.0)) == [flag] * 3
+
+
 # ── the old group and the new ────────────────────────────────────────────────────────────────────────────
 
 
@@ -615,3 +651,97 @@ def test_a_cancelled_rebuild_that_nobody_takes_up_ends_with_the_group() -> None:
             await asyncio.sleep(1)
 
     run(2, first_alone)
+
+
+# ── closing that is cancelled ────────────────────────────────────────────────────────────────────────────
+
+
+async def cancel_until_done(task: asyncio.Task[Any]) -> None:
+    """Stop waiting for it as often as it takes; each time it gets a while to end well."""
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    assert task.cancelled()
+
+
+async def forever(*_: object) -> None:
+    """It lasts."""
+    await asyncio.get_running_loop().create_future()
+
+
+def test_an_old_epoch_does_not_outlive_a_closing_that_is_cancelled_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chaos = Chaos()
+    monkeypatch.setattr(ChannelEndpoint, "_close_all", forever)  # nobody answers goodbye
+
+    async def main(pg: ProcessGroup) -> None:
+        await pg.rebuild()
+        me = chaos.processes[pg.rank]
+        assert me.job is not None
+        closing = asyncio.create_task(pg.aclose())
+        await asyncio.sleep(0.1)
+        assert len(me.job.background) == 1  # the old epoch
+        await cancel_until_done(closing)
+        assert not me.job.background
+        assert [endpoint._closed for _, endpoint in me.endpoints] == [True, True]
+
+    run(2, main, chaos)
+
+
+@pytest.mark.parametrize("where", ["let_go", "stop"])
+def test_no_epoch_outlives_a_closing_that_is_cancelled_in_a_call_for_the_next(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letting go may take threads their time, and stopping to convene a store its own."""
+    chaos = Chaos()
+    monkeypatch.setattr(regroup if where == "let_go" else Convening, where, forever)
+
+    async def main(pg: ProcessGroup) -> None:
+        call = asyncio.ensure_future(pg.rebuild())
+        me = chaos.processes[pg.rank]
+        assert me.job is not None
+        await asyncio.sleep(0.5)
+        assert len(me.endpoints) == 2  # the next epoch is there
+        closing = asyncio.create_task(pg.aclose())
+        await asyncio.sleep(0.01)
+        await cancel_until_done(closing)
+        assert not me.job.background
+        assert [endpoint._closed for _, endpoint in me.endpoints] == [True, True]
+        with pytest.raises(dist.GroupClosed, match="epoch 1"):
+            await call
+
+    run(2, main, chaos)
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+def test_nothing_is_left_of_a_newcomer_that_is_cancelled_twice(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chaos = Chaos()
+    ended: list[str] = []
+    end = Job.end
+
+    async def noted(self: Job) -> None:
+        await end(self)
+        ended.append(self.words)
+
+    monkeypatch.setattr(Job, "end", noted)
+
+    async def main(pg: ProcessGroup) -> int:
+        await asyncio.sleep(0.1)
+        before = asyncio.all_tasks()
+        newcomer = chaos.join(total, 10).task
+        assert newcomer is not None
+        await asyncio.sleep(0.1)
+        newcomer.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        newcomer.cancel()
+        await asyncio.wait([newcomer])
+        await asyncio.sleep(0.1)
+        assert asyncio.all_tasks() == before
+        assert ended == ["process 1"]
+        return await total(pg)
+
+    assert run(1, main, chaos) == [1]

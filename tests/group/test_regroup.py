@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -44,7 +45,7 @@ async def test_who_is_lost_by_hearsay_is_not_waited_for_while_links_come_up() ->
     news = Message(Say.lost, 1, 1, EVERYBODY, 64, (2, "connection ended without goodbye", -1))
     world.control.received(1, news.encode())
     with pytest.raises(PeerLost) as caught:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             await world._link(asyncio.get_running_loop().time() + 30)
     assert caught.value.ranks == (2,)
     await world.abandon()
@@ -140,3 +141,56 @@ async def test_members_are_not_given_up_for_a_connection_that_ended_with_a_draft
         assert regroup._culprits(cast("Candidate", late)) == tuple(blamed)
 
     await run_cluster(2, main)
+
+
+class Slow:
+    """Tasks that take a while to end."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    async def task(self, name: str) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            self.ended.append(name)
+
+
+async def begin(*tasks: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
+    begun = [asyncio.create_task(task) for task in tasks]
+    await asyncio.sleep(0)
+    return begun
+
+
+async def test_convening_leaves_no_task_behind_when_stopping_is_cancelled() -> None:
+    slow = Slow()
+    nothing = cast("Any", SimpleNamespace())
+    convening = Convening(
+        *(nothing, nothing, Decisions()),
+        say=lambda target, motion: None,
+        changed=lambda: None,
+        store_of=lambda number: None,
+    )
+    convening._inviting, convening._ruling = await begin(slow.task("inviting"), slow.task("ruling"))
+    (stopping,) = await begin(convening.stop())
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    assert convening._inviting.done()
+    assert convening._ruling.done()
+
+
+async def test_a_draft_is_abandoned_also_when_its_closing_is_cancelled() -> None:
+    happened: list[str] = []
+
+    async def abandon(group: object, reason: str) -> None:
+        happened.append(reason)
+
+    (forming,) = await begin(Slow().task("forming"))
+    draft = SimpleNamespace(_task=forming, world=SimpleNamespace(abandon=abandon), group=None)
+    (closing,) = await begin(Candidate.close(cast("Candidate", draft)))
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    assert happened == ["another draft became the epoch"]

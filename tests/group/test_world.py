@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.backends.plan import Plan
 from aiodist.errors import AuthenticationError, Evicted, RendezvousError
 from aiodist.group import ProcessGroup
+from aiodist.group.beginning import first_epoch
+from aiodist.group.job import Job
 from aiodist.group.world import PROTOCOL, Settings, World, check_cards
+from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
@@ -112,21 +116,31 @@ def test_cancelled_close_of_a_world_aborts_all_its_groups() -> None:
     run_virtual(run_cluster(2, main))
 
 
-def world(network: MemoryNetwork, rank: int, size: int, gone: list[int], timeout: float = 5.0) -> World:
-    """One rank's world over memory channels."""
+def job_of(network: MemoryNetwork, store: HashStore, rank: int, gone: list[int]) -> Job:
+    """One rank's, over memory channels."""
+
+    async def open_endpoint(rank: int, place: str) -> MemoryEndpoint:
+        return MemoryEndpoint(network, rank)
 
     async def leave() -> None:
         gone.append(rank)
 
-    settings = Settings("world", "job", "auto", {}, timeout, inline=True)
-    return World(MemoryEndpoint(network, rank), size, settings, leave)
+    settings = Settings("world", "job", "auto", {}, 60.0, inline=True, uid=bytes([rank]) * UID_BYTES)
+    return Job(settings.uid, f"rank {rank}", settings, store, open_endpoint, leave, host="memory")
+
+
+async def world_of(job: Job, rank: int, size: int) -> World:
+    """Its first."""
+    return World(await job.open_endpoint(rank, ""), size, job.settings, job.end)
 
 
 def test_init_that_is_cancelled_half_way_leaves_no_timer_and_the_others_are_told() -> None:
     async def main() -> None:
         network, store, gone = MemoryNetwork(delay=lambda src, dst: 1.0), HashStore(), list[int]()
+        jobs = [job_of(network, store, rank, gone) for rank in range(3)]
         opening = [
-            asyncio.create_task(world(network, rank, 3, gone, 60).open(store, "memory")) for rank in range(3)
+            asyncio.create_task(first_epoch(job, await world_of(job, rank, 3), store))
+            for rank, job in enumerate(jobs)
         ]
         await asyncio.sleep(1.5)  # linked, and in the barrier
         opening[1].cancel()
@@ -148,8 +162,9 @@ def test_init_that_is_cancelled_half_way_leaves_no_timer_and_the_others_are_told
 def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
     async def main() -> None:
         network, store, gone = MemoryNetwork(), HashStore(), list[int]()
-        first = world(network, 0, 2, gone, 60)
-        opening = asyncio.create_task(first.open(store, "memory"))
+        job = job_of(network, store, 0, gone)
+        first = await world_of(job, 0, 2)
+        opening = asyncio.create_task(first_epoch(job, first, store))
         cards = {
             "protocol": PROTOCOL,
             "byteorder": "little",
@@ -160,6 +175,7 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
             "agreed": {},
             "uid": b"someone",
             "hosts": False,
+            "backend": Plan().card(),
             "endpoint": {},
         }
         import msgpack

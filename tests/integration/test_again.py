@@ -7,12 +7,30 @@ import os
 import signal
 import subprocess
 import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 
 import aiodist as dist
 from aiodist.rendezvous import StoreServer, TcpStore
+
+
+async def begin() -> None:
+    """Three begin, and compute until somebody ends them."""
+    async with await dist.join(timeout=40) as pg:
+        print(pg.rank, pg.size, pg.epoch, flush=True)
+        while True:
+            await pg.all_reduce(np.array([10**pg.rank]))
+
+
+async def come() -> None:
+    """One that has no rank comes."""
+    try:
+        await dist.join(timeout=40)
+    except dist.RendezvousError as error:
+        print(type(error).__name__, error, flush=True)
 
 
 async def life() -> None:
@@ -40,7 +58,9 @@ async def test_two_runs_on_one_store() -> None:
         for _ in range(2):
             ranks = [
                 await asyncio.create_subprocess_exec(
-                    *(sys.executable, __file__), env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE
+                    *(sys.executable, __file__, "life"),
+                    env=common | {"RANK": str(rank)},
+                    stderr=subprocess.PIPE,
                 )
                 for rank in range(3)
             ]
@@ -58,5 +78,65 @@ async def rank_is_free(server: StoreServer) -> None:
                 await anext(watch)
 
 
+@pytest.fixture
+async def known() -> AsyncIterator[dict[str, str]]:
+    """The environment of a job at `aiodist store`, which is ended with it."""
+    environ = os.environ | {"AIODIST_JOB": "again", "AIODIST_SECRET": "known"}
+    command = (sys.executable, "-m", "aiodist", "store", "--host", "127.0.0.1", "--port", "0")
+    store = await asyncio.create_subprocess_exec(*command, env=environ, stdout=PIPE)
+    try:
+        yield environ | {"AIODIST_STORE": await said(store)}
+    finally:
+        store.kill()
+        await store.communicate()
+
+
+async def start(what: str, environ: dict[str, str]) -> Process:
+    return await asyncio.create_subprocess_exec(sys.executable, __file__, what, env=environ, stdout=PIPE)
+
+
+async def start_all(environ: dict[str, str]) -> list[Process]:
+    """Three that are in their group."""
+    ranks = [await start("begin", environ | {"RANK": str(rank), "WORLD_SIZE": "3"}) for rank in range(3)]
+    assert [await said(rank) for rank in ranks] == [f"{rank} 3 0" for rank in range(3)]
+    return ranks
+
+
+async def said(process: Process) -> str:
+    assert process.stdout is not None
+    return (await process.stdout.readline()).decode().strip()
+
+
+async def kill(processes: list[Process]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        await process.communicate()
+
+
+DESERTED = "RendezvousError no member of the job's last run is left, so nobody can admit this process. Start"
+
+
+@pytest.mark.timeout(120)
+async def test_all_die_while_a_newcomer_waits_and_all_begin_anew(known: dict[str, str]) -> None:
+    ranks = await start_all(known)
+    waits = await start("come", known)
+    await rings(known)
+    await kill(ranks)
+    assert (await said(waits)).startswith(DESERTED)
+    assert await waits.wait() == 0
+    await kill(await start_all(known))
+
+
+async def rings(environ: dict[str, str]) -> None:
+    """A newcomer waits to be admitted."""
+    host, port = environ["AIODIST_STORE"].split(":")
+    async with (
+        await TcpStore.connect(host, int(port), "again", b"known", 10) as store,
+        store.watch("aiodist/world/join/") as watch,
+    ):
+        await anext(watch)
+
+
 if __name__ == "__main__":
-    dist.run(life())
+    dist.run({"begin": begin, "come": come, "life": life}[sys.argv[1]]())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from typing import Any
 
 import numpy as np
@@ -79,11 +78,10 @@ async def test_peer_that_exits_mid_operation_is_lost_at_once(pg: ProcessGroup, t
             await pg.recv(np.zeros(1), survivor)
         os._exit(7)
     await pg.send(np.zeros(1), 2)
-    began = time.monotonic()
     with pytest.raises(dist.PeerLost) as caught:
         await pg.all_reduce(np.arange(1000.0))
     assert caught.value.ranks == (2,)
-    assert time.monotonic() - began < 20  # far below the operation's timeout
+    assert "has not turned" not in caught.value.cause  # its end was seen, and not its silence
 
 
 @TRANSPORTS
@@ -100,16 +98,17 @@ async def test_endless_all_reduce_lets_others_run_and_notices_a_dead_peer(
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    tensor = np.zeros(4)
     if pg.rank == 1:
-        for _ in range(2000):
+        # Rank 0 says in the sum that its other task has had its turns; without them, this never ends.
+        tensor = np.zeros(4)
+        while tensor[0] <= 10:
+            tensor[:] = 0
             await pg.all_reduce(tensor)
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(dist.PeerLost):
         while True:
-            await pg.all_reduce(tensor)
+            await pg.all_reduce(np.full(4, float(ticks)))
     task.cancel()
-    assert ticks > 10
 
 
 @spmd(world_size=1)

@@ -11,14 +11,14 @@ from aiodist.testing.conformance_backend import check_backend, check_concurrent,
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("world_size", range(1, 9))
-@spmd(timeout=55)
+@spmd()
 async def test_backend(pg: ProcessGroup, world_size: int, transport: str) -> None:
     await check_backend(pg, seed=pg.size)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-@spmd(timeout=55)
+@spmd()
 async def test_random_programs_equal_numpy(pg: ProcessGroup, world_size: int, transport: str) -> None:
     for seed in range(6):
         await check_program(pg, 100 + seed, 40, big=20_000)

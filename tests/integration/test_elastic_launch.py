@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aiodist.launch.meeting import free_port
 from tests.launch import jobs
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.launch.jobs import Job, Start
@@ -29,7 +29,7 @@ import numpy as np
 import aiodist as dist
 
 async def train():
-    pg = await dist.join(timeout=60)
+    pg = await dist.join(timeout=120)
     step, news = np.zeros(1, np.int64), True
     while True:
         try:
@@ -47,10 +47,10 @@ async def train():
                 if ready[0]:
                     break
                 if await pg.pending_joins():
-                    pg, news = await pg.rebuild(admit=True, timeout=60), True
+                    pg, news = await pg.rebuild(admit=True, timeout=120), True
             await asyncio.sleep(0.001)
         except dist.GroupBroken:
-            pg, news = await pg.rebuild(min_size=1, admit=True, timeout=60), True
+            pg, news = await pg.rebuild(min_size=1, admit=True, timeout=120), True
     await pg.aclose()
     return int(step[0])
 
@@ -113,7 +113,7 @@ def test_the_survivors_go_on_alone(start: Start) -> None:
 
 
 def test_a_node_joins_and_is_lost_again(start: Start) -> None:
-    port = free_port("127.0.0.1")
+    port = free_port()
     options = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
     conf = ("--rdzv-conf", "last_call_timeout=0")
     first = start(TRAIN, *options, *conf, nproc=2)
@@ -143,14 +143,14 @@ def test_who_dies_before_the_group_exists_makes_all_begin_again(start: Start) ->
             host, _, port = os.environ["AIODIST_STORE"].rpartition(":")
             job, secret = os.environ["AIODIST_JOB"], os.environ["AIODIST_SECRET"].encode()
             store = await TcpStore.connect(host, int(port), job, secret, 60)
-            joining = asyncio.create_task(dist.join(timeout=60))
+            joining = asyncio.create_task(dist.join(timeout=120))
             await store.get("aiodist/world/aiodist/rank/1")
             os.kill(os.getpid(), signal.SIGKILL)
 
         async def main():
             if RANK == 1 and COUNT == 0:
                 await die()
-            async with await dist.join(timeout=60) as pg:
+            async with await dist.join(timeout=120) as pg:
                 tell(f"epoch {pg.epoch} size {pg.size}")
 
         import aiodist as dist

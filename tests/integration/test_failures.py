@@ -23,7 +23,7 @@ from benchmarks.failures.table import BEGIN, END, put_into, table  # noqa: E402
 HERE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 20)  # the others are tests of their own
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", HERE)
 def test_row(number: int) -> None:
     run = ROWS[number].run

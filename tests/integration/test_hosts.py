@@ -24,13 +24,13 @@ def taken(pg: ProcessGroup) -> int:
     return int(inner._next)
 
 
-@spmd(world_size=4, hosts=2, timeout=55, env=ALL)
+@spmd(world_size=4, hosts=2, env=ALL)
 async def test_conformance(pg: ProcessGroup) -> None:
     await check_backend(pg, 11)
     assert taken(pg) > 50
 
 
-@spmd(world_size=6, hosts=3, timeout=55, env=ALL)
+@spmd(world_size=6, hosts=3, env=ALL)
 async def test_random_programs(pg: ProcessGroup) -> None:
     for seed in range(3):
         await check_program(pg, 900 + seed, 30, big=20_000)
@@ -39,7 +39,7 @@ async def test_random_programs(pg: ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize("least", ["1", "1000000000000"])
-@spmd(world_size=4, hosts=2, timeout=55)
+@spmd(world_size=4, hosts=2)
 async def test_large_tensors(pg: ProcessGroup, least: str) -> None:
     for count in (1 << 20, (1 << 20) + 1):
         mine = np.arange(count, dtype=np.float32) % 1000 + pg.rank

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.launch.meeting import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 MARKER = "TEST_JOB"
@@ -225,7 +225,7 @@ async def main():
         print(f"total {total[0]} of {pg.size}", flush=True)
 dist.run(main())
 """
-    port = free_port("127.0.0.1")
+    port = free_port()
     meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     prefix = ["--line-prefix-template", "$rank|"]
     jobs = [start(script, *meet, *prefix, "--node-rank", str(node), nproc=2) for node in range(2)]
@@ -237,7 +237,7 @@ dist.run(main())
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_agent_is_missed_by_the_other_node(start: Start, victim: int) -> None:
-    port = free_port("127.0.0.1")
+    port = free_port()
     meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     jobs = [start(loop(before=UNHURRIED), *meet, "--node-rank", str(node), nproc=1) for node in range(2)]
     for job in jobs:

@@ -44,7 +44,7 @@ def values(pg: ProcessGroup, count: int, dtype: np.dtype[Any], rank: int, salt: 
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-@spmd(timeout=55, transport="shm", env=TINY)
+@spmd(transport="shm", env=TINY)
 async def test_programs_in_many_blocks(pg: ProcessGroup, world_size: int) -> None:
     assert hub(pg) is not None
     for seed in range(4):
@@ -52,12 +52,12 @@ async def test_programs_in_many_blocks(pg: ProcessGroup, world_size: int) -> Non
         await check_concurrent(pg, 600 + seed, 40)
 
 
-@spmd(world_size=3, timeout=55, transport="shm", env=TINY | {"AIODIST_POLL": "0"})
+@spmd(world_size=3, transport="shm", env=TINY | {"AIODIST_POLL": "0"})
 async def test_without_polling(pg: ProcessGroup) -> None:
     await check_backend(pg, 7)
 
 
-@spmd(world_size=3, timeout=55, transport="shm", env={"AIODIST_LOCAL": "0"})
+@spmd(world_size=3, transport="shm", env={"AIODIST_LOCAL": "0"})
 async def test_messages_instead(pg: ProcessGroup) -> None:
     """Where flags in shared memory are not ordered, sockets carry everything."""
     assert hub(pg) is None
@@ -69,7 +69,7 @@ async def test_messages_instead(pg: ProcessGroup) -> None:
 
 @pytest.mark.parametrize("env", ["default", "tiny"])
 @pytest.mark.parametrize("world_size", [2, 3])
-@spmd(timeout=55, transport="shm", env=TINY)
+@spmd(transport="shm", env=TINY)
 async def test_some_ranks_have_mapped_arrays_and_some_have_not(
     pg: ProcessGroup, world_size: int, env: str
 ) -> None:
@@ -233,9 +233,10 @@ async def test_a_quick_all_reduce_and_another_collective_are_a_mismatch(pg: Proc
 
 @spmd(world_size=2, transport="shm")
 async def test_a_quick_all_reduce_that_nobody_joins_times_out(pg: ProcessGroup) -> None:
-    group = await pg.new_group([0, 1], timeout=0.3)
+    group = await pg.new_group([0, 1])
     assert group is not None
     await group.all_reduce(np.ones(2))
+    group.timeout = 0.3
     if pg.rank == 0:
         with pytest.raises(CollectiveTimeout) as caught:
             await group.all_reduce(np.ones(2))

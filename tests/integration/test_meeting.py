@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 SCRIPT = """
 import asyncio, json, sys
 import numpy as np
@@ -40,16 +42,32 @@ async def start(
         "-c",
         SCRIPT.format(before=before, inside=inside),
         json.dumps(arguments),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**kept, "OPENBLAS_NUM_THREADS": "1", **environ},
     )
 
 
+async def together(
+    *environs: Mapping[str, str], before: Sequence[str] = ("", "", "")
+) -> list[asyncio.subprocess.Process]:
+    """Processes that begin at one moment: their patience is short, and Python may take longer to start."""
+    ready = "\ndist.run, dist.init_process_group\nprint('ready', flush=True)\nsys.stdin.readline()"
+    started = [await start(environ, more + ready) for environ, more in zip(environs, before, strict=False)]
+    for process in started:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+    return started
+
+
 async def outputs(processes: Sequence[asyncio.subprocess.Process]) -> list[str]:
     """What each printed, with its exit code before it."""
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(200):
             texts = await asyncio.gather(*[process.communicate() for process in processes])
     finally:
         for process in processes:
@@ -59,13 +77,6 @@ async def outputs(processes: Sequence[asyncio.subprocess.Process]) -> list[str]:
     return [f"{p.returncode}: {text[0].decode()}" for p, text in zip(processes, texts, strict=True)]
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     """What a launcher sets."""
     return {
@@ -73,7 +84,7 @@ def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "AIODIST_TIMEOUT": "20",
+        "AIODIST_TIMEOUT": "100",
         **more,
     }
 
@@ -169,7 +180,7 @@ async def test_bad_arguments(arguments: dict[str, object]) -> None:
 
 async def test_two_processes_with_one_rank() -> None:
     port = free_port()
-    started = [await start(environment(rank, 3, port, AIODIST_TIMEOUT="3")) for rank in (0, 1, 1)]
+    started = await together(*(environment(rank, 3, port, AIODIST_TIMEOUT="5") for rank in (0, 1, 1)))
     got = await outputs(started)
     told = [text for text in got if "rank 1 is taken by pid" in text]
     assert len(told) == 1
@@ -179,7 +190,7 @@ async def test_two_processes_with_one_rank() -> None:
 
 async def test_incomplete_world_names_who_is_missing() -> None:
     port = free_port()
-    started = [await start(environment(rank, 4, port, AIODIST_TIMEOUT="2")) for rank in (0, 2)]
+    started = await together(*(environment(rank, 4, port, AIODIST_TIMEOUT="5") for rank in (0, 2)))
     for got in await outputs(started):
         assert got.startswith("3: RendezvousTimeout: ")
         assert "ranks 1 and 3" in got or "ranks 1, 3" in got
@@ -198,7 +209,7 @@ async def test_port_in_use_names_the_owner() -> None:
 
 async def test_unreachable_master() -> None:
     port = free_port()
-    [got] = await outputs([await start(environment(1, 2, port, AIODIST_TIMEOUT="1"))])
+    [got] = await outputs([await start(environment(1, 2, port, AIODIST_TIMEOUT="2"))])
     assert got.startswith("3: RendezvousTimeout: ")
     assert f"127.0.0.1:{port}" in got
     assert "refused" in got
@@ -207,10 +218,9 @@ async def test_unreachable_master() -> None:
 async def test_other_protocol_version_is_refused_in_one_line() -> None:
     port = free_port()
     old = "import aiodist.wire.handshake as h; h.PROTOCOL_VERSION = 99"
-    started = [
-        await start(environment(0, 2, port, AIODIST_TIMEOUT="3")),
-        await start(environment(1, 2, port, AIODIST_TIMEOUT="3"), before=old),
-    ]
+    started = await together(
+        *(environment(rank, 2, port, AIODIST_TIMEOUT="5") for rank in range(2)), before=["", old]
+    )
     got = await outputs(started)
     assert got[1].startswith("3: AuthenticationError: ")
     assert "protocol" in got[1]
@@ -231,10 +241,10 @@ async def test_other_settings_are_refused_in_one_line() -> None:
 
 async def test_wrong_secret_is_refused() -> None:
     port = free_port()
-    started = [
-        await start(environment(0, 2, port, AIODIST_TIMEOUT="3", AIODIST_SECRET="right")),
-        await start(environment(1, 2, port, AIODIST_TIMEOUT="3", AIODIST_SECRET="wrong")),
-    ]
+    started = await together(
+        environment(0, 2, port, AIODIST_TIMEOUT="5", AIODIST_SECRET="right"),
+        environment(1, 2, port, AIODIST_TIMEOUT="5", AIODIST_SECRET="wrong"),
+    )
     got = await outputs(started)
     assert got[1].startswith("3: AuthenticationError: ")
     assert "secret" in got[1]

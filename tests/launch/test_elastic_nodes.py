@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aiodist.launch.meeting import free_port
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Job, Start
@@ -25,7 +25,7 @@ ELASTIC = "elastic()\n" + WAIT
 
 @pytest.fixture
 def port() -> int:
-    return free_port("127.0.0.1")
+    return free_port()
 
 
 def node(
@@ -152,7 +152,7 @@ def test_another_node_comes_in_a_lost_ones_place(start: Start, port: int) -> Non
 
 @pytest.mark.parametrize("elastic", ["", "elastic()\n"])
 def test_too_few_are_left(start: Start, port: int, elastic: str) -> None:
-    options = node(port, "2:3", "--max-restarts", "1", conf="last_call_timeout=0,timeout=4")
+    options = node(port, "2:3", "--max-restarts", "1", conf="last_call_timeout=0,timeout=8")
     jobs = [start(elastic + WAIT, *options, nproc=1) for _ in range(2)]
     told(jobs)
     victim = next(job for job in jobs if "2/1/2" in job.told[0])
@@ -160,7 +160,7 @@ def test_too_few_are_left(start: Start, port: int, elastic: str) -> None:
     victim.process.kill()
     code, _, err = rest.end()
     assert code == 1
-    assert f"│ only 1 of at least 2 nodes came to 127.0.0.1:{port} within 4 s" in err
+    assert f"│ only 1 of at least 2 nodes came to 127.0.0.1:{port} within 8 s" in err
     assert "aiodist run: node 1 was lost ─" in err
 
 

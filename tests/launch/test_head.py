@@ -13,11 +13,12 @@ from aiodist.errors import RendezvousTimeout, UsageError
 from aiodist.launch.doors import Doors
 from aiodist.launch.head import Head
 from aiodist.launch.lobby import OverError, knock
-from aiodist.launch.meeting import free_port, meet
+from aiodist.launch.meeting import meet
 from aiodist.launch.nodes import ELASTIC, Listener, Next, Nodes
 from aiodist.launch.plan import Plan
 from aiodist.launch.roster import Member
 from aiodist.launch.verdict import Ending, Verdict
+from tests.ports import free_port
 
 SECRET = {"AIODIST_SECRET": "s", "AIODIST_JOB": "j"}
 FAILED = Verdict(7, endings=(Ending(0, 0, 0, "h", 1, 7, 1),))
@@ -30,9 +31,9 @@ def silent(_text: str) -> None:
 
 @pytest.fixture
 def plan() -> Plan:
-    port = free_port("127.0.0.1")
+    port = free_port()
     return Plan(
-        ("true",), nnodes=1, max_nodes=3, last_call=0.0, node_rank=None, master_port=port, meet_timeout=20
+        ("true",), nnodes=1, max_nodes=3, last_call=0.0, node_rank=None, master_port=port, meet_timeout=100
     )
 
 
@@ -139,7 +140,7 @@ async def test_a_node_with_another_range_is_refused_and_the_job_goes_on(plan: Pl
 
 async def test_the_least_is_waited_for(plan: Plan) -> None:
     with pytest.raises(RendezvousTimeout, match=r"only 1 of at least 2 nodes came to 127.0.0.1:\d+ within"):
-        await meet(replace(plan, nnodes=2, meet_timeout=0.1), SECRET, silent)
+        await meet(replace(plan, nnodes=2, meet_timeout=0.5), SECRET, silent)
 
 
 async def test_a_node_that_leaves_while_others_are_awaited_does_not_count(plan: Plan) -> None:

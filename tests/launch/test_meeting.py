@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiodist.errors import RendezvousTimeout, UsageError
-from aiodist.launch.meeting import bind_address, free_port, meet
+from aiodist.launch.meeting import bind_address, meet
 from aiodist.launch.plan import Plan
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the fu
 
 @pytest.fixture
 def port() -> int:
-    return free_port("127.0.0.1")
+    return free_port()
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_a_node_rank_taken_twice(start: Start, port: int) -> None:
 
 
 def test_a_wrong_secret(start: Start, port: int) -> None:
-    first = start("", *node(0, port), "--rdzv-conf", "timeout=2", env={"AIODIST_SECRET": "a"})
+    first = start("", *node(0, port), "--rdzv-conf", "timeout=200", env={"AIODIST_SECRET": "a"})
     second = start("", *node(1, port), env={"AIODIST_SECRET": "b"})
     assert second.end()[0] == 1
     first.process.send_signal(signal.SIGTERM)
@@ -187,7 +188,7 @@ def test_port_in_use_is_named(start: Start, busy: int) -> None:
 
 
 async def test_who_is_missing_is_named(port: int) -> None:
-    plan = Plan(("true",), nnodes=3, node_rank=0, master_port=port, meet_timeout=0.05)
+    plan = Plan(("true",), nnodes=3, node_rank=0, master_port=port, meet_timeout=0.5)
     with pytest.raises(
         RendezvousTimeout, match=r"nodes 1, 2 of 3 did not come to 127.0.0.1:\d+ within"
     ) as info:
@@ -196,7 +197,7 @@ async def test_who_is_missing_is_named(port: int) -> None:
 
 
 async def test_nobody_there(port: int) -> None:
-    plan = Plan(("true",), nnodes=2, node_rank=1, master_port=port, meet_timeout=0.2)
+    plan = Plan(("true",), nnodes=2, node_rank=1, master_port=port, meet_timeout=0.5)
     with pytest.raises(RendezvousTimeout, match=str(port)):
         await meet(plan, {"AIODIST_SECRET": "s"}, silent)
 

@@ -134,7 +134,7 @@ async def test_the_report_of_a_node_that_came_late_is_waited_for() -> None:
 
 
 async def test_a_node_that_falls_silent_is_lost() -> None:
-    a, b = nodes(HashStore(), 2, lease=0.2, beat=0.02)
+    a, b = nodes(HashStore(), 2, lease=30.0, beat=0.02)
     assert a.store is not None
     await a.store.set("agents/alive/1", b"", ttl=0.1)
     ears, heard = listener()
@@ -150,7 +150,7 @@ async def test_a_node_that_falls_silent_is_lost() -> None:
 
 
 async def test_a_node_that_has_reported_is_not_lost_when_it_goes() -> None:
-    a, b = nodes(HashStore(), 2, lease=0.2, beat=0.02)
+    a, b = nodes(HashStore(), 2, lease=30.0, beat=0.02)
     await b.publish(NodeReport(1, "h1"))
     ears, _ = listener()
     await a.watch(ears)
@@ -162,7 +162,7 @@ async def test_a_node_that_has_reported_is_not_lost_when_it_goes() -> None:
 async def test_who_was_given_up_by_the_others_notices() -> None:
     """It slept for longer than its lease: the others have gone on without it."""
     store = HashStore()
-    a, b = nodes(store, 2, lease=5.0, beat=0.01)
+    a, b = nodes(store, 2, lease=30.0, beat=0.01)
     ears, heard = listener()
     await b.watch(ears)
     await store.get("agents/alive/1")

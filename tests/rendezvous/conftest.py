@@ -8,7 +8,6 @@ import importlib.util
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.place import place
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 # A test that ran out of time takes pytest along, and nobody is left to stop what it started.
@@ -40,8 +40,8 @@ class Etcd:
         self._folder = folder
         self._options = options
         self._scheme = scheme
-        self.ports = free_ports(size)
-        self._peers = [f"http://{HOST}:{port}" for port in free_ports(size)]
+        self.ports = [free_port() for _ in range(size)]
+        self._peers = [f"http://{HOST}:{port}" for port in (free_port() for _ in range(size))]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for member in range(size):
             self.start(member)
@@ -95,7 +95,7 @@ class Etcd:
         url = self.url if member is None else f"etcd://{HOST}:{self.ports[member]}"
         gateway = Gateway(place(url, {}))
         try:
-            deadline = asyncio.get_running_loop().time() + 30
+            deadline = asyncio.get_running_loop().time() + 60
             answer, _ = await gateway.call(path, body, deadline)
             return answer
         finally:
@@ -179,15 +179,6 @@ class Wire:
 
         await asyncio.gather(pump(reader, there[1], answers=False), pump(there[0], writer, answers=True))
         self._writers -= writers
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind((HOST, 0))
-        return [sock.getsockname()[1] for sock in sockets]
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,7 @@ async def test_a_frozen_etcd_gets_what_was_given_up_too(
     start_etcd: Callable[..., Any], job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Attempts that were given up are all in its sockets when it wakes up, beside those that came after them.
-    monkeypatch.setattr(gateway, "ATTEMPT_SECONDS", 0.2)
+    monkeypatch.setattr(gateway, "ATTEMPT_SECONDS", 0.5)
     given_up = asyncio.Event()
     turn = gateway.Gateway._turn
     count = 0
@@ -133,7 +133,7 @@ async def test_a_frozen_etcd_gets_what_was_given_up_too(
 
     async def faults(load: Load) -> None:
         monkeypatch.setattr(gateway.Gateway, "_turn", counting)
-        for _ in range(5):
+        for _ in range(3):
             etcd.freeze()
             given_up.clear()
             await given_up.wait()
@@ -193,7 +193,7 @@ def test_a_job_of_four_processes(etcd: Any, job: str) -> None:
     arguments = ["-m", "aiodist.testing.worker", __file__, "four_ranks", "{}"]
     for _ in range(2):  # the second job finds nothing of the first
         env = {"AIODIST_STORE": etcd.url, "AIODIST_JOB": job}
-        check(asyncio.run(launch(arguments, 4, timeout=40, env=env)), {})
+        check(asyncio.run(launch(arguments, 4, timeout=120, env=env)), {})
 
 
 async def test_the_page_of_the_docs(etcd: Any, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_a_job_that_died_is_started_again(etcd: Any, job: str) -> None:
         "import aiodist as dist\n"
         "async def main():\n"
         "    rank, url = int(os.environ['RANK']), sys.argv[1]\n"
-        "    pg = await dist.init_process_group(init_method=url, rank=rank, world_size=2, timeout=30)\n"
+        "    pg = await dist.init_process_group(init_method=url, rank=rank, world_size=2, timeout=60)\n"
         "    await pg.barrier()\n"
         "    if sys.argv[2] == 'die':\n"
         "        os.kill(os.getpid(), 9)\n"
@@ -227,5 +227,5 @@ def test_a_job_that_died_is_started_again(etcd: Any, job: str) -> None:
     )
     env = {"AIODIST_JOB": job, "AIODIST_STORE": ""}
     for end, code in (("die", -9), ("close", 0)):
-        outcomes = asyncio.run(launch(["-c", program, etcd.url, end], 2, timeout=40, env=env))
+        outcomes = asyncio.run(launch(["-c", program, etcd.url, end], 2, timeout=120, env=env))
         check(outcomes, {0: code, 1: code})

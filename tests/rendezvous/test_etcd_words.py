@@ -62,7 +62,7 @@ async def test_without_an_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_http_client_is_loaded_where_it_is_used() -> None:
     code = "import sys, aiodist.rendezvous.etcd_store; sys.exit('aiohttp' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("url", ["etcd://me:hush@a", "etcds://me:hush@a:1?rank=0"])

@@ -52,7 +52,7 @@ async def test_all_meet(scheme: str, port: int, tmp_path: Path) -> None:
             url, env, given = f"file://{tmp_path}/meet%20here?rank={rank}&world_size=3", {}, (-1, -1)
         elif scheme == "store":
             env["AIODIST_STORE"] = f"{HOST}:{server.port}"
-        return asyncio.ensure_future(rendezvous(url, *given, timeout=10, environ=env, secret=b"s"))
+        return asyncio.ensure_future(rendezvous(url, *given, timeout=60, environ=env, secret=b"s"))
 
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(await StoreServer.start(HOST, 0, "aiodist", b"s"))
@@ -83,7 +83,7 @@ async def test_the_users_store_stays_open() -> None:
 
 async def test_the_host_lingers(port: int) -> None:
     host, guest = await asyncio.gather(
-        *(rendezvous("env://", timeout=10, environ=environ(rank, 2, port)) for rank in range(2))
+        *(rendezvous("env://", timeout=60, environ=environ(rank, 2, port)) for rank in range(2))
     )
     closing = asyncio.ensure_future(host.aclose())
     await guest.store.set("k", "v")
@@ -99,12 +99,12 @@ async def test_the_host_lingers(port: int) -> None:
 async def test_master_port_in_use(port: int) -> None:
     async with await StoreServer.start(HOST, port, "other", b""):
         with pytest.raises(RendezvousError, match=rf"port {port} on {HOST} is in use by pid {os.getpid()}"):
-            await rendezvous("env://", timeout=10, environ=environ(0, 2, port))
+            await rendezvous("env://", timeout=60, environ=environ(0, 2, port))
 
 
 async def test_master_addr_unreachable(port: int) -> None:
-    with pytest.raises(RendezvousTimeout, match=rf"{HOST}:{port} \(Connection refused\) after 0.1 s"):
-        await rendezvous("env://", timeout=0.1, environ=environ(1, 2, port))
+    with pytest.raises(RendezvousTimeout, match=rf"{HOST}:{port} \(Connection refused\) after 0.5 s"):
+        await rendezvous("env://", timeout=0.5, environ=environ(1, 2, port))
 
 
 async def test_master_addr_of_another_host() -> None:
@@ -124,10 +124,10 @@ async def test_a_missing_variable_is_named(name: str) -> None:
 
 
 async def test_two_processes_with_one_rank(port: int) -> None:
-    async with await rendezvous("env://", timeout=10, environ=environ(0, 2, port)) as host:
-        async with await rendezvous("env://", timeout=10, environ=environ(1, 2, port)) as one:
+    async with await rendezvous("env://", timeout=60, environ=environ(0, 2, port)) as host:
+        async with await rendezvous("env://", timeout=60, environ=environ(1, 2, port)) as one:
             await claim_rank(one.store, 1, b"pid 4711 on host a")
-            async with await rendezvous("env://", timeout=10, environ=environ(1, 2, port)) as two:
+            async with await rendezvous("env://", timeout=60, environ=environ(1, 2, port)) as two:
                 said = r"^rank 1 is taken by pid 4711 on host a; this is pid \d+ on host .*\. Give each"
                 with pytest.raises(RendezvousError, match=said):
                     await claim_rank(two.store, 1, this_process())
@@ -135,9 +135,9 @@ async def test_two_processes_with_one_rank(port: int) -> None:
 
 
 async def test_the_wrong_secret(port: int) -> None:
-    async with await rendezvous("env://", timeout=10, environ=environ(0, 2, port), secret=b"right"):
+    async with await rendezvous("env://", timeout=60, environ=environ(0, 2, port), secret=b"right"):
         with pytest.raises(AuthenticationError, match="another secret"):
-            await rendezvous("env://", timeout=10, environ=environ(1, 2, port), secret=b"wrong")
+            await rendezvous("env://", timeout=60, environ=environ(1, 2, port), secret=b"wrong")
 
 
 async def test_no_open_door_without_a_secret(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from aiodist.rendezvous.machine import RETURN_GRACE
 from tests.rendezvous.store_life import until
 
 HOST = "127.0.0.1"
-TTL = 0.5  # a loop that is held up for longer loses leases, rightly
+TTL = 2.0  # a loop that is held up for longer loses leases, rightly
 
 
 class ShiftedLoop:

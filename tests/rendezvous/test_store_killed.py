@@ -16,7 +16,7 @@ import numpy as np
 import aiodist as dist
 
 async def main():
-    async with await dist.init_process_group(timeout=30) as pg:
+    async with await dist.init_process_group(timeout=60) as pg:
         total = np.ones(1000)
         for line in sys.stdin:
             for _ in range(int(line)):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,17 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 SECRET = "zxqv-the-secret-of-this-test-0123456789"
 CLI = [sys.executable, "-m", "aiodist"]
 MEET = """
 import os, aiodist as dist
 async def main():
-    async with await dist.init_process_group(timeout=5) as pg:
+    async with await dist.init_process_group(timeout=float(os.environ.get("PATIENCE", "60"))) as pg:
         await pg.barrier()
         {then}
 dist.run(main())
 """
 Run = Callable[..., str]
+ALONE = {"PATIENCE": "10"}  # of a rank whose peer is refused: it waits for so many seconds
 
 
 def commands_of(session: int) -> Iterator[bytes]:
@@ -65,7 +67,7 @@ def run(tmp_path: Path) -> Run:
             thread = threading.Thread(target=watch)
             thread.start()
             try:
-                said, _ = process.communicate(timeout=50)
+                said, _ = process.communicate(timeout=200)
             finally:
                 watching.set()
                 thread.join()
@@ -135,11 +137,8 @@ def test_what_the_command_line_says(run: Run, command: list[str]) -> None:
 
 def test_a_rank_with_the_wrong_secret(run: Run, tmp_path: Path) -> None:
     """Both sides say so, and neither says which."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     other = "zxqv-another-secret"
-    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    meet = {**ALONE, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     job = script(tmp_path)
     said: list[str] = []
     host = threading.Thread(
@@ -163,11 +162,9 @@ def test_the_secret_in_the_home(tmp_path: Path, shared: bool) -> None:
     homes = [tmp_path / "home0", tmp_path / ("home0" if shared else "home1")]
     for home in homes:
         home.mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     environ = {key: value for key, value in os.environ.items() if not key.startswith("AIODIST")}
-    environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environ |= {} if shared else ALONE
     ranks = [
         subprocess.Popen(
             [sys.executable, script(tmp_path, "print('met')")],
@@ -178,7 +175,7 @@ def test_the_secret_in_the_home(tmp_path: Path, shared: bool) -> None:
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=50)[0] for rank in ranks]
+    said = [rank.communicate(timeout=200)[0] for rank in ranks]
     for home in homes:
         key = (home / ".aiodist" / "secret").read_text().strip()
         assert len(key) == 32 and key not in said[0] + said[1]
@@ -213,6 +210,6 @@ def test_a_store_of_its_own(tmp_path: Path) -> None:
 
         told = asyncio.run(knock())
         server.send_signal(signal.SIGTERM)
-        _, said = server.communicate(timeout=20)
+        _, said = server.communicate()
     for text in (told, said):
         assert SECRET not in text and "wrong-secret" not in text

@@ -254,7 +254,7 @@ def _second_certificate(files: dict[str, str], folder: Path) -> Tls:
         -out other.pem
     chmod 600 other.key
     """
-    subprocess.run(["sh", "-ec", script], cwd=folder, check=True, capture_output=True, timeout=30)
+    subprocess.run(["sh", "-ec", script], cwd=folder, check=True, capture_output=True)
     found = tls(
         files | {"AIODIST_TLS_CERT": str(folder / "other.pem"), "AIODIST_TLS_KEY": str(folder / "other.key")}
     )
@@ -345,7 +345,7 @@ JOB = """
 import asyncio, numpy as np, aiodist as dist
 
 async def main():
-    async with await dist.init_process_group(timeout=20) as pg:
+    async with await dist.init_process_group(timeout=60) as pg:
         total = await pg.all_reduce(np.full(100_000, pg.rank + 1.0))
         assert (total == 3).all()
         print("it works")
@@ -361,7 +361,7 @@ def job(tmp_path: Path, *environs: dict[str, str]) -> list[Outcome]:
         "import json, os\nos.environ.update(json.loads(os.environ['EACH'])[int(os.environ['RANK'])])\n" + JOB
     )
     return asyncio.run(
-        launch([str(script)], 2, timeout=40, env={"AIODIST_TRANSPORT": "tcp", "EACH": json.dumps(environs)})
+        launch([str(script)], 2, timeout=120, env={"AIODIST_TRANSPORT": "tcp", "EACH": json.dumps(environs)})
     )
 
 
@@ -375,10 +375,10 @@ def test_under_our_launcher(tmp_path: Path, certificates: Certificates) -> None:
     script.write_text(JOB)
     command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "2", str(script)]
     environ = os.environ | certificates("ours") | {"AIODIST_TRANSPORT": "tcp"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.count("it works") == 2, done.stdout + done.stderr
     del environ["AIODIST_TLS_CA"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "AIODIST_TLS_CA not set, though another AIODIST_TLS_* variable is" in done.stderr
     assert "Traceback" not in done.stderr

@@ -54,7 +54,7 @@ async def test_partition(hosts: Hosts) -> None:
                 return {(s.facts["sender"], s.rank) for s in round.heard("got") if s.facts["word"] == word}
 
             round.tell(word)
-            await round.until(lambda: seen() >= expected, within=5.0)
+            await round.until(lambda: seen() >= expected, within=60.0)
             return seen()
 
         assert await ways("first", every) == every

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from aiodist.testing.faults import FaultProxy
+from tests.ports import free_port
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -199,8 +200,8 @@ async def test_delay_and_rate_take_time(echo: Echo, proxy: FaultProxy) -> None:
     writer.close()
 
 
-async def test_nobody_behind_it_is_a_reset(unused_tcp_port: int) -> None:
-    async with await FaultProxy.start(("127.0.0.1", unused_tcp_port)) as proxy:
+async def test_nobody_behind_it_is_a_reset() -> None:
+    async with await FaultProxy.start(("127.0.0.1", free_port())) as proxy:
         reader, writer = await dial(proxy)
         with pytest.raises(ConnectionResetError):
             await reader.read(1)

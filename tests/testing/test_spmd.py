@@ -42,7 +42,7 @@ async def scene_rank_1_fails(pg: ProcessGroup) -> None:
     await pg.all_reduce(np.zeros(3))
 
 
-@spmd(world_size=2, timeout=3)
+@spmd(world_size=2, timeout=10)
 async def scene_rank_0_hangs(pg: ProcessGroup) -> None:
     if pg.rank == 0:
         await pg.recv(np.zeros(3), 1)
@@ -70,7 +70,7 @@ async def scene_rank_2_is_killed(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
-@spmd(world_size=1, timeout=3)
+@spmd(world_size=1, timeout=10)
 async def scene_child_holds_the_output(pg: ProcessGroup) -> None:
     if os.fork() == 0:
         signal.sigwait([signal.SIGUSR2])
@@ -99,12 +99,12 @@ def test_hangs_are_killed_with_stacks_shown() -> None:
         hang = threads.submit(failure, scene_rank_0_hangs)
         outlived = threads.submit(failure, scene_child_holds_the_output)
         text = hang.result()
-    assert text.startswith("no end within 3 s")
+    assert text.startswith("no end within 10 s")
     assert "── rank 0 exited with -9 ──" in text
     assert "── rank 1 exited with -9 ──" in text
     assert "stuck_in_here" in text
     assert "most recent call first" in text
-    assert outlived.result().startswith("no end within 3 s")
+    assert outlived.result().startswith("no end within 10 s")
 
 
 def test_expected_exit_codes() -> None:
@@ -133,7 +133,7 @@ def test_first_to_fail_comes_first() -> None:
 
 async def test_launch_gives_code_output_and_order() -> None:
     code = "import os, sys; print('rank', os.environ['RANK']); print('err', file=sys.stderr); sys.exit(7)"
-    outcomes = await launch(["-c", code], 2, timeout=20)
+    outcomes = await launch(["-c", code], 2, timeout=60)
     assert [(o.rank, o.code) for o in outcomes] == [(0, 7), (1, 7)]
     assert sorted(o.order for o in outcomes) == [1, 2]
     assert all(f"rank {o.rank}" in o.output and "err" in o.output for o in outcomes)

@@ -192,7 +192,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await process.wait()
     except TimeoutError:
         process.kill()
@@ -205,7 +205,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 async def _rank() -> None:
     import time
 
-    async with await dist.init_process_group(timeout=30) as pg:
+    async with await dist.init_process_group(timeout=60) as pg:
         _say({"ports": _listening()})
         loop = asyncio.get_running_loop()
         values = pg.empty((ELEMENTS,), np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -111,9 +112,10 @@ async def test_garbage_and_silence_are_cut_off(monkeypatch: pytest.MonkeyPatch) 
             sock = socket.socket()
             sock.setblocking(False)
             await loop.sock_connect(sock, tuple(theirs.card["tcp"]))
-            await loop.sock_sendall(sock, data)
-            while await loop.sock_recv(sock, 4096):
-                pass
+            with contextlib.suppress(ConnectionError):  # cut off before all was said, or read
+                await loop.sock_sendall(sock, data)
+                while await loop.sock_recv(sock, 4096):
+                    pass
             sock.close()
         assert not recorder(theirs).losses
         monkeypatch.undo()

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiodist.testing.faults.rank import PACKET
 
-_START = 30.0  # seconds for a nursery to import everything and fork its first
+_START = 60.0  # seconds for a nursery to import everything and fork its first
 
 
 class RankProcess:

@@ -334,7 +334,7 @@ class Round:
         return [said for said in self.said if said.what == what and rank in (None, said.rank)]
 
     async def all_say(
-        self, what: str, ranks: Iterable[int] | None = None, *, times: int = 1, within: float = 30.0
+        self, what: str, ranks: Iterable[int] | None = None, *, times: int = 1, within: float = 60.0
     ) -> None:
         """Return when each of the ranks (all that began) has said a word.
 
@@ -357,7 +357,7 @@ class Round:
             raise RoundFailed(f"ranks {sorted(missing())} never said {what!r}\n{self.report()}")
 
     async def outcomes(
-        self, ranks: Iterable[int] | None = None, *, within: float = 10.0
+        self, ranks: Iterable[int] | None = None, *, within: float = 60.0
     ) -> dict[int, Said | None]:
         """How ranks ended: 'ends' or 'died'; None where one has not within so many seconds: it hangs.
 
@@ -369,7 +369,7 @@ class Round:
         for rank in late:
             self._processes[rank].signal(signal.SIGUSR1)
         if late:
-            await asyncio.sleep(0.2)  # for the stacks to be written
+            await asyncio.sleep(1.0)  # for the stacks to be written
         return {rank: self._over.get(rank) for rank in wanted}
 
     def report(self) -> str:

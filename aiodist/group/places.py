@@ -1,0 +1,57 @@
+"""Where the tensors of one operation lie: all in one place, and one that the group's backend takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiodist.backends.base import Backend
+from aiodist.errors import UsageError
+from aiodist.tensors.device import CPU as HOST_PLACE
+from aiodist.tensors.device import DeviceArray
+
+__all__ = ["HOST_PLACE", "common_place", "misplaced"]
+
+
+def common_place(source: Any, target: Any) -> str:
+    """Where the arrays of an operation lie, each one array, a list, or None; '' where there are none.
+
+    Raises:
+        UsageError: some lie elsewhere than others.
+    """
+    if type(source) is np.ndarray and (target is source or target is None or type(target) is np.ndarray):
+        return HOST_PLACE  # nearly always, and this is on the way of every operation
+    places = {_place(array) for given in (source, target) for array in _listed(given)}
+    if len(places) > 1:
+        raise UsageError(
+            f"tensors of one operation lie on {' and on '.join(sorted(map(_words, places)))}",
+            hint="Bring them to one place first",
+        )
+    return places.pop()[0] if places else ""
+
+
+def misplaced(place: str, backend: Backend) -> UsageError:
+    """The error for tensors that a group's backend does not take."""
+    if place == HOST_PLACE:
+        return UsageError(
+            f"the tensor lies on the host; backend {backend.name!r} takes tensors on CUDA devices",
+            hint="Form the group with backend='cpu:host,cuda:nccl' for both",
+        )
+    return UsageError(
+        f"the tensor lies on a CUDA device; backend {backend.name!r} takes tensors on the host",
+        hint="Copy it to the host, or form the group with backend='cpu:host,cuda:nccl'; `aiodist doctor` says"
+        " what that needs",
+    )
+
+
+def _listed(given: Any) -> list[Any]:
+    return given if type(given) is list else [] if given is None else [given]
+
+
+def _place(array: Any) -> tuple[str, int]:
+    return ("cuda", array.cuda) if type(array) is DeviceArray else (HOST_PLACE, 0)
+
+
+def _words(place: tuple[str, int]) -> str:
+    return f"cuda:{place[1]}" if place[0] == "cuda" else "the host"

@@ -1,0 +1,183 @@
+"""Tensors on a CUDA device as arrays of which only the geometry is used.
+
+A `DeviceArray` is an ndarray over device addresses: its shape, strides, dtype and address are those of the
+tensor, so all that is checked and computed about arrays (overlaps, parts, contiguity) works on it as on those
+of the host. What it must never be is *read*: that memory is not the host's. Whoever carries out an operation
+on it hands the address to the device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from aiodist.errors import UsageError
+from aiodist.types import BFLOAT16, check_dtype
+
+CUDA = "cuda"
+CPU = "cpu"
+
+_KDL_CUDA = 2
+_NULL_STAND_IN = 256  # an address for tensors without elements, which have none
+
+
+class DeviceArray(np.ndarray[Any, np.dtype[Any]]):
+    """The geometry of a tensor on a device.
+
+    Attributes:
+        cuda: index of the CUDA device. (`device` is NumPy's, and says 'cpu'.)
+        source: the user's tensor, which owns the memory; parts of the array have the same.
+    """
+
+    cuda: int
+    source: Any
+
+    def __array_finalize__(self, obj: Any) -> None:
+        self.cuda = getattr(obj, "cuda", -1)
+        self.source = getattr(obj, "source", None)
+
+    @property
+    def pointer(self) -> int:
+        """Device address of the first element."""
+        return int(self.__array_interface__["data"][0])
+
+    # ── never read ───────────────────────────────────────────────────────────────────────────────────
+
+    __array_ufunc__ = None  # type: ignore[assignment]
+
+    def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise TypeError(f"this array lies on CUDA device {self.cuda}: the host cannot read it")
+
+    tobytes = tolist = item = copy = astype = fill = sum = any = all = dump = _refuse
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.dtype.name}{list(self.shape)} on cuda:{self.cuda}>"
+
+    __str__ = __repr__
+
+
+class _Interface:
+    """What NumPy asks for the geometry of an array."""
+
+    def __init__(self, interface: Mapping[str, Any]) -> None:
+        self.__array_interface__ = dict(interface)
+
+
+def place_of(array: Any) -> str:
+    """'cuda' or 'cpu': where an array, or the first of a list, lies."""
+    if type(array) is list:
+        array = array[0] if array else None
+    return CUDA if type(array) is DeviceArray else CPU
+
+
+def device_array(obj: Any, what: str) -> DeviceArray | None:
+    """See a tensor on a CUDA device; None for what is none.
+
+    Args:
+        obj: a torch CUDA tensor, a CuPy array, or anything with `__cuda_array_interface__` or DLPack.
+        what: the argument's name, for errors.
+
+    Raises:
+        UsageError: it lies on a device of another kind, or has a dtype that cannot be communicated.
+    """
+    torch: Any = sys.modules.get("torch")
+    tensor: Any = obj
+    if torch is not None and isinstance(tensor, getattr(torch, "Tensor", ())):
+        return _of_torch(torch, tensor, what)
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _of_interface(obj, interface, what)
+    return None
+
+
+def geometry(
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    dtype: np.dtype[Any],
+    device: int,
+    source: Any,
+    *,
+    writable: bool = True,
+) -> DeviceArray:
+    """An array at a device address.
+
+    Args:
+        strides: in bytes; None where it is contiguous.
+        source: what owns the memory; kept.
+    """
+    check_dtype(dtype)
+    bits = np.dtype(f"V{dtype.itemsize}") if dtype == BFLOAT16 else dtype
+    interface = {
+        "version": 3,
+        "shape": shape,
+        "strides": strides,
+        "typestr": bits.str,
+        "data": (pointer or _NULL_STAND_IN, not writable),
+    }
+    array = np.asarray(_Interface(interface)).view(dtype).view(DeviceArray)
+    array.cuda = device
+    array.source = source
+    return array
+
+
+def _of_torch(torch: Any, tensor: Any, what: str) -> DeviceArray | None:
+    if tensor.device.type != "cuda":
+        return None
+    if tensor.layout != torch.strided:
+        raise UsageError(f"{what} is sparse ({tensor.layout})", hint=f"Pass {what}.to_dense()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise UsageError(
+            f"{what} is a lazy conjugate or negative: its memory holds other values than it shows",
+            hint=f"Pass {what}.resolve_conj().resolve_neg()",
+        )
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = BFLOAT16 if name == "bfloat16" else _dtype_named(name, what)
+    strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
+    return geometry(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, tensor)
+
+
+def _dtype_named(name: str, what: str) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(name)
+        check_dtype(dtype)
+    except (TypeError, UsageError):
+        raise UsageError(f"{what} of torch.{name} cannot be communicated", hint="Convert it first") from None
+    return dtype
+
+
+def _of_interface(obj: Any, interface: Mapping[str, Any], what: str) -> DeviceArray:
+    if interface.get("mask") is not None:
+        raise UsageError(f"{what} has a mask, which would be lost")
+    pointer, read_only = interface["data"]
+    dtype = getattr(obj, "dtype", None)
+    try:
+        kind: np.dtype[Any] = np.dtype(dtype if dtype is not None else interface["typestr"])
+    except TypeError:
+        kind = np.dtype(interface["typestr"])
+    if not kind.isnative:
+        raise UsageError(f"{what} has byte order {kind.str!r}, which is not this machine's")
+    return geometry(
+        int(pointer),
+        tuple(interface["shape"]),
+        interface.get("strides"),
+        kind,
+        _device_of(obj, what),
+        obj,
+        writable=not read_only,
+    )
+
+
+def _device_of(obj: Any, what: str) -> int:
+    """Index of the device that an object's memory is on; the interface does not say."""
+    device: Any = getattr(getattr(obj, "device", None), "id", None)  # CuPy, Numba
+    if isinstance(device, int):
+        return device
+    if hasattr(obj, "__dlpack_device__"):
+        kind, index = obj.__dlpack_device__()
+        if int(kind) == _KDL_CUDA:
+            return int(index)
+    raise UsageError(f"{what} does not say on which device it lies", hint=f"Pass cupy.asarray({what})")
