@@ -10,6 +10,10 @@ same batches alone and compares: accuracy on held-out digits, and the largest di
 
 With --elastic, kill any worker at any moment: the others go on with its share, and the one that is started in
 its place gets their weights at the next step. The result is the same.
+
+    mpirun -n 4 python examples/train_digits.py --backend mpi
+
+The same under MPI, and with its collectives.
 """
 
 from __future__ import annotations
@@ -136,10 +140,10 @@ def report(network: Network, data: Data, epochs: int, batch: int) -> None:
         raise SystemExit("the distributed weights differ from those of a single process")
 
 
-async def train(data: Data, epochs: int, batch: int) -> None:
+async def train(data: Data, epochs: int, batch: int, backend: str | None) -> None:
     """A fixed set of ranks."""
     images, labels, held_images, held_labels = data
-    async with await dist.init_process_group() as pg:
+    async with await dist.init_process_group(backend) as pg:
         if batch % pg.size:
             raise SystemExit(f"--batch {batch} cannot be shared equally by {pg.size} ranks")
         network = Network(seed=pg.rank)
@@ -161,10 +165,10 @@ async def train(data: Data, epochs: int, batch: int) -> None:
             report(network, data, epochs, batch)
 
 
-async def train_elastic(data: Data, epochs: int, batch: int) -> None:
+async def train_elastic(data: Data, epochs: int, batch: int, backend: str | None) -> None:
     """Ranks that come and go: a step counts when all who live say so."""
     images, labels, held_images, held_labels = data
-    async with await dist.join() as pg:
+    async with await dist.join(backend) as pg:
         network = Network(seed=pg.rank)
         step = np.zeros(1, np.int64)  # how many count; newcomers get it with the weights
         state = [*network.velocity, step]
@@ -201,9 +205,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch", type=int, default=64, help="over all ranks; a multiple of their number")
     parser.add_argument("--elastic", action="store_true", help="go on when ranks die or come")
+    parser.add_argument("--backend", help="host, mpi… (what the machine has)")
     options = parser.parse_args()
     training = train_elastic if options.elastic else train
-    dist.run(training(load(), options.epochs, options.batch))
+    dist.run(training(load(), options.epochs, options.batch, options.backend))
 
 
 if __name__ == "__main__":

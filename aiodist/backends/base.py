@@ -7,7 +7,7 @@ it reports what broke, and the group, which knows all that is in flight, aborts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ class Operation:
         sizes: elements of each rank's part of the target, where they differ (all_to_all, objects); for
             scatter, of the source. None: equal parts.
         sent: elements of each rank's part of the source, where they differ (all_to_all).
+        place: where the user's tensors lie, 'cpu' or 'cuda'; '' where there are none.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Operation:
         "ended",
         "factor",
         "peer",
+        "place",
         "result",
         "senders",
         "sent",
@@ -70,6 +72,7 @@ class Operation:
         factor: float | None = None,
         sizes: Sequence[int] | None = None,
         sent: Sequence[int] | None = None,
+        place: str = "",
     ) -> None:
         self.call = call
         self.work = work
@@ -83,6 +86,7 @@ class Operation:
         self.factor = factor
         self.sizes = sizes
         self.sent = sent
+        self.place = place
 
     def succeed(self) -> None:
         """The operation ended well. The buffers are the user's again."""
@@ -129,11 +133,19 @@ class Backend(Protocol):
 
     Attributes:
         name: what `get_backend` says.
+        places: where tensors may lie: 'cpu', 'cuda'; and what the call's signature says of it, '' where any
+            place goes with it.
+        device: index of this process's CUDA device, where it takes tensors on one.
         capabilities: what the conformance checks may ask of it; one of `CAPABILITIES` each.
     """
 
     name: str
+    places: Mapping[str, str]
+    device: int | None
     capabilities: frozenset[str]
+
+    async def open(self) -> None:
+        """Become ready, with all members: the group is not used before."""
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has begun when this returns."""
@@ -145,6 +157,9 @@ class Backend(Protocol):
             seq: its number.
             operation: what will be submitted, where that is known.
         """
+
+    def batch(self, begins: bool) -> None:
+        """What is submitted between batch(True) and batch(False) may begin together, at the end."""
 
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything. `quiet()` is called once, now or later on the loop, when no buffer is touched
@@ -164,14 +179,18 @@ class Backend(Protocol):
             note: makes the operation of a Work and enters it in flight.
         """
 
-    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:
-        """The backend of a new group.
+    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False) -> Backend:
+        """The backend of a new group; to be opened.
 
         Args:
             context: 64-bit number that names the group at its epoch, equal on all members.
             ranks: global ranks of the members, in group order; this process is among them.
             reports: the new group.
+            whole: all members of this group take part in making it, those left out by `bystand`.
         """
+
+    async def bystand(self) -> None:
+        """Members of this group make another one, without this rank."""
 
 
 CAPABILITIES = frozenset(
@@ -180,6 +199,7 @@ CAPABILITIES = frozenset(
         "one-answer",  # law 3: bitwise equal all_reduce on all ranks
         "any-source",  # recv(src=None)
         "tags",  # point-to-point tags
+        "regroups",  # the group can be followed by another epoch in the same process
     }
 )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,8 @@ class HostBackend:
     """
 
     name = "host"
+    places: Mapping[str, str] = {"cpu": ""}
+    device: int | None = None
     capabilities = CAPABILITIES
 
     def __init__(self, engine: HostEngine, context: int, ranks: Sequence[int], reports: Reports) -> None:
@@ -72,6 +75,9 @@ class HostBackend:
         self._doomed = False  # members disagree: the group will break, and goes no further until it does
         self._local = engine.local_group(self)
         self._hierarchy = None if self._local is not None else hierarchy_of(self, engine)
+
+    async def open(self) -> None:
+        """Its channels are open."""
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has its number, and cannot be taken back: what fails breaks the group."""
@@ -132,6 +138,9 @@ class HostBackend:
         if operation is not None and self._hierarchy is not None:
             self._hierarchy.reserve(operation, agreed_bytes(operation, self.size))
 
+    def batch(self, begins: bool) -> None:
+        """There is nothing to gain."""
+
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything; `quiet` is called when no buffer is touched any more."""
         self._dead = True
@@ -158,9 +167,26 @@ class HostBackend:
         """A way around `submit` for small all_reduces, where there is one."""
         return None if self._local is None else self._local.make_quick(issuer, note)
 
-    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
+    def subgroup(
+        self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False
+    ) -> HostBackend:
         """The host backend of a new group."""
         return self._engine.backend(context, ranks, reports)
+
+    async def bystand(self) -> None:
+        """Nothing is asked of those who are no members."""
+
+    # ── for what stands on it ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def engine(self) -> HostEngine:
+        """The process's channels."""
+        return self._engine
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The group's loop."""
+        return self._engine.loop
 
     # ── for the executors ────────────────────────────────────────────────────────────────────────────
 

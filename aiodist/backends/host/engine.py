@@ -45,7 +45,7 @@ class HostEngine:
         self.offload = Offload(loop, inline)
         self._inline = inline
         self._poller = Poller(loop, 0)
-        self._loop = loop
+        self.loop = loop
         self._lose = lose
         self._backends: dict[int, HostBackend] = {}
         self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
@@ -67,7 +67,7 @@ class HostEngine:
         """
         self._limits = limits
         if not self._inline:  # where all ranks share one loop there is nobody to wait for
-            self._poller = Poller(self._loop, limits.poll * 1e-6)
+            self._poller = Poller(self.loop, limits.poll * 1e-6)
         size = len(local_to)
         near = [
             frozenset(b for b in range(size) if a == b or (b in local_to[a] and a in local_to[b]))
@@ -82,8 +82,8 @@ class HostEngine:
         home = self.endpoint.home
         if len(mine) > 1 and home is not None and limits.local and supported():
             neighbours = {rank: self.endpoint.neighbours[rank] for rank in mine if rank != self.rank}
-            self._hub = Hub(home, neighbours, self._loop, len(mine), limits.poll * 1e-6)
-            self._bulk = Bulk(self._hub, self._loop)
+            self._hub = Hub(home, neighbours, self.loop, len(mine), limits.poll * 1e-6)
+            self._bulk = Bulk(self._hub, self.loop)
 
     def local_group(self, backend: HostBackend) -> LocalGroup | None:
         """The shared memory of a group whose ranks are all on this host; None for others."""
@@ -166,12 +166,12 @@ class HostEngine:
     def goodbye(self, rank: int) -> None:
         """A peer closed on purpose; all it sent has arrived."""
         self._departed.add(rank)
-        self._loop.call_later(NEWS, self._judge_departure, rank)
+        self.loop.call_later(NEWS, self._judge_departure, rank)
 
     def departed(self, rank: int) -> None:
         """A receive from `rank` was posted: if it has closed already, nobody will answer."""
         if rank in self._departed:
-            self._loop.call_later(NEWS, self._judge_departure, rank)
+            self.loop.call_later(NEWS, self._judge_departure, rank)
 
     def _judge_departure(self, rank: int) -> None:
         for backend in list(self._backends.values()):

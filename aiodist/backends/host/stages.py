@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, flat
+from aiodist.backends.host.level import carried
 from aiodist.backends.host.offload import copy_cost_ns
 from aiodist.kernels import copy_into, cost_ns, finish
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
 
 if TYPE_CHECKING:
-    from aiodist.backends.host.hierarchy import Hierarchy, Level
+    from aiodist.backends.host.hierarchy import Hierarchy
+    from aiodist.backends.host.level import Level
     from aiodist.work import Driver
 
 Steps = Generator[None, None, None]
@@ -32,8 +34,6 @@ MOST = 16
 
 CROSSING = 2
 """Pieces of it that are between hosts at a time: messages of a channel take turns, so many would end late."""
-
-_OFFER = 0xFFFFFFFF
 
 
 def pieces_of(call: Call, size: int) -> int:
@@ -51,7 +51,7 @@ class Run:
         dead: make no further progress.
         busy: jobs of ours in a thread, touching our buffers.
         after: (to, from) copies, when all strands are over.
-        detail: of internal calls: the user's call.
+        offer, detail: of internal calls: the user's number and call.
     """
 
     __slots__ = (
@@ -64,6 +64,7 @@ class Run:
         "detail",
         "hierarchy",
         "inner",
+        "offer",
         "operation",
         "outer",
     )
@@ -78,7 +79,7 @@ class Run:
         self.dead = False
         self.busy = 0
         self.after: list[tuple[Array, Array]] = []
-        self.detail = f"of #{operation.call.seq} {operation.call.describe()}"
+        self.offer, self.detail = carried(operation.call)
         self._open = 0
         self._crossing = 0
         self._queue: deque[Strand] = deque()
@@ -178,7 +179,7 @@ class Strand:
     ) -> None:
         """Start an internal operation. `shape` is what the internal group's ranks agree on."""
         user = self.run.operation.call
-        call = Call(kind, number, user.dtype, shape, reduce, root, user.seq & _OFFER, self.run.detail)
+        call = Call(kind, number, user.dtype, shape, reduce, root, self.run.offer, self.run.detail)
         stage = cast("Any", Stage(self, number))  # it is all of a Work that a backend touches
         self._pending += 1
         level.backend.submit(Operation(call, stage, source, target, None, _nothing, factor=factor))
@@ -232,12 +233,6 @@ class Stage:
         """Bring the internal operation on; `seq` is the user's number."""
         if self._polled is not None:
             self._polled.poll(self._number)
-
-
-def user_of(signature: bytes) -> int:
-    """The user's number in the signature of an internal call. It is where offers are, which ranks need not
-    agree on and nobody makes here: so it can be read also where calls differ."""
-    return int.from_bytes(signature[-4:], "little")
 
 
 # ── the kinds ────────────────────────────────────────────────────────────────────────────────────────

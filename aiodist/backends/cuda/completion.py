@@ -1,0 +1,81 @@
+"""Where an operation stands on the device: what it has to wait for, and what can wait for it.
+
+the caller's streams ── marks ─▶ the operation, on a communication stream ── event ─▶ synchronize(stream)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.backends.base import Operation
+from aiodist.backends.cuda.streams import after, caller_stream, caller_streams, mark, raw_stream
+from aiodist.errors import GroupBroken, UsageError
+from aiodist.tensors.device import DeviceArray
+
+LAUNCHING = 5.0
+"""Seconds that `synchronize` waits for an operation to be launched, which is normally a few µs away."""
+
+
+class Launched:
+    """Tells threads that wait for it how the launch of an operation ended, once: with its event or without."""
+
+    def __init__(self) -> None:
+        self._known = threading.Event()
+        self._event: Any = None
+
+    def set(self, event: Any) -> None:
+        """The event that ends the operation; None: it was never launched."""
+        self._event = event
+        self._known.set()
+
+    def get(self, seconds: float) -> Any:
+        """The event.
+
+        Raises:
+            UsageError: there is none within some seconds. GroupBroken: there will be none.
+        """
+        if not self._known.wait(seconds):
+            raise UsageError(
+                f"the operation was not launched within {seconds:g} s: something before it takes that long",
+                hint="Write `await work`",
+            )
+        if self._event is None:
+            raise GroupBroken("the operation was not launched")
+        return self._event
+
+
+class Completion:
+    """`Work._completion` of an operation on a CUDA device. Made in the user's call.
+
+    Args:
+        cupy: the module.
+        device: index of the device.
+        arrays: what the operation reads and writes.
+    """
+
+    def __init__(self, cupy: Any, device: int, arrays: Sequence[DeviceArray]) -> None:
+        self._cupy = cupy
+        self._first = arrays[0]
+        self._marks = [mark(cupy, device, stream) for stream in caller_streams(cupy, arrays)]
+        self.launched = Launched()
+
+    def wait_for_caller(self, stream: int) -> None:
+        """Have a stream wait for what the caller had given its own streams before the call."""
+        for event in self._marks:
+            after(self._cupy, stream, event)
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Have a stream wait for the operation; see `Work.synchronize`."""
+        raw = caller_stream(self._cupy, self._first) if stream is None else raw_stream(stream)
+        after(self._cupy, raw or 0, self.launched.get(LAUNCHING))
+
+
+def arrays_of(operation: Operation) -> list[DeviceArray]:
+    """What an operation reads and writes."""
+    found: list[Any] = []
+    for given in (operation.source, operation.target):
+        if given is not None:
+            found += given if isinstance(given, list) else [given]
+    return found

@@ -1,0 +1,70 @@
+"""Streams: whose work the tensors of an operation may still wait for, and how one waits for another.
+
+A stream is known by its raw pointer, an int, whichever library made it. Order between two streams is made
+with events, so that the host waits for nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from aiodist.errors import UsageError
+from aiodist.tensors.device import DeviceArray
+
+_HIGHEST = -100  # lower is sooner; the driver takes the highest that the device has
+
+
+def caller_stream(cupy: Any, array: DeviceArray) -> int | None:
+    """The stream on which the caller, in this thread and now, works on a tensor; None: none to wait for."""
+    source = array.source
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(source, getattr(torch, "Tensor", ())):
+        return int(torch.cuda.current_stream(array.cuda).cuda_stream)
+    if not isinstance(source, cupy.ndarray):
+        interface = getattr(source, "__cuda_array_interface__", None)
+        if interface is not None and "stream" in interface:
+            stream = interface["stream"]
+            return None if stream is None else int(stream)
+    return int(cupy.cuda.get_current_stream(array.cuda).ptr)
+
+
+def caller_streams(cupy: Any, arrays: Iterable[DeviceArray]) -> set[int]:
+    """Those of several tensors."""
+    found = {caller_stream(cupy, array) for array in arrays}
+    return {stream for stream in found if stream is not None}
+
+
+def raw_stream(stream: Any) -> int:
+    """The pointer of what a user passes for a stream: torch's, CuPy's, or the pointer itself."""
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    for name in ("cuda_stream", "ptr"):  # torch, CuPy
+        pointer = getattr(stream, name, None)
+        if isinstance(pointer, int):
+            return pointer
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    raise UsageError(f"{stream!r} is no CUDA stream", hint="Pass a stream of CuPy or torch, or nothing")
+
+
+def make_stream(cupy: Any) -> Any:
+    """A stream for communication on the current device: it waits for no default stream, nor one for it."""
+    try:
+        return cupy.cuda.Stream(non_blocking=True, priority=_HIGHEST)
+    except TypeError:  # CuPy 13 knows no priorities
+        return cupy.cuda.Stream(non_blocking=True)
+
+
+def mark(cupy: Any, device: int, stream: int) -> Any:
+    """An event at what a stream has been given until now."""
+    with cupy.cuda.Device(device):
+        event = cupy.cuda.Event(disable_timing=True)
+        cupy.cuda.runtime.eventRecord(event.ptr, stream)
+    return event
+
+
+def after(cupy: Any, stream: int, event: Any) -> None:
+    """What a stream is given from now on begins after an event."""
+    cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)

@@ -1,0 +1,133 @@
+"""One group's backends, by where a tensor lies: `cpu:host,cuda:nccl`.
+
+What has no tensor of the user's (barriers, objects, new groups) always goes to the host engine, which every
+group has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiodist.backends.base import CAPABILITIES, Array, Backend, Operation, Quick, Reports
+from aiodist.backends.host.backend import HostBackend
+
+
+class Part(Protocol):
+    """A backend that stands on the host backend of the same group."""
+
+    name: str
+    places: Mapping[str, str]
+    capabilities: frozenset[str]
+
+    async def open(self) -> None: ...
+    def submit(self, operation: Operation) -> None: ...
+    def reserve(self, seq: int, operation: Operation | None = None) -> None: ...
+    def batch(self, begins: bool) -> None: ...
+    def abort(self, quiet: Callable[[], None]) -> None: ...
+    def retire(self) -> None: ...
+    async def bystand(self) -> None: ...
+    def child(self, host: HostBackend, whole: bool) -> Part:
+        """That of a group made of this one's members; `whole`: all of them take part in making it."""
+
+
+class Dispatch:
+    """Carries out one group's operations by several backends.
+
+    Args:
+        name: what `get_backend` says.
+        host: the host backend of the group.
+        parts: by place, what else carries operations out; a place that is not there is the host's, if
+            `takes_host`, or is refused.
+        takes_host: tensors on the host may be passed, and go to the host backend.
+        device: index of this process's CUDA device, where it takes tensors on one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        host: HostBackend,
+        parts: Mapping[str, Part],
+        takes_host: bool,
+        device: int | None = None,
+    ) -> None:
+        self.name = name
+        self.device = device
+        self._host = host
+        self._takes_host = takes_host
+        self._parts = dict(parts)
+        self._by_place: dict[str, HostBackend | Part] = {"": host, **parts}
+        if takes_host:
+            self._by_place["cpu"] = host
+        self._all: list[HostBackend | Part] = [host, *{id(part): part for part in parts.values()}.values()]
+        self.places: Mapping[str, str] = {
+            place: part.places.get(place, "") for place, part in self._by_place.items() if place
+        }
+        first = self._by_place.get("cpu", next(iter(parts.values())))
+        self.capabilities = first.capabilities & CAPABILITIES
+        for part in parts.values():
+            if "regroups" not in part.capabilities:
+                self.capabilities -= {"regroups"}
+
+    async def open(self) -> None:
+        """Become ready, with all members."""
+        for part in self._all:
+            await part.open()
+
+    def submit(self, operation: Operation) -> None:
+        """Start an operation."""
+        self._by_place[operation.place].submit(operation)
+
+    def reserve(self, seq: int, operation: Operation | None = None) -> None:
+        """A collective that will be submitted later."""
+        self._by_place["" if operation is None else operation.place].reserve(seq, operation)
+
+    def batch(self, begins: bool) -> None:
+        """What is submitted until the batch ends begins together."""
+        for part in self._all:
+            part.batch(begins)
+
+    def abort(self, quiet: Callable[[], None]) -> None:
+        """Stop everything; `quiet` is called when no buffer is touched any more."""
+        loud = set(map(id, self._all))
+
+        def quietened(part: object) -> None:
+            loud.discard(id(part))
+            if not loud:
+                quiet()
+
+        for part in reversed(self._all):  # the engines first: they stand on the host backend
+            part.abort(partial(quietened, part))
+
+    def retire(self) -> None:
+        """The group is gone for good."""
+        for part in reversed(self._all):
+            part.retire()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array on the host."""
+        return self._host.empty(shape, dtype)
+
+    def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
+        """The host backend's, where it takes users' tensors."""
+        return self._host.quick(issuer, note) if self._takes_host else None
+
+    async def bystand(self) -> None:
+        """Members of this group make another one without this rank."""
+        for part in self._all:
+            await part.bystand()
+
+    def subgroup(self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False) -> Backend:
+        """The backend of a new group."""
+        host = self._host.subgroup(context, ranks, reports)
+        made: dict[int, Part] = {}
+        parts = {}
+        for place, part in self._parts.items():
+            child = made.get(id(part))
+            if child is None:
+                child = made[id(part)] = part.child(host, whole)
+            parts[place] = child
+        return Dispatch(self.name, host, parts, self._takes_host, self.device)

@@ -1,0 +1,314 @@
+"""The backend around an engine: everything that a library of communication leaves to its users (law 13).
+
+    submit ─▶ same call everywhere? ─▶ engine ─▶ done ─▶ the Work ends
+              a barrier of the host engine that bears the call; before the engine begins, or beside it
+
+Collectives are handed to the engine in the order of their numbers. Messages are matched by the host engine
+(`messages`), so that the library sees only what fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from aiodist.backends.base import Operation, Reports
+from aiodist.backends.foreign.check import Check, Undriven
+from aiodist.backends.foreign.engine import Engine, Setup
+from aiodist.backends.foreign.messages import Messages
+from aiodist.backends.foreign.task import Task
+from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.host.level import Level, carried
+from aiodist.backends.host.offload import copy_cost_ns
+from aiodist.types import NO_ROOT, Call, Kind
+
+_BYTE = np.dtype(np.uint8)
+_TOLD = 1020  # bytes that a member may tell the others while the engine opens
+
+MakeEngine = Callable[[Setup], Engine]
+
+
+class Entry:
+    """A collective that has its number."""
+
+    __slots__ = ("agreed", "batch", "error", "filled", "moved", "number", "operation", "task")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.operation: Operation | None = None
+        self.task: Task | None = None
+        self.agreed = False
+        self.filled = False
+        self.moved = False
+        self.batch = 0
+        self.error: Exception | None = None  # why the engine could not begin
+
+
+class ForeignBackend:
+    """Carries out one group's operations by an engine.
+
+    Args:
+        host: the host backend of the same group.
+        make_engine: makes the engine of a group.
+        device: index of this process's CUDA device, or None.
+        parent: the engine of the group that this one is made from, if all its members take part.
+    """
+
+    def __init__(
+        self, host: HostBackend, make_engine: MakeEngine, device: int | None, parent: Engine | None = None
+    ) -> None:
+        self._host = host
+        self._make_engine = make_engine
+        self._device = device
+        self.context = host.context
+        self.ranks = host.ranks
+        self.rank, self.size = host.rank, host.size
+        self.reports: Reports = host.reports
+        self._level = Level(self, host.engine, "checks", range(self.size))
+        setup = Setup(
+            self.rank, self.ranks, self.context, host.loop, device, self._gather, host.failed, parent
+        )
+        self.engine = make_engine(setup)
+        self.name = self.engine.name
+        self.places: Mapping[str, str] = dict.fromkeys(self.engine.places, self.engine.name)
+        self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
+        self._messages = Messages(self, self._level)
+        self._line: deque[Entry] = deque()
+        self._reserved: dict[int, Entry] = {}
+        self._batch = 0
+        self._batching = False
+        self._busy = 0
+        self._dead = False
+        self._doomed = False
+        self._engine_quiet = False
+        self._quiet: Callable[[], None] | None = None
+
+    async def open(self) -> None:
+        """Connect the engine with those of the other members."""
+        await self.engine.open()
+
+    # ── operations ───────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, operation: Operation) -> None:
+        """Start an operation."""
+        try:
+            self.engine.issued(operation)
+            if operation.call.kind is Kind.send:
+                self._messages.send(operation)
+            elif operation.call.kind is Kind.recv:
+                self._messages.recv(operation)
+            else:
+                self._begin(operation)
+        except Exception as error:
+            self._host.failed(error)
+
+    def reserve(self, seq: int, operation: Operation | None = None) -> None:
+        """A collective that will be submitted later."""
+        self._reserved[seq] = self._number(seq)
+
+    def batch(self, begins: bool) -> None:
+        """What is submitted until the batch ends is handed to the engine together."""
+        self._batching = begins
+        if begins:
+            self._batch += 1
+        else:
+            self._advance()
+
+    def abort(self, quiet: Callable[[], None]) -> None:
+        """Stop everything; `quiet` is called when no buffer is touched any more."""
+        self._dead = True
+        self._quiet = quiet
+        self._level.abort()
+        try:
+            self.engine.abort(self._engine_stopped)
+        except Exception:
+            self._engine_stopped()  # it broke the group, perhaps: there is nothing left to ask of it
+        self.quietened()
+
+    def retire(self) -> None:
+        """The group is gone for good."""
+        self._level.retire()
+        self.engine.close()
+
+    async def bystand(self) -> None:
+        """Members of this group make another one without this rank."""
+        await self.engine.bystand()
+
+    def child(self, host: HostBackend, whole: bool) -> ForeignBackend:
+        """The backend of a group made of this one's members.
+
+        Args:
+            host: the host backend of that group.
+            whole: all members of this one take part in making it.
+        """
+        return ForeignBackend(host, self._make_engine, self._device, self.engine if whole else None)
+
+    # ── collectives ──────────────────────────────────────────────────────────────────────────────────
+
+    def _number(self, seq: int) -> Entry:
+        """Take the next place in the line, when the user's operation takes its number."""
+        entry = Entry(self._level.number(seq))
+        self._line.append(entry)
+        return entry
+
+    def _begin(self, operation: Operation) -> None:
+        call = operation.call
+        entry = self._reserved.pop(call.seq, None) or self._number(call.seq)
+        entry.operation = operation
+        entry.batch = self._batch if self._batching else 0
+        entry.task = task = self.engine.prepare(operation)
+        self.fill(task, partial(self._filled, entry))
+        offer, detail = carried(call)
+        check = Call(Kind.barrier, entry.number, _BYTE, (0,), None, NO_ROOT, offer, detail)
+        if not self._doomed:
+            self._advance()
+            self._level.backend.submit(Check(check, operation.work, partial(self._agreed, entry)))
+
+    def _filled(self, entry: Entry) -> None:
+        entry.filled = True
+        self._advance()
+
+    def _agreed(self, entry: Entry) -> None:
+        """All members have issued the same."""
+        entry.agreed = True
+        if entry.error is not None:  # only now: members that disagree are told so, and not what came of it
+            self._host.failed(entry.error)
+        elif entry.moved:
+            self._finish(entry)
+        else:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Hand to the engine what may begin, in the order of the numbers."""
+        if self._batching:
+            return
+        ready: list[Entry] = []
+        while self._line and not self._dead and not self._doomed and self._may_begin(self._line[0]):
+            entry = self._line.popleft()
+            if ready and (entry.batch == 0 or entry.batch != ready[0].batch):
+                self._start(ready)
+                ready = []
+            ready.append(entry)
+        if ready:
+            self._start(ready)
+
+    def _may_begin(self, entry: Entry) -> bool:
+        return entry.task is not None and entry.filled and (entry.agreed or self.engine.beside)
+
+    def _start(self, entries: list[Entry]) -> None:
+        started = [(entry.task, partial(self._moved, entry)) for entry in entries if entry.task is not None]
+        try:
+            if len(started) == 1:
+                self.engine.start(*started[0])
+            else:
+                self.engine.coalesce(started)
+        except Exception as error:
+            for entry in entries:
+                entry.error = error
+                if entry.agreed:
+                    self._host.failed(error)
+
+    def _moved(self, entry: Entry) -> None:
+        """The engine has done its part."""
+        entry.moved = True
+        if entry.agreed:
+            self._finish(entry)
+
+    def _finish(self, entry: Entry) -> None:
+        if self._dead or self._doomed:
+            return
+        operation, task = entry.operation, entry.task
+        assert operation is not None
+        assert task is not None
+        self.drain(task, operation.succeed)
+
+    # ── for the messages ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def loses(self) -> bool:
+        """The group has broken, or is about to: nothing goes on."""
+        return self._dead or self._doomed
+
+    def failed(self, error: Exception) -> None:
+        """Something here raised that must not."""
+        self._host.failed(error)
+
+    def fill(self, task: Task, done: Callable[[], None]) -> None:
+        """Copy what the engine reads to where it reads it; `done` follows, perhaps at once."""
+        if self.engine.stages:
+            done()
+        else:
+            self._off_loop(task.fill_nbytes(), task.fill, done)
+
+    def drain(self, task: Task, done: Callable[[], None]) -> None:
+        """Copy what the engine has written to the user's tensor."""
+        if self.engine.stages:
+            done()
+        else:
+            self._off_loop(task.empty_nbytes(), task.empty, done)
+
+    def _off_loop(self, nbytes: int, job: Callable[[], None], done: Callable[[], None]) -> None:
+        if not nbytes:
+            job()
+            done()
+            return
+        self._busy += 1
+
+        def over() -> None:
+            self._busy -= 1
+            if not self._dead:
+                done()
+            else:
+                self.quietened()
+
+        if self._host.off_loop(copy_cost_ns(nbytes), job, over):
+            over()
+
+    # ── the owner of a Level ─────────────────────────────────────────────────────────────────────────
+
+    def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A member has issued another operation."""
+        if not self._dead:
+            self._doomed = True
+            self._level.doom()
+            self.reports.mismatch(seq, peer, theirs)
+
+    def quietened(self) -> None:
+        """Perhaps the last one has let go of the buffers."""
+        if self._quiet is not None and self._level.quiet and self._engine_quiet and not self._busy:
+            quiet, self._quiet = self._quiet, None
+            quiet()
+
+    def _engine_stopped(self) -> None:
+        self._engine_quiet = True
+        self.quietened()
+
+    # ── while the engine opens ───────────────────────────────────────────────────────────────────────
+
+    async def _gather(self, told: bytes) -> list[bytes]:
+        if len(told) > _TOLD:
+            raise ValueError(f"{len(told)} bytes to tell, at most {_TOLD} can be")
+        mine = np.zeros(_TOLD + 4, np.uint8)
+        mine[:4] = np.frombuffer(len(told).to_bytes(4, "little"), np.uint8)
+        mine[4 : 4 + len(told)] = np.frombuffer(told, np.uint8)
+        rows = np.empty((self.size, _TOLD + 4), np.uint8)
+        told_all: asyncio.Future[None] = self._host.loop.create_future()
+        call = Call(
+            Kind.all_gather, self._level.number(0), _BYTE, mine.shape, None, NO_ROOT, 0, f"{self.name} opens"
+        )
+        self._level.backend.submit(
+            Check(call, cast("Any", Undriven()), partial(_resolve, told_all), mine, rows)
+        )
+        await told_all
+        lengths = [int.from_bytes(row[:4].tobytes(), "little") for row in rows]
+        return [row[4 : 4 + length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,45 @@
+"""Internal operations of the host engine, which stand beside a user's: comparisons, envelopes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiodist.backends.base import Array, Operation
+from aiodist.types import Call
+from aiodist.work import Work
+
+
+class Check(Operation):
+    """An internal operation of the host engine, which goes on with something else than a Work's end."""
+
+    __slots__ = ("then",)
+
+    def __init__(
+        self,
+        call: Call,
+        work: Work[Any],
+        then: Callable[[], None],
+        source: Array | list[Array] | None = None,
+        target: Array | list[Array] | None = None,
+        peer: int = -1,
+        tag: int = 0,
+        senders: Sequence[int] = (),
+    ) -> None:
+        # The user's Work bears it: so whoever awaits that polls for this.
+        super().__init__(call, work, source, target, None, _not_in_flight, peer, tag, senders)
+        self.then = then
+
+    def succeed(self) -> None:
+        """It is over."""
+        self.then()
+
+
+class Undriven:
+    """In the place of a Work that nobody awaits."""
+
+    __slots__ = ("_driver",)
+
+
+def _not_in_flight(operation: Operation) -> None:
+    """The user's operation is, this is a part of it."""

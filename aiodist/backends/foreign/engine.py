@@ -1,0 +1,220 @@
+"""What an engine is: a library that moves data for one group, and checks nothing.
+
+aiodist does the rest (law 13): it numbers the operations, compares what the members issued, matches messages,
+keeps time, notices deaths, and ends the group. An engine implements `exchange`, and natively what its library
+does better; everything else is composed of exchanges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation
+from aiodist.backends.foreign import compose
+from aiodist.backends.foreign.moves import Move
+from aiodist.backends.foreign.task import Task, prepare, prepare_message
+
+Done = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an engine is told about its group.
+
+    Attributes:
+        rank: this process's group rank.
+        ranks: global ranks of the members, in group order.
+        context: 64-bit number that names the group, equal on all members.
+        loop: the group's event loop.
+        device: index of the CUDA device of this process; None where it has none.
+        gather: collective: leave some bytes, get those of all members, by group rank. They travel over
+            aiodist's own connections. For `open` only.
+        failed: the library failed: breaks the group. On the loop.
+        parent: the engine of the group that this one was made from, if all *its* members take part in making
+            this one (those left out by `bystand`); else None.
+    """
+
+    rank: int
+    ranks: tuple[int, ...]
+    context: int
+    loop: asyncio.AbstractEventLoop
+    device: int | None
+    gather: Callable[[bytes], Awaitable[list[bytes]]]
+    failed: Callable[[Exception], None]
+    parent: Engine | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+
+class Engine:
+    """Subclass this. One is made for each group.
+
+    `done` of every method is to be called once, on the loop, when the data is where it belongs and the
+    library touches the arrays no more; from threads by `setup.loop.call_soon_threadsafe(done)`. It is kept
+    from the user if the group has broken meanwhile. What cannot be done is told by `setup.failed`. No method
+    may hold the loop.
+
+    Attributes:
+        name: what `get_backend` says.
+        places: where its tensors may lie: 'cpu', 'cuda'.
+        capabilities: of `base.CAPABILITIES`, those that the library itself has: 'one-answer'. Signatures,
+            tags and receiving from anybody are aiodist's.
+        beside: start an operation while it is still being compared whether all members issued the same; its
+            Work ends only after. For libraries that can be stopped at any time. False: compare first.
+        ready: a receiver tells the sender when it begins to receive: for libraries whose messages have no
+            tags, and must begin in the same order on both sides.
+        stages: it fills and empties tasks by itself. Tensors that are not on the host need that.
+        divides: it knows AVG.
+        greets: bytes that a sender's engine has for that of the receiver, with every message; see `greeting`.
+    """
+
+    name: ClassVar[str]
+    places: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    capabilities: ClassVar[frozenset[str]] = frozenset()
+    beside: ClassVar[bool] = False
+    ready: ClassVar[bool] = False
+    stages: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
+    greets: ClassVar[int] = 0
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    # ── before there is a group ──────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def check(cls) -> None:
+        """Load the library. Called once a process, in a thread, before it meets the others.
+
+        Raises:
+            BackendUnavailable: it is not here; the hint names the one thing to install.
+        """
+
+    @classmethod
+    def tell(cls, device: int | None) -> bytes:
+        """What `fits` has to know of this process.
+
+        Args:
+            device: index of its CUDA device, if it has one.
+        """
+        return b""
+
+    @classmethod
+    def fits(cls, told: Sequence[bytes]) -> str:
+        """Why these processes cannot use it together; '' if they can. The same answer on all.
+
+        Args:
+            told: what each rank's `tell` gave.
+        """
+        return ""
+
+    # ── what every engine has ────────────────────────────────────────────────────────────────────────
+
+    async def open(self) -> None:
+        """Connect with the other members, who all do the same now. The group is not used before."""
+
+    def issued(self, operation: Operation) -> None:
+        """An operation is handed over, in the user's own call: note what holds at this moment only."""
+
+    def exchange(self, moves: Sequence[Move], done: Done) -> None:
+        """Send and receive all of these at once. Between two members they match in their order.
+
+        Exchanges begin in the same order on all members. A peer may be this rank itself.
+        """
+        raise NotImplementedError
+
+    def send(self, task: Task, peer: int, number: int, done: Done) -> None:
+        """Send `task.source` to a member that receives it.
+
+        Args:
+            number: counts the messages from this rank to that one; the receiver has the same. Those of one
+                pair may begin in different orders on both sides, unless `ready`.
+        """
+        raise NotImplementedError
+
+    def recv(self, task: Task, peer: int, number: int, done: Done) -> None:
+        """Receive into `task.target` what a member sends under a number."""
+        raise NotImplementedError
+
+    def greeting(self, peer: int) -> bytes:
+        """What the receiver's engine is to know before it receives from this one: `greets` bytes."""
+        return b""
+
+    def greeted(self, peer: int, greeting: bytes) -> None:
+        """What a sender's engine has for this one. Before `recv`; perhaps again with every message."""
+
+    def abort(self, quiet: Done) -> None:
+        """Stop everything; `quiet()` once, now or later on the loop, when no user's array is touched any
+        more. Called at most once; afterwards only `close`."""
+        quiet()
+
+    def close(self) -> None:
+        """The group is gone; nothing is under way. Not collective, and quick."""
+
+    async def bystand(self) -> None:
+        """Members of this group make another one from it (`Setup.parent`), without this rank."""
+
+    # ── what it may do better ────────────────────────────────────────────────────────────────────────
+
+    def allocate(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """An uninitialised contiguous array where the tensors lie, to stage one in."""
+        return np.empty(count, dtype)
+
+    def prepare(self, operation: Operation) -> Task:
+        """The task of a collective: contiguous arrays."""
+        setup = self.setup
+        return prepare(operation, setup.rank, setup.size, self.allocate, self.divides)
+
+    def prepare_message(self, operation: Operation) -> Task:
+        """The task of a send or a receive: one contiguous array."""
+        return prepare_message(operation, self.allocate)
+
+    def all_reduce(self, task: Task, done: Done) -> None:
+        """Every member gets the reduction of all sources."""
+        compose.all_reduce(self, task, done)
+
+    def broadcast(self, task: Task, done: Done) -> None:
+        """The root's target goes to the others'."""
+        compose.broadcast(self, task, done)
+
+    def reduce(self, task: Task, done: Done) -> None:
+        """The root gets the reduction of all sources."""
+        compose.reduce(self, task, done)
+
+    def all_gather(self, task: Task, done: Done) -> None:
+        """Everybody gets all sources, one after the other."""
+        compose.all_gather(self, task, done)
+
+    def reduce_scatter(self, task: Task, done: Done) -> None:
+        """Member r gets the r-th part of the reduction."""
+        compose.reduce_scatter(self, task, done)
+
+    def gather(self, task: Task, done: Done) -> None:
+        """The root gets all sources, one after the other."""
+        compose.gather(self, task, done)
+
+    def scatter(self, task: Task, done: Done) -> None:
+        """Member r gets the r-th part of the root's source."""
+        compose.scatter(self, task, done)
+
+    def all_to_all(self, task: Task, done: Done) -> None:
+        """Member s gets the s-th part of everybody's source; parts may differ in size."""
+        compose.all_to_all(self, task, done)
+
+    def coalesce(self, tasks: Sequence[tuple[Task, Done]]) -> None:
+        """Start what was issued in one batch."""
+        for task, done in tasks:
+            self.start(task, done)
+
+    def start(self, task: Task, done: Done) -> None:
+        """Start a collective."""
+        method: Any = getattr(self, task.kind.name)
+        method(task, done)

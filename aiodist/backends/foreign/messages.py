@@ -1,0 +1,166 @@
+"""Messages between two members: matched by the host engine, carried by the foreign one.
+
+    sender ── envelope (what, how much, which number, the engine's greeting) ─▶ receiver    in the user's tag
+    sender ◀─ ready ─────────────────────────────────── receiver    where the engine asks for it
+    sender ══ the data, by the engine ════════════════▶ receiver
+
+So tags, their order and receiving from anybody are as everywhere in aiodist, and a message that does not fit
+its receive is found before the library sees it. `ready` messages come in the order in which the receiver has
+begun to receive: with it both sides begin alike, in libraries that know no tags.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation
+from aiodist.backends.foreign.check import Check
+from aiodist.backends.foreign.task import Task
+from aiodist.types import Call, Kind, agree, describe_signature
+
+if TYPE_CHECKING:
+    from aiodist.backends.foreign.backend import ForeignBackend
+    from aiodist.backends.host.level import Level
+
+_ENVELOPE = struct.Struct("<32sQ")
+_READY = struct.Struct("<Q")
+_READY_TAG = 2**31  # users' tags end below
+_BYTE = np.dtype(np.uint8)
+
+
+class Messages:
+    """The point-to-point side of one group on one rank. Ranks are group ranks.
+
+    Args:
+        backend: the group's backend.
+        level: the internal group in which envelopes travel.
+    """
+
+    def __init__(self, backend: ForeignBackend, level: Level) -> None:
+        self._backend = backend
+        self._level = level
+        self._sent: dict[int, int] = {}  # messages to each peer
+        self._numbers: dict[tuple[Kind, int, int], int] = {}  # internal ones, by peer and tag
+        self._waiting: dict[tuple[int, int], Task] = {}  # sends that the receiver is not ready for
+
+    def send(self, operation: Operation) -> None:
+        """Start a send."""
+        backend, peer = self._backend, operation.peer
+        number = self._sent.get(peer, 0)
+        self._sent[peer] = number + 1
+        task = backend.engine.prepare_message(operation)
+        assert isinstance(operation.source, np.ndarray)
+        head = _ENVELOPE.pack(_signature(operation.source), number)
+        envelope = np.frombuffer(head + backend.engine.greeting(peer), np.uint8)
+        if backend.engine.ready:
+            self._waiting[peer, number] = task
+            word = np.empty(_READY.size, np.uint8)
+            self._post(Kind.recv, operation, peer, _READY_TAG, partial(self._is_ready, peer, word), word)
+            self._post(Kind.send, operation, peer, operation.tag, _nothing, envelope)
+        else:
+            go = partial(self._carry, task, peer, number)
+            self._post(Kind.send, operation, peer, operation.tag, go, envelope)
+
+    def recv(self, operation: Operation) -> None:
+        """Post a receive."""
+        envelope = np.empty(_ENVELOPE.size + self._backend.engine.greets, np.uint8)
+        posted: list[Check] = []
+
+        def came() -> None:
+            self._came(operation, posted[0].result, envelope)
+
+        check = self._make(Kind.recv, operation, operation.peer, operation.tag, came, envelope)
+        posted.append(check)
+        self._level.backend.submit(check)
+
+    def _came(self, operation: Operation, source: int, envelope: Array) -> None:
+        """The envelope of the message for a receive."""
+        backend = self._backend
+        if backend.loses:
+            return
+        theirs, number = _ENVELOPE.unpack_from(envelope)
+        assert isinstance(operation.target, np.ndarray)
+        mine = _signature(operation.target)
+        if not agree(mine, theirs):
+            expected = describe_signature(mine).replace("send(", "recv(", 1)
+            backend.reports.peer_mismatch({source: describe_signature(theirs), backend.rank: expected})
+            return
+        operation.result = operation.senders[source]
+        backend.engine.greeted(source, envelope[_ENVELOPE.size :].tobytes())
+        task = backend.engine.prepare_message(operation)
+        if backend.engine.ready:
+            word = np.frombuffer(_READY.pack(number), np.uint8)
+            self._post(Kind.send, operation, source, _READY_TAG, _nothing, word)
+        self._run(partial(self._begin_recv, task, source, number))
+
+    def _begin_recv(self, task: Task, source: int, number: int) -> None:
+        assert isinstance(task.operation.target, np.ndarray)
+        if not task.operation.target.size:
+            self._received(task)
+            return
+        self._backend.engine.recv(task, source, number, partial(self._received, task))
+
+    def _received(self, task: Task) -> None:
+        backend = self._backend
+        if not backend.loses:
+            backend.drain(task, task.operation.succeed)
+
+    def _is_ready(self, peer: int, word: Array) -> None:
+        (number,) = _READY.unpack(word.tobytes())
+        task = self._waiting.pop((peer, number), None)
+        if task is not None:
+            self._carry(task, peer, number)
+
+    def _carry(self, task: Task, peer: int, number: int) -> None:
+        """Send the data."""
+        backend = self._backend
+        if backend.loses:
+            return
+        succeed = task.operation.succeed
+
+        def sent() -> None:
+            if not backend.loses:
+                succeed()
+
+        assert isinstance(task.operation.source, np.ndarray)
+        if not task.operation.source.size:
+            sent()
+            return
+        backend.fill(task, lambda: self._run(partial(backend.engine.send, task, peer, number, sent)))
+
+    def _run(self, step: Any) -> None:
+        try:
+            step()
+        except Exception as error:
+            self._backend.failed(error)
+
+    # ── internal messages ────────────────────────────────────────────────────────────────────────────
+
+    def _post(self, kind: Kind, operation: Operation, peer: int, tag: int, then: Any, array: Array) -> None:
+        self._level.backend.submit(self._make(kind, operation, peer, tag, then, array))
+
+    def _make(self, kind: Kind, operation: Operation, peer: int, tag: int, then: Any, array: Array) -> Check:
+        stream = (kind, peer, tag)
+        number = self._numbers.get(stream, 0)
+        self._numbers[stream] = number + 1
+        call = Call(kind, number, _BYTE, array.shape, None, peer)
+        sends = kind is Kind.send
+        return Check(
+            *(call, operation.work, then, array if sends else None, None if sends else array),
+            peer=peer,
+            tag=tag,
+            senders=range(self._backend.size),
+        )
+
+
+def _signature(array: Array) -> bytes:
+    """What both sides must have alike: dtype and number of elements."""
+    return Call(Kind.send, 0, array.dtype, (array.size,)).signature
+
+
+def _nothing() -> None:
+    """It goes on by itself."""

@@ -1,0 +1,136 @@
+"""A host group inside a user's group, with a context and numbers of its own.
+
+Its numbers are taken when the user's operation takes its own, so they are alike on all ranks, whatever ends
+first. A call in it carries the user's number where offers are, and the user's call in its `detail`: it agrees
+only where the user's calls do (law 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Protocol
+
+from aiodist.backends.base import Reports
+from aiodist.errors import GroupBroken
+from aiodist.types import Call
+
+if TYPE_CHECKING:
+    from aiodist.backends.host.backend import HostBackend
+    from aiodist.backends.host.engine import HostEngine
+
+_OFFER = 0xFFFFFFFF
+
+
+def carried(call: Call) -> tuple[int, str]:
+    """`offer` and `detail` of an internal call that stands for a user's."""
+    return call.seq & _OFFER, f"of #{call.seq} {call.describe()}"
+
+
+def user_of(signature: bytes) -> int:
+    """The user's number in the signature of an internal call. It is where offers are, which ranks need not
+    agree on and nobody makes here: so it can be read also where calls differ."""
+    return int.from_bytes(signature[-4:], "little")
+
+
+_REMEMBERED = 1024  # internal numbers whose user's number can still be told
+
+
+class Owner(Protocol):
+    """The backend of the user's group.
+
+    Attributes:
+        context: names the group.
+        ranks: global ranks of its members.
+        reports: the group.
+    """
+
+    @property
+    def context(self) -> int: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def reports(self) -> Reports: ...
+
+    def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A member has issued another operation under a number."""
+
+    def quietened(self) -> None:
+        """After an abort: nothing of an internal group touches a buffer any more."""
+
+
+class Level:
+    """One internal group of a user's group; what its backend reports is told of the user's operation.
+
+    Args:
+        owner: the user's group.
+        engine: makes the backend.
+        name: what it is for: 'inner', 'outer', 'checks'.
+        members: group ranks, in the order of this internal group.
+    """
+
+    def __init__(self, owner: Owner, engine: HostEngine, name: str, members: Sequence[int]) -> None:
+        self.members = members
+        self.ranks = [owner.ranks[member] for member in members]
+        text = f"{owner.context}/{name}/{','.join(map(str, self.ranks))}"
+        self.context = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+        self.quiet = True
+        self._owner = owner
+        self._engine = engine
+        self._backend: HostBackend | None = None
+        self._next = 0
+        self._users: dict[int, int] = {}
+
+    @property
+    def backend(self) -> HostBackend:
+        """Its backend, made when it is first needed."""
+        if self._backend is None:
+            self._backend = self._engine.backend(self.context, self.ranks, self)
+        return self._backend
+
+    def number(self, user: int) -> int:
+        """Take the next number for a part of the user's operation `user`."""
+        number = self._next
+        self._next = number + 1
+        self._users[number] = user
+        self._users.pop(number - _REMEMBERED, None)
+        self.backend.reserve(number)
+        return number
+
+    def doom(self) -> None:
+        """Take part in nothing any more."""
+        if self._backend is not None:
+            self._backend.doom()
+
+    def abort(self) -> None:
+        """Stop everything; the owner hears `quietened` when nothing touches a buffer."""
+        if self._backend is not None:
+            self.quiet = False
+            self._backend.abort(self._quietened)
+
+    def retire(self) -> None:
+        """Gone for good, also what came for it and was never asked for."""
+        if self._backend is not None:
+            self._backend.retire()
+        else:
+            self._engine.retire(self.context)
+
+    def _quietened(self) -> None:
+        self.quiet = True
+        self._owner.quietened()
+
+    # ── Reports ──────────────────────────────────────────────────────────────────────────────────────
+
+    def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A member does something else under an internal number: the user's calls disagree, at the latest
+        where one of the two took that number and the other did not."""
+        user = self._users.get(seq, next(reversed(self._users.values()), 0))
+        self._owner.disagreed(min(user, user_of(theirs)), self.members[peer], theirs)
+
+    def peer_mismatch(self, said: dict[int, str]) -> None:
+        """Two sides of a message disagree."""
+        self._owner.reports.peer_mismatch({self.members[peer]: words for peer, words in said.items()})
+
+    def broken(self, error: GroupBroken) -> None:
+        """It can do no more work, so the group cannot."""
+        self._owner.reports.broken(error)

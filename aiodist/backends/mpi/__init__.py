@@ -1,0 +1,15 @@
+"""Collectives by an MPI library, through mpi4py. Imports neither until a group is made of it.
+
+engine      MPI's non-blocking calls behind the seam of `foreign`
+progress    what posts and tests them: one thread a process, `process` starts and ends it
+library     the only place that imports mpi4py
+meeting     how processes that mpirun started find each other
+tables, widened, backoff    pure
+"""
+
+from __future__ import annotations
+
+from aiodist.backends.mpi.engine import MpiEngine
+from aiodist.backends.mpi.meeting import meet, world
+
+__all__ = ["MpiEngine", "meet", "world"]

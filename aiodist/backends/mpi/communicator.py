@@ -1,0 +1,66 @@
+"""The communicator of a group.
+
+Making one is collective among its members, and MPI has no way to do that without waiting. Members of
+several groups may make them in different orders. So each is made in a thread of its own, and members find
+each other by a tag. Where the library lets one thread in at a time they are made in the thread of all calls,
+which waits meanwhile: there, groups that overlap are to be made in the same order everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.backends.mpi.library import Library
+from aiodist.backends.mpi.process import this
+from aiodist.backends.mpi.progress import Progress
+from aiodist.backends.mpi.tables import group_tag
+
+
+async def create(library: Library, progress: Progress, members: Sequence[int], context: int) -> Any:
+    """Make the communicator of a group, with all its members.
+
+    Args:
+        members: ranks in COMM_WORLD, in group order.
+        context: names the group.
+    """
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[Any] = loop.create_future()
+
+    def run() -> None:
+        try:
+            found, error = _create(library, members, context), None
+        except Exception as caught:
+            found, error = None, caught
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(_resolve, made, found, error)
+
+    if library.multiple:
+        this.aside(run, "aiodist-mpi-group")
+    else:
+        progress.call(run)
+    return await made
+
+
+def _create(library: Library, members: Sequence[int], context: int) -> Any:
+    mpi = library.mpi
+    everybody = mpi.COMM_WORLD.Get_group()
+    group = everybody.Incl(list(members))
+    try:
+        comm = mpi.COMM_WORLD.Create_group(group, group_tag(context, library.highest_tag))
+    finally:
+        group.Free()
+        everybody.Free()
+    comm.Set_errhandler(mpi.ERRORS_RETURN)
+    return comm
+
+
+def _resolve(made: asyncio.Future[Any], found: Any, error: Exception | None) -> None:
+    if made.done():  # nobody waits any more; the communicator is left to the library
+        return
+    if error is None:
+        made.set_result(found)
+    else:
+        made.set_exception(error)

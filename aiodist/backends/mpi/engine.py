@@ -1,0 +1,287 @@
+"""MPI's non-blocking calls as an engine.
+
+All members post the same collectives in the order of their numbers, after they have agreed on each. Results
+are MPI's: ranks may get different bits of one sum (law 3 is its own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation
+from aiodist.backends.foreign import moves
+from aiodist.backends.foreign.engine import Done, Engine, Setup
+from aiodist.backends.foreign.moves import Move
+from aiodist.backends.foreign.task import Task
+from aiodist.backends.mpi import tables
+from aiodist.backends.mpi.communicator import create
+from aiodist.backends.mpi.library import Library, load
+from aiodist.backends.mpi.process import this
+from aiodist.backends.mpi.progress import Job, Posted, Progress
+from aiodist.backends.mpi.widened import widened
+from aiodist.errors import BackendUnavailable
+
+GRACE = 0.25
+"""Seconds for operations to end by themselves when the group is aborted: what all members have begun does."""
+
+_PLACE = struct.Struct("<II")  # rank and size in COMM_WORLD
+
+
+class MpiEngine(Engine):
+    """Tensors on the host, by MPI."""
+
+    name = "mpi"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._largest = tables.LARGEST
+        self._owner = object()
+        self._library: Library | None = None
+        self._progress: Progress | None = None
+        self._comm: Any = None
+        self._aborted = False
+
+    # ── before there is a group ──────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def check(cls) -> None:
+        """Load MPI."""
+        load()
+
+    @classmethod
+    def tell(cls, device: int | None) -> bytes:
+        """This process's place in COMM_WORLD."""
+        library = load()
+        return _PLACE.pack(library.rank, library.size)
+
+    @classmethod
+    def fits(cls, told: Sequence[bytes]) -> str:
+        """Processes of one MPI job have a rank each."""
+        places = [_PLACE.unpack(place) for place in told]
+        if any(size != places[0][1] for _, size in places) or len({rank for rank, _ in places}) < len(places):
+            return f"they are not one MPI job; start all {len(told)} with one mpirun"
+        return ""
+
+    # ── its life ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def open(self) -> None:
+        """Make the group's communicator."""
+        loop = self.setup.loop
+        self._library = library = await loop.run_in_executor(None, load)
+        told = await self.setup.gather(self.tell(None))
+        if why := self.fits(told):
+            raise BackendUnavailable(f"backend 'mpi' cannot serve this group: {why}")
+        members = [_PLACE.unpack(place)[0] for place in told]
+        self._progress = progress = this.hold(library)
+        self._comm = await create(library, progress, members, self.setup.context)
+
+    def abort(self, quiet: Done) -> None:
+        """Post nothing more. What is open has a moment to end; then its memory is MPI's."""
+        self._aborted = True
+        if self._progress is None:
+            quiet()
+            return
+        loop = self.setup.loop
+        told = False
+
+        def once() -> None:
+            nonlocal told
+            late.cancel()
+            if not told:
+                told = True
+                quiet()
+
+        late = loop.call_later(GRACE, once)
+        self._progress.abandon(self._owner, partial(self._on_loop, once))
+
+    def close(self) -> None:
+        """Give the communicator back, unless operations may be open in it."""
+        progress, self._progress = self._progress, None
+        if progress is None:
+            return
+        if self._comm is not None and not self._aborted:
+            progress.call(self._comm.Free)
+        this.release()
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
+
+    def exchange(self, moves: Sequence[Move], done: Done) -> None:
+        """All at once, under one tag: between two members they match in their order."""
+
+        def post() -> Iterator[Posted]:
+            for move in moves:  # receives first: then what comes has a place
+                if not move.sends:
+                    yield from self._receive(move.array, move.peer, tables.EXCHANGE_TAG)
+            for move in moves:
+                if move.sends:
+                    yield from self._send(move.array, move.peer, tables.EXCHANGE_TAG)
+
+        self._post(post, done)
+
+    def send(self, task: Task, peer: int, number: int, done: Done) -> None:
+        """One message, under the tag of its number."""
+        self._post(partial(self._send, _given(task.source), peer, self._tag(number)), done)
+
+    def recv(self, task: Task, peer: int, number: int, done: Done) -> None:
+        """One message, under the tag of its number."""
+        self._post(partial(self._receive, _given(task.target), peer, self._tag(number)), done)
+
+    def _tag(self, number: int) -> int:
+        assert self._library is not None
+        return tables.message_tag(number, self._library.highest_tag)
+
+    def _send(self, array: Array, peer: int, tag: int) -> Iterator[Posted]:
+        for piece in tables.pieces(array.size, self._largest):
+            yield Posted(self._comm.Isend(self._buffer(array[piece]), peer, tag))
+
+    def _receive(self, array: Array, peer: int, tag: int) -> Iterator[Posted]:
+        for piece in tables.pieces(array.size, self._largest):
+            buffer = self._buffer(array[piece])
+            yield Posted(self._comm.Irecv(buffer, peer, tag), buffer[2], buffer[1])
+
+    # ── collectives ──────────────────────────────────────────────────────────────────────────────────
+
+    def prepare(self, operation: Operation) -> Task:
+        """Halves are reduced in float32."""
+        task = super().prepare(operation)
+        if operation.call.reduce is not None and tables.is_half(operation.call.dtype):
+            return widened(task, self.allocate)
+        return task
+
+    def all_reduce(self, task: Task, done: Done) -> None:
+        """Iallreduce."""
+        source, target = _given(task.source), _given(task.target)
+
+        def post() -> Iterator[Posted]:
+            op = self._op(task)
+            for piece in tables.pieces(target.size, self._largest):
+                given = self._in_place if target is source else self._buffer(source[piece])
+                yield Posted(self._comm.Iallreduce(given, self._buffer(target[piece]), op))
+
+        self._post(post, done)
+
+    def broadcast(self, task: Task, done: Done) -> None:
+        """Ibcast."""
+        target = _given(task.target)
+
+        def post() -> Iterator[Posted]:
+            for piece in tables.pieces(target.size, self._largest):
+                yield Posted(self._comm.Ibcast(self._buffer(target[piece]), task.root))
+
+        self._post(post, done)
+
+    def reduce(self, task: Task, done: Done) -> None:
+        """Ireduce."""
+        self._post(partial(self._reduce, task, _given(task.source), task.target, task.root), done)
+
+    def _reduce(self, task: Task, source: Array, target: Array | None, root: int) -> Iterator[Posted]:
+        op, here = self._op(task), self.setup.rank == root
+        for piece in tables.pieces(source.size, self._largest):
+            given = self._in_place if target is source and here else self._buffer(source[piece])
+            taken = self._buffer(_given(target)[piece]) if here else None
+            yield Posted(self._comm.Ireduce(given, taken, op, root))
+
+    def all_gather(self, task: Task, done: Done) -> None:
+        """Iallgather; messages where it is too much for one call."""
+        source, target = _given(task.source), _given(task.target)
+        if target.size > self._largest:
+            self.exchange(moves.all_gathered(self.setup.size, source, target), done)
+            return
+        self._once("Iallgather", source.size, source, target, done)
+
+    def reduce_scatter(self, task: Task, done: Done) -> None:
+        """Ireduce_scatter_block; an Ireduce for each part where it is too much for one call."""
+        source, target = _given(task.source), _given(task.target)
+
+        def post() -> Iterator[Posted]:
+            if source.size > self._largest:
+                for root, part in enumerate(moves.parts(source, self.setup.size)):
+                    yield from self._reduce(task, part, target, root)
+            elif source.size:
+                buffers = self._buffer(source, target.size), self._buffer(target)
+                yield Posted(self._comm.Ireduce_scatter_block(*buffers, self._op(task)))
+
+        self._post(post, done)
+
+    def gather(self, task: Task, done: Done) -> None:
+        """Igather, or messages."""
+        setup, source = self.setup, _given(task.source)
+        if source.size * setup.size > self._largest:
+            self.exchange(moves.gathered(setup.rank, setup.size, task.root, source, task.target), done)
+            return
+        self._once("Igather", source.size, source, task.target, done, task.root)
+
+    def scatter(self, task: Task, done: Done) -> None:
+        """Iscatter, or messages."""
+        setup, target = self.setup, _given(task.target)
+        if target.size * setup.size > self._largest:
+            self.exchange(moves.scattered(setup.rank, setup.size, task.root, task.source, target), done)
+            return
+        self._once("Iscatter", target.size, task.source, target, done, task.root)
+
+    def all_to_all(self, task: Task, done: Done) -> None:
+        """Ialltoall of equal parts. Others go as messages: no member knows whether a part of others is too
+        large for Ialltoallv, and a part that is shorter than what is expected would not be noticed."""
+        operation, source, target = task.operation, _given(task.source), _given(task.target)
+        if operation.call.detail or source.size > self._largest:
+            exchanged = moves.exchanged(self.setup.size, source, target, operation.sent, operation.sizes)
+            self.exchange(exchanged, done)
+            return
+        self._once("Ialltoall", source.size // self.setup.size, source, target, done)
+
+    def _once(
+        self, name: str, count: int, source: Array | None, target: Array | None, done: Done, *root: int
+    ) -> None:
+        """One call, of parts of `count` elements; none where there is nothing."""
+
+        def post() -> Iterator[Posted]:
+            if count:
+                buffers = [None if array is None else self._buffer(array, count) for array in (source, target)]
+                yield Posted(getattr(self._comm, name)(*buffers, *root))
+
+        self._post(post, done)
+
+    # ── to and from the thread ───────────────────────────────────────────────────────────────────────
+
+    def _post(self, post: Callable[[], Iterator[Posted]], done: Done) -> None:
+        assert self._progress is not None
+        done_here, failed = partial(self._on_loop, done), partial(self._on_loop, self._failed)
+        self._progress.post(Job(self._owner, post, done_here, failed))
+
+    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self.setup.loop.call_soon_threadsafe(function, *args)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._aborted:
+            self.setup.failed(error)
+
+    def _buffer(self, array: Array, count: int | None = None) -> list[Any]:
+        """A contiguous array as mpi4py takes it. NumPy has dtypes that have no buffers, so it is bytes.
+
+        Args:
+            count: elements of each part, where it has one for each member.
+        """
+        assert self._library is not None
+        datatype = getattr(self._library.mpi, tables.datatype(array.dtype))
+        return [array.view(np.uint8), array.size if count is None else count, datatype]
+
+    def _op(self, task: Task) -> Any:
+        assert self._library is not None
+        return getattr(self._library.mpi, tables.operator(task.reduce, _given(task.source).dtype))
+
+    @property
+    def _in_place(self) -> Any:
+        assert self._library is not None
+        return self._library.mpi.IN_PLACE
+
+
+def _given(array: Array | None) -> Array:
+    assert array is not None
+    return array

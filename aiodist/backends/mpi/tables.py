@@ -1,0 +1,88 @@
+"""What MPI calls dtypes and reductions, as names in `mpi4py.MPI`; tags; pieces of what is large. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiodist.types import BFLOAT16, ReduceOp
+
+LARGEST = 2**30
+"""Elements that one call gets at most: counts are 32-bit integers where MPI is older than 4."""
+
+EXCHANGE_TAG = 0
+"""Of exchanges, which match in their order. Messages have the tags above."""
+
+_TYPES = {
+    "bool": "UINT8_T",
+    "uint8": "UINT8_T",
+    "int8": "INT8_T",
+    "uint16": "UINT16_T",
+    "int16": "INT16_T",
+    "uint32": "UINT32_T",
+    "int32": "INT32_T",
+    "uint64": "UINT64_T",
+    "int64": "INT64_T",
+    "float16": "UINT16_T",
+    "bfloat16": "UINT16_T",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+}
+_OPS = {
+    ReduceOp.SUM: "SUM",
+    ReduceOp.AVG: "SUM",  # who gets the result divides it
+    ReduceOp.PRODUCT: "PROD",
+    ReduceOp.MIN: "MIN",
+    ReduceOp.MAX: "MAX",
+    ReduceOp.BAND: "BAND",
+    ReduceOp.BOR: "BOR",
+    ReduceOp.BXOR: "BXOR",
+}
+_BOOL_OPS = {  # on bytes that are 0 or 1; as NumPy has them
+    ReduceOp.SUM: "MAX",
+    ReduceOp.MAX: "MAX",
+    ReduceOp.BOR: "MAX",
+    ReduceOp.PRODUCT: "MIN",
+    ReduceOp.MIN: "MIN",
+    ReduceOp.BAND: "MIN",
+    ReduceOp.BXOR: "BXOR",
+}
+_HALVES = (np.dtype(np.float16), BFLOAT16)
+
+
+def datatype(dtype: np.dtype[Any]) -> str:
+    """What elements are for MPI. Halves are 16 bits to move; to be reduced they are widened first."""
+    return _TYPES[dtype.name]
+
+
+def operator(op: ReduceOp, dtype: np.dtype[Any]) -> str:
+    """The reduction for elements of a dtype."""
+    return (_BOOL_OPS if dtype.kind == "b" else _OPS)[op]
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether MPI has no arithmetic for it."""
+    return dtype in _HALVES
+
+
+def message_tag(number: int, highest: int) -> int:
+    """The tag of a pair's message. Those with one tag match in their order, `highest` messages apart.
+
+    Args:
+        number: counts the pair's messages.
+        highest: of the tags that the library has (MPI_TAG_UB).
+    """
+    return 1 + number % highest
+
+
+def group_tag(context: int, highest: int) -> int:
+    """The tag under which a group's members make its communicator."""
+    return context % (highest + 1)
+
+
+def pieces(count: int, most: int) -> list[slice]:
+    """So many elements in pieces of at most `most`; none for none."""
+    return [slice(start, min(start + most, count)) for start in range(0, count, most)]

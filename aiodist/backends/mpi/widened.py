@@ -1,0 +1,95 @@
+"""Reductions of halves, for a library without them: widened to float32 before, narrowed once after.
+
+AVG and PREMUL_SUM are computed in float32, too. Runs where tasks are filled and emptied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.backends.foreign.task import Allocate, Task
+from aiodist.kernels import finish, quiet, scale
+from aiodist.kernels.halves import BLOCK, halves
+from aiodist.types import ReduceOp
+
+_WIDE = np.dtype(np.float32)
+_COPIES = 2  # a block is written to scratch first
+
+
+@dataclass(slots=True)
+class Widened(Task):
+    """A task in float32, made of one in halves.
+
+    Attributes:
+        narrow: the task in halves; what is strided goes through it.
+    """
+
+    narrow: Task | None = None
+
+    def fill(self) -> None:
+        """Fill the halves, and widen."""
+        assert self.narrow is not None
+        assert self.source is not None
+        assert self.narrow.source is not None
+        self.narrow.fill()
+        quiet.run(_widen, self.narrow.source, self.source)
+        if self.factor is not None:
+            scale(self.source, self.factor)
+
+    def empty(self) -> None:
+        """Narrow, and empty the halves."""
+        assert self.narrow is not None
+        if self.target is None:
+            return
+        assert self.narrow.target is not None
+        if self.divisor > 1:
+            finish(self.target, ReduceOp.AVG, self.divisor)
+        quiet.run(_narrow, self.target, self.narrow.target)
+        self.narrow.empty()
+
+    def fill_nbytes(self) -> int:
+        """Bytes that `fill` writes."""
+        assert self.narrow is not None
+        assert self.source is not None
+        return self.narrow.fill_nbytes() + self.source.nbytes * (_COPIES + (self.factor is not None))
+
+    def empty_nbytes(self) -> int:
+        """Bytes that `empty` writes."""
+        assert self.narrow is not None
+        if self.target is None:
+            return 0
+        return self.narrow.empty_nbytes() + self.target.nbytes * (_COPIES + (self.divisor > 1))
+
+
+def widened(task: Task, allocate: Allocate) -> Widened:
+    """The same reduction in float32.
+
+    Args:
+        task: in halves.
+        allocate: makes the wide arrays.
+    """
+    assert task.source is not None
+    source = allocate(task.source.size, _WIDE)
+    target: Array | None = source
+    if task.target is None:
+        target = None
+    elif task.target.size != task.source.size:  # reduce_scatter
+        target = allocate(task.target.size, _WIDE)
+    narrow = replace(task, factor=None, divisor=1)
+    return Widened(task.operation, source, target, factor=task.factor, divisor=task.divisor, narrow=narrow)
+
+
+def _widen(half: Array, wide: Array) -> None:
+    for start in range(0, half.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        np.copyto(wide[part], halves.widen(half[part], 0))
+
+
+def _narrow(wide: Array, half: Array) -> None:
+    for start in range(0, half.size, BLOCK):
+        part = half[start : start + BLOCK]
+        np.copyto(halves.wide[0, : part.size], wide[start : start + BLOCK])
+        halves.narrow(part)

@@ -1,0 +1,7 @@
+"""Device tensors over NCCL, by `cupy.cuda.nccl`: the only place that imports it."""
+
+from __future__ import annotations
+
+from aiodist.backends.nccl.engine import NcclEngine
+
+__all__ = ["NcclEngine"]

@@ -1,0 +1,109 @@
+"""NCCL's communicators: how they are made and ended, in CuPy 13 and 14. All of it blocks: never on the loop."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.backends.cuda.library import load
+from aiodist.errors import BackendUnavailable
+
+ID_BYTES = 128
+NO_COLOR = -1
+_SPLITS_FROM = 21801
+_PARTING = 2.0
+"""Seconds that a process that ends waits for its communicators to be destroyed."""
+
+_destroying: set[threading.Thread] = set()
+
+
+def load_nccl() -> Any:
+    """The module `cupy`, once NCCL and a device can be used.
+
+    Raises:
+        BackendUnavailable: names the one thing that is missing.
+    """
+    cupy = load()
+    require_nccl(cupy)
+    return cupy
+
+
+def require_nccl(cupy: Any) -> None:
+    """Load NCCL itself.
+
+    Raises:
+        BackendUnavailable: it is not installed.
+    """
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        raise BackendUnavailable(
+            "NCCL's library is not installed beside CuPy", hint=f"pip install nvidia-nccl-cu{cuda}"
+        )
+
+
+def unique_id(cupy: Any) -> bytes:
+    """What names a new communicator. Whoever asks hosts the meeting of its members."""
+    return as_bytes(cupy.cuda.nccl.get_unique_id())
+
+
+def as_bytes(made: bytes | tuple[int, ...]) -> bytes:
+    """A unique id as bytes: in CuPy 13 it is a tuple of C's chars."""
+    return made if isinstance(made, bytes) else bytes(char & 0xFF for char in made)
+
+
+def as_accepted(cupy: Any, unique: bytes) -> bytes | tuple[int, ...]:
+    """A unique id as this CuPy's communicators take it."""
+    if int(cupy.__version__.split(".")[0]) >= 14:
+        return unique
+    return tuple(byte - 256 if byte > 127 else byte for byte in unique)
+
+
+def connect(cupy: Any, size: int, unique: bytes, rank: int) -> Any:
+    """A communicator on the current device; returns when all members have asked."""
+    return _kept(cupy.cuda.nccl.NcclCommunicator(size, as_accepted(cupy, unique), rank))
+
+
+def can_split(cupy: Any) -> bool:
+    """Whether communicators can be made out of others."""
+    nccl = cupy.cuda.nccl
+    versions = nccl.get_version(), nccl.get_build_version()
+    return hasattr(nccl.NcclCommunicator, "commSplit") and min(versions) >= _SPLITS_FROM
+
+
+def split(parent: Any, color: int, rank: int) -> Any:
+    """A communicator of those members of another that give the same color; None for NO_COLOR."""
+    made = parent.commSplit(color, rank)
+    return None if made is None else _kept(made)
+
+
+def _kept(communicator: Any) -> Any:
+    """Never collected: CuPy would destroy it then, which waits for the other members (law 11), and one that
+    hangs in its abort must not be touched again."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
+    return communicator
+
+
+def destroy_later(communicators: Sequence[Any]) -> None:
+    """Give back what communicators hold, in the background: NCCL waits for the peers on this host."""
+
+    def destroy() -> None:
+        for communicator in communicators:
+            communicator.destroy()
+        _destroying.discard(threading.current_thread())
+
+    thread = threading.Thread(target=destroy, name="aiodist-nccl-destroy", daemon=True)
+    _destroying.add(thread)
+    thread.start()
+
+
+@atexit.register
+def _part() -> None:
+    until = time.monotonic() + _PARTING
+    for thread in list(_destroying):
+        thread.join(max(until - time.monotonic(), 0))

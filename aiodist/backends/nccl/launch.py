@@ -1,0 +1,227 @@
+"""One operation as calls of NCCL: what is done on the stream before them, the calls, what is done after.
+
+The calls of several operations go into one NCCL group, so they are told from the rest. What is enqueued here
+goes to CuPy's current stream, which is that of the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.backends.cuda import arrays
+from aiodist.backends.foreign import moves
+from aiodist.backends.foreign.task import Task, prepare, prepare_message
+from aiodist.backends.nccl.tables import BYTE, native, wider
+from aiodist.tensors.device import DeviceArray
+from aiodist.types import Kind, ReduceOp
+
+Call = Callable[[Any, int], None]
+"""Enqueues on (communicator, raw stream)."""
+
+
+@dataclass(slots=True)
+class Launch:
+    """See the module.
+
+    Attributes:
+        task: the operation.
+        calls: into the NCCL group.
+        after: once it is complete, in order.
+        keep: memory that NCCL works on, besides the task's.
+    """
+
+    task: Task
+    calls: list[Call] = field(default_factory=list)
+    after: list[Callable[[], None]] = field(default_factory=list)
+    keep: list[Array] = field(default_factory=list)
+
+
+class Planner:
+    """Makes the launches of one group.
+
+    Args:
+        cupy: the module.
+        device: index of the device.
+        rank: group rank of this process, of `size`.
+    """
+
+    def __init__(self, cupy: Any, device: int, rank: int, size: int) -> None:
+        self._cupy = cupy
+        self._device = device
+        self._rank, self._size = rank, size
+
+    def collective(self, bare: Task) -> Launch:
+        """The launch of a collective; what comes before its calls is enqueued."""
+        launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate, divides=True))
+        _MAKERS[launch.task.kind](self, launch)
+        launch.after.append(lambda: arrays.empty(self._cupy, launch.task))
+        return launch
+
+    def message(self, bare: Task) -> Launch:
+        """Likewise of a message, on a lane of two: the sender is rank 0 there, the receiver rank 1."""
+        launch = self._filled(prepare_message(bare.operation, self._allocate))
+        task = launch.task
+        array = _given(task.target if task.source is None else task.source)
+        sends = task.source is not None
+        launch.calls.append(_moving([moves.Move(sends, int(sends), array)]))
+        launch.after.append(lambda: arrays.empty(self._cupy, task))
+        return launch
+
+    def _filled(self, task: Task) -> Launch:
+        arrays.fill(self._cupy, task)
+        return Launch(task)
+
+    def _allocate(self, count: int, dtype: np.dtype[Any]) -> DeviceArray:
+        return arrays.allocate(self._cupy, self._device, count, dtype)
+
+    # ── moves ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _broadcast(self, launch: Launch) -> None:
+        array, root = _given(launch.task.target), launch.task.root
+        pointer, nbytes = array.pointer, array.nbytes
+        if nbytes:
+            launch.calls.append(
+                lambda comm, stream: comm.broadcast(pointer, pointer, nbytes, BYTE, root, stream)
+            )
+
+    def _all_gather(self, launch: Launch) -> None:
+        launch.calls += _gathering(_given(launch.task.source), _given(launch.task.target))
+
+    def _gather(self, launch: Launch) -> None:
+        task = launch.task
+        launch.calls.append(
+            _moving(moves.gathered(self._rank, self._size, task.root, _given(task.source), task.target))
+        )
+
+    def _scatter(self, launch: Launch) -> None:
+        task = launch.task
+        launch.calls.append(
+            _moving(moves.scattered(self._rank, self._size, task.root, task.source, _given(task.target)))
+        )
+
+    def _all_to_all(self, launch: Launch) -> None:
+        task, operation = launch.task, launch.task.operation
+        launch.calls.append(
+            _moving(
+                moves.exchanged(
+                    self._size, _given(task.source), _given(task.target), operation.sent, operation.sizes
+                )
+            )
+        )
+
+    # ── reductions ───────────────────────────────────────────────────────────────────────────────────
+
+    def _reduction(self, launch: Launch) -> None:
+        task = launch.task
+        source = _given(task.source)
+        target = None if task.target is None else _given(task.target)
+        if not source.size:
+            return
+        wide = wider(source.dtype, task.reduce)
+        if wide is not None:
+            source, target = self._widened(launch, source, target, wide)
+        how = native(source.dtype, task.reduce)
+        if how is None:
+            self._composed(launch, source, target)
+            return
+        kind, root = task.kind, task.root
+        read, written = source.pointer, 0 if target is None else target.pointer
+        code, op, per_element = how
+        count = (source if target is None else target).size * per_element
+
+        def call(comm: Any, stream: int) -> None:
+            if kind is Kind.all_reduce:
+                comm.allReduce(read, written, count, code, op, stream)
+            elif kind is Kind.reduce:
+                comm.reduce(read, written, count, code, op, root, stream)
+            else:
+                comm.reduceScatter(read, written, count, code, op, stream)
+
+        launch.calls.append(call)
+
+    def _widened(
+        self, launch: Launch, source: DeviceArray, target: DeviceArray | None, dtype: np.dtype[Any]
+    ) -> tuple[DeviceArray, DeviceArray | None]:
+        """In their places, wider ones; the result is made narrow again."""
+        wide_source = self._allocate(source.size, dtype)
+        launch.keep.append(wide_source)
+        arrays.copy(self._cupy, wide_source, source)
+        if target is None:
+            return wide_source, None
+        wide_target = self._allocate(target.size, dtype)
+        launch.after.append(lambda: arrays.copy(self._cupy, target, wide_target))
+        return wide_source, wide_target
+
+    def _composed(self, launch: Launch, source: DeviceArray, target: DeviceArray | None) -> None:
+        """Gather what this rank reduces, and reduce it here, in rank order."""
+        task, size = launch.task, self._size
+        op = task.reduce
+        rows: DeviceArray | None = None
+        if task.kind is Kind.all_reduce:
+            rows = self._allocate(source.size * size, source.dtype)
+            launch.calls += _gathering(source, rows)
+        elif task.kind is Kind.reduce:
+            if self._rank == task.root:
+                rows = self._allocate(source.size * size, source.dtype)
+            launch.calls.append(_moving(moves.gathered(self._rank, size, task.root, source, rows)))
+        else:
+            rows = self._allocate(source.size, source.dtype)
+            launch.calls.append(_moving(moves.exchanged(size, source, rows, None, None)))
+        if rows is not None and target is not None:
+            launch.keep.append(rows)
+            parts = moves.parts(rows, size)
+            launch.after.append(lambda: fold(self._cupy, parts, target, op))
+
+
+_MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
+    Kind.all_reduce: Planner._reduction,
+    Kind.reduce: Planner._reduction,
+    Kind.reduce_scatter: Planner._reduction,
+    Kind.broadcast: Planner._broadcast,
+    Kind.all_gather: Planner._all_gather,
+    Kind.gather: Planner._gather,
+    Kind.scatter: Planner._scatter,
+    Kind.all_to_all: Planner._all_to_all,
+}
+_UFUNCS = {
+    ReduceOp.PRODUCT: "multiply",
+    ReduceOp.BAND: "bitwise_and",
+    ReduceOp.BOR: "bitwise_or",
+    ReduceOp.BXOR: "bitwise_xor",
+}
+"""What NCCL lacks, for the dtypes for which it does."""
+
+
+def fold(cupy: Any, rows: Sequence[Array], target: Array, op: ReduceOp) -> None:
+    """Reduce rows into a target, the lower rank on the left (law 3)."""
+    arrays.copy(cupy, target, rows[0])
+    result = arrays.on_device(cupy, target)
+    ufunc = getattr(cupy, _UFUNCS[op])
+    for row in rows[1:]:
+        ufunc(result, arrays.on_device(cupy, row), out=result)
+
+
+def _gathering(source: DeviceArray, target: DeviceArray) -> list[Call]:
+    read, written, nbytes = source.pointer, target.pointer, source.nbytes
+    return [lambda comm, stream: comm.allGather(read, written, nbytes, BYTE, stream)] if nbytes else []
+
+
+def _moving(these: Sequence[moves.Move]) -> Call:
+    """Sends and receives as calls."""
+    ends = [(sends, peer, _given(array).pointer, array.nbytes) for sends, peer, array in these]
+
+    def call(comm: Any, stream: int) -> None:
+        for sends, peer, pointer, nbytes in ends:
+            (comm.send if sends else comm.recv)(pointer, nbytes, BYTE, peer, stream)
+
+    return call
+
+
+def _given(array: Array | None) -> DeviceArray:
+    assert isinstance(array, DeviceArray)
+    return array

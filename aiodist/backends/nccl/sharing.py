@@ -1,0 +1,68 @@
+"""Whether the processes of a job can use NCCL together, from what each tells of itself. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from aiodist.errors import name_ranks
+
+_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+_FIRST = 23000
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a process tells.
+
+    Attributes:
+        gpu: its device's own name, the same for all who share it.
+        version: of its NCCL, 23203 is 2.32.3.
+        splits: its CuPy can split communicators: all do it, or none.
+        shares: its NCCL lets several ranks use one device.
+    """
+
+    gpu: str
+    version: int
+    splits: bool
+    shares: bool
+
+    def encode(self) -> bytes:
+        """For the other processes."""
+        return json.dumps(asdict(self)).encode()
+
+
+def decode(told: bytes) -> Told:
+    """What another process has told."""
+    return Told(**json.loads(told))
+
+
+def can_share(version: int, environ: Mapping[str, str]) -> bool:
+    """Whether an NCCL lets several ranks use one device."""
+    value = environ.get(_VARIABLE, "").strip()
+    return version >= _FIRST and value.isdecimal() and int(value) != 0
+
+
+def misfit(told: Sequence[Told]) -> str:
+    """Why these processes cannot use NCCL together; '' if they can."""
+    for what, values in (
+        ("NCCL", [dotted(one.version) for one in told]),
+        ("communicators that can be split", [("no", "yes")[one.splits] for one in told]),
+    ):
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                return f"{what}: rank 0 has {values[0]}, rank {rank} has {value}"
+    for gpu in dict.fromkeys(one.gpu for one in told):
+        ranks = [rank for rank, one in enumerate(told) if one.gpu == gpu]
+        if len(ranks) > 1 and not all(told[rank].shares for rank in ranks):
+            return (
+                f"{name_ranks(ranks)} share a GPU, which NCCL {dotted(told[0].version)} does not allow here "
+                f"(2.30 and later do, with {_VARIABLE}=1)"
+            )
+    return ""
+
+
+def dotted(version: int) -> str:
+    """'2.32.3' of NCCL's number."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

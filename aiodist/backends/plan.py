@@ -1,0 +1,189 @@
+"""Which backend carries out what, in one job: `backend=` taken apart, checked, and agreed on.
+
+parse ─▶ check (are the libraries here?) ─▶ card, settle (does it fit all ranks?) ─▶ make (for each group)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aiodist.backends.base import Backend
+from aiodist.backends.dispatch import Dispatch, Part
+from aiodist.backends.foreign import Engine, ForeignBackend
+from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.registry import HOST, find_engine
+from aiodist.errors import BackendUnavailable, RendezvousError, UsageError, name_ranks
+
+logger = logging.getLogger("aiodist")
+
+CPU, CUDA = "cpu", "cuda"
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # Linux, and Linux in Windows
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See the module.
+
+    Attributes:
+        asked: what `backend=` was, in one spelling; '' for None.
+        name: what `get_backend` says.
+        host: tensors on the host go to the host engine.
+        engines: what else carries operations out, by place.
+        staged: tensors on devices go through the host's memory, and the host engine.
+        automatic: nobody asked for what carries out operations on devices: what does not fit is left out.
+        device: index of this process's CUDA device, once it is known.
+    """
+
+    asked: str = ""
+    name: str = "host"
+    host: bool = True
+    engines: Mapping[str, type[Engine]] = field(default_factory=dict)
+    staged: bool = False
+    automatic: bool = False
+    device: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """There is the host engine, and nothing else."""
+        return not self.engines and not self.staged
+
+    def check(self, device_id: Any = None) -> Plan:
+        """Look whether the libraries are here. Imports them, so it may take long: off the loop.
+
+        Raises:
+            BackendUnavailable: names the one thing to install.
+        """
+        device = None
+        plan = self
+        if CUDA in self.engines or self.staged:
+            from aiodist.backends.cuda.library import choose_device
+
+            try:
+                device = choose_device(device_id, os.environ)
+            except BackendUnavailable as error:
+                if not self.automatic:
+                    raise
+                logger.info("device tensors cannot be used here: %s", error)
+                return Plan(self.asked)
+        for place, engine in self.engines.items():
+            try:
+                engine.check()
+            except BackendUnavailable as error:
+                if not self.automatic:
+                    raise
+                logger.info("device tensors go through the host: %s", error)
+                plan = replace(plan, engines=_without(self.engines, place), staged=True)
+        return replace(plan, device=device)
+
+    def card(self) -> dict[str, Any]:
+        """What the other ranks have to know."""
+        return {
+            "asked": self.asked,
+            "engines": {place: engine.name for place, engine in self.engines.items()},
+            "told": {place: engine.tell(self.device) for place, engine in self.engines.items()},
+        }
+
+    def settle(self, cards: Sequence[Mapping[str, Any]]) -> Plan:
+        """What all ranks can do, from what each can. The same on all.
+
+        Raises:
+            RendezvousError: they were told to use different ones.
+            BackendUnavailable: an engine that was asked for cannot serve these ranks.
+        """
+        plan = self
+        for rank, card in enumerate(cards):
+            if card["asked"] != cards[0]["asked"]:
+                mine, first = (card["asked"] or None, cards[0]["asked"] or None)
+                raise RendezvousError(
+                    f"rank {rank} has backend={mine!r}, rank 0 has {first!r}",
+                    hint="Set it alike on every rank",
+                )
+        for place, engine in self.engines.items():
+            without = [r for r, card in enumerate(cards) if card["engines"].get(place) != engine.name]
+            why = (
+                f"{name_ranks(without)} cannot use it"
+                if without
+                else engine.fits([card["told"][place] for card in cards])
+            )
+            if not why:
+                continue
+            if place != CUDA:
+                raise BackendUnavailable(f"backend {engine.name!r} cannot serve this job: {why}")
+            logger.warning("device tensors go through the host, not %s: %s", engine.name, why)
+            plan = replace(plan, engines=_without(self.engines, place), staged=True)
+        return plan
+
+    def make(self, host: HostBackend) -> Backend:
+        """The backend of a world's group, on its host backend."""
+        if self.plain:
+            return host
+        parts: dict[str, Part] = {}
+        made: dict[type[Engine], Part] = {}
+        for place, engine in self.engines.items():
+            part = made.get(engine)
+            if part is None:
+                part = made[engine] = ForeignBackend(host, engine, self.device)
+            parts[place] = part
+        if self.staged:
+            from aiodist.backends.staged import StagedBackend
+
+            parts[CUDA] = StagedBackend(host, self.device)
+        return Dispatch(self.name, host, parts, self.host, self.device)
+
+
+def parse(backend: str | None, gpu: bool | None = None) -> Plan:
+    """Take `backend=` apart.
+
+    Args:
+        backend: a name; 'cpu:host,cuda:nccl'; None: what the machine has.
+        gpu: whether a driver of GPUs is here; None looks.
+
+    Raises:
+        UsageError: it has no meaning. BackendUnavailable: whoever brings it cannot be imported.
+    """
+    gpu = any(map(os.path.exists, _DRIVERS)) if gpu is None else gpu
+    if backend is None:
+        if not gpu:
+            return Plan()
+        return Plan("", "cpu:host,cuda:nccl", engines={CUDA: find_engine("nccl")}, automatic=True)
+    if not isinstance(backend, str) or not backend.strip():
+        raise UsageError(f"backend must be a name, got {backend!r}", hint="Use backend='host', or None")
+    text = backend.strip().lower()
+    if ":" not in text:
+        if text in HOST:
+            return Plan("host", staged=gpu, automatic=True)
+        engine = find_engine(text)
+        return Plan(text, text, False, dict.fromkeys(sorted(engine.places), engine))
+    routes = _routes(text)
+    engines = {place: find_engine(name) for place, name in routes.items() if name not in HOST}
+    for place, engine in engines.items():
+        if place not in engine.places:
+            raise UsageError(
+                f"backend {engine.name!r} takes no tensors on {place!r}",
+                hint=f"It takes those on {', '.join(sorted(engine.places))}",
+            )
+    staged = routes.get(CUDA) in HOST
+    name = ",".join(f"{place}:{'host' if name in HOST else name}" for place, name in routes.items())
+    if name == "cpu:host":
+        name = "host"
+    return Plan(name, name, routes.get(CPU) in HOST, engines, staged)
+
+
+def _routes(text: str) -> dict[str, str]:
+    routes: dict[str, str] = {}
+    for item in text.split(","):
+        place, _, name = (part.strip() for part in item.partition(":"))
+        if place not in (CPU, CUDA) or not name or place in routes:
+            raise UsageError(
+                f"backend={text!r} cannot be read", hint="Write it like 'cpu:host,cuda:nccl', each place once"
+            )
+        routes[place] = name
+    return routes
+
+
+def _without(engines: Mapping[str, type[Engine]], place: str) -> dict[str, type[Engine]]:
+    return {other: engine for other, engine in engines.items() if other != place}

@@ -1,0 +1,90 @@
+"""Backends by name: those of aiodist, those that a program registers, those that packages bring.
+
+A package brings one by an entry point of the group `aiodist.backends`:
+
+    [project.entry-points."aiodist.backends"]
+    mine = "my_package.engine:MyEngine"
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from aiodist.backends.foreign.engine import Engine
+from aiodist.errors import BackendUnavailable, UsageError
+
+HOST = ("host", "gloo")
+"""The host engine, and torch's name for what it does."""
+
+_BUILT_IN = {"mpi": "aiodist.backends.mpi:MpiEngine", "nccl": "aiodist.backends.nccl:NcclEngine"}
+_GROUP = "aiodist.backends"
+
+_registered: dict[str, type[Engine]] = {}
+
+
+def register_backend(name: str, engine: type[Engine]) -> None:
+    """Make a backend known under a name, for `init_process_group(backend=name)`.
+
+    Every process of a job registers it. A package does it for all programs by an entry point of the group
+    `aiodist.backends`.
+
+    Args:
+        name: letters, digits, '-' and '_'; not one of aiodist's.
+        engine: a subclass of `aiodist.backends.foreign.Engine`; see docs/write-a-backend.md.
+
+    Raises:
+        UsageError: the name is taken, or no name, or the engine is none.
+    """
+    if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
+        raise UsageError(f"{name!r} is no name for a backend", hint="Use letters, digits, '-' and '_'")
+    name = name.lower()
+    if name in HOST or name in _BUILT_IN:
+        raise UsageError(f"{name!r} is a backend of aiodist's own", hint="Choose another name")
+    if not (isinstance(engine, type) and issubclass(engine, Engine)):
+        raise UsageError(f"{engine!r} is no subclass of Engine", hint="See docs/write-a-backend.md")
+    if _registered.get(name, engine) is not engine:
+        raise UsageError(f"backend {name!r} is registered already, as {_registered[name].__qualname__}")
+    _registered[name] = engine
+
+
+def known_backends() -> list[str]:
+    """Names that `init_process_group` knows, whether their libraries are here or not."""
+    return sorted({"host", *_BUILT_IN, *_registered, *(point.name for point in entry_points(group=_GROUP))})
+
+
+def find_engine(name: str) -> type[Engine]:
+    """The engine of a name other than the host's. Imports it, and nothing of its library.
+
+    Raises:
+        UsageError: nobody knows the name.
+        BackendUnavailable: whoever brings it cannot be imported.
+    """
+    if name in _registered:
+        return _registered[name]
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        built_in: type[Engine] = getattr(import_module(module), attribute)
+        return built_in
+    for point in entry_points(group=_GROUP):
+        if point.name.lower() == name:
+            try:
+                loaded = point.load()
+            except Exception as error:
+                raise BackendUnavailable(
+                    f"backend {name!r} cannot be imported ({type(error).__name__}: {error})",
+                    hint=f"Install {point.dist.name if point.dist else point.value} anew",
+                ) from error
+            if not (isinstance(loaded, type) and issubclass(loaded, Engine)):
+                raise BackendUnavailable(
+                    f"backend {name!r} ({point.value}) is no subclass of Engine",
+                    hint="Tell its authors: docs/write-a-backend.md says what it must be",
+                )
+            return loaded
+    names = known_backends()
+    close = difflib.get_close_matches(name, [*names, "gloo"], 1)
+    raise UsageError(
+        f"backend {name!r} is not known; there are {', '.join(names)}",
+        hint=f"Did you mean {close[0]!r}?" if close else "None picks by what the machine has",
+    )

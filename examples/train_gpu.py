@@ -1,0 +1,199 @@
+"""Train on GPUs, and hide the averaging of gradients behind the backward pass.
+
+    aiodist run --nproc-per-node 2 examples/train_gpu.py                   # torch
+    aiodist run --nproc-per-node 2 examples/train_gpu.py --library cupy
+
+Each rank takes the GPU that its LOCAL_RANK says; on one GPU all ranks share it. As soon as a gradient is known its
+all_reduce begins, on a stream of its own, while the GPU goes on with the backward pass; before the weights change
+the averages are awaited. The event loop is free all the time, and says so: a task beside the training counts how
+late it turns. At the end rank 0 trains the same batches alone and compares the weights.
+
+It needs an NVIDIA GPU and `pip install aiodist[cuda12,examples]`; `aiodist doctor` says what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import aiodist as dist
+
+LAYERS = (64, 1024, 1024, 10)
+RATE = 0.1
+
+Ready = Callable[[int, Any], None]
+
+
+def load() -> tuple[Any, Any]:
+    """1,792 images of 8 × 8 pixels and their labels, shuffled alike on every rank."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))[:1792]
+    return (digits.data[order] / 16).astype(np.float32), digits.target[order].astype(np.int64)
+
+
+def first_weights() -> list[Any]:
+    """The same on every rank."""
+    rng = np.random.default_rng(0)
+    weights = []
+    for inputs, outputs in zip(LAYERS, LAYERS[1:], strict=False):
+        weights.append((rng.standard_normal((inputs, outputs)) * np.sqrt(2 / inputs)).astype(np.float32))
+    return weights
+
+
+class Torch:
+    """Layers as torch tensors; autograd says when a gradient is known."""
+
+    def __init__(self, images: Any, labels: Any, device: int) -> None:
+        import torch
+
+        self.torch = torch
+        self.device = torch.device("cuda", device)
+        self.images = torch.from_numpy(images).to(self.device)
+        self.labels = torch.from_numpy(labels).to(self.device)
+        self.weights = [torch.from_numpy(w).to(self.device).requires_grad_() for w in first_weights()]
+        self.ready: Ready = lambda index, gradient: None
+        for index, weight in enumerate(self.weights):
+            weight.register_post_accumulate_grad_hook(lambda w, index=index: self.ready(index, w.grad))
+
+    def backward(self, chosen: Any, ready: Ready) -> None:
+        """Tell `ready` of each gradient as soon as it is known."""
+        self.ready = ready
+        hidden = self.images[chosen]
+        for weight in self.weights[:-1]:
+            hidden = (hidden @ weight).relu()
+        loss = self.torch.nn.functional.cross_entropy(hidden @ self.weights[-1], self.labels[chosen])
+        loss.backward()
+
+    def step(self) -> None:
+        """Gradient descent."""
+        with self.torch.no_grad():
+            for weight in self.weights:
+                weight -= RATE * weight.grad
+                weight.grad = None
+
+    def values(self) -> list[Any]:
+        """The weights on the host."""
+        return [weight.detach().cpu().numpy() for weight in self.weights]
+
+
+class Cupy:
+    """The same by hand, on CuPy arrays."""
+
+    def __init__(self, images: Any, labels: Any, device: int) -> None:
+        import cupy
+
+        self.cupy = cupy
+        cupy.cuda.Device(device).use()
+        self.images, self.labels = cupy.asarray(images), cupy.asarray(labels)
+        self.weights = [cupy.asarray(weight) for weight in first_weights()]
+        self.gradients = list(self.weights)
+
+    def backward(self, chosen: Any, ready: Ready) -> None:
+        """Tell `ready` of each gradient as soon as it is known, the last layer's first."""
+        cupy = self.cupy
+        layers = [self.images[chosen]]
+        for weight in self.weights[:-1]:
+            layers.append(cupy.maximum(layers[-1] @ weight, 0))
+        scores = layers[-1] @ self.weights[-1]
+        scores = cupy.exp(scores - scores.max(axis=1, keepdims=True))
+        error = scores / scores.sum(axis=1, keepdims=True)
+        error[cupy.arange(len(chosen)), self.labels[chosen]] -= 1
+        error /= len(chosen)
+        for index in reversed(range(len(self.weights))):
+            self.gradients[index] = layers[index].T @ error
+            ready(index, self.gradients[index])
+            if index:
+                error = (error @ self.weights[index].T) * (layers[index] > 0)
+
+    def step(self) -> None:
+        """Gradient descent."""
+        for weight, gradient in zip(self.weights, self.gradients, strict=True):
+            weight -= RATE * gradient
+
+    def values(self) -> list[Any]:
+        """The weights on the host."""
+        return [self.cupy.asnumpy(weight) for weight in self.weights]
+
+
+LIBRARIES = {"torch": Torch, "cupy": Cupy}
+
+
+async def watch(late: list[float]) -> None:
+    """How late the loop turns, in milliseconds: a task that asks for a turn each millisecond."""
+    while True:
+        asked = time.perf_counter()
+        await asyncio.sleep(0.001)
+        late.append((time.perf_counter() - asked - 0.001) * 1e3)
+
+
+def batches(epochs: int, batch: int) -> list[Any]:
+    """All batches of the training, the same on every rank."""
+    rng = np.random.default_rng(1)
+    return [part for _ in range(epochs) for part in rng.permutation(1792).reshape(-1, batch)]
+
+
+async def train(library: str, epochs: int, batch: int) -> None:
+    """One rank's part."""
+    images, labels = load()
+    late: list[float] = []
+    async with await dist.init_process_group("cpu:host,cuda:nccl") as pg:
+        if batch % pg.size or 1792 % batch:
+            raise SystemExit(f"--batch {batch} must divide 1792, and be a multiple of {pg.size}")
+        device = pg.device
+        assert device is not None
+        net = LIBRARIES[library](images, labels, device)
+        watching = asyncio.create_task(watch(late))
+        began = time.perf_counter()
+        steps = batches(epochs, batch)
+        for number, chosen in enumerate(steps, 1):
+            works: list[Any] = []
+
+            def ready(index: int, gradient: Any, works: list[Any] = works) -> None:
+                works.append(pg.all_reduce(gradient, dist.ReduceOp.AVG, async_op=True))
+
+            net.backward(chosen[pg.rank :: pg.size], ready)
+            for work in works:
+                await work
+            net.step()
+            if pg.rank == 0 and (number % 20 == 0 or number == len(steps)):
+                rate = number / (time.perf_counter() - began)
+                late.sort()
+                p99 = late[int(len(late) * 0.99)] if late else 0.0
+                print(
+                    f"\rstep {number}/{len(steps)}  {rate:.0f} steps/s on {pg.size} ranks  "
+                    f"the loop turned at most {p99:.2f} ms late (p99) ",
+                    end="",
+                    flush=True,
+                )
+        watching.cancel()
+        if pg.rank == 0:
+            alone = LIBRARIES[library](images, labels, device)
+            for chosen in steps:
+                alone.backward(chosen, lambda index, gradient: None)
+                alone.step()
+            worst = max(float(np.abs(a - b).max()) for a, b in zip(net.values(), alone.values(), strict=True))
+            print(f"\nlargest weight difference to one process: {worst:.2e}", flush=True)
+            if worst > 1e-3:
+                raise SystemExit("the distributed weights differ from those of a single process")
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--library", choices=LIBRARIES, default="torch")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=256, help="over all ranks; a multiple of their number")
+    options = parser.parse_args()
+    dist.run(train(options.library, options.epochs, options.batch))
+
+
+if __name__ == "__main__":
+    main()
