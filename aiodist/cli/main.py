@@ -18,6 +18,7 @@ COMMANDS = {
     "env": "show what placement would be detected here, and why",
     "store": "run a standalone rendezvous server",
     "bench": "measure aiodist on this machine",
+    "doctor": "say what this machine has and lacks, and how to mend it",
 }
 
 

@@ -39,7 +39,7 @@ async def stopped(scale: Scale) -> list[Figures]:
 async def _stop_one(victims: Victims, limit: float, chance: random.Random, figures: Figures) -> None:
     victim = chance.randrange(RANKS)
     survivors = [rank for rank in range(RANKS) if rank != victim]
-    async with victims.round(endless, RANKS, nbytes=1 << 16) as round:
+    async with victims.round(endless, RANKS, nbytes=1 << 16, timeout=limit + 60) as round:
         await round.all_say("running")
         await asyncio.sleep(chance.random() * 0.02)
         when = round.stop(victim)

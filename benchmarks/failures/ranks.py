@@ -146,9 +146,9 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-async def endless(stage: Stage, nbytes: int, depth: int = 2) -> dict[str, Any]:
+async def endless(stage: Stage, nbytes: int, depth: int = 2, timeout: float = 20.0) -> dict[str, Any]:
     """Join, all_reduce until it fails, leave."""
-    pg = await stage.join()
+    pg = await stage.join(timeout)
     try:
         return await reduce_until_broken(stage, pg, nbytes, depth)
     finally:

@@ -117,7 +117,7 @@ async def _separate(
 
 async def deaths(scale: Scale) -> list[Figures]:
     """One dies; while the others regroup a second crashes at a step of that, a third is killed."""
-    size, repeats = 7, scale.pick(2, 10, 100)
+    size, repeats = 8, scale.pick(2, 10, 100)
     found = []
     for transport, name in (("auto", "shared memory"), ("tcp", "TCP")):
         for rank_0_has_store in (False, True):

@@ -1,0 +1,31 @@
+"""Which address of this host leads to another. A name server may not answer for long."""
+
+from __future__ import annotations
+
+import socket
+
+
+def probe(own: str, there: str) -> dict[str, str]:
+    """What is known of two hosts' names or addresses, each '' for none.
+
+    Returns:
+        'unusable': why this host cannot listen on `own`; 'own': this host's address towards `there`;
+        'unreachable': why there is none. '' where nothing is to be said.
+    """
+    found = {"unusable": "", "own": "", "unreachable": ""}
+    if own:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(own.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family) as sock:
+                sock.bind(address)
+        except OSError as error:
+            found["unusable"] = error.strerror or str(error)
+    if there:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(there.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect(address)  # asks the routes; nothing is sent
+                found["own"] = str(sock.getsockname()[0])
+        except OSError as error:
+            found["unreachable"] = error.strerror or str(error)
+    return found

@@ -1,0 +1,1 @@
+"""From what was seen to findings. Pure: nothing here looks at the machine."""

@@ -1,0 +1,48 @@
+"""Findings as lines for people, and as a dict for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from aiodist.doctor.checks.backends import HOST
+from aiodist.doctor.finding import Section
+
+
+def as_lines(sections: Sequence[Section]) -> Iterator[str]:
+    """Aligned, under headings; what is lost and how to mend it below each finding that is not ok."""
+    findings = [finding for section in sections for finding in section.findings]
+    width = max((len(finding.name) for finding in findings), default=0)
+    indent = " " * (2 + width + 2 + len("limited") + 2)
+    for number, section in enumerate(sections):
+        if number:
+            yield ""
+        yield section.title
+        for finding in section.findings:
+            yield f"  {finding.name:<{width}}  {finding.state:<7}  {finding.value}"
+            if finding.cost:
+                yield f"{indent}costs: {finding.cost}"
+            if finding.fix:
+                yield f"{indent}mend:  {finding.fix}"
+
+
+def as_dict(sections: Sequence[Section]) -> dict[str, Any]:
+    """Everything; 'works': the host backend does."""
+    return {
+        "works": host_works(sections),
+        "findings": [
+            {"section": section.title, **asdict(finding)}
+            for section in sections
+            for finding in section.findings
+        ],
+    }
+
+
+def host_works(sections: Sequence[Section]) -> bool:
+    """Whether two ranks of this host can work together."""
+    return any(
+        finding.name == HOST and finding.state != "missing"
+        for section in sections
+        for finding in section.findings
+    )
