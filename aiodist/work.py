@@ -314,7 +314,7 @@ class Work(Generic[T]):
         return self._state == _DONE
 
     def synchronize(self, stream: Any = None) -> None:
-        """Make a stream of the device wait for the operation, and the host for nothing.
+        """Make a stream of the device wait for the operation. The host waits until it is launched, no longer.
 
         What the stream is given afterwards finds the result in the tensors. `await work` says more: that the
         host may read it, and that all ranks had issued the same operation, which may still be compared.
@@ -324,7 +324,8 @@ class Work(Generic[T]):
                 tensor that was passed.
 
         Raises:
-            UsageError: the operation runs on the host, or has not begun.
+            UsageError: the operation runs on the host, or is not launched: a message whose peer has not come,
+                a collective that waits for others for more than 5 s.
         """
         if self._held_back:
             raise UsageError(

@@ -189,6 +189,14 @@ class Backend(Protocol):
             whole: all members of this group take part in making it, those left out by `bystand`.
         """
 
+    def divide(self, context: int, members: Sequence[int]) -> None:
+        """All members make another group of this one, in this place among its operations.
+
+        Args:
+            context: of the new group.
+            members: of it, as ranks of this group, in its order.
+        """
+
     async def bystand(self) -> None:
         """Members of this group make another one, without this rank."""
 

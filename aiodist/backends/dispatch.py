@@ -14,6 +14,7 @@ import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Backend, Operation, Quick, Reports
 from aiodist.backends.host.backend import HostBackend
+from aiodist.types import Kind
 
 
 class Part(Protocol):
@@ -29,6 +30,7 @@ class Part(Protocol):
     def batch(self, begins: bool) -> None: ...
     def abort(self, quiet: Callable[[], None]) -> None: ...
     def retire(self) -> None: ...
+    def divide(self, context: int, members: Sequence[int]) -> None: ...
     async def bystand(self) -> None: ...
     def child(self, host: HostBackend, whole: bool) -> Part:
         """That of a group made of this one's members; `whole`: all of them take part in making it."""
@@ -79,7 +81,11 @@ class Dispatch:
 
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
-        self._by_place[operation.place].submit(operation)
+        part = self._by_place[operation.place]
+        call = operation.call
+        if part is not self._host and call.kind is not Kind.send and call.kind is not Kind.recv:
+            self._host.skip(call.seq)
+        part.submit(operation)
 
     def reserve(self, seq: int, operation: Operation | None = None) -> None:
         """A collective that will be submitted later."""
@@ -114,6 +120,11 @@ class Dispatch:
     def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
         """The host backend's, where it takes users' tensors."""
         return self._host.quick(issuer, note) if self._takes_host else None
+
+    def divide(self, context: int, members: Sequence[int]) -> None:
+        """All members make another group of this one."""
+        for part in self._all:
+            part.divide(context, members)
 
     async def bystand(self) -> None:
         """Members of this group make another one without this rank."""

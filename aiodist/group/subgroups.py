@@ -61,7 +61,10 @@ class Subgroups(GroupCore):
             return self._meet_locally(chosen, limit, name)
         detail = f"ranks {list(chosen)}"
         work = self._issue(Kind.new_group, NO_DATA, None, None, None, limit, True, detail=detail)
-        return self._after(work, self._next_child(), chosen, limit, name)
+        context = context_of(self.context, self._next_child(), [self.ranks[member] for member in chosen])
+        if self._error is None:
+            self._backend.divide(context, chosen)
+        return self._after(work, context, chosen, limit, name or f"{self.name}.{self._children}")
 
     def split(
         self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
@@ -92,15 +95,14 @@ class Subgroups(GroupCore):
         return self._children
 
     async def _after(
-        self, work: Work[None], number: int, chosen: tuple[int, ...], timeout: float, name: str
+        self, work: Work[None], context: int, chosen: tuple[int, ...], timeout: float, name: str
     ) -> Self | None:
         await work
-        context = context_of(self.context, number, [self.ranks[member] for member in chosen])
         if self.rank not in chosen:
             self._control.unsubscribe(context)  # what its members tell everybody is not kept here
             await self._stand_by(timeout)
             return None
-        return await self._opened(context, chosen, timeout, name or f"{self.name}.{number}", whole=True)
+        return await self._opened(context, chosen, timeout, name, whole=True)
 
     async def _after_split(
         self, work: Work[Any], number: int, color: int, timeout: float, name: str

@@ -1,1 +1,1 @@
-"""What backends for CUDA devices stand on: CuPy in one place, streams, events, copies, and who waits for them."""
+"""What backends for CUDA devices stand on: CuPy in one place, streams, copies, and who waits for events."""

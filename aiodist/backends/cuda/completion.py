@@ -15,11 +15,12 @@ from aiodist.errors import GroupBroken, UsageError
 from aiodist.tensors.device import DeviceArray
 
 LAUNCHING = 5.0
-"""Seconds that `synchronize` waits for an operation to be launched, which is normally a few µs away."""
+"""Seconds that `synchronize` waits for a collective to be launched, which is normally a few µs away. The
+launch of a message takes turns of the loop, so it waits for none of them."""
 
 
 class Launched:
-    """Tells threads that wait for it how the launch of an operation ended, once: with its event or without."""
+    """Tells whoever waits for it how the launch of an operation ended, once: with its event or without."""
 
     def __init__(self) -> None:
         self._known = threading.Event()
@@ -38,7 +39,7 @@ class Launched:
         """
         if not self._known.wait(seconds):
             raise UsageError(
-                f"the operation was not launched within {seconds:g} s: something before it takes that long",
+                "the operation is not launched yet: that waits for one before it, or for the peer",
                 hint="Write `await work`",
             )
         if self._event is None:
@@ -53,11 +54,15 @@ class Completion:
         cupy: the module.
         device: index of the device.
         arrays: what the operation reads and writes.
+        patience: seconds that `synchronize` waits for the launch.
     """
 
-    def __init__(self, cupy: Any, device: int, arrays: Sequence[DeviceArray]) -> None:
+    def __init__(
+        self, cupy: Any, device: int, arrays: Sequence[DeviceArray], patience: float = LAUNCHING
+    ) -> None:
         self._cupy = cupy
         self._first = arrays[0]
+        self._patience = patience
         self._marks = [mark(cupy, device, stream) for stream in caller_streams(cupy, arrays)]
         self.launched = Launched()
 
@@ -69,13 +74,14 @@ class Completion:
     def synchronize(self, stream: Any = None) -> None:
         """Have a stream wait for the operation; see `Work.synchronize`."""
         raw = caller_stream(self._cupy, self._first) if stream is None else raw_stream(stream)
-        after(self._cupy, raw or 0, self.launched.get(LAUNCHING))
+        after(self._cupy, raw or 0, self.launched.get(self._patience))
 
 
 def arrays_of(operation: Operation) -> list[DeviceArray]:
     """What an operation reads and writes."""
+    source, target = operation.source, operation.target
     found: list[Any] = []
-    for given in (operation.source, operation.target):
+    for given in (source, None if target is source else target):
         if given is not None:
             found += given if isinstance(given, list) else [given]
     return found

@@ -94,7 +94,9 @@ def pick(device_id: Any, environ: Mapping[str, str], count: int) -> int:
 
 def uuid_of(cupy: Any, device: int) -> str:
     """The device's own name, by which processes find out that they share it."""
-    return bytes(cupy.cuda.runtime.getDeviceProperties(device)["uuid"])[:16].hex()
+    runtime = cupy.cuda.runtime
+    uuid = bytes(runtime.getDeviceProperties(device)["uuid"])[:16]  # CuPy gives less where it has a zero byte
+    return f"{uuid.hex()} {runtime.deviceGetPCIBusId(device)}"
 
 
 def _index_of(device_id: Any) -> int | None:

@@ -62,14 +62,16 @@ class Waiter:
             failed = error
         while (item := self._queue.get()) is not None:
             event, then, keep = item
-            error = failed
-            if error is None:
-                try:
-                    event.synchronize()
-                except Exception as raised:
-                    error = raised
-            then(error)
+            then(failed or _wait(event))
             del item, event, then, keep  # not kept until the next one comes
+
+
+def _wait(event: Event) -> Exception | None:
+    try:
+        event.synchronize()
+    except Exception as error:
+        return error
+    return None
 
 
 def post(loop: Any, callback: Callable[..., object], *arguments: Any) -> None:

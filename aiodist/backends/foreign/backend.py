@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -34,9 +34,9 @@ MakeEngine = Callable[[Setup], Engine]
 
 
 class Entry:
-    """A collective that has its number."""
+    """A collective that has its number; or a division of the group, which has a place only."""
 
-    __slots__ = ("agreed", "batch", "error", "filled", "moved", "number", "operation", "task")
+    __slots__ = ("agreed", "batch", "division", "error", "filled", "moved", "number", "operation", "task")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -46,6 +46,7 @@ class Entry:
         self.filled = False
         self.moved = False
         self.batch = 0
+        self.division: Callable[[], None] | None = None
         self.error: Exception | None = None  # why the engine could not begin
 
 
@@ -69,12 +70,12 @@ class ForeignBackend:
         self.ranks = host.ranks
         self.rank, self.size = host.rank, host.size
         self.reports: Reports = host.reports
-        self._level = Level(self, host.engine, "checks", range(self.size))
         setup = Setup(
             self.rank, self.ranks, self.context, host.loop, device, self._gather, host.failed, parent
         )
         self.engine = make_engine(setup)
         self.name = self.engine.name
+        self._level = Level(self, host.engine, f"checks of {self.name}", range(self.size))
         self.places: Mapping[str, str] = dict.fromkeys(self.engine.places, self.engine.name)
         self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
         self._messages = Messages(self, self._level)
@@ -135,6 +136,19 @@ class ForeignBackend:
         self._level.retire()
         self.engine.close()
 
+    def divide(self, context: int, members: Sequence[int]) -> None:
+        """All members make another group of this one."""
+        entry = Entry(-1)
+        entry.division = partial(self._divide, context, members)
+        self._line.append(entry)
+        self._advance()
+
+    def _divide(self, context: int, members: Sequence[int]) -> None:
+        try:
+            self.engine.divide(context, members)
+        except Exception as error:
+            self._host.failed(error)
+
     async def bystand(self) -> None:
         """Members of this group make another one without this rank."""
         await self.engine.bystand()
@@ -165,8 +179,8 @@ class ForeignBackend:
         self.fill(task, partial(self._filled, entry))
         offer, detail = carried(call)
         check = Call(Kind.barrier, entry.number, _BYTE, (0,), None, NO_ROOT, offer, detail)
-        if not self._doomed:
-            self._advance()
+        self._advance()
+        if not self.loses:
             self._level.backend.submit(Check(check, operation.work, partial(self._agreed, entry)))
 
     def _filled(self, entry: Entry) -> None:
@@ -193,11 +207,16 @@ class ForeignBackend:
             if ready and (entry.batch == 0 or entry.batch != ready[0].batch):
                 self._start(ready)
                 ready = []
-            ready.append(entry)
+            if entry.division is None:
+                ready.append(entry)
+            else:
+                entry.division()
         if ready:
             self._start(ready)
 
     def _may_begin(self, entry: Entry) -> bool:
+        if entry.division is not None:
+            return True
         return entry.task is not None and entry.filled and (entry.agreed or self.engine.beside)
 
     def _start(self, entries: list[Entry]) -> None:

@@ -1,7 +1,8 @@
 """Collectives of an engine that can only send and receive: each is one exchange, and a reduction here.
 
-Reductions gather all ranks' parts and reduce them in rank order: simple, bitwise alike on all ranks, with
-memory for `size` tensors. An engine that has better ones overrides them. For tensors on the host.
+Reductions gather all ranks' parts, and the task reduces them in rank order when it is emptied, off the loop:
+simple, bitwise alike on all ranks, with memory for `size` tensors. An engine that has better ones overrides
+them. For tensors on the host.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import numpy as np
 from aiodist.backends.base import Array
 from aiodist.backends.foreign import moves
 from aiodist.backends.foreign.task import Task
-from aiodist.kernels import copy_into, reduce_into
 from aiodist.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -22,41 +22,28 @@ if TYPE_CHECKING:
 
 def all_reduce(engine: Engine, task: Task, done: Done) -> None:
     """Everybody's to everybody, and each reduces all."""
-    source, target = given(task.source), given(task.target)
-    size = engine.setup.size
+    source, size = given(task.source), engine.setup.size
     rows = np.empty(source.size * size, source.dtype)
-
-    def received() -> None:
-        fold(moves.parts(rows, size), target, task.reduce)
-        done()
-
-    engine.exchange(moves.all_gathered(size, source, rows), received)
+    leave(task, rows, size)
+    engine.exchange(moves.all_gathered(size, source, rows), done)
 
 
 def reduce(engine: Engine, task: Task, done: Done) -> None:
     """Everybody's to the root, which reduces all."""
     source, setup = given(task.source), engine.setup
-    rows = np.empty(source.size * setup.size, source.dtype) if setup.rank == task.root else None
-
-    def received() -> None:
-        if rows is not None:
-            fold(moves.parts(rows, setup.size), given(task.target), task.reduce)
-        done()
-
-    engine.exchange(moves.gathered(setup.rank, setup.size, task.root, source, rows), received)
+    rows = None
+    if setup.rank == task.root:
+        rows = np.empty(source.size * setup.size, source.dtype)
+        leave(task, rows, setup.size)
+    engine.exchange(moves.gathered(setup.rank, setup.size, task.root, source, rows), done)
 
 
 def reduce_scatter(engine: Engine, task: Task, done: Done) -> None:
     """A part of everybody's to everybody, who reduces all that came."""
-    source, target = given(task.source), given(task.target)
-    size = engine.setup.size
+    source, size = given(task.source), engine.setup.size
     rows = np.empty(source.size, source.dtype)
-
-    def received() -> None:
-        fold(moves.parts(rows, size), target, task.reduce)
-        done()
-
-    engine.exchange(moves.exchanged(size, source, rows, None, None), received)
+    leave(task, rows, size)
+    engine.exchange(moves.exchanged(size, source, rows, None, None), done)
 
 
 def broadcast(engine: Engine, task: Task, done: Done) -> None:
@@ -98,14 +85,14 @@ def all_to_all(engine: Engine, task: Task, done: Done) -> None:
     )
 
 
+def leave(task: Task, rows: Array, size: int) -> None:
+    """Leave it to the task to reduce what is exchanged, also where the engine itself would divide."""
+    task.rows = moves.parts(rows, size)
+    if task.reduce is ReduceOp.AVG:
+        task.divisor = size
+
+
 def given(array: Array | None) -> Array:
     """An array that this operation has on this rank."""
     assert array is not None
     return array
-
-
-def fold(rows: list[Array], target: Array, op: ReduceOp) -> None:
-    """Reduce in rank order, the lower rank on the left (law 3)."""
-    copy_into(target, rows[0])
-    for row in rows[1:]:
-        reduce_into(target, row, op, src_left=False)

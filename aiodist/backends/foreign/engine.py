@@ -65,8 +65,8 @@ class Engine:
     Attributes:
         name: what `get_backend` says.
         places: where its tensors may lie: 'cpu', 'cuda'.
-        capabilities: of `base.CAPABILITIES`, those that the library itself has: 'one-answer'. Signatures,
-            tags and receiving from anybody are aiodist's.
+        capabilities: of `base.CAPABILITIES`, those that the library itself has: 'one-answer', 'regroups'.
+            Signatures, tags and receiving from anybody are aiodist's.
         beside: start an operation while it is still being compared whether all members issued the same; its
             Work ends only after. For libraries that can be stopped at any time. False: compare first.
         ready: a receiver tells the sender when it begins to receive: for libraries whose messages have no
@@ -92,7 +92,7 @@ class Engine:
 
     @classmethod
     def check(cls) -> None:
-        """Load the library. Called once a process, in a thread, before it meets the others.
+        """Load the library. Called in a thread, before the process meets the others; perhaps again later.
 
         Raises:
             BackendUnavailable: it is not here; the hint names the one thing to install.
@@ -150,6 +150,16 @@ class Engine:
 
     def greeted(self, peer: int, greeting: bytes) -> None:
         """What a sender's engine has for this one. Before `recv`; perhaps again with every message."""
+
+    def divide(self, context: int, members: Sequence[int]) -> None:
+        """All members make another group of this one, in this place among its operations: what libraries do
+        with all of them is begun now. The new one's engine opens later, or never, with this one as
+        `Setup.parent`.
+
+        Args:
+            context: of the new group.
+            members: of it, as ranks of this group, in its order.
+        """
 
     def abort(self, quiet: Done) -> None:
         """Stop everything; `quiet()` once, now or later on the loop, when no user's array is touched any

@@ -12,6 +12,8 @@ begun to receive: with it both sides begin alike, in libraries that know no tags
 from __future__ import annotations
 
 import struct
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,7 @@ class Messages:
         self._sent: dict[int, int] = {}  # messages to each peer
         self._numbers: dict[tuple[Kind, int, int], int] = {}  # internal ones, by peer and tag
         self._waiting: dict[tuple[int, int], Task] = {}  # sends that the receiver is not ready for
+        self._turns: dict[int, deque[Turn]] = {}  # by peer, in the order of its ready messages
 
     def send(self, operation: Operation) -> None:
         """Start a send."""
@@ -58,11 +61,14 @@ class Messages:
         envelope = np.frombuffer(head + backend.engine.greeting(peer), np.uint8)
         if backend.engine.ready:
             self._waiting[peer, number] = task
-            word = np.empty(_READY.size, np.uint8)
-            self._post(Kind.recv, operation, peer, _READY_TAG, partial(self._is_ready, peer, word), word)
+            word, turn = np.empty(_READY.size, np.uint8), Turn()
+            self._turns.setdefault(peer, deque()).append(turn)
+            ready = partial(self._is_ready, peer, turn, word)
+            self._post(Kind.recv, operation, peer, _READY_TAG, ready, word)
             self._post(Kind.send, operation, peer, operation.tag, _nothing, envelope)
         else:
-            go = partial(self._carry, task, peer, number)
+            filled = partial(self._carry, task, peer, number)
+            go = partial(backend.fill, task, filled)
             self._post(Kind.send, operation, peer, operation.tag, go, envelope)
 
     def recv(self, operation: Operation) -> None:
@@ -75,14 +81,14 @@ class Messages:
 
         check = self._make(Kind.recv, operation, operation.peer, operation.tag, came, envelope)
         posted.append(check)
-        self._level.backend.submit(check)
+        self._submit(check)
 
     def _came(self, operation: Operation, source: int, envelope: Array) -> None:
         """The envelope of the message for a receive."""
         backend = self._backend
         if backend.loses:
             return
-        theirs, number = _ENVELOPE.unpack_from(envelope)
+        theirs, number = _ENVELOPE.unpack(envelope[: _ENVELOPE.size].tobytes())
         assert isinstance(operation.target, np.ndarray)
         mine = _signature(operation.target)
         if not agree(mine, theirs):
@@ -101,36 +107,40 @@ class Messages:
         assert isinstance(task.operation.target, np.ndarray)
         if not task.operation.target.size:
             self._received(task)
-            return
-        self._backend.engine.recv(task, source, number, partial(self._received, task))
+        elif not self._backend.loses:
+            self._backend.engine.recv(task, source, number, partial(self._received, task))
 
     def _received(self, task: Task) -> None:
         backend = self._backend
         if not backend.loses:
             backend.drain(task, task.operation.succeed)
 
-    def _is_ready(self, peer: int, word: Array) -> None:
+    def _is_ready(self, peer: int, turn: Turn, word: Array) -> None:
         (number,) = _READY.unpack(word.tobytes())
-        task = self._waiting.pop((peer, number), None)
-        if task is not None:
-            self._carry(task, peer, number)
+        task = self._waiting.pop((peer, number))
+        turn.go = partial(self._carry, task, peer, number)
+        self._backend.fill(task, partial(self._filled, peer, turn))
+
+    def _filled(self, peer: int, turn: Turn) -> None:
+        """Send what may be sent: in the order in which the peer receives, also where some took a thread to
+        fill, or a ready message overtook another."""
+        turn.filled = True
+        turns = self._turns[peer]
+        while turns and turns[0].filled:
+            turns.popleft().go()
 
     def _carry(self, task: Task, peer: int, number: int) -> None:
         """Send the data."""
         backend = self._backend
-        if backend.loses:
-            return
-        succeed = task.operation.succeed
-
-        def sent() -> None:
-            if not backend.loses:
-                succeed()
-
         assert isinstance(task.operation.source, np.ndarray)
         if not task.operation.source.size:
-            sent()
-            return
-        backend.fill(task, lambda: self._run(partial(backend.engine.send, task, peer, number, sent)))
+            self._sent_all(task)
+        elif not backend.loses:
+            self._run(partial(backend.engine.send, task, peer, number, partial(self._sent_all, task)))
+
+    def _sent_all(self, task: Task) -> None:
+        if not self._backend.loses:
+            task.operation.succeed()
 
     def _run(self, step: Any) -> None:
         try:
@@ -141,7 +151,11 @@ class Messages:
     # ── internal messages ────────────────────────────────────────────────────────────────────────────
 
     def _post(self, kind: Kind, operation: Operation, peer: int, tag: int, then: Any, array: Array) -> None:
-        self._level.backend.submit(self._make(kind, operation, peer, tag, then, array))
+        self._submit(self._make(kind, operation, peer, tag, then, array))
+
+    def _submit(self, check: Check) -> None:
+        if not self._backend.loses:
+            self._level.backend.submit(check)
 
     def _make(self, kind: Kind, operation: Operation, peer: int, tag: int, then: Any, array: Array) -> Check:
         stream = (kind, peer, tag)
@@ -155,6 +169,21 @@ class Messages:
             tag=tag,
             senders=range(self._backend.size),
         )
+
+
+class Turn:
+    """A place in the order in which a peer receives.
+
+    Attributes:
+        filled: what is sent lies where the engine reads it.
+        go: sends it.
+    """
+
+    __slots__ = ("filled", "go")
+    go: Callable[[], None]
+
+    def __init__(self) -> None:
+        self.filled = False
 
 
 def _signature(array: Array) -> bytes:

@@ -12,8 +12,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, flat
-from aiodist.kernels import copy_into, finish, scale
-from aiodist.types import Kind, ReduceOp
+from aiodist.kernels import copy_into, finish, reduce_into, scale
+from aiodist.types import BFLOAT16, Kind, ReduceOp
+
+_HALF_PASSES = 16  # the arithmetic of halves takes that many times as long as a copy, without torch
 
 Allocate = Callable[[int, "np.dtype[np.generic]"], Array]
 """Makes an uninitialised contiguous array of so many elements."""
@@ -29,8 +31,9 @@ class Task:
         target: what is written, or None; may be `source` (in place). Likewise.
         before: (to, from) copies of the user's arrays, of any strides, into `source`.
         after: (to, from) copies out of `target`.
-        factor: what `source`, a copy then, is multiplied by once it is filled (PREMUL_SUM), or None.
-        divisor: what `target` is divided by at the end (AVG); 1 where the engine does that by itself.
+        factor: what `source` is multiplied by once it is filled (PREMUL_SUM), or None.
+        divisor: what `target` is divided by at the end (AVG); 0 where the engine does that by itself.
+        rows: all ranks' sources, where the engine has gathered them and leaves it to the host to reduce them.
     """
 
     operation: Operation
@@ -39,7 +42,8 @@ class Task:
     before: list[tuple[Array, Array]] = field(default_factory=list)
     after: list[tuple[Array, Array]] = field(default_factory=list)
     factor: float | None = None
-    divisor: int = 1
+    divisor: int = 0
+    rows: list[Array] = field(default_factory=list)
 
     @property
     def kind(self) -> Kind:
@@ -56,7 +60,7 @@ class Task:
         """How elements combine: PREMUL_SUM is a SUM for the engine, and so is AVG unless it divides."""
         op = self.operation.call.reduce
         assert op is not None
-        return ReduceOp.SUM if op is ReduceOp.PREMUL_SUM or self.divisor > 1 else op
+        return ReduceOp.SUM if op is ReduceOp.PREMUL_SUM or (op is ReduceOp.AVG and self.divisor) else op
 
     def fill(self) -> None:
         """Do what comes before, on the host."""
@@ -68,9 +72,11 @@ class Task:
 
     def empty(self) -> None:
         """Do what comes after, on the host."""
-        if self.divisor > 1:
-            assert self.target is not None
-            finish(self.target, ReduceOp.AVG, self.divisor)
+        if self.target is not None:
+            if self.rows:
+                _fold(self.rows, self.target, self.reduce)
+            # Each rank folds by itself, and the bits of a NaN may differ (law 3).
+            finish(self.target, ReduceOp.AVG, self.divisor, one_nan=bool(self.rows))
         for to, source in self.after:
             copy_into(to, source)
 
@@ -81,8 +87,13 @@ class Task:
 
     def empty_nbytes(self) -> int:
         """Bytes that `empty` writes."""
-        divided = self.target.nbytes if self.divisor > 1 and self.target is not None else 0
-        return sum(to.nbytes for to, _ in self.after) + divided
+        passes = len(self.rows) * (_HALF_PASSES if self._half else 1) + (self.divisor > 1)
+        reduced = 0 if self.target is None else passes * self.target.nbytes
+        return sum(to.nbytes for to, _ in self.after) + reduced
+
+    @property
+    def _half(self) -> bool:
+        return self.target is not None and self.target.dtype in (BFLOAT16, np.float16)
 
 
 def prepare(operation: Operation, rank: int, size: int, allocate: Allocate, divides: bool = False) -> Task:
@@ -104,7 +115,7 @@ def prepare(operation: Operation, rank: int, size: int, allocate: Allocate, divi
         task.source = _read(task, operation.source, allocate, keep=operation.factor is None)
         task.target = _written(task, operation.target, allocate)
     task.factor = operation.factor
-    if call.reduce is ReduceOp.AVG and size > 1 and not divides and task.target is not None:
+    if call.reduce is ReduceOp.AVG and not divides:
         task.divisor = size
     return task
 
@@ -153,6 +164,13 @@ def _written(task: Task, target: Array | list[Array] | None, allocate: Allocate)
     staging = allocate(sum(array.size for array in arrays), arrays[0].dtype)
     task.after += list(zip(arrays, shaped(staging, arrays), strict=True))
     return staging
+
+
+def _fold(rows: Sequence[Array], target: Array, op: ReduceOp) -> None:
+    """Reduce in rank order, the lower rank on the left (law 3)."""
+    copy_into(target, rows[0])
+    for row in rows[1:]:
+        reduce_into(target, row, op, src_left=False)
 
 
 def shaped(staging: Array, arrays: Sequence[Array]) -> list[Array]:

@@ -138,6 +138,14 @@ class HostBackend:
         if operation is not None and self._hierarchy is not None:
             self._hierarchy.reserve(operation, agreed_bytes(operation, self.size))
 
+    def skip(self, seq: int) -> None:
+        """Another backend of the group carries out collective `seq`, on every rank."""
+        self._issued = max(self._issued, seq + 1)
+        for peer, signature, _, _ in self._early.pop(seq, ()):
+            self.disagreed(seq, peer, signature)  # not on that one
+        if self._local is not None:
+            self._local.skip(seq)
+
     def batch(self, begins: bool) -> None:
         """There is nothing to gain."""
 
@@ -172,6 +180,9 @@ class HostBackend:
     ) -> HostBackend:
         """The host backend of a new group."""
         return self._engine.backend(context, ranks, reports)
+
+    def divide(self, context: int, members: Sequence[int]) -> None:
+        """Nothing is shared between groups."""
 
     async def bystand(self) -> None:
         """Nothing is asked of those who are no members."""
@@ -315,5 +326,7 @@ class HostBackend:
     def departed(self, rank: int) -> None:
         """A peer closed, and all that it sent has arrived: nobody will answer a receive from it."""
         peer = self._group_rank.get(rank)
-        if peer is not None and not self._dead and self._messages.waits_for(peer) is not None:
-            self.reports.broken(PeerLost([rank], "it closed its group without sending what is awaited here"))
+        waiting = None if peer is None or self._dead else self._messages.waits_for(peer)
+        if waiting is not None:
+            what = "receiving what is sent" if waiting.work.op == "send" else "sending what is awaited"
+            self.reports.broken(PeerLost([rank], f"it closed its group without {what} here"))

@@ -1,4 +1,4 @@
-"""NCCL's communicators: how they are made and ended, in CuPy 13 and 14. All of it blocks: never on the loop."""
+"""NCCL's communicators: how they are made and ended, in CuPy 13 and 14. All of it blocks: not on the loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiodist.backends.cuda.library import load
 from aiodist.errors import BackendUnavailable
 
 ID_BYTES = 128
-NO_COLOR = -1
+_NO_COLOR = -1
 _SPLITS_FROM = 21801
 _PARTING = 2.0
 """Seconds that a process that ends waits for its communicators to be destroyed."""
@@ -38,18 +38,27 @@ def require_nccl(cupy: Any) -> None:
     Raises:
         BackendUnavailable: it is not installed.
     """
-    from cupy.cuda import nccl
-
-    if not nccl.available:
+    if not _nccl().available:
         cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
         raise BackendUnavailable(
             "NCCL's library is not installed beside CuPy", hint=f"pip install nvidia-nccl-cu{cuda}"
         )
 
 
-def unique_id(cupy: Any) -> bytes:
+def _nccl() -> Any:
+    from cupy.cuda import nccl  # `import cupy` leaves it out
+
+    return nccl
+
+
+def version() -> int:
+    """Of NCCL: 23203 is 2.32.3."""
+    return int(_nccl().get_version())
+
+
+def unique_id() -> bytes:
     """What names a new communicator. Whoever asks hosts the meeting of its members."""
-    return as_bytes(cupy.cuda.nccl.get_unique_id())
+    return as_bytes(_nccl().get_unique_id())
 
 
 def as_bytes(made: bytes | tuple[int, ...]) -> bytes:
@@ -66,20 +75,25 @@ def as_accepted(cupy: Any, unique: bytes) -> bytes | tuple[int, ...]:
 
 def connect(cupy: Any, size: int, unique: bytes, rank: int) -> Any:
     """A communicator on the current device; returns when all members have asked."""
-    return _kept(cupy.cuda.nccl.NcclCommunicator(size, as_accepted(cupy, unique), rank))
+    return _kept(_nccl().NcclCommunicator(size, as_accepted(cupy, unique), rank))
 
 
-def can_split(cupy: Any) -> bool:
+def can_split() -> bool:
     """Whether communicators can be made out of others."""
-    nccl = cupy.cuda.nccl
+    nccl = _nccl()
     versions = nccl.get_version(), nccl.get_build_version()
     return hasattr(nccl.NcclCommunicator, "commSplit") and min(versions) >= _SPLITS_FROM
 
 
-def split(parent: Any, color: int, rank: int) -> Any:
-    """A communicator of those members of another that give the same color; None for NO_COLOR."""
-    made = parent.commSplit(color, rank)
-    return None if made is None else _kept(made)
+def split(parent: Any, rank: int | None) -> Any:
+    """A communicator of some members of another; returns when all members of that have asked.
+
+    Args:
+        rank: of this process in the new one; None leaves it out, and gives None.
+    """
+    if rank is None:
+        return parent.commSplit(_NO_COLOR, 0)
+    return _kept(parent.commSplit(0, rank))
 
 
 def _kept(communicator: Any) -> Any:
@@ -92,14 +106,16 @@ def _kept(communicator: Any) -> Any:
 def destroy_later(communicators: Sequence[Any]) -> None:
     """Give back what communicators hold, in the background: NCCL waits for the peers on this host."""
 
-    def destroy() -> None:
-        for communicator in communicators:
-            communicator.destroy()
+    def destroy(communicator: Any) -> None:
+        communicator.destroy()
         _destroying.discard(threading.current_thread())
 
-    thread = threading.Thread(target=destroy, name="aiodist-nccl-destroy", daemon=True)
-    _destroying.add(thread)
-    thread.start()
+    for communicator in communicators:  # a thread each: peers may destroy them in another order
+        thread = threading.Thread(
+            target=destroy, args=[communicator], name="aiodist-nccl-destroy", daemon=True
+        )
+        _destroying.add(thread)
+        thread.start()
 
 
 @atexit.register

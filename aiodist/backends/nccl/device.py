@@ -1,9 +1,9 @@
-"""What the NCCL groups of one device have in common: the launch thread, and the end of all when one breaks.
+"""What the NCCL groups of one device have in common: the launch threads, and the end of all when one breaks.
 
-A kernel that waits for a lost peer can hold up any call that NCCL makes for another communicator of the device,
-the abort of that one, too. So they are aborted all at once, each in a thread of its own, and the groups that
-had no part in what went wrong are told that they have ended as well. Who forms groups afterwards gets another
-launch thread: the old one may hang in NCCL.
+A kernel that waits for a lost peer can hold up any call that NCCL makes for another communicator of the
+device, the abort of that one, too. So they are aborted all at once, each in a thread of its own, and the
+groups that had no part in what went wrong are told that they have ended as well. Who forms groups afterwards
+gets other launch threads: the old ones may hang in NCCL.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ class NcclDevice:
         limit: seconds that an abort may take.
 
     Attributes:
+        collectives: launches them, for all groups, in the order of issue.
+        messages: launches these, which must not wait for a collective: on another rank they may come first.
         dead: nothing is launched any more.
     """
 
     def __init__(self, index: int, limit: float = LIMIT) -> None:
         self.index = index
-        self.launcher = Launcher(f"aiodist-nccl-launch-{index}")
+        self.collectives = Launcher(f"aiodist-nccl-launch-{index}")
+        self.messages = Launcher(f"aiodist-nccl-messages-{index}")
         self.dead = False
         self._limit = limit
         self._lock = threading.Lock()
@@ -80,7 +83,8 @@ class NcclDevice:
                 self._lanes.remove(lane)
             if not self._members:
                 self.dead = True
-                self.launcher.end()
+                self.collectives.end()
+                self.messages.end()
             return True
 
     def stop(self, member: Member, why: str, quiet: Callable[[], None]) -> None:
@@ -107,12 +111,17 @@ class NcclDevice:
 
     def _stop(self) -> None:
         until = time.monotonic() + self._limit
-        self.launcher.end()
-        self.launcher.join(min(_GRACE, self._limit))
+        launchers = self.collectives, self.messages
+        for launcher in launchers:
+            launcher.end()
+        grace = min(until, time.monotonic() + _GRACE)
+        for launcher in launchers:
+            launcher.join(_left(grace))
         with self._lock:
             lanes = list(self._lanes)
         calm = at_once([lane.abort for lane in lanes], until)
-        calm &= self.launcher.join(_left(until))
+        for launcher in launchers:
+            calm &= launcher.join(_left(until))
         for lane in lanes:
             lane.close()
         for lane in lanes:
@@ -126,7 +135,7 @@ class NcclDevice:
 
 
 def at_once(jobs: Sequence[Callable[[], None]], until: float) -> bool:
-    """Run jobs in a thread each, until a time of the monotonic clock; whether all have ended. Others go on."""
+    """Run jobs in a thread each, until a time of the monotonic clock; whether all have ended."""
     threads = [threading.Thread(target=job, name="aiodist-nccl-abort", daemon=True) for job in jobs]
     for thread in threads:
         thread.start()

@@ -1,9 +1,13 @@
-"""NCCL as an engine: operations are launched in a thread, and waited for in another; the loop hears of the end.
+"""NCCL as an engine: one thread launches operations, others wait for them, and the loop hears of the end.
 
-    issued (the caller's streams are marked) ─▶ launch thread ─▶ a lane's stream ─▶ its waiter ─▶ done, on the loop
+    issued (marks the caller's streams) ─▶ launch thread ─▶ a lane's stream ─▶ its waiter ─▶ done, on the loop
 
-Collectives of groups that have members in common must be issued in the same order on all of them: NCCL connects
-in the first ones, and blocks meanwhile. Messages have lanes of their own, and need no such order.
+Collectives of groups that have members in common must be issued in the same order on all of them, and so must
+`new_group`, which splits a communicator: NCCL connects in the first ones, and blocks meanwhile. Messages have
+lanes of their own, which are connected before, and need no such order.
+
+That all ranks get the same bits is NCCL's doing (law 3), and so is the rest of its arithmetic: AVG multiplies
+before it adds, MIN and MAX may pass over a NaN.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ import numpy as np
 
 from aiodist.backends.base import Operation
 from aiodist.backends.cuda.arrays import allocate
-from aiodist.backends.cuda.completion import Completion, arrays_of
-from aiodist.backends.cuda.library import load, uuid_of
+from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
+from aiodist.backends.cuda.library import uuid_of
 from aiodist.backends.cuda.waiter import post
 from aiodist.backends.foreign.engine import Done, Engine, Setup
 from aiodist.backends.foreign.task import Task
@@ -28,8 +32,11 @@ from aiodist.backends.nccl import communicators as nccl
 from aiodist.backends.nccl.device import NcclDevice, enter
 from aiodist.backends.nccl.lane import Lane
 from aiodist.backends.nccl.launch import Launch, Planner
+from aiodist.backends.nccl.pair import Pair
 from aiodist.backends.nccl.sharing import Told, can_share, decode, misfit
 from aiodist.backends.nccl.tables import BYTE
+from aiodist.errors import GroupBroken
+from aiodist.types import Kind
 
 Plan = Callable[[Task], Launch]
 
@@ -50,7 +57,7 @@ class NcclEngine(Engine):
         super().__init__(setup)
         assert setup.device is not None
         self._index = setup.device
-        self._cupy = load()
+        self._cupy = nccl.load_nccl()
         self._planner = Planner(self._cupy, self._index, setup.rank, setup.size)
         self._device: NcclDevice | None = None
         self._lane: Lane | None = None
@@ -58,6 +65,7 @@ class NcclEngine(Engine):
         self._ids: dict[int, bytes] = {}  # of the lanes on which messages go to each peer
         self._theirs: dict[int, bytes] = {}  # of those on which they come
         self._pairs: dict[tuple[int, bool], Pair] = {}
+        self._parts: dict[int, asyncio.Future[Any]] = {}  # lanes for groups that are made of this one
 
     # ── before there is a group ──────────────────────────────────────────────────────────────────────
 
@@ -71,8 +79,8 @@ class NcclEngine(Engine):
         """Which GPU, and which NCCL."""
         assert device is not None
         cupy = nccl.load_nccl()
-        version = int(cupy.cuda.nccl.get_version())
-        told = Told(uuid_of(cupy, device), version, nccl.can_split(cupy), can_share(version, os.environ))
+        version = nccl.version()
+        told = Told(uuid_of(cupy, device), version, nccl.can_split(), can_share(version, os.environ))
         return told.encode()
 
     @classmethod
@@ -83,45 +91,68 @@ class NcclEngine(Engine):
     # ── beginning ────────────────────────────────────────────────────────────────────────────────────
 
     async def open(self) -> None:
-        """Make the communicator. NCCL blocks until all members do: in a thread of its own, so that launches go
-        on meanwhile; out of the parent's communicator, in the launch thread, which the parent uses."""
-        setup, cupy = self.setup, self._cupy
-        self._device = device = enter(self._index, self)
-        parent = setup.parent
-        if isinstance(parent, NcclEngine) and nccl.can_split(cupy):
-            color = min(setup.ranks)
-            self._lane = await self._in_launcher(
-                device, lambda: self._adopt(nccl.split(parent._communicator, color, setup.rank))
-            )
-            return
-        mine = await self._in_thread(partial(nccl.unique_id, cupy)) if setup.rank == 0 else b""
+        """Make the communicator, unless it was divided from another group's."""
+        self._device = enter(self._index, self)
+        parent, part = self.setup.parent, None
+        if isinstance(parent, NcclEngine):
+            part = parent._parts.pop(self.setup.context, None)
+        try:
+            self._lane = lane = await self._connect() if part is None else await part
+        except Exception as error:
+            raise GroupBroken(
+                f"NCCL could not connect rank {self.setup.rank} ({error})", hint="NCCL_DEBUG=INFO says more"
+            ) from error
+        self._lanes.append(lane)
+
+    async def _connect(self) -> Lane:
+        """NCCL blocks until all members do this: in a thread of its own, so that launches go on meanwhile."""
+        setup = self.setup
+        mine = await self._in_thread(nccl.unique_id) if setup.rank == 0 else b""
         unique = (await setup.gather(mine))[0]
-        self._lane = await self._in_thread(
-            lambda: self._adopt(nccl.connect(cupy, setup.size, unique, setup.rank))
+        lane: Lane = await self._in_thread(
+            lambda: self._make_lane(nccl.connect(self._cupy, setup.size, unique, setup.rank))
         )
+        return lane
 
-    async def bystand(self) -> None:
-        """All members of a communicator take part in splitting it."""
-        device = self._device
-        if device is not None and nccl.can_split(self._cupy):
-            await self._in_launcher(device, lambda: nccl.split(self._communicator, nccl.NO_COLOR, 0))
-
-    @property
-    def _communicator(self) -> Any:
-        assert self._lane is not None
-        return self._lane.communicator
-
-    def _adopt(self, communicator: Any) -> Lane:
-        """A lane of a new communicator, unless the group has broken meanwhile."""
-        number, device = len(self._lanes), self._device
+    def divide(self, context: int, members: Sequence[int]) -> None:
+        """Split the communicator: all its members do, in the same place among its operations."""
+        if not nccl.can_split():
+            return
+        device, me = self._device, self.setup.rank
         assert device is not None
-        lane = Lane(self._cupy, self._index, communicator, f"aiodist-nccl-wait-{self._index}-{number}")
+        rank = members.index(me) if me in members else None
+        part: asyncio.Future[Any] = self.setup.loop.create_future()
+        part.add_done_callback(self._divided)
+        if rank is not None:
+            self._parts[context] = part
+        device.collectives.submit(partial(self._resolve, part, partial(self._split, rank)))
+
+    def _split(self, rank: int | None) -> Lane | None:
+        assert self._lane is not None
+        self._lane.stream.synchronize()  # nothing may be under way, or NCCL may hang
+        made = nccl.split(self._lane.communicator, rank)
+        return None if made is None else self._make_lane(made)
+
+    def _divided(self, part: asyncio.Future[Any]) -> None:
+        error = None if part.cancelled() else part.exception()
+        if isinstance(error, Exception):
+            self._failed(error)
+
+    def _make_lane(self, communicator: Any) -> Lane:
+        """A lane of a new communicator, unless the group has broken meanwhile."""
+        device = self._device
+        assert device is not None
+        lane = Lane(self._cupy, self._index, communicator, f"aiodist-nccl-wait-{self._index}")
         if not device.adopt(lane):
             lane.close()
             lane.abort()
             raise ConnectionAbortedError("the group broke while its communicator was made")
-        self._lanes.append(lane)
         return lane
+
+    def _failed(self, error: Exception) -> None:
+        """What is no consequence of the abort breaks the group."""
+        if self._device is not None and not self._device.dead:
+            self.setup.failed(error)
 
     async def _in_thread(self, job: Callable[[], Any]) -> Any:
         future = self.setup.loop.create_future()
@@ -129,14 +160,11 @@ class NcclEngine(Engine):
         threading.Thread(target=self._resolve, args=[future, job], name=name, daemon=True).start()
         return await future
 
-    async def _in_launcher(self, device: NcclDevice, job: Callable[[], Any]) -> Any:
-        future = self.setup.loop.create_future()
-        device.launcher.submit(partial(self._resolve, future, job))
-        return await future
-
     def _resolve(self, future: asyncio.Future[Any], job: Callable[[], Any]) -> None:
         """Run a job in this thread, on the device; its result goes to the loop."""
         try:
+            if self._device is not None and self._device.dead:
+                raise ConnectionAbortedError("the group has broken")
             self._cupy.cuda.Device(self._index).use()
             result = job()
         except Exception as error:
@@ -148,7 +176,10 @@ class NcclEngine(Engine):
 
     def issued(self, operation: Operation) -> None:
         """Note what the caller's streams have been given until now."""
-        operation.work._completion = Completion(self._cupy, self._index, arrays_of(operation))
+        arrays = arrays_of(operation)
+        if arrays:
+            patience = 0.0 if operation.call.kind in (Kind.send, Kind.recv) else LAUNCHING
+            operation.work._completion = Completion(self._cupy, self._index, arrays, patience)
 
     def prepare(self, operation: Operation) -> Task:
         """What is staged is allocated in the launch thread: that may take the driver a while."""
@@ -165,50 +196,59 @@ class NcclEngine(Engine):
     def coalesce(self, tasks: Sequence[tuple[Task, Done]]) -> None:
         """Launch what was issued in one batch as one NCCL group."""
         assert self._lane is not None
-        self._launch(self._lane, tasks, self._planner.collective)
+        self._launch(self._lane, tasks, True)
 
     def send(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Launch a send, on the lane to the peer."""
-        self._pair(peer, True)(lambda lane: self._launch(lane, [(task, done)], self._planner.message))
+        self._pair(peer, True).use(lambda lane: self._launch(lane, [(task, done)], False))
 
     def recv(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Launch a receive, on the lane from the peer."""
-        self._pair(peer, False)(lambda lane: self._launch(lane, [(task, done)], self._planner.message))
+        self._pair(peer, False).use(lambda lane: self._launch(lane, [(task, done)], False))
 
-    def _launch(self, lane: Lane, tasks: Sequence[tuple[Task, Done]], plan: Plan) -> None:
+    def _launch(self, lane: Lane, tasks: Sequence[tuple[Task, Done]], collective: bool) -> None:
         device = self._device
         assert device is not None
-        device.launcher.submit(partial(self._launch_now, device, lane, tasks, plan))
+        launcher = device.collectives if collective else device.messages
+        plan = self._planner.collective if collective else self._planner.message
+        launcher.submit(partial(self._launch_now, device, lane, tasks, plan))
 
     def _launch_now(
         self, device: NcclDevice, lane: Lane, tasks: Sequence[tuple[Task, Done]], plan: Plan
     ) -> None:
-        """In the launch thread."""
+        """In a launch thread."""
         stands: list[Any] = [task.operation.work._completion for task, _ in tasks]
+        launches: list[Launch] = []
         event: Any = None
         try:
             if not device.dead:
-                event, keep = self._enqueue(lane, tasks, stands, plan)
-                lane.waiter.watch(event, partial(self._over, device, lane, [done for _, done in tasks]), keep)
+                event = self._enqueue(lane, tasks, stands, plan, launches)
+                over = partial(self._over, device, lane, [done for _, done in tasks])
+                lane.waiter.watch(event, over, launches)
         except Exception as error:
-            event = None
-            if not device.dead:
-                post(self.setup.loop, self.setup.failed, error)
+            lane.kept.append(launches)
+            post(self.setup.loop, self._failed, error)
         finally:
             for stand in stands:
                 stand.launched.set(event)
 
     def _enqueue(
-        self, lane: Lane, tasks: Sequence[tuple[Task, Done]], stands: Sequence[Completion], plan: Plan
-    ) -> tuple[Any, object]:
-        """Give it all to the stream → its event, and what must live until then."""
+        self,
+        lane: Lane,
+        tasks: Sequence[tuple[Task, Done]],
+        stands: Sequence[Completion],
+        plan: Plan,
+        launches: list[Launch],
+    ) -> Any:
+        """Give it all to the stream → its event. What must live until then is in `launches`."""
         cuda = self._cupy.cuda
         cuda.Device(self._index).use()
         raw = lane.stream.ptr
         with lane.stream:
             for stand in stands:
                 stand.wait_for_caller(raw)
-            launches = [plan(task) for task, _ in tasks]
+            for task, _ in tasks:
+                launches.append(plan(task))
             cuda.nccl.groupStart()
             try:
                 for launch in launches:
@@ -221,7 +261,7 @@ class NcclEngine(Engine):
                     step()
             event = cuda.Event(block=True, disable_timing=True)
             event.record(lane.stream)
-        return event, launches
+        return event
 
     def _over(self, device: NcclDevice, lane: Lane, dones: Sequence[Done], error: Exception | None) -> None:
         """In the waiter's thread: an event has come."""
@@ -232,7 +272,7 @@ class NcclEngine(Engine):
                 raise error
             lane.communicator.check_async_error()
         except Exception as failed:
-            post(self.setup.loop, self.setup.failed, failed)
+            post(self.setup.loop, self._failed, failed)
             return
         post(self.setup.loop, _call_all, dones)
 
@@ -242,7 +282,7 @@ class NcclEngine(Engine):
         """The id of the lane on which messages go to a peer."""
         unique = self._ids.get(peer)
         if unique is None:
-            unique = self._ids[peer] = nccl.unique_id(self._cupy)
+            unique = self._ids[peer] = nccl.unique_id()
         return unique
 
     def greeted(self, peer: int, greeting: bytes) -> None:
@@ -263,15 +303,14 @@ class NcclEngine(Engine):
         try:
             lane = await self._in_thread(lambda: self._meet(unique, sends))
         except Exception as error:
-            assert self._device is not None
-            if not self._device.dead:
-                self.setup.failed(error)
+            self._failed(error)
         else:
+            self._lanes.append(lane)
             pair.made(lane)
 
     def _meet(self, unique: bytes, sends: bool) -> Lane:
         """Make a lane with one peer, and connect: a launch on it that blocked would hold up all others."""
-        lane = self._adopt(nccl.connect(self._cupy, 2, unique, int(not sends)))
+        lane = self._make_lane(nccl.connect(self._cupy, 2, unique, int(not sends)))
         with lane.stream:
             byte = allocate(self._cupy, self._index, 1, np.dtype(np.uint8))
             move = lane.communicator.send if sends else lane.communicator.recv
@@ -282,9 +321,11 @@ class NcclEngine(Engine):
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
     def abort(self, quiet: Done) -> None:
-        """Abort all communicators of the device; `quiet` when its streams are through with what they had, and
-        after 2 s in any case: then NCCL could not stop a kernel, which goes on with memory that is kept for it.
-        The process lives on, and groups that are formed afterwards have communicators of their own."""
+        """Abort all communicators of the device; `quiet` when its streams are through with what they had.
+
+        After 2 s in any case: then NCCL could not stop a kernel, or one waits for work of the user's that
+        takes longer, and it may still write to its tensors, which are kept alive for it. The process lives
+        on, and groups that are formed afterwards have communicators of their own."""
         if self._device is None:
             quiet()
             return
@@ -299,38 +340,13 @@ class NcclEngine(Engine):
         """Give everything back, in the background."""
         for pair in self._pairs.values():
             pair.close()
+        for part in self._parts.values():  # of groups that nobody awaited
+            if part.done() and not part.cancelled() and part.exception() is None:
+                self._lanes.append(part.result())
         if self._device is not None and self._device.leave(self, self._lanes):
             for lane in self._lanes:
                 lane.close()
             nccl.destroy_later([lane.communicator for lane in self._lanes])
-
-
-class Pair:
-    """A lane of messages that may still be in the making: what begins on it waits, in order. On the loop."""
-
-    def __init__(self) -> None:
-        self.opening: asyncio.Task[None] | None = None
-        self._lane: Lane | None = None
-        self._waiting: list[Callable[[Lane], None]] = []
-
-    def __call__(self, step: Callable[[Lane], None]) -> None:
-        """Do something with the lane, once there is one."""
-        if self._lane is None:
-            self._waiting.append(step)
-        else:
-            step(self._lane)
-
-    def made(self, lane: Lane) -> None:
-        """It is there."""
-        self._lane = lane
-        waiting, self._waiting = self._waiting, []
-        for step in waiting:
-            step(lane)
-
-    def close(self) -> None:
-        """Nothing begins on it any more."""
-        if self.opening is not None:
-            self.opening.cancel()
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -24,6 +24,7 @@ class Lane:
 
     def __init__(self, cupy: Any, device: int, communicator: Any, name: str) -> None:
         self.communicator = communicator
+        self.kept: list[object] = []  # what a launch that failed half-way may have given to the device
         self.stream = make_stream(cupy)
         self.waiter = Waiter(name, cupy.cuda.Device(device).use)
 

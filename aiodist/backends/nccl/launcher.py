@@ -1,6 +1,6 @@
-"""The thread that launches operations on one device, for all groups, in the order in which they were issued.
+"""A thread that launches operations on one device, for all groups, in the order in which they were issued.
 
-NCCL may block in a launch, and two threads that launch in different orders on two ranks wait for each other.
+NCCL may block in a launch, and two ranks that launch in different orders would wait for each other.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Native(NamedTuple):
 
 
 def native(dtype: np.dtype[np.generic], op: ReduceOp) -> Native | None:
-    """A reduction as NCCL has it; None: it has not (bitwise, products of complex numbers, 16-bit integers)."""
+    """A reduction as NCCL has it; None for bitwise ones, products of complex numbers, and 16-bit integers."""
     if dtype not in _CODES:
         return None
     code, per_element = _CODES[dtype]

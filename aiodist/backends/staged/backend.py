@@ -9,7 +9,7 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,9 @@ class StagedBackend:
 
     async def open(self) -> None:
         """The host backend is."""
+
+    def divide(self, context: int, members: Sequence[int]) -> None:
+        """Nothing is shared between groups."""
 
     async def bystand(self) -> None:
         """Nothing is asked of those who are no members."""

@@ -118,7 +118,7 @@ async def test_member_that_breaks_while_the_engine_opens_is_no_hang() -> None:
     async def main(pg: ProcessGroup) -> None:
         raise AssertionError("there is no group")
 
-    failed = await run_cluster(3, main, backend="stuck", return_exceptions=True)
+    failed: list[Any] = await run_cluster(3, main, backend="stuck", return_exceptions=True)
     assert isinstance(failed[1], RuntimeError | dist.GroupBroken)
     for other in (failed[0], failed[2]):
         assert isinstance(other, dist.AiodistError), other

@@ -105,3 +105,13 @@ def test_cores_are_at_most_those_of_the_affinity() -> None:
     import os
 
     assert 0 < cores() <= len(os.sched_getaffinity(0))
+
+
+async def test_group_may_be_left_after_the_memory_is_gone(hubs: Any) -> None:
+    mine, _ = hubs(2)
+    released: list[int] = []
+    mine.announce(5, mine.take(64))
+    mine.close()
+    mine.leave(5, lambda: False, lambda: released.append(5))
+    assert released == [5]
+    mine.close = lambda: None  # it is already

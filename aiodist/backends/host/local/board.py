@@ -138,6 +138,10 @@ class Board:
         """This rank reads nothing of an operation any more."""
         self.words[self.base + (seq & MASK)] = seq + 1
 
+    def finished_here(self, seq: int) -> bool:
+        """Whether this rank reads nothing of an operation any more; of none below 0."""
+        return seq < 0 or self.words[self.base + (seq & MASK)] > seq
+
     def all_finished(self, seq: int) -> bool:
         """Whether no member, this one included, touches anything of an operation any more."""
         slot = seq & MASK

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from aiodist.backends.base import Operation
-from aiodist.backends.host.local.board import Board, Peer
+from aiodist.backends.host.local.board import SLOTS, Board, Peer
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.hub import Hub
@@ -75,6 +75,7 @@ class LocalGroup:
         self._waiting: dict[int, Exchange] = {}  # for their slot
         self._running: dict[int, Exchange] = {}  # on the loop
         self._in_thread: set[Exchange] = set()
+        self._skipped: list[int] = []  # numbers of others, whose slots this rank still reads
         self._dead = False
         self.quick: Quick | None = None
 
@@ -131,6 +132,25 @@ class LocalGroup:
         if not self._step(exchange):
             exchange.operation.work._driver = self
 
+    def skip(self, seq: int) -> None:
+        """Nothing is published under a number, on any rank: its slot is the next one's, once free."""
+        if not self._dead:
+            self._issued = max(self._issued, seq + 1)
+            self._skipped.append(seq)
+            self._skip()
+            if self._skipped:
+                self.hub.watch(self)
+
+    def _skip(self) -> None:
+        later = []
+        for seq in self._skipped:
+            if self.board.finished_here(seq - SLOTS):
+                self.board.finished(seq)
+                self.hub.rest_soon()  # it rings for those who wait for the slot
+            else:
+                later.append(seq)
+        self._skipped = later
+
     def make_quick(self, issuer: Issuer, note: Callable[[QuickWork], Operation]) -> Quick:
         """The quick path, for the group `issuer`; `note` enters an operation in flight."""
         self.quick = Quick(self, issuer, self._limits, note)
@@ -143,6 +163,8 @@ class LocalGroup:
         if self._dead:
             return False
         try:
+            if self._skipped:
+                self._skip()
             for exchange in list(self._waiting.values()):
                 if self.board.free(exchange.seq):
                     del self._waiting[exchange.seq]
@@ -154,7 +176,7 @@ class LocalGroup:
         except Exception as error:
             self._owner.failed(error)
             return False
-        return not self._dead and (waits or bool(self._running or self._waiting))
+        return not self._dead and (waits or bool(self._running or self._waiting or self._skipped))
 
     def poll(self, seq: int) -> None:
         """Somebody awaits an operation: try again and again, as long as this turn of the loop may poll."""

@@ -192,6 +192,9 @@ class Hub:
     def leave(self, context: int, abandoned: Callable[[], bool], release: Callable[[], None]) -> None:
         """This process has left a group: its region stays until nobody reads it any more."""
         entry = self._entries.pop(context)
+        if not self.words:  # closed: a world that was abandoned went before its group
+            release()
+            return
         self._offsets[entry] |= np.uint64(1)
 
         def cleared() -> bool:

@@ -1,0 +1,167 @@
+"""Operations as calls of NCCL: which, with what, in which order. Addresses only: there is no device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.backends.base import Operation
+from aiodist.backends.foreign.task import Task
+from aiodist.backends.nccl.launch import Launch, Planner
+from aiodist.tensors.device import DeviceArray, geometry
+from aiodist.types import DTYPES, Call, Kind, ReduceOp
+
+SOURCE, TARGET, STAGED = 1 << 30, 2 << 30, 3 << 30
+STREAM = 99
+F32 = np.dtype(np.float32)
+
+
+class Noted:
+    """In the place of a communicator: writes down how it is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+class Addresses(Planner):
+    """What it allocates are addresses."""
+
+    allocated = 0
+
+    def _allocate(self, count: int, dtype: np.dtype[Any]) -> DeviceArray:
+        array = tensor(STAGED + self.allocated, count, dtype)
+        self.allocated += 1 << 20
+        return array
+
+
+def tensor(address: int, count: int, dtype: Any = F32) -> DeviceArray:
+    """One of so many elements."""
+    return geometry(address, (count,), None, np.dtype(dtype), 0, None)
+
+
+def operation(
+    kind: Kind, source: Any, target: Any, op: ReduceOp | None = None, root: int = -1, **more: Any
+) -> Task:
+    """A task as the engine gets it."""
+    array = source if source is not None else target
+    call = Call(kind, 0, array.dtype, array.shape, op, root)
+    return Task(Operation(call, None, source, target, None, lambda _: None, **more))  # type: ignore[arg-type]
+
+
+def calls(task: Task, rank: int, size: int, planner: Planner | None = None) -> list[tuple[Any, ...]]:
+    """What it makes of a collective."""
+    return made((planner or Addresses(None, 0, rank, size)).collective(task))
+
+
+def made(launch: Launch) -> list[tuple[Any, ...]]:
+    """The calls of a launch."""
+    noted = Noted()
+    for call in launch.calls:
+        call(noted, STREAM)
+    return noted.calls
+
+
+def test_all_reduce_in_place_and_not() -> None:
+    x, y = tensor(SOURCE, 12), tensor(TARGET, 12)
+    assert calls(operation(Kind.all_reduce, x, x, ReduceOp.SUM), 0, 4) == [
+        ("allReduce", SOURCE, SOURCE, 12, 7, 0, STREAM)
+    ]
+    assert calls(operation(Kind.all_reduce, x, y, ReduceOp.AVG), 0, 4) == [
+        ("allReduce", SOURCE, TARGET, 12, 7, 4, STREAM)
+    ]
+
+
+def test_complex_numbers_are_pairs() -> None:
+    x, y = tensor(SOURCE, 12, np.complex128), tensor(TARGET, 3, np.complex128)
+    assert calls(operation(Kind.reduce_scatter, x, y, ReduceOp.SUM), 0, 4) == [
+        ("reduceScatter", SOURCE, TARGET, 6, 8, 0, STREAM)
+    ]
+
+
+def test_reduce_has_a_target_on_the_root_alone() -> None:
+    x, y = tensor(SOURCE, 12, np.int64), tensor(TARGET, 12, np.int64)
+    assert calls(operation(Kind.reduce, x, y, ReduceOp.MAX, 2), 2, 4) == [
+        ("reduce", SOURCE, TARGET, 12, 4, 2, 2, STREAM)
+    ]
+    assert calls(operation(Kind.reduce, x, None, ReduceOp.MIN, 2), 1, 4) == [
+        ("reduce", SOURCE, 0, 12, 4, 3, 2, STREAM)
+    ]
+
+
+def test_what_is_moved_is_bytes() -> None:
+    x, y = tensor(SOURCE, 12), tensor(TARGET, 48)
+    assert calls(operation(Kind.broadcast, None, x, root=1), 0, 4) == [
+        ("broadcast", SOURCE, SOURCE, 48, 1, 1, STREAM)
+    ]
+    assert calls(operation(Kind.all_gather, x, y), 0, 4) == [("allGather", SOURCE, TARGET, 48, 1, STREAM)]
+
+
+def test_gather_and_scatter_are_sends_and_receives() -> None:
+    part, whole = tensor(SOURCE, 4), tensor(TARGET, 12)
+    send = ("send", SOURCE, 16, 1, 1, STREAM)
+    recvs = [("recv", TARGET + 16 * peer, 16, 1, peer, STREAM) for peer in range(3)]
+    assert calls(operation(Kind.gather, part, None, root=1), 0, 3) == [send]
+    assert calls(operation(Kind.gather, part, whole, root=1), 1, 3) == [send, *recvs]
+    sends = [("send", TARGET + 16 * peer, 16, 1, peer, STREAM) for peer in range(3)]
+    assert calls(operation(Kind.scatter, whole, part, root=1), 1, 3) == [
+        ("recv", SOURCE, 16, 1, 1, STREAM),
+        *sends,
+    ]
+
+
+def test_uneven_parts_and_empty_ones() -> None:
+    x, y = tensor(SOURCE, 5, np.int8), tensor(TARGET, 7, np.int8)
+    task = operation(Kind.all_to_all, x, y, sizes=[4, 3, 0], sent=[0, 2, 3])
+    assert calls(task, 0, 3) == [
+        ("send", SOURCE, 2, 1, 1, STREAM),
+        ("send", SOURCE + 2, 3, 1, 2, STREAM),
+        ("recv", TARGET, 4, 1, 0, STREAM),
+        ("recv", TARGET + 4, 3, 1, 1, STREAM),
+    ]
+
+
+@pytest.mark.parametrize("kind", [Kind.all_reduce, Kind.broadcast, Kind.all_gather, Kind.all_to_all])
+def test_empty_tensors_are_no_calls(kind: Kind) -> None:
+    x, y = tensor(SOURCE, 0), tensor(TARGET, 0)
+    op = ReduceOp.BXOR if kind is Kind.all_reduce else None
+    assert calls(operation(kind, x, y, op, 0), 0, 3) == []
+
+
+def test_what_nccl_lacks_is_gathered_and_reduced_here() -> None:
+    x = tensor(SOURCE, 6, np.int32)
+    planner = Addresses(None, 0, 1, 3)
+    launch = planner.collective(operation(Kind.all_reduce, x, x, ReduceOp.BXOR))
+    assert made(launch) == [("allGather", SOURCE, STAGED, 24, 1, STREAM)]
+    assert [array.nbytes for array in launch.keep] == [72]  # alive until it is over
+    assert len(launch.after) == 2  # the reduction, and what is copied out: nothing
+
+
+def test_what_nccl_lacks_with_a_root_or_in_parts() -> None:
+    x, part = tensor(SOURCE, 6, np.complex64), tensor(TARGET, 2, np.complex64)
+    assert calls(operation(Kind.reduce, x, None, ReduceOp.PRODUCT, 2), 0, 3) == [
+        ("send", SOURCE, 48, 1, 2, STREAM)
+    ]
+    assert calls(operation(Kind.reduce_scatter, x, part, ReduceOp.PRODUCT), 0, 3) == [
+        *[("send", SOURCE + 16 * peer, 16, 1, peer, STREAM) for peer in range(3)],
+        *[("recv", STAGED + 16 * peer, 16, 1, peer, STREAM) for peer in range(3)],
+    ]
+
+
+def test_messages_go_from_rank_0_to_rank_1_of_their_lane() -> None:
+    planner = Addresses(None, 0, 5, 8)
+    x = tensor(SOURCE, 10, np.float16)
+    assert made(planner.message(operation(Kind.send, x, None))) == [("send", SOURCE, 20, 1, 1, STREAM)]
+    assert made(planner.message(operation(Kind.recv, None, x))) == [("recv", SOURCE, 20, 1, 0, STREAM)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_is_moved(dtype: np.dtype[np.generic]) -> None:
+    x = tensor(SOURCE, 5, dtype)
+    assert calls(operation(Kind.broadcast, None, x, root=0), 0, 2) == [
+        ("broadcast", SOURCE, SOURCE, 5 * dtype.itemsize, 1, 0, STREAM)
+    ]

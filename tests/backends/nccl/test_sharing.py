@@ -1,0 +1,65 @@
+"""Whether a job's processes can use NCCL together."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.backends.nccl import NcclEngine
+from aiodist.backends.nccl.sharing import Told, can_share, decode, dotted, misfit
+
+ON = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+
+
+def told(gpu: str, version: int = 23203, splits: bool = True, shares: bool = False) -> Told:
+    """What one rank tells."""
+    return Told(gpu, version, splits, shares)
+
+
+@pytest.mark.parametrize(
+    ("version", "environ", "shares"),
+    [
+        (23004, ON, True),
+        (23203, ON, True),
+        (22907, ON, False),
+        (23203, {}, False),
+        (23203, {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}, False),
+        (23203, {"NCCL_MULTI_RANK_GPU_ENABLE": "yes"}, False),
+        (23203, {"NCCL_MULTI_RANK_GPU_ENABLE": " 1 "}, True),
+    ],
+)
+def test_which_nccl_lets_ranks_share_a_gpu(version: int, environ: dict[str, str], shares: bool) -> None:
+    assert can_share(version, environ) is shares
+
+
+def test_a_gpu_each_fits() -> None:
+    assert misfit([told("a"), told("b"), told("c")]) == ""
+
+
+def test_ranks_on_one_gpu_are_named() -> None:
+    assert misfit([told("a"), told("b"), told("a"), told("a")]) == (
+        "ranks 0, 2 and 3 share a GPU, which NCCL 2.32.3 does not allow here "
+        "(2.30 and later do, with NCCL_MULTI_RANK_GPU_ENABLE=1)"
+    )
+
+
+def test_ranks_on_one_gpu_fit_where_all_of_them_can() -> None:
+    assert misfit([told("a", shares=True), told("a", shares=True), told("b")]) == ""
+    assert misfit([told("a", shares=True), told("a")]).startswith("ranks 0 and 1 share")
+
+
+def test_all_need_one_nccl_and_one_way_to_make_groups() -> None:
+    assert misfit([told("a"), told("b"), told("c", 22907)]) == "NCCL: rank 0 has 2.32.3, rank 2 has 2.29.7"
+    assert misfit([told("a"), told("b", splits=False)]) == (
+        "communicators that can be split: rank 0 has yes, rank 1 has no"
+    )
+
+
+def test_what_is_told_survives_the_way() -> None:
+    one = told("f00", shares=True)
+    assert decode(one.encode()) == one
+    assert NcclEngine.fits([one.encode(), told("f00", shares=True).encode()]) == ""
+    assert "share a GPU" in NcclEngine.fits([told("f00").encode(), told("f00").encode()])
+
+
+def test_version_in_words() -> None:
+    assert [dotted(version) for version in (21801, 22907, 23203)] == ["2.18.1", "2.29.7", "2.32.3"]

@@ -1,0 +1,42 @@
+"""These tests need a CUDA device. Elsewhere each is skipped, with what is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.backends.cuda import library
+from aiodist.backends.nccl import NcclEngine, communicators, sharing
+from aiodist.errors import BackendUnavailable
+
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def device() -> None:
+    """Skip where there is none."""
+    try:
+        NcclEngine.check()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def several(device: None) -> None:
+    """Skip where three ranks cannot have NCCL."""
+    count, version = library.count_devices(library.load()), communicators.version()
+    if count < 3 and not sharing.can_share(version, SHARED):
+        pytest.skip(f"{count} devices for 3 ranks, and NCCL {sharing.dotted(version)} lets none be shared")
+
+
+@pytest.fixture(scope="session")
+def torch_with_cuda(device: None) -> None:
+    """Skip where there is no torch for devices."""
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("this torch is built without CUDA")
+
+
+@pytest.fixture
+def has(lib: str, request: pytest.FixtureRequest) -> None:
+    """Skip where a library of tensors is missing."""
+    if lib == "torch":
+        request.getfixturevalue("torch_with_cuda")

@@ -1,0 +1,94 @@
+"""Device tensors of CuPy and of torch, from arrays of the host and back."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aiodist.types import BFLOAT16
+
+Array = npt.NDArray[Any]
+
+
+class Library(Protocol):
+    """Whose tensors they are."""
+
+    def has(self, dtype: np.dtype[Any]) -> bool: ...
+    def put(self, array: Array, layout: str = "C") -> Any:
+        """The array on the device, lying in memory as asked (see `testing.programs`)."""
+
+    def get(self, tensor: Any) -> Array: ...
+
+
+class Cupy:
+    """CuPy's arrays, also with negative strides."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy = cupy
+
+    def has(self, dtype: np.dtype[Any]) -> bool:
+        return dtype != BFLOAT16
+
+    def put(self, array: Array, layout: str = "C") -> Any:
+        cupy = self.cupy
+        if array.ndim == 0 or layout == "C":
+            return cupy.asarray(np.ascontiguousarray(array).reshape(array.shape))
+        if layout == "F":
+            return cupy.asarray(np.asfortranarray(array), order="F")
+        if layout == "reversed":
+            return cupy.asarray(np.ascontiguousarray(array[::-1]))[::-1]
+        return cupy.asarray(_spread(array))[..., 1::3]
+
+    def get(self, tensor: Any) -> Array:
+        found: Array = self.cupy.asnumpy(tensor)
+        return found
+
+
+class Torch:
+    """torch's tensors; they know no negative strides."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch: Any = torch
+
+    def has(self, dtype: np.dtype[Any]) -> bool:
+        return True
+
+    def put(self, array: Array, layout: str = "C") -> Any:
+        bits = array.view(np.int16) if array.dtype == BFLOAT16 else array
+        if layout == "F" and array.ndim > 1:
+            axes = tuple(reversed(range(array.ndim)))
+            tensor = self._put(bits.transpose(axes)).permute(axes)
+        elif layout == "strided" and array.ndim:
+            tensor = self._put(_spread(bits))[..., 1::3]
+        else:
+            tensor = self._put(bits)
+        return tensor.view(self.torch.bfloat16) if array.dtype == BFLOAT16 else tensor
+
+    def _put(self, array: Array) -> Any:
+        return self.torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy()).cuda()
+
+    def get(self, tensor: Any) -> Array:
+        found: Array
+        if tensor.dtype == self.torch.bfloat16:
+            found = tensor.contiguous().view(self.torch.int16).cpu().numpy().view(BFLOAT16)
+        else:
+            found = tensor.cpu().numpy()
+        return found
+
+
+def library(name: str) -> Library:
+    """One of them, by name: arguments of tests on processes are JSON."""
+    return Torch() if name == "torch" else Cupy()
+
+
+def _spread(array: Array) -> Array:
+    """An array in every third place of a larger one."""
+    wide = np.zeros((*array.shape[:-1], array.shape[-1] * 3), array.dtype)
+    wide[..., 1::3] = array
+    return wide
