@@ -75,7 +75,8 @@ async def init_process_group(
             sets), 'tcp://host:port', 'file:///path', or a scheme given to `register_rendezvous_handler`.
         timeout: seconds, or a timedelta, for meeting; also the default of the group's operations. 300 s.
         world_size: number of processes; -1 takes it from `init_method`.
-        rank: of this process; -1 takes it from `init_method`.
+        rank: of this process; -1 takes it from `init_method`. With backend 'mpi' both are MPI's, and it says
+            where to meet, if nothing else does.
         store: meet over this store instead of `init_method`; needs `rank` and `world_size`. It stays yours.
         group_name: for people, and to tell apart several worlds over one store.
         pg_options: for backends that have any.
@@ -93,12 +94,12 @@ async def init_process_group(
         BackendUnavailable: the backend is not here.
     """
     plan = check_can_begin(backend)
-    environ = os.environ
+    environ: Mapping[str, str] = os.environ
     tuned = tuning(environ)
     limit = seconds(timeout) if timeout is not None else tuned.timeout
     with ask_to_meet():
         plan = await with_libraries(plan, device_id)
-        meeting = await meet(store, init_method, rank, world_size, limit, environ)
+        meeting, environ = await _meet(plan, store, init_method, rank, world_size, limit, environ)
         group = await Member(meeting, tuned, limit, group_name, environ, plan).first_epoch()
         set_default(group)
     return group
@@ -164,6 +165,25 @@ def ask_to_meet() -> Iterator[None]:
         yield
     finally:
         _meeting.discard(loop)
+
+
+async def _meet(
+    plan: Plan,
+    store: Store | None,
+    init_method: str | None,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    environ: Mapping[str, str],
+) -> tuple[Meeting, Mapping[str, str]]:
+    """Where the job meets, and the variables to go on with. MPI knows who this is, and where to meet."""
+    if any(engine.name == "mpi" for engine in plan.engines.values()):
+        from aiodist.backends.mpi import meeting as mpi
+
+        rank, world_size = await mpi.world(rank, world_size, environ)
+        if store is None and init_method in (None, "env://") and not mpi.is_told(environ):
+            return await mpi.meet(timeout, environ)
+    return await meet(store, init_method, rank, world_size, timeout, environ), environ
 
 
 async def meet(

@@ -79,6 +79,12 @@ async def join(
         and what `init_process_group` raises.
     """
     plan = check_can_begin(backend)
+    for engine in plan.engines.values():
+        if "regroups" not in engine.capabilities:
+            raise UsageError(
+                f"a job with backend {engine.name!r} cannot be joined: its members never change",
+                hint="Use init_process_group",
+            )
     environ = os.environ
     tuned = tuning(environ)
     limit = seconds(timeout) if timeout is not None else tuned.timeout

@@ -44,19 +44,46 @@ class DeviceArray(np.ndarray[Any, np.dtype[Any]]):
         """Device address of the first element."""
         return int(self.__array_interface__["data"][0])
 
-    # ── never read ───────────────────────────────────────────────────────────────────────────────────
+    def __getitem__(self, key: Any) -> Any:
+        keys = key if type(key) is tuple else (key,)
+        if any(type(part) not in _BASIC for part in keys):
+            self._refuse()  # it would copy
+        return super().__getitem__(keys if ... in keys else (*keys, ...))  # a part, also of one element
 
-    __array_ufunc__ = None  # type: ignore[assignment]
+    def reshape(self, *shape: Any, **options: Any) -> Any:
+        """Another shape on the same memory."""
+        if not self.flags.c_contiguous:
+            self._refuse()  # it might copy
+        return super().reshape(*shape, **options)
+
+    # ── never read ───────────────────────────────────────────────────────────────────────────────────
 
     def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
         raise TypeError(f"this array lies on CUDA device {self.cuda}: the host cannot read it")
 
-    tobytes = tolist = item = copy = astype = fill = sum = any = all = dump = _refuse
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        if function not in (np.may_share_memory, np.shares_memory):
+            self._refuse()
+        return super().__array_function__(function, types, args, options)
+
+    __array_ufunc__ = None  # type: ignore[assignment]
+    data = flat = property(_refuse)
 
     def __repr__(self) -> str:
         return f"<DeviceArray {self.dtype.name}{list(self.shape)} on cuda:{self.cuda}>"
 
     __str__ = __repr__
+
+
+_BASIC = (int, slice, type(...), type(None))
+_GEOMETRY = {"reshape", "setflags", "squeeze", "swapaxes", "transpose", "view"}
+_READING = "bool complex contains copy deepcopy dlpack float format index int reduce reduce_ex setitem"
+
+for _name in dir(np.ndarray):
+    if callable(getattr(np.ndarray, _name)) and not _name.startswith("_") and _name not in _GEOMETRY:
+        setattr(DeviceArray, _name, DeviceArray._refuse)
+for _name in _READING.split():
+    setattr(DeviceArray, f"__{_name}__", DeviceArray._refuse)
 
 
 class _Interface:
@@ -90,6 +117,8 @@ def device_array(obj: Any, what: str) -> DeviceArray | None:
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
         return _of_interface(obj, interface, what)
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        return _of_dlpack(obj, what) if int(obj.__dlpack_device__()[0]) == _KDL_CUDA else None
     return None
 
 
@@ -153,6 +182,7 @@ def _of_interface(obj: Any, interface: Mapping[str, Any], what: str) -> DeviceAr
     if interface.get("mask") is not None:
         raise UsageError(f"{what} has a mask, which would be lost")
     pointer, read_only = interface["data"]
+    strides = interface.get("strides")
     dtype = getattr(obj, "dtype", None)
     try:
         kind: np.dtype[Any] = np.dtype(dtype if dtype is not None else interface["typestr"])
@@ -163,12 +193,23 @@ def _of_interface(obj: Any, interface: Mapping[str, Any], what: str) -> DeviceAr
     return geometry(
         int(pointer),
         tuple(interface["shape"]),
-        interface.get("strides"),
+        tuple(strides) if strides is not None else None,
         kind,
         _device_of(obj, what),
         obj,
         writable=not read_only,
     )
+
+
+def _of_dlpack(obj: Any, what: str) -> DeviceArray:
+    cupy: Any = sys.modules.get("cupy")  # only it can tell what such an object holds
+    if cupy is None:
+        raise UsageError(
+            f"{what} lies on a CUDA device and shows itself by DLPack only",
+            hint=f"Pass cupy.from_dlpack({what})",
+        )
+    array = cupy.from_dlpack(obj)
+    return _of_interface(array, array.__cuda_array_interface__, what)
 
 
 def _device_of(obj: Any, what: str) -> int:

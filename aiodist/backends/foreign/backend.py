@@ -28,6 +28,8 @@ from aiodist.backends.host.offload import copy_cost_ns
 from aiodist.types import NO_ROOT, Call, Kind
 
 _BYTE = np.dtype(np.uint8)
+_COUNT = np.dtype(np.int64)
+_UNEVEN = ("splits", "lists")  # how the detail of an all_to_all with sizes of its own begins
 _TOLD = 1020  # bytes that a member may tell the others while the engine opens
 
 MakeEngine = Callable[[Setup], Engine]
@@ -177,11 +179,38 @@ class ForeignBackend:
         entry.batch = self._batch if self._batching else 0
         entry.task = task = self.engine.prepare(operation)
         self.fill(task, partial(self._filled, entry))
-        offer, detail = carried(call)
-        check = Call(Kind.barrier, entry.number, _BYTE, (0,), None, NO_ROOT, offer, detail)
         self._advance()
         if not self.loses:
-            self._level.backend.submit(Check(check, operation.work, partial(self._agreed, entry)))
+            self._level.backend.submit(self._comparison(entry, operation))
+
+    def _comparison(self, entry: Entry, operation: Operation) -> Check:
+        """The operation of the host engine that ends only if all members have issued the same: a barrier; where
+        each pair of ranks has a size of its own, an exchange of what each sends."""
+        call, (offer, detail) = operation.call, carried(operation.call)
+        if operation.sent is None or not call.detail.startswith(_UNEVEN):
+            told = Call(Kind.barrier, entry.number, _BYTE, (0,), None, NO_ROOT, offer, detail)
+            return Check(told, operation.work, partial(self._agreed, entry))
+        told = Call(Kind.all_to_all, entry.number, _COUNT, (self.size,), None, NO_ROOT, offer, detail)
+        sent, coming = np.array(operation.sent, _COUNT), np.empty(self.size, _COUNT)
+        return Check(told, operation.work, partial(self._fits, entry, coming), sent, coming)
+
+    def _fits(self, entry: Entry, coming: Array) -> None:
+        """What each member sends is known: it has to be what is expected here."""
+        operation = entry.operation
+        assert operation is not None
+        assert operation.sizes is not None
+        itemsize, name = operation.call.dtype.itemsize, operation.call.kind.name
+        for peer, (sent, expected) in enumerate(zip(coming.tolist(), operation.sizes, strict=True)):
+            if sent != expected:
+                self._doomed = True
+                self.reports.peer_mismatch(
+                    {
+                        peer: f"{name} sends {sent * itemsize} bytes to rank {self.ranks[self.rank]}",
+                        self.rank: f"{name} expects {expected * itemsize} bytes from rank {self.ranks[peer]}",
+                    }
+                )
+                return
+        self._agreed(entry)
 
     def _filled(self, entry: Entry) -> None:
         entry.filled = True

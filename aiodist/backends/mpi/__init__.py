@@ -10,6 +10,5 @@ tables, widened, backoff    pure
 from __future__ import annotations
 
 from aiodist.backends.mpi.engine import MpiEngine
-from aiodist.backends.mpi.meeting import meet, world
 
-__all__ = ["MpiEngine", "meet", "world"]
+__all__ = ["MpiEngine"]

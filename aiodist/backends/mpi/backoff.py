@@ -8,7 +8,8 @@ from __future__ import annotations
 
 SPIN = 50e-6  # seconds without any pause
 OFFER = 200e-6  # … and then with the core offered to others between the looks
-SHORTEST = 50e-6  # of the sleeps that follow, each twice as long as the one before
+SHARE = 1 / 8  # of the time waited so far that a sleep takes: what ends meanwhile is late by no more
+SHORTEST = 50e-6  # of the sleeps
 LONGEST = 1e-3
 
 NONE = 0.0
@@ -20,12 +21,10 @@ class Backoff:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._sleep = SHORTEST
 
     def moved(self) -> None:
         """Something did: look again at once."""
         self._since = None
-        self._sleep = SHORTEST
 
     def pause(self, now: float) -> float:
         """Nothing moved.
@@ -43,6 +42,4 @@ class Backoff:
             return NONE
         if idle < SPIN + OFFER:
             return YIELD
-        sleep = self._sleep
-        self._sleep = min(2 * sleep, LONGEST)
-        return sleep
+        return min(max(idle * SHARE, SHORTEST), LONGEST)

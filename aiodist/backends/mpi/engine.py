@@ -19,16 +19,13 @@ from aiodist.backends.foreign import moves
 from aiodist.backends.foreign.engine import Done, Engine, Setup
 from aiodist.backends.foreign.moves import Move
 from aiodist.backends.foreign.task import Task
-from aiodist.backends.mpi import tables
+from aiodist.backends.mpi import progress, tables
 from aiodist.backends.mpi.communicator import create
 from aiodist.backends.mpi.library import Library, load
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
 from aiodist.backends.mpi.widened import widened
 from aiodist.errors import BackendUnavailable
-
-GRACE = 0.25
-"""Seconds for operations to end by themselves when the group is aborted: what all members have begun does."""
 
 _PLACE = struct.Struct("<II")  # rank and size in COMM_WORLD
 
@@ -78,8 +75,8 @@ class MpiEngine(Engine):
         if why := self.fits(told):
             raise BackendUnavailable(f"backend 'mpi' cannot serve this group: {why}")
         members = [_PLACE.unpack(place)[0] for place in told]
-        self._progress = progress = this.hold(library)
-        self._comm = await create(library, progress, members, self.setup.context)
+        self._progress = this.hold(library)
+        self._comm = await create(library, self._progress, members, self.setup.context)
 
     def abort(self, quiet: Done) -> None:
         """Post nothing more. What is open has a moment to end; then its memory is MPI's."""
@@ -87,6 +84,7 @@ class MpiEngine(Engine):
         if self._progress is None:
             quiet()
             return
+        this.broken = True
         loop = self.setup.loop
         told = False
 
@@ -97,16 +95,16 @@ class MpiEngine(Engine):
                 told = True
                 quiet()
 
-        late = loop.call_later(GRACE, once)
+        late = loop.call_later(progress.GRACE, once)
         self._progress.abandon(self._owner, partial(self._on_loop, once))
 
     def close(self) -> None:
         """Give the communicator back, unless operations may be open in it."""
-        progress, self._progress = self._progress, None
-        if progress is None:
+        thread, self._progress = self._progress, None
+        if thread is None:
             return
         if self._comm is not None and not self._aborted:
-            progress.call(self._comm.Free)
+            thread.call(self._comm.Free)
         this.release()
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
@@ -137,11 +135,11 @@ class MpiEngine(Engine):
         return tables.message_tag(number, self._library.highest_tag)
 
     def _send(self, array: Array, peer: int, tag: int) -> Iterator[Posted]:
-        for piece in tables.pieces(array.size, self._largest):
+        for piece in tables.pieces(array.size, self._largest) or [slice(0)]:
             yield Posted(self._comm.Isend(self._buffer(array[piece]), peer, tag))
 
     def _receive(self, array: Array, peer: int, tag: int) -> Iterator[Posted]:
-        for piece in tables.pieces(array.size, self._largest):
+        for piece in tables.pieces(array.size, self._largest) or [slice(0)]:
             buffer = self._buffer(array[piece])
             yield Posted(self._comm.Irecv(buffer, peer, tag), buffer[2], buffer[1])
 
@@ -226,14 +224,18 @@ class MpiEngine(Engine):
         self._once("Iscatter", target.size, task.source, target, done, task.root)
 
     def all_to_all(self, task: Task, done: Done) -> None:
-        """Ialltoall of equal parts. Others go as messages: no member knows whether a part of others is too
-        large for Ialltoallv, and a part that is shorter than what is expected would not be noticed."""
+        """Ialltoall of equal parts, or messages; no member knows whether what others send is too large for
+        Ialltoallv. Empty parts are sent, too: members may expect another size (law 4)."""
         operation, source, target = task.operation, _given(task.source), _given(task.target)
+        size = self.setup.size
         if operation.call.detail or source.size > self._largest:
-            exchanged = moves.exchanged(self.setup.size, source, target, operation.sent, operation.sizes)
-            self.exchange(exchanged, done)
+            sent = enumerate(moves.parts(source, size, operation.sent))
+            expected = enumerate(moves.parts(target, size, operation.sizes))
+            self.exchange(
+                [Move(True, *part) for part in sent] + [Move(False, *part) for part in expected], done
+            )
             return
-        self._once("Ialltoall", source.size // self.setup.size, source, target, done)
+        self._once("Ialltoall", source.size // size, source, target, done)
 
     def _once(
         self, name: str, count: int, source: Array | None, target: Array | None, done: Done, *root: int
@@ -242,7 +244,9 @@ class MpiEngine(Engine):
 
         def post() -> Iterator[Posted]:
             if count:
-                buffers = [None if array is None else self._buffer(array, count) for array in (source, target)]
+                buffers = [
+                    None if array is None else self._buffer(array, count) for array in (source, target)
+                ]
                 yield Posted(getattr(self._comm, name)(*buffers, *root))
 
         self._post(post, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import threading
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from aiodist.backends.mpi.progress import Posted
 from aiodist.errors import BackendUnavailable
 
 _OLDEST = 4  # of mpi4py
+_TAGS = 32767  # what every library has
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,6 @@ class Library:
         size: of COMM_WORLD.
         multiple: any thread may call it at any time; else one at a time.
         highest_tag: of messages.
-        ours: it was initialised here, so it has to be finalised here.
     """
 
     mpi: Any
@@ -32,7 +33,6 @@ class Library:
     size: int
     multiple: bool
     highest_tag: int
-    ours: bool
     _statuses: list[Any] = field(default_factory=list)
 
     def test(self, requests: list[Any], posted: Sequence[Posted]) -> list[tuple[int, Exception | None]]:
@@ -42,12 +42,18 @@ class Library:
             ended = self.mpi.Request.Testsome(requests, statuses)
         except self.mpi.Exception as error:
             # Which one it was is not told. Those that ended now include it.
-            null = self.mpi.REQUEST_NULL
-            return [(index, error) for index, request in enumerate(requests) if request == null]
+            null, why = self.mpi.REQUEST_NULL, self._first_error(statuses) or error
+            statuses.clear()
+            return [(index, why) for index, request in enumerate(requests) if request == null]
         return [
             (index, self._judge(posted[index], status))
             for index, status in zip(ended or (), statuses, strict=False)
         ]
+
+    def _first_error(self, statuses: Sequence[Any]) -> Exception | None:
+        """What the statuses say, where MPI says no more than that."""
+        codes = [status.Get_error() for status in statuses]
+        return next((self.mpi.Exception(code) for code in codes if code != self.mpi.SUCCESS), None)
 
     def _judge(self, posted: Posted, status: Any) -> Exception | None:
         """A message that is too short is none that MPI minds."""
@@ -78,11 +84,6 @@ def load() -> Library:
         return _loaded
 
 
-def loaded() -> Library | None:
-    """The library, if it was loaded."""
-    return _loaded
-
-
 def check_alive(mpi: Any) -> None:
     """Refuse a library that has been finalised: there is no second time in a process."""
     if mpi.Is_finalized():
@@ -95,9 +96,9 @@ def check_alive(mpi: Any) -> None:
 def _load() -> Library:
     mpi = _import()
     check_alive(mpi)
-    ours = not mpi.Is_initialized()
-    if ours:  # somebody has told mpi4py not to
+    if not mpi.Is_initialized():  # somebody has told mpi4py not to; it does not finalise then, either
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        atexit.register(_finalise, mpi)
     level = mpi.Query_thread()
     if level < mpi.THREAD_SERIALIZED:
         names = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled"}
@@ -107,16 +108,20 @@ def _load() -> Library:
         )
     world = mpi.COMM_WORLD
     highest = world.Get_attr(mpi.TAG_UB)
-    return Library(
-        mpi, world.Get_rank(), world.Get_size(), level == mpi.THREAD_MULTIPLE, int(highest or 32767), ours
-    )
+    multiple = level == mpi.THREAD_MULTIPLE
+    return Library(mpi, world.Get_rank(), world.Get_size(), multiple, int(highest or _TAGS))
+
+
+def _finalise(mpi: Any) -> None:
+    if not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _import() -> Any:
     try:
         package = importlib.import_module("mpi4py")
     except ImportError:
-        raise BackendUnavailable("mpi4py is not installed", hint="pip install mpi4py") from None
+        raise BackendUnavailable("mpi4py is not installed", hint="pip install 'aiodist[mpi]'") from None
     if int(package.__version__.split(".")[0]) < _OLDEST:
         raise BackendUnavailable(
             f"mpi4py {package.__version__} is too old", hint=f"pip install 'mpi4py>={_OLDEST}'"

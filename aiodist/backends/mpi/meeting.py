@@ -23,7 +23,7 @@ from aiodist.backends.base import Array
 from aiodist.backends.mpi.library import Library, load
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
-from aiodist.environment import Placement, job_id, placement, tls, tuning
+from aiodist.environment import job_id, tls, tuning
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import join_address
 from aiodist.rendezvous import Meeting, StoreServer, rendezvous, told_address
@@ -32,78 +32,105 @@ from aiodist.transport.dialing import boot_id
 _LONGEST = 1024  # bytes of what rank 0 tells
 _SECRET_BYTES = 16
 _LOOPBACK = "127.0.0.1"
+_STARTED = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+)  # how many processes the mpirun of Open MPI, and of MPICH, has
 _ELSEWHERE = ("192.0.2.1", 9)  # nobody's: only asked which of our addresses would lead there
 
+Environ = Mapping[str, str]
 
-async def world() -> tuple[int, int]:
+
+async def world(rank: int, world_size: int, environ: Environ) -> tuple[int, int]:
     """This process's rank in the MPI job, and how many processes it has. Loads MPI.
 
+    Args:
+        rank: as the user gave it; -1: not.
+        world_size: likewise.
+        environ: the environment variables.
+
     Raises:
-        BackendUnavailable: it is not here.
+        UsageError: arguments or variables say something else.
+        BackendUnavailable: MPI is not here.
     """
     library = await asyncio.to_thread(load)
+    check_place(library.rank, library.size, rank, world_size, environ)
     return library.rank, library.size
 
 
-def check_place(rank: int, size: int, given: Placement) -> None:
+def check_place(mine: int, size: int, rank: int, world_size: int, environ: Environ) -> None:
     """Refuse a place that contradicts MPI's.
 
     Args:
-        rank: in COMM_WORLD.
+        mine: rank in COMM_WORLD.
         size: of COMM_WORLD.
-        given: by arguments or the environment.
+        rank: as the user gave it; -1: not.
+        world_size: likewise.
+        environ: the environment variables.
     """
-    if given.launcher == "alone" or (given.rank, given.world_size) == (rank, size):
-        return
-    if size == 1:
+    started = next((environ[name] for name in _STARTED if environ.get(name)), "1")
+    if size == 1 and started != "1":
         raise UsageError(
-            f"MPI has this process alone, but {given.evidence}",
-            hint=f"Start with `mpirun -n {given.world_size}`",
+            f"mpirun has started {started} processes, but the MPI library has this one alone",
+            hint="It is another MPI's: set MPI4PY_LIBMPI to the path of the libmpi.so of this mpirun",
         )
-    raise UsageError(
-        f"this is rank {rank} of {size} in MPI, but {given.evidence}",
-        hint="Leave rank and world_size to MPI: pass neither, and unset RANK and WORLD_SIZE",
-    )
+    for value, known, names in (
+        (size, world_size, ("AIODIST_WORLD_SIZE", "WORLD_SIZE")),
+        (mine, rank, ("AIODIST_RANK", "RANK")),
+    ):
+        given = next(((name, environ[name]) for name in names if environ.get(name)), None)
+        if known >= 0:
+            given = (names[1].lower(), str(known))
+        if given is None or given[1] == str(value):
+            continue
+        name, text = given
+        if size == 1:
+            raise UsageError(
+                f"{name}={text}, but MPI has this process alone", hint="Start all with `mpirun -n …`"
+            )
+        raise UsageError(
+            f"{name}={text}, but this is rank {mine} of {size} in MPI",
+            hint="Leave both to MPI: pass no rank and no world_size, and unset RANK and WORLD_SIZE",
+        )
 
 
-async def meet(
-    rank: int, world_size: int, timeout: float, environ: Mapping[str, str]
-) -> tuple[Meeting, dict[str, str]]:
+def is_told(environ: Environ) -> bool:
+    """Whether variables say where to meet, so that MPI need not."""
+    return bool(environ.get("AIODIST_STORE") or environ.get("MASTER_ADDR"))
+
+
+async def meet(timeout: float, environ: Environ) -> tuple[Meeting, dict[str, str]]:
     """Meet the other processes of the MPI job, where nothing else says where.
 
     Args:
-        rank: as the user gave it; -1: it is MPI's.
-        world_size: likewise.
         timeout: seconds.
         environ: the environment variables.
 
     Returns:
-        the meeting, and the variables that go on with: with the job's secret.
+        the meeting, and the variables to go on with: they have the job's secret.
 
     Raises:
-        UsageError: the place contradicts MPI's.
         RendezvousTimeout: not all came in time.
         RendezvousError: rank 0 could not listen.
     """
     library = await asyncio.to_thread(load)
-    check_place(library.rank, library.size, placement(environ, rank, world_size))
-    place = {"AIODIST_RANK": str(library.rank), "AIODIST_WORLD_SIZE": str(library.size)}
-    if library.size == 1:
-        environ = {**environ, **place}
-        return await rendezvous("env://", timeout=timeout, environ=environ), environ
+    rank, size = library.rank, library.size
+    if size == 1:
+        return await rendezvous("env://", 0, 1, timeout, environ), dict(environ)
     server: StoreServer | None = None
     told = np.zeros(_LONGEST, np.uint8)
     try:
         async with _Talk(library, timeout) as talk:
-            hosts = np.zeros((library.size, 16), np.uint8)
+            hosts = np.zeros((size, 16), np.uint8)
             await talk.do(lambda comm: comm.Iallgather(_host(), hosts))
-            if library.rank == 0:
-                server, words = await _listen(environ, alone=len(np.unique(hosts, axis=0)) == 1)
+            if rank == 0:
+                server, words = await _listen(environ, together=len(np.unique(hosts, axis=0)) == 1)
                 told[: len(words)] = np.frombuffer(words, np.uint8)
             await talk.do(lambda comm: comm.Ibcast(told, 0))
         address, key = _read(told)
-        environ = {**environ, **place, "AIODIST_STORE": address, "AIODIST_SECRET": key}
-        meeting = await rendezvous("env://", timeout=timeout, environ=environ, secret=key.encode())
+        environ = {**environ, "AIODIST_SECRET": key}
+        where = {**environ, "AIODIST_STORE": address}
+        meeting = await rendezvous("env://", rank, size, timeout, where, key.encode())
     except BaseException:
         if server is not None:
             await server.aclose()
@@ -160,15 +187,15 @@ class _Talk:
         await ended
 
 
-async def _listen(environ: Mapping[str, str], alone: bool) -> tuple[StoreServer | None, bytes]:
+async def _listen(environ: Environ, together: bool) -> tuple[StoreServer | None, bytes]:
     """Start the store, and say where; or why not.
 
     Args:
-        alone: all processes are on this host.
+        together: all processes are on this host.
     """
     key = secrets.token_hex(_SECRET_BYTES)
     try:
-        host = told_address(tuning(environ), _LOOPBACK if alone else _own_address())
+        host = told_address(tuning(environ), _LOOPBACK if together else _own_address())
         server = await StoreServer.start(*(host, 0, job_id(environ), key.encode()), rank=0, tls=tls(environ))
     except (UsageError, RendezvousError, OSError) as error:
         return None, f"!{error}".encode()[:_LONGEST]

@@ -2,7 +2,7 @@
 
 A request of MPI cannot be taken back. When a group breaks, those that are open stay so: their memory is kept
 for ever, since MPI may write there yet, and the process is to end. At its end MPI waits for the other
-processes. If one hangs, which may be why the group broke, that would be for ever: so it is bounded then.
+processes. If one hangs, which may be why a group broke, that would be for ever: so it is bounded then.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.progress import Posted, Progress
 
-LINGER = 10.0
-"""Seconds that MPI may wait for others at the end of a process that has open requests."""
-
-_STOP = 1.0  # seconds for a thread to come back from the call that it is in
+LINGER = 30.0
+"""Seconds that MPI may wait for other processes at the end of one in which a group broke, or hangs."""
 
 
 class Process:
-    """The state of one process. Any thread may call it."""
+    """The state of one process. Any thread may call it.
+
+    Attributes:
+        broken: a group broke, or was aborted.
+        quarantine: requests that were open when the thread ended.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,6 +38,7 @@ class Process:
         self._progress: Progress | None = None
         self._thread: threading.Thread | None = None
         self._stuck: set[threading.Thread] = set()
+        self.broken = False
         self.quarantine: list[Posted] = []
 
     def hold(self, library: Library) -> Progress:
@@ -82,31 +87,30 @@ class Process:
         library = self._library
         if library is None or os.getpid() != self._pid or library.mpi.Is_finalized():
             return
-        thread = self._thread
         with self._lock:
             if self._progress is not None:
                 self._progress.end()
-        if thread is not None:
-            thread.join(_STOP)
-        if self._stuck or (thread is not None and thread.is_alive()):
+        until = time.monotonic() + LINGER
+        threads = [thread for thread in (self._thread, *self._stuck) if thread is not None]
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
             _say("a call of MPI does not come back; ending the MPI job")
             library.mpi.COMM_WORLD.Abort(1)
         requests = [posted.request for posted in self.quarantine]
         still_open = len(requests) - len(library.test(requests, self.quarantine))
-        if still_open:
-            _say(
-                f"{still_open} operations of MPI are open that cannot be taken back; "
-                f"waiting at most {LINGER:g} s for the other processes to end"
-            )
+        if self.broken or still_open:
+            kept = f"it has operations that cannot be taken back ({still_open})"
+            why = kept if still_open else "a group broke"
+            _say(f"MPI waits at most {LINGER:g} s for the other processes to end: {why}")
             faulthandler.dump_traceback_later(LINGER, exit=True, file=2)  # MPI_Finalize holds the interpreter
-        if still_open or library.ours:
             library.mpi.Finalize()
-        if still_open:
             faulthandler.cancel_dump_traceback_later()
 
 
 def _say(words: str) -> None:
-    print(f"aiodist: {words}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"aiodist: {words}\n")  # at once: others write there, too
+    sys.stderr.flush()
 
 
 this = Process()

@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from aiodist.backends.mpi.backoff import YIELD, Backoff
+from aiodist.backends.mpi.backoff import LONGEST, YIELD, Backoff
 
 logger = logging.getLogger("aiodist")
+
+GRACE = 0.25
+"""Seconds for what is open to end by itself when its group is aborted: what all members have begun does."""
 
 Call = Callable[[], None]
 
@@ -115,16 +118,19 @@ class Progress:
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> list[Posted]:
-        """Work until the end.
+        """Work until the end, and a moment longer for what is open.
 
         Returns:
             what is still open then.
         """
-        while True:
-            if self._obey():
-                return self._posted
+        while not self._obey():
             if self._requests:
                 self._look()
+        until = self._clock() + GRACE
+        while self._requests and self._clock() < until:
+            self._look()
+            time.sleep(LONGEST)
+        return self._posted
 
     def _obey(self) -> bool:
         """Do all that is ordered; pause for more where nothing moved. True: the end."""

@@ -33,7 +33,6 @@ _TYPES = {
 }
 _OPS = {
     ReduceOp.SUM: "SUM",
-    ReduceOp.AVG: "SUM",  # who gets the result divides it
     ReduceOp.PRODUCT: "PROD",
     ReduceOp.MIN: "MIN",
     ReduceOp.MAX: "MAX",
@@ -59,7 +58,7 @@ def datatype(dtype: np.dtype[Any]) -> str:
 
 
 def operator(op: ReduceOp, dtype: np.dtype[Any]) -> str:
-    """The reduction for elements of a dtype."""
+    """The reduction for elements of a dtype. AVG and PREMUL_SUM are SUM here."""
     return (_BOOL_OPS if dtype.kind == "b" else _OPS)[op]
 
 

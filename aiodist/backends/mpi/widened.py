@@ -13,10 +13,10 @@ from aiodist.backends.base import Array
 from aiodist.backends.foreign.task import Allocate, Task
 from aiodist.kernels import finish, quiet, scale
 from aiodist.kernels.halves import BLOCK, halves
-from aiodist.types import ReduceOp
+from aiodist.types import Kind, ReduceOp
 
 _WIDE = np.dtype(np.float32)
-_COPIES = 2  # a block is written to scratch first
+_COPIES = 4  # through scratch, and a cast of float16 takes longer than a copy
 
 
 @dataclass(slots=True)
@@ -76,9 +76,9 @@ def widened(task: Task, allocate: Allocate) -> Widened:
     target: Array | None = source
     if task.target is None:
         target = None
-    elif task.target.size != task.source.size:  # reduce_scatter
+    elif task.kind is Kind.reduce_scatter:
         target = allocate(task.target.size, _WIDE)
-    narrow = replace(task, factor=None, divisor=1)
+    narrow = replace(task, factor=None, divisor=0)
     return Widened(task.operation, source, target, factor=task.factor, divisor=task.divisor, narrow=narrow)
 
 

@@ -186,3 +186,20 @@ async def test_members_change_where_the_engine_can_follow_them() -> None:
 
     await run_cluster(2, cannot, backend="lasting")
     await run_cluster(2, can, backend="postbox")
+
+
+@ENGINES
+async def test_splits_that_do_not_fit_are_told_by_both_sides(backend: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        sent = [1, 2, 3]
+        expected = [sent[pg.rank]] * 3
+        if pg.rank == 2:
+            expected[0] += 1
+        with pytest.raises(dist.CollectiveMismatch) as caught:
+            await pg.all_to_all(np.arange(6.0), None, sent, expected)
+        assert caught.value.said == {
+            0: "all_to_all sends 24 bytes to rank 2",
+            2: "all_to_all expects 32 bytes from rank 0",
+        }
+
+    await run_cluster(3, main, backend=backend)

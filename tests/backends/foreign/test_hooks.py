@@ -45,7 +45,7 @@ dist.register_backend("greeting", Greeting)
 class Dividing(BesidePostbox):
     """One that notes the place of a division among its operations."""
 
-    name = "dividing"
+    name = "dividing-hooks"
     order: ClassVar[list[tuple[int, Any]]] = []
 
     def divide(self, context: int, members: Sequence[int]) -> None:
@@ -61,7 +61,7 @@ class Dividing(BesidePostbox):
         await super().open()
 
 
-dist.register_backend("dividing", Dividing)
+dist.register_backend("dividing-hooks", Dividing)
 
 
 async def test_engine_hears_of_an_operation_inside_the_call() -> None:
@@ -125,7 +125,7 @@ async def test_division_has_its_place_among_the_operations() -> None:
         if group is not None:
             await group.aclose()
 
-    await run_cluster(3, main, backend="dividing")
+    await run_cluster(3, main, backend="dividing-hooks")
     orders = [[what for other, what in Dividing.order if other == rank] for rank in range(3)]
     context = orders[0][2][1]
     for rank, order in enumerate(orders):

@@ -1,0 +1,161 @@
+"""The backend 'mpi' on real processes of Open MPI and of MPICH, started by their own mpirun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
+
+from benchmarks import mpi
+
+JOB = Path(__file__).parent / "mpi_job.py"
+PATIENCE = 120.0
+
+pytestmark = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+FLAVOURS = {flavour.name: flavour for flavour in mpi.FLAVOURS}
+BOTH = pytest.mark.parametrize("flavour", FLAVOURS)
+
+
+@cache
+def installed(flavour: str) -> mpi.Mpi | str:
+    return mpi.find(FLAVOURS[flavour], None, mpi.search_path(), mpi.own_prefix())
+
+
+def variables(found: mpi.Mpi, **more: str) -> dict[str, str]:
+    """An environment in which nothing but MPI says who a process is, and where to meet."""
+    told = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "AIODIST_STORE", "AIODIST_SECRET")
+    kept = {name: value for name, value in os.environ.items() if name not in told}
+    return {**kept, "OMP_NUM_THREADS": "1", **found.env, **more}
+
+
+def run(flavour: str, program: str, size: int = 4, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of mpi_job.py on `size` ranks; 0: without mpirun."""
+    found = installed(flavour)
+    if isinstance(found, str):
+        pytest.skip(f"{flavour}: {found}")
+    crowded = ["--oversubscribe"] if flavour == "openmpi" else []
+    launcher = [found.launcher, *crowded, "-n", str(size)] if size else []
+    started = subprocess.Popen(
+        [*launcher, sys.executable, str(JOB), program],
+        env=variables(found, **environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = started.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        out, err = started.communicate()
+        raise AssertionError(f"{program} takes more than {PATIENCE} s:\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(started.args, started.returncode, out, err)
+
+
+def well(flavour: str, program: str, size: int = 4, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that ends well on all ranks."""
+    ended = run(flavour, program, size, **environ)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    # Lines of several ranks may come entangled.
+    assert ended.stdout.count("<well>") == max(size, 1), ended.stdout + ended.stderr
+    return ended
+
+
+BROKE, OPEN = "a group broke", "it has operations that cannot be taken back (1)"
+
+
+@BOTH
+@pytest.mark.parametrize("size", [1, 4])
+def test_all_that_a_backend_must_do(flavour: str, size: int) -> None:
+    assert well(flavour, "conformance", size).stderr == ""
+
+
+@BOTH
+@pytest.mark.parametrize("program", ["reductions", "pieces", "orders", "late", "messages"])
+def test_it_does(flavour: str, program: str) -> None:
+    assert well(flavour, program).stderr == ""
+
+
+@BOTH
+def test_process_of_its_own_is_a_world_of_one(flavour: str) -> None:
+    assert well(flavour, "conformance", 0).stderr == ""
+
+
+@BOTH
+@pytest.mark.parametrize("program", ["serialized", "uninitialised"])
+def test_mpi_that_the_user_has_set_up_is_used_as_it_is(flavour: str, program: str) -> None:
+    assert well(flavour, program).stderr == ""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("funneled", "thread level 'funneled'"),
+        ("finalised", "MPI has been finalised"),
+        ("contradiction", "world_size=9, but this is rank 1 of 2 in MPI"),
+    ],
+)
+def test_it_is_refused_on_every_rank(flavour: str, program: str, why: str) -> None:
+    said = well(flavour, program, 2).stdout
+    assert said.count("refused: ") == 2
+    assert why in said
+
+
+@BOTH
+def test_more_than_one_process_without_mpirun_is_refused(flavour: str) -> None:
+    ended = run(flavour, "conformance", 0, RANK="0", WORLD_SIZE="3")
+    assert ended.returncode == 1
+    assert "UsageError: WORLD_SIZE=3, but MPI has this process alone" in ended.stderr
+
+
+@BOTH
+def test_parts_that_do_not_fit_are_no_success(flavour: str) -> None:
+    assert OPEN not in well(flavour, "splits").stderr
+
+
+@BOTH
+def test_what_all_have_begun_ends_when_the_group_is_aborted(flavour: str) -> None:
+    said = well(flavour, "aborted").stderr
+    assert BROKE in said  # from rank 0, at least: others may have closed before they heard
+    assert OPEN not in said
+
+
+def test_library_of_another_mpi_than_mpirun_is_refused() -> None:
+    other = installed("openmpi")
+    if isinstance(other, str):
+        pytest.skip(other)
+    ended = run("mpich", "conformance", 2, **other.env)
+    assert ended.returncode != 0
+    assert (
+        "UsageError: mpirun has started 2 processes, but the MPI library has this one alone" in ended.stderr
+    )
+
+
+@BOTH
+def test_process_ends_though_operations_are_open(flavour: str) -> None:
+    assert well(flavour, "open_but_all_end").stderr.count(OPEN) == 1
+
+
+@BOTH
+def test_job_ends_though_operations_are_open_and_a_rank_hangs(flavour: str) -> None:
+    ended = run(flavour, "open_and_one_hangs")
+    assert ended.returncode != 0
+    assert OPEN in ended.stderr
+
+
+@BOTH
+def test_job_ends_though_a_rank_hangs(flavour: str) -> None:
+    ended = run(flavour, "one_hangs")
+    assert ended.returncode != 0
+    assert "CollectiveTimeout: no completion within 1 s: rank 1 had not arrived" in ended.stderr
+    assert BROKE in ended.stderr
