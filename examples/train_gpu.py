@@ -3,10 +3,10 @@
     aiodist run --nproc-per-node 2 examples/train_gpu.py                   # torch
     aiodist run --nproc-per-node 2 examples/train_gpu.py --library cupy
 
-Each rank takes the GPU that its LOCAL_RANK says; on one GPU all ranks share it. As soon as a gradient is known its
-all_reduce begins, on a stream of its own, while the GPU goes on with the backward pass; before the weights change
-the averages are awaited. The event loop is free all the time, and says so: a task beside the training counts how
-late it turns. At the end rank 0 trains the same batches alone and compares the weights.
+Each rank takes the GPU that its LOCAL_RANK says; on one GPU all ranks share it. As soon as a gradient is
+known its all_reduce begins, on a stream of its own, while the GPU goes on with the backward pass; before the
+weights change the averages are awaited. The event loop is free all the time, and says so: a task beside the
+training counts how late it turns. At the end rank 0 trains the same batches alone and compares the weights.
 
 It needs an NVIDIA GPU and `pip install aiodist[cuda12,examples]`; `aiodist doctor` says what is missing.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +42,7 @@ def first_weights() -> list[Any]:
     """The same on every rank."""
     rng = np.random.default_rng(0)
     weights = []
-    for inputs, outputs in zip(LAYERS, LAYERS[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(LAYERS):
         weights.append((rng.standard_normal((inputs, outputs)) * np.sqrt(2 / inputs)).astype(np.float32))
     return weights
 
@@ -192,7 +193,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=256, help="over all ranks; a multiple of their number")
     options = parser.parse_args()
-    dist.run(train(options.library, options.epochs, options.batch))
+    try:
+        dist.run(train(options.library, options.epochs, options.batch))
+    except dist.BackendUnavailable as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 
 import numpy as np
@@ -22,10 +23,12 @@ async def test_the_world_is_named_as_in_torch() -> None:
     await run_cluster(2, main)
 
 
-def test_what_is_available() -> None:
+def test_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dist.is_available()
     assert dist.is_backend_available("host") and dist.is_backend_available("GLOO")
-    assert not dist.is_backend_available("nccl") and not dist.is_backend_available("")
+    assert not dist.is_backend_available("smoke") and not dist.is_backend_available("")
+    monkeypatch.setitem(sys.modules, "cupy", None)  # as if it were not installed
+    assert not dist.is_backend_available("nccl") and not dist.is_backend_available("cpu:host,cuda:nccl")
 
 
 def test_who_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,8 +106,9 @@ async def test_names_of_the_host_backend(name: str | None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"backend": "nccl"}, dist.BackendUnavailable, "not part of this version. Use backend='host'"),
-        ({"backend": "smoke"}, dist.UsageError, "backend='smoke' is not known"),
+        ({"backend": "smoke"}, dist.UsageError, "backend 'smoke' is not known; there are host, "),
+        ({"backend": "cpu:smoke"}, dist.UsageError, "backend 'smoke' is not known"),
+        ({"backend": "host,nccl:cuda"}, dist.UsageError, "cannot be read"),
         ({"timeout": 0}, dist.UsageError, "timeout must be a positive number"),
         ({"init_method": "env://"}, dist.UsageError, "init_method or store, not both"),
         ({"rank": 1}, dist.UsageError, "needs rank and world_size, got rank=1, world_size=1"),
@@ -121,6 +122,27 @@ async def test_refusals_leave_nothing(arguments: dict[str, Any], kind: type[Exce
     assert not dist.is_initialized()
     async with await init(store):
         pass
+    await store.aclose()
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cpu:host,cuda:nccl", "cuda:host"])
+@pytest.mark.parametrize("cupy", [True, False])
+async def test_device_backend_that_cannot_be_names_the_one_thing(
+    backend: str, cupy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "device tensors need CuPy, which is not installed"
+    if cupy:
+        pytest.importorskip("cupy", reason="needs CuPy to see that nothing else is missing")
+        words = "no NVIDIA driver|no CUDA device|the NVIDIA driver is for|NCCL"
+        if dist.is_backend_available(backend):
+            pytest.skip("nothing is missing here")
+    else:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    store = HashStore()
+    with pytest.raises(dist.BackendUnavailable, match=words) as caught:
+        await init(store, backend=backend)
+    assert caught.value.hint
+    assert not dist.is_initialized()
     await store.aclose()
 
 

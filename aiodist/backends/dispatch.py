@@ -81,11 +81,11 @@ class Dispatch:
 
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
-        part = self._by_place[operation.place]
         call = operation.call
-        if part is not self._host and call.kind is not Kind.send and call.kind is not Kind.recv:
+        # Marked ones are an engine's; others reach the host backend, sooner or later.
+        if self.places.get(operation.place) and call.kind is not Kind.send and call.kind is not Kind.recv:
             self._host.skip(call.seq)
-        part.submit(operation)
+        self._by_place[operation.place].submit(operation)
 
     def reserve(self, seq: int, operation: Operation | None = None) -> None:
         """A collective that will be submitted later."""

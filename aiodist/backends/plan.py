@@ -69,14 +69,15 @@ class Plan:
                     raise
                 logger.info("device tensors cannot be used here: %s", error)
                 return Plan(self.asked)
-        for place, engine in self.engines.items():
+        for engine in dict.fromkeys(self.engines.values()):
             try:
                 engine.check()
             except BackendUnavailable as error:
                 if not self.automatic:
                     raise
                 logger.info("device tensors go through the host: %s", error)
-                plan = replace(plan, engines=_without(self.engines, place), staged=True)
+                left = {place: other for place, other in plan.engines.items() if other is not engine}
+                plan = replace(plan, engines=left, staged=True)
         return replace(plan, device=device)
 
     def card(self) -> dict[str, Any]:
@@ -87,8 +88,12 @@ class Plan:
             "told": {place: engine.tell(self.device) for place, engine in self.engines.items()},
         }
 
-    def settle(self, cards: Sequence[Mapping[str, Any]]) -> Plan:
+    def settle(self, cards: Sequence[Mapping[str, Any]], tells: bool = True) -> Plan:
         """What all ranks can do, from what each can. The same on all.
+
+        Args:
+            cards: of all ranks.
+            tells: log what is left out; one rank of the job does.
 
         Raises:
             RendezvousError: they were told to use different ones.
@@ -113,8 +118,10 @@ class Plan:
                 continue
             if place != CUDA:
                 raise BackendUnavailable(f"backend {engine.name!r} cannot serve this job: {why}")
-            logger.warning("device tensors go through the host, not %s: %s", engine.name, why)
-            plan = replace(plan, engines=_without(self.engines, place), staged=True)
+            if tells:
+                logger.warning("device tensors go through the host, not %s: %s", engine.name, why)
+            left = {other: engine for other, engine in plan.engines.items() if other != place}
+            plan = replace(plan, engines=left, staged=True)
         return plan
 
     def make(self, host: HostBackend) -> Backend:
@@ -131,6 +138,7 @@ class Plan:
         if self.staged:
             from aiodist.backends.staged import StagedBackend
 
+            assert self.device is not None
             parts[CUDA] = StagedBackend(host, self.device)
         return Dispatch(self.name, host, parts, self.host, self.device)
 
@@ -169,7 +177,7 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
     staged = routes.get(CUDA) in HOST
     name = ",".join(f"{place}:{'host' if name in HOST else name}" for place, name in routes.items())
     if name == "cpu:host":
-        name = "host"
+        return parse("host", gpu)
     return Plan(name, name, routes.get(CPU) in HOST, engines, staged)
 
 
@@ -182,8 +190,4 @@ def _routes(text: str) -> dict[str, str]:
                 f"backend={text!r} cannot be read", hint="Write it like 'cpu:host,cuda:nccl', each place once"
             )
         routes[place] = name
-    return routes
-
-
-def _without(engines: Mapping[str, type[Engine]], place: str) -> dict[str, type[Engine]]:
-    return {other: engine for other, engine in engines.items() if other != place}
+    return dict(sorted(routes.items()))

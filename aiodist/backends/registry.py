@@ -12,6 +12,7 @@ import difflib
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from aiodist.backends.base import CAPABILITIES
 from aiodist.backends.foreign.engine import Engine
 from aiodist.errors import BackendUnavailable, UsageError
 
@@ -42,8 +43,9 @@ def register_backend(name: str, engine: type[Engine]) -> None:
     name = name.lower()
     if name in HOST or name in _BUILT_IN:
         raise UsageError(f"{name!r} is a backend of aiodist's own", hint="Choose another name")
-    if not (isinstance(engine, type) and issubclass(engine, Engine)):
-        raise UsageError(f"{engine!r} is no subclass of Engine", hint="See docs/write-a-backend.md")
+    wrong = _fault(engine)
+    if wrong:
+        raise UsageError(f"{engine!r} {wrong}", hint="See docs/write-a-backend.md")
     if _registered.get(name, engine) is not engine:
         raise UsageError(f"backend {name!r} is registered already, as {_registered[name].__qualname__}")
     _registered[name] = engine
@@ -51,7 +53,8 @@ def register_backend(name: str, engine: type[Engine]) -> None:
 
 def known_backends() -> list[str]:
     """Names that `init_process_group` knows, whether their libraries are here or not."""
-    return sorted({"host", *_BUILT_IN, *_registered, *(point.name for point in entry_points(group=_GROUP))})
+    brought = (point.name.lower() for point in entry_points(group=_GROUP))
+    return sorted({"host", *_BUILT_IN, *_registered, *brought})
 
 
 def find_engine(name: str) -> type[Engine]:
@@ -76,15 +79,32 @@ def find_engine(name: str) -> type[Engine]:
                     f"backend {name!r} cannot be imported ({type(error).__name__}: {error})",
                     hint=f"Install {point.dist.name if point.dist else point.value} anew",
                 ) from error
-            if not (isinstance(loaded, type) and issubclass(loaded, Engine)):
+            wrong = _fault(loaded)
+            if wrong:
                 raise BackendUnavailable(
-                    f"backend {name!r} ({point.value}) is no subclass of Engine",
+                    f"backend {name!r} ({point.value}) {wrong}",
                     hint="Tell its authors: docs/write-a-backend.md says what it must be",
                 )
-            return loaded
+            engine: type[Engine] = loaded
+            return engine
     names = known_backends()
     close = difflib.get_close_matches(name, [*names, "gloo"], 1)
     raise UsageError(
         f"backend {name!r} is not known; there are {', '.join(names)}",
         hint=f"Did you mean {close[0]!r}?" if close else "None picks by what the machine has",
     )
+
+
+def _fault(engine: object) -> str:
+    """Why something cannot serve as an engine; '' if it can."""
+    if not (isinstance(engine, type) and issubclass(engine, Engine)):
+        return "is no subclass of Engine"
+    if not getattr(engine, "name", ""):
+        return "has no name"
+    if not engine.places or not engine.places <= {"cpu", "cuda"}:
+        return f"takes tensors on {sorted(engine.places)}; there are 'cpu' and 'cuda'"
+    if "cuda" in engine.places and not engine.stages:
+        return "takes tensors on 'cuda', but does not stage them (stages = True)"
+    if not engine.capabilities <= CAPABILITIES:
+        return f"has capabilities that nobody knows: {sorted(engine.capabilities - CAPABILITIES)}"
+    return ""

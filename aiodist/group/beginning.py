@@ -36,6 +36,7 @@ async def first_epoch(job: Job, world: World, store: Store) -> ProcessGroup:
         return group
     except BaseException as error:
         await world.abandon(group, f"assembling failed ({type(error).__name__})")
+        await group.aclose()
         raise
 
 

@@ -31,7 +31,7 @@ from aiodist.errors import (
 )
 from aiodist.group.batch import Batch, current
 from aiodist.group.flight import Flight
-from aiodist.group.places import HOST_PLACE, common_place, misplaced
+from aiodist.group.places import HOST_PLACE, check_device, common_place, misplaced
 from aiodist.group.watch import Watch
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp, check_dtype
@@ -81,7 +81,7 @@ class GroupCore:
         self._family: weakref.WeakSet[GroupCore] = weakref.WeakSet() if family is None else family
         self._family.add(self)
         self._issued = 0
-        self._messages: dict[tuple[Kind, int, int], int] = {}  # issued, by kind, peer and tag
+        self._messages: dict[tuple[Kind, int, int, str], int] = {}  # issued, by kind, peer, tag and place
         self._children = 0
         self._local_children: dict[tuple[int, ...], int] = {}
         self._composed_tasks: set[asyncio.Task[None]] = set()
@@ -303,16 +303,17 @@ class GroupCore:
         """
         self._check_here(closed_is_wrong=reserved is None)
         place = "" if own else common_place(source, target)
-        if place:
-            mark = self._backend.places.get(place)
-            if mark is None:
-                raise misplaced(place, self._backend)
-            if mark:
-                detail = f"{detail}, {mark}" if detail else mark
+        mark = self._backend.places.get(place) if place else ""
+        if mark is None:
+            raise misplaced(place, self._backend)
+        if place and place != HOST_PLACE:
+            check_device(source, target, self._backend.device)
+        if mark:
+            detail = f"{detail}, {mark}" if detail else mark
         limit = self.timeout if timeout is None else seconds(timeout)
         dtype, shape = agreed if isinstance(agreed, tuple) else (agreed.dtype, agreed.shape)
         if kind is Kind.send or kind is Kind.recv:
-            stream = (kind, peer, tag)
+            stream = (kind, peer, tag, mark)  # each backend matches its own
             number = self._messages.get(stream, 0)
             self._messages[stream] = number + 1
             call = Call(kind, number, dtype, shape, None, peer)

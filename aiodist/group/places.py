@@ -11,7 +11,7 @@ from aiodist.errors import UsageError
 from aiodist.tensors.device import CPU as HOST_PLACE
 from aiodist.tensors.device import DeviceArray
 
-__all__ = ["HOST_PLACE", "common_place", "misplaced"]
+__all__ = ["HOST_PLACE", "check_device", "common_place", "misplaced"]
 
 
 def common_place(source: Any, target: Any) -> str:
@@ -43,6 +43,20 @@ def misplaced(place: str, backend: Backend) -> UsageError:
         hint="Copy it to the host, or form the group with backend='cpu:host,cuda:nccl'; `aiodist doctor` says"
         " what that needs",
     )
+
+
+def check_device(source: Any, target: Any, device: int | None) -> None:
+    """Refuse tensors on another device than this process's.
+
+    Args:
+        device: this process's; None: its backend takes any.
+    """
+    for array in (*_listed(source), *_listed(target)):
+        if device is not None and array.cuda != device:
+            raise UsageError(
+                f"the tensor lies on cuda:{array.cuda}, this process's device is cuda:{device}",
+                hint=f"Bring it to cuda:{device}, or form the group with device_id={array.cuda}",
+            )
 
 
 def _listed(given: Any) -> list[Any]:

@@ -178,7 +178,7 @@ class World:
         )
         cards = read_cards(answers, card)
         check_cards(cards)
-        self._plan = settings.plan.settle([card["backend"] for card in cards])
+        self._plan = settings.plan.settle([card["backend"] for card in cards], self._endpoint.rank == 0)
         self.uids = [card["uid"] for card in cards]
         self.store_hosts = [rank for rank, card in enumerate(cards) if card["hosts"]]
         self._endpoint.introduce({rank: card["endpoint"] for rank, card in enumerate(cards)})

@@ -46,7 +46,7 @@ async def _run(path: str, qualname: str, arguments: dict[str, Any], backend: str
 
 
 def main() -> None:
-    """`python -m aiodist.testing.worker FILE FUNCTION ARGUMENTS [BACKEND]`; the rank is in the environment."""
+    """`python -m aiodist.testing.worker FILE FUNCTION ARGUMENTS [BACKEND]`; the environment has the rank."""
     import aiodist as dist
 
     faulthandler.enable()

@@ -125,7 +125,7 @@ ROWS: dict[int, Row] = {
             "tests/security/test_attacks.py",
             "tests/wire/test_handshake.py",
             "tests/wire/test_letter.py",
-            "tests/rendezvous/test_secure.py",
+            "tests/net/test_secure.py",
         ),
     ),
     19: Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,13 +39,18 @@ def variables(found: mpi.Mpi, **more: str) -> dict[str, str]:
 
 def run(flavour: str, program: str, size: int = 4, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a program of mpi_job.py on `size` ranks; 0: without mpirun."""
+    return start(flavour, [str(JOB), program], size, **environ)
+
+
+def start(flavour: str, script: list[str], size: int = 4, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with its arguments on `size` ranks; 0: without mpirun."""
     found = installed(flavour)
     if isinstance(found, str):
         pytest.skip(f"{flavour}: {found}")
     crowded = ["--oversubscribe"] if flavour == "openmpi" else []
     launcher = [found.launcher, *crowded, "-n", str(size)] if size else []
     started = subprocess.Popen(
-        [*launcher, sys.executable, str(JOB), program],
+        [*launcher, sys.executable, *script],
         env=variables(found, **environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -57,7 +63,7 @@ def run(flavour: str, program: str, size: int = 4, **environ: str) -> subprocess
     except subprocess.TimeoutExpired:
         os.killpg(started.pid, signal.SIGKILL)
         out, err = started.communicate()
-        raise AssertionError(f"{program} takes more than {PATIENCE} s:\n{out}\n{err}") from None
+        raise AssertionError(f"{script} takes more than {PATIENCE} s:\n{out}\n{err}") from None
     return subprocess.CompletedProcess(started.args, started.returncode, out, err)
 
 
@@ -159,3 +165,13 @@ def test_job_ends_though_a_rank_hangs(flavour: str) -> None:
     assert ended.returncode != 0
     assert "CollectiveTimeout: no completion within 1 s: rank 1 had not arrived" in ended.stderr
     assert BROKE in ended.stderr
+
+
+@BOTH
+def test_the_digits_example_trains(flavour: str) -> None:
+    example = Path(__file__).parents[2] / "examples" / "train_digits.py"
+    ended = start(flavour, [str(example), "--backend", "mpi", "--epochs", "10"])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = re.search(r"held-out accuracy: (0\.\d+)", ended.stdout)
+    assert found is not None, ended.stdout
+    assert float(found[1]) > 0.9

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from aiodist.backends.base import Operation, Reports
+from aiodist.backends.base import Array, Operation, Reports
 from aiodist.backends.foreign.check import Check, Undriven
 from aiodist.backends.foreign.engine import Engine, Setup
 from aiodist.backends.foreign.messages import Messages
@@ -184,8 +184,8 @@ class ForeignBackend:
             self._level.backend.submit(self._comparison(entry, operation))
 
     def _comparison(self, entry: Entry, operation: Operation) -> Check:
-        """The operation of the host engine that ends only if all members have issued the same: a barrier; where
-        each pair of ranks has a size of its own, an exchange of what each sends."""
+        """The operation of the host engine that ends only if all members have issued the same: a barrier;
+        where each pair of ranks has a size of its own, an exchange of what each sends."""
         call, (offer, detail) = operation.call, carried(operation.call)
         if operation.sent is None or not call.detail.startswith(_UNEVEN):
             told = Call(Kind.barrier, entry.number, _BYTE, (0,), None, NO_ROOT, offer, detail)

@@ -132,7 +132,9 @@ class HostBackend:
             self._local.begin(operation, nbytes, collective.start)
 
     def reserve(self, seq: int, operation: Operation | None = None) -> None:
-        """A collective that will be submitted later."""
+        """A collective that will be submitted later. Said twice of what is staged after being held back."""
+        if seq in self._reserved:
+            return
         self._reserved.add(seq)
         self._issued = max(self._issued, seq + 1)
         if operation is not None and self._hierarchy is not None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from aiodist.backends.nccl.launcher import Launcher
+from aiodist.backends.cuda.launcher import Launcher
 
 LIMIT = 2.0
 """Seconds that an abort may take."""

@@ -1,6 +1,6 @@
 """The backend that carries out operations on device tensors by the host backend of the same group.
 
-    device ── copied out ─▶ pinned memory ── host operation ─▶ pinned memory ── copied in ─▶ device
+    device ── copied out ─▶ host's memory ── host operation ─▶ host's memory ── copied in ─▶ device
               a thread each: the loop waits for neither
 
 The host operation has the user's number and call, so ranks with tensors on the host and on devices understand
@@ -9,18 +9,52 @@ each other.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.backends.base import CAPABILITIES, Array, Operation
-from aiodist.backends.foreign.check import Check
+import numpy as np
+
+from aiodist.backends.base import CAPABILITIES, Operation
+from aiodist.backends.cuda.waiter import post
 from aiodist.backends.host.backend import HostBackend
-from aiodist.backends.staged.copier import Copier, Pairs
+from aiodist.backends.staged.copier import Copier, Transfer
+from aiodist.backends.staged.staging import Pairs, Staging
 from aiodist.errors import GroupBroken
 from aiodist.types import Kind
 
-Given = Array | list[Array] | None
+
+class Step(Operation):
+    """The host backend's part of an operation."""
+
+    __slots__ = ("marks", "staging", "then", "whole")
+
+    def __init__(
+        self, whole: Operation, staging: Staging, marks: Sequence[Any], then: Callable[[Step], None]
+    ) -> None:
+        super().__init__(
+            whole.call,
+            whole.work,  # whoever awaits it polls for this
+            staging.source,
+            staging.target,
+            None,
+            whole.ended,
+            whole.peer,
+            whole.tag,
+            whole.senders,
+            whole.factor,
+            whole.sizes,
+            whole.sent,
+        )
+        self.whole = whole
+        self.staging = staging
+        self.marks = marks
+        self.then = then
+
+    def succeed(self) -> None:
+        """The host backend has done its part."""
+        self.then(self)
 
 
 class StagedBackend:
@@ -29,24 +63,26 @@ class StagedBackend:
     Args:
         host: the host backend of the group.
         device: index of this process's CUDA device.
-        copier: of the process; None makes it, at the first operation.
+        copier: of the world's groups; None makes it.
     """
 
     name = "host"
     places: Mapping[str, str] = {"cuda": ""}
     capabilities = CAPABILITIES
 
-    def __init__(self, host: HostBackend, device: int | None, copier: Copier | None = None) -> None:
+    def __init__(self, host: HostBackend, device: int, copier: Copier | None = None) -> None:
         self._host = host
-        self._device = 0 if device is None else device
-        self._copier = Copier(self._device) if copier is None else copier
+        self._device = device
+        self._copier = Copier(device) if copier is None else copier
         self._copier.use()
-        self._copying = 0
+        self._names = itertools.count()
+        self._moving: dict[int, Transfer] = {}
         self._dead = False
         self._quiet: Callable[[], None] | None = None
 
     async def open(self) -> None:
-        """The host backend is."""
+        """The device is here; the host backend is, anyway."""
+        await self._copier.open(self._host.loop)
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Nothing is shared between groups."""
@@ -55,7 +91,7 @@ class StagedBackend:
         """Nothing is asked of those who are no members."""
 
     def submit(self, operation: Operation) -> None:
-        """Start an operation: its tensors are on their way to the host when this returns."""
+        """Start an operation."""
         try:
             self._begin(operation)
         except Exception as error:
@@ -69,9 +105,10 @@ class StagedBackend:
         """There is nothing to gain."""
 
     def abort(self, quiet: Callable[[], None]) -> None:
-        """Stop everything; `quiet` is called when the device copies nothing any more."""
+        """Stop everything; `quiet` is called when nothing is copied any more."""
         self._dead = True
         self._quiet = quiet
+        self._moving = {name: transfer for name, transfer in self._moving.items() if not transfer.cancel()}
         self._quietened()
 
     def retire(self) -> None:
@@ -85,98 +122,64 @@ class StagedBackend:
     # ── one operation ────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, operation: Operation) -> None:
-        copier = self._copier
+        copier, call = self._copier, operation.call
         marks = copier.marks(operation)
-        call = operation.call
-        outward: Pairs = []
-        inward: Pairs = []
-        alike = operation.source is operation.target
-        reads = operation.source is not None and not (
-            call.kind is Kind.broadcast and call.root != self._host.rank
-        )
-        writes = operation.target is not None and not (
-            call.kind is Kind.broadcast and call.root == self._host.rank
-        )
-        source = self._stand_in(operation.source, outward if reads else None)
-        if alike:
-            target = source
-            if writes and source is not None:
-                inward += _paired(operation.target, source)
-        else:
-            target = self._stand_in(operation.target, None)
-            if writes and target is not None:
-                inward += _paired(operation.target, target)
-        step = Check(
-            call,
-            operation.work,
-            _later,
-            source,
-            target,
-            peer=operation.peer,
-            tag=operation.tag,
-            senders=operation.senders,
-        )
-        step.factor, step.sizes, step.sent = operation.factor, operation.sizes, operation.sent
-        step.then = partial(self._moved, operation, step, inward, marks)
-        if not outward:
-            self._host.submit(step)
+        staging = Staging(operation, self._host.rank)
+        if call.kind is Kind.recv:
+            # It takes its place among the receives at once, also those of tensors on the host: so into memory
+            # that costs nothing to get. Pinned memory may.
+            staging.make(np.empty)
+            self._carry_out(operation, staging, marks)
             return
         if call.kind is not Kind.send:
-            self._host.reserve(call.seq, step)
-        self._copy(copier.out, outward, marks, partial(self._host.submit, step))
+            self._host.reserve(call.seq, operation)
+        then = partial(self._carry_out, operation, staging, marks)
+        self._move(copier.out, marks, partial(staging.make, copier.pinned), then)
 
-    def _stand_in(self, given: Given, outward: Pairs | None) -> Given:
-        """Pinned memory for tensors, each contiguous and in its shape."""
-        if given is None:
-            return None
-        pinned = [self._copier.pinned(array) for array in (given if isinstance(given, list) else [given])]
-        if outward is not None:
-            outward += _paired(given, pinned)
-        return pinned if isinstance(given, list) else pinned[0]
+    def _carry_out(self, operation: Operation, staging: Staging, marks: Sequence[Any]) -> None:
+        """All that the host operation reads is on the host."""
+        self._host.submit(Step(operation, staging, marks, self._carried_out))
 
-    def _moved(self, operation: Operation, step: Check, inward: Pairs, marks: list[Any]) -> None:
+    def _carried_out(self, step: Step) -> None:
         """The host operation has ended well."""
+        operation, staging = step.whole, step.staging
         if operation.call.kind is Kind.recv:
             operation.result = step.result
-        if inward:
-            self._copy(self._copier.into, inward, marks, operation.succeed)
-        else:
+        if not staging.inward:
             operation.succeed()
+        elif not self._dead:
+            self._move(self._copier.into, step.marks, partial(_inward, staging), operation.succeed)
 
-    def _copy(
+    def _move(
         self,
-        way: Callable[[Pairs, list[Any], Callable[[Exception | None], None]], None],
-        pairs: Pairs,
-        marks: list[Any],
+        way: Callable[[Transfer], None],
+        marks: Sequence[Any],
+        pairs: Callable[[], Pairs],
         then: Callable[[], None],
     ) -> None:
-        self._copying += 1
+        name = next(self._names)
+        done = partial(post, self._host.loop, self._moved, name, then)
+        transfer = self._moving[name] = Transfer(marks, pairs, done)
+        way(transfer)
 
-        def copied(error: Exception | None) -> None:
-            self._copying -= 1
-            if self._dead:
-                self._quietened()
-            elif error is not None:
-                broken = GroupBroken(f"copying to or from the device failed: {error}")
-                broken.__cause__ = error
-                self._host.reports.broken(broken)
-            else:
-                then()
-
-        way(pairs, marks, partial(self._copier.post, self._host.loop, copied))
+    def _moved(self, name: int, then: Callable[[], None], error: Exception | None) -> None:
+        if self._moving.pop(name, None) is None:
+            return  # cancelled, after it had failed without touching anything
+        if self._dead:
+            self._quietened()
+        elif error is None:
+            then()
+        else:
+            rank = self._host.ranks[self._host.rank]
+            broken = GroupBroken(f"rank {rank} could not copy between its device and the host: {error}")
+            broken.__cause__ = error
+            self._host.reports.broken(broken)
 
     def _quietened(self) -> None:
-        if self._quiet is not None and not self._copying:
+        if self._quiet is not None and not self._moving:
             quiet, self._quiet = self._quiet, None
             quiet()
 
 
-def _paired(given: Given, stand_in: Given) -> Pairs:
-    """(on the device, on the host), one by one."""
-    one = given if isinstance(given, list) else [given]
-    other = stand_in if isinstance(stand_in, list) else [stand_in]
-    return [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None and a.size]
-
-
-def _later() -> None:
-    """What follows needs the operation itself."""
+def _inward(staging: Staging) -> Pairs:
+    return staging.inward

@@ -1,9 +1,14 @@
-"""Copies between a device and pinned memory: a thread and a stream for each direction, for all groups."""
+"""Copies between a device and the host: a thread and a stream for each direction, for all groups of a world.
+
+Each direction keeps its order. What is to be copied waits for the caller's streams; until it begins it can be
+cancelled, so that a group whose caller's stream is stuck can end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,19 +17,45 @@ import numpy as np
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.cuda.arrays import allocate, copy
 from aiodist.backends.cuda.completion import arrays_of
+from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.cuda.library import load
 from aiodist.backends.cuda.streams import after, caller_streams, make_stream, mark
 from aiodist.backends.cuda.waiter import post
+from aiodist.backends.staged.staging import Pairs
+from aiodist.errors import BackendUnavailable
 from aiodist.tensors.device import DeviceArray
 
-Pairs = list[tuple[Array, Array]]
-"""(on the device, on the host)."""
+_HINT = "nvidia-smi says what else uses it, and whether it takes one process only"
 
-Copied = Callable[[Exception | None], None]
+Done = Callable[[Exception | None], None]
+
+
+class Transfer:
+    """What is copied one way for one operation.
+
+    Args:
+        marks: events of the caller's streams, before which nothing is read or written on the device.
+        pairs: says what, called in the thread. It may make memory of the host, which can take long.
+        done: called in the thread, once, unless the transfer was cancelled.
+    """
+
+    def __init__(self, marks: Sequence[Any], pairs: Callable[[], Pairs], done: Done) -> None:
+        self.marks = marks
+        self.pairs = pairs
+        self.done = done
+        self._first = threading.Lock()  # whoever takes it first: the copy, or its end
+
+    def begin(self) -> bool:
+        """Whether to copy. From now on tensors of the user are touched, until `done`."""
+        return self._first.acquire(blocking=False)
+
+    def cancel(self) -> bool:
+        """Whether nothing was touched yet; then nothing ever will be."""
+        return self._first.acquire(blocking=False)
 
 
 class Copier:
-    """See the module. It is made when the first operation comes, and ends with the last group.
+    """See the module. Its threads begin with the first group and end with the last one.
 
     Args:
         device: index of the CUDA device.
@@ -35,114 +66,166 @@ class Copier:
         self._users = 0
         self._cupy: Any = None
         self._ways: list[Way] = []
-        self.post = post
 
     def use(self) -> None:
         """A group will."""
         self._users += 1
 
     def leave(self) -> None:
-        """A group will no more."""
+        """A group will no more. Does not wait: a thread ends after what it was given."""
         self._users -= 1
         if not self._users:
             ways, self._ways = self._ways, []
             for way in ways:
-                way.close()
+                way.end()
+
+    async def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Connect with the device: the first in a process to do that may wait for it for a second."""
+        if not self._ways:
+            self._ways = [Way(self._device, to_host) for to_host in (True, False)]
+            for way in self._ways:
+                self._cupy = await way.open(loop)
 
     def marks(self, operation: Operation) -> list[Any]:
-        """Events at what the caller has given its streams until now: copies begin after them."""
-        cupy = self._load()
-        streams = caller_streams(cupy, arrays_of(operation))
-        return [mark(cupy, self._device, stream) for stream in streams]
+        """Events at what the caller has given its streams until now."""
+        cupy = self._cupy
+        return [mark(cupy, self._device, stream) for stream in caller_streams(cupy, arrays_of(operation))]
 
-    def pinned(self, like: Array) -> Array:
-        """Uninitialised memory of the host that the device reaches by itself, shaped like a tensor."""
-        memory = self._load().cuda.alloc_pinned_memory(max(like.nbytes, 1))
-        bare = np.frombuffer(memory, np.uint8, like.nbytes)  # it keeps the memory
-        return bare.view(like.dtype).reshape(like.shape)
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Memory of the host that the device reaches by itself. New one takes milliseconds: off the loop."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if not nbytes:
+            return np.empty(shape, dtype)
+        memory = self._cupy.cuda.alloc_pinned_memory(room(nbytes))
+        made: Array = (
+            np.frombuffer(memory, np.uint8, nbytes).view(dtype).reshape(shape)
+        )  # it keeps the memory
+        return made
 
-    def out(self, pairs: Pairs, marks: list[Any], copied: Copied) -> None:
-        """Copy to the host, behind what the marks stand at."""
-        self._ways[0].run(partial(_out, self._cupy, self._device, pairs), marks, copied)
+    def out(self, transfer: Transfer) -> None:
+        """Copy from the device to the host."""
+        self._ways[0].submit(transfer)
 
-    def into(self, pairs: Pairs, marks: list[Any], copied: Copied) -> None:
-        """Copy to the device."""
-        self._ways[1].run(partial(_into, self._cupy, self._device, pairs), marks, copied)
+    def into(self, transfer: Transfer) -> None:
+        """Copy from the host to the device."""
+        self._ways[1].submit(transfer)
 
-    def _load(self) -> Any:
-        if self._cupy is None:
-            self._cupy = load()
-        if not self._ways:
-            self._ways = [Way(self._cupy, self._device, name) for name in ("out", "in")]
-        return self._cupy
+
+def room(nbytes: int) -> int:
+    """How much to ask CuPy for: it keeps what is given back by its size, for ever, so there are few sizes."""
+    step = max(512, (1 << nbytes.bit_length()) // 16)
+    return -(-nbytes // step) * step
 
 
 class Way:
     """One direction.
 
     Args:
-        cupy: the module.
-        device: index of the device.
-        name: of the direction.
+        device: index of the CUDA device.
+        to_host: from the device, else to it.
     """
 
-    def __init__(self, cupy: Any, device: int, name: str) -> None:
-        self._cupy = cupy
+    def __init__(self, device: int, to_host: bool) -> None:
         self._device = device
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"aiodist-{name}")
-        with cupy.cuda.Device(device):
-            self._stream = make_stream(cupy)
+        self._to_host = to_host
+        self._cupy: Any = None
+        self._stream: Any = None
+        self._thread = Launcher(f"aiodist-copy-{'out' if to_host else 'in'}-{device}")
 
-    def run(self, job: Callable[[Any], None], marks: list[Any], copied: Copied) -> None:
-        """Give the stream a job, and say when the device has done it."""
-        self._thread.submit(self._run, job, marks, copied)
+    async def open(self, loop: asyncio.AbstractEventLoop) -> Any:
+        """Make the stream; gives the module `cupy`."""
+        opened: asyncio.Future[Any] = loop.create_future()
+        self._thread.submit(partial(self._open, partial(post, loop, _settle, opened)))
+        return await opened
 
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=True)
+    def submit(self, transfer: Transfer) -> None:
+        """Copy, after all that was submitted before."""
+        self._thread.submit(partial(self._run, transfer))
 
-    def _run(self, job: Callable[[Any], None], marks: list[Any], copied: Copied) -> None:
-        cupy = self._cupy
+    def end(self) -> None:
+        """End the thread, after all that."""
+        self._thread.end()
+
+    # ── in the thread ────────────────────────────────────────────────────────────────────────────────
+
+    def _open(self, tell: Callable[[Any, Exception | None], None]) -> None:
+        try:
+            self._cupy = load()
+            self._cupy.cuda.Device(self._device).use()
+            self._stream = make_stream(self._cupy)
+        except BackendUnavailable as error:
+            tell(None, error)
+        except Exception as error:
+            tell(None, BackendUnavailable(f"cuda:{self._device} cannot be used ({error})", hint=_HINT))
+        else:
+            tell(self._cupy, None)
+
+    def _run(self, transfer: Transfer) -> None:
         error: Exception | None = None
         try:
-            with cupy.cuda.Device(self._device), self._stream:
-                for event in marks:
-                    after(cupy, self._stream.ptr, event)
-                job(self._stream)
-                # A blocking event: the thread sleeps in the driver, without the GIL.
-                done = cupy.cuda.Event(block=True, disable_timing=True)
-                done.record(self._stream)
-                done.synchronize()
+            pairs = transfer.pairs()
+            if pairs and transfer.marks:
+                for event in transfer.marks:
+                    after(self._cupy, self._stream.ptr, event)
+                self._settle()
+            if not transfer.begin():
+                return
+            if pairs:
+                self._copy(pairs)
         except Exception as raised:
             error = raised
-        copied(error)
+        transfer.done(error)
 
+    def _copy(self, pairs: Pairs) -> None:
+        one = self._copy_out if self._to_host else self._copy_in
+        with self._stream:
+            try:
+                for on_device, on_host in pairs:
+                    one(on_device, on_host)
+            finally:
+                self._settle()  # also where one has failed: those before it may be under way
 
-def _out(cupy: Any, device: int, pairs: Pairs, stream: Any) -> None:
-    runtime = cupy.cuda.runtime
-    for on_device, on_host in pairs:
+    def _settle(self) -> None:
+        """Wait until the device has done what the stream was given."""
+        # A blocking event: the thread sleeps in the driver, without the GIL.
+        done = self._cupy.cuda.Event(block=True, disable_timing=True)
+        done.record(self._stream)
+        done.synchronize()
+
+    def _copy_out(self, on_device: Array, on_host: Array) -> None:
         source = on_device
         if not source.flags.c_contiguous:
-            source = allocate(cupy, device, source.size, source.dtype).reshape(source.shape)
-            copy(cupy, source, on_device)
-        runtime.memcpyAsync(
-            on_host.ctypes.data, _address(source), source.nbytes, runtime.memcpyDeviceToHost, stream.ptr
-        )
+            source = self._contiguous(on_device)
+            copy(self._cupy, source, on_device)
+        runtime = self._cupy.cuda.runtime
+        kind = runtime.memcpyDeviceToHost
+        runtime.memcpyAsync(on_host.ctypes.data, _address(source), source.nbytes, kind, self._stream.ptr)
 
-
-def _into(cupy: Any, device: int, pairs: Pairs, stream: Any) -> None:
-    runtime = cupy.cuda.runtime
-    for on_device, on_host in pairs:
+    def _copy_in(self, on_device: Array, on_host: Array) -> None:
         target = on_device
         if not target.flags.c_contiguous:
-            target = allocate(cupy, device, target.size, target.dtype).reshape(target.shape)
-        runtime.memcpyAsync(
-            _address(target), on_host.ctypes.data, target.nbytes, runtime.memcpyHostToDevice, stream.ptr
-        )
+            target = self._contiguous(on_device)
+        runtime = self._cupy.cuda.runtime
+        kind = runtime.memcpyHostToDevice
+        runtime.memcpyAsync(_address(target), on_host.ctypes.data, target.nbytes, kind, self._stream.ptr)
         if target is not on_device:
-            copy(cupy, on_device, target)
+            copy(self._cupy, on_device, target)
+
+    def _contiguous(self, like: Array) -> Array:
+        """Memory of the device; the stream is the current one, so it is given away only behind its use."""
+        made: Array = allocate(self._cupy, self._device, like.size, like.dtype).reshape(like.shape)
+        return made
 
 
 def _address(array: Array) -> int:
     assert isinstance(array, DeviceArray)
     return array.pointer
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

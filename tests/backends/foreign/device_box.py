@@ -1,5 +1,7 @@
-"""Tensors that say they lie on a device, and an engine for them. Their memory is the host's; only this file
-looks at it."""
+"""Tensors that say they lie on a device, and engines for them.
+
+Their memory is the host's; only this file looks at it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.foreign import Task
+from aiodist.backends.foreign import Engine, Task
 from aiodist.backends.foreign.engine import Done
 from tests.backends.foreign.postbox import PostboxEngine
 
@@ -38,10 +40,9 @@ class OnDevice:
         return (2, self._index)
 
 
-class DeviceBox(PostboxEngine):
-    """Carries out operations on `OnDevice` tensors."""
+class ForDevices(Engine):
+    """Mixed into an engine, has it carry out operations on `OnDevice` tensors."""
 
-    name = "device-box"
     places = frozenset({"cuda"})
     stages = True
 
@@ -61,6 +62,12 @@ class DeviceBox(PostboxEngine):
 
     def recv(self, task: Task, peer: int, number: int, done: Done) -> None:
         super().recv(task, peer, number, _emptied(task, done))
+
+
+class DeviceBox(ForDevices, PostboxEngine):
+    """That of clusters in one process."""
+
+    name = "device-box"
 
 
 def _seen(operation: Operation) -> Operation:

@@ -1,83 +1,21 @@
-"""Streams, events and communicators of the host, shaped like CuPy's: to see how the engine uses them.
+"""Communicators of the host, shaped like CuPy's, on streams that are: to see how the engine uses them.
 
-It shows the order of things: what waits for what, which thread is held up, what is stopped, kept and given
-back. It says nothing about NCCL or a device: results on those are claimed in tests/gpu alone. Each stream is
-a thread, device memory is the host's, and all ranks are in one process. Like NCCL, a communicator's first
+It says nothing about NCCL: results of that are claimed in tests/gpu alone. Like NCCL, a communicator's first
 collective blocks its launch until all members have launched it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class Tensor:
-    """A user's tensor on a device."""
-
-    def __init__(self, array: Any) -> None:
-        self.array: Any = np.asarray(array)
-        self.device = SimpleNamespace(id=0)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {**self.array.__array_interface__, "strides": self.array.strides, "version": 2}
-
-
-class Stream:
-    """Does one thing after the other, in a thread."""
-
-    def __init__(self, world: World, **_options: Any) -> None:
-        self.ptr = next(world.ids)
-        self._world = world
-        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        world.streams[self.ptr] = self
-        self.thread = threading.Thread(target=self._run, name=f"stream {self.ptr}")
-        self.thread.start()
-
-    def give(self, job: Callable[[], object] | None) -> None:
-        self._queue.put(job)
-
-    def synchronize(self) -> None:
-        over = threading.Event()
-        self.give(over.set)
-        assert over.wait(30)
-
-    def __enter__(self) -> None:
-        self._world.stack().append(self)
-
-    def __exit__(self, *_: object) -> None:
-        self._world.stack().pop()
-
-    def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            job()
-
-
-class Event:
-    """A place in a stream."""
-
-    def __init__(self, world: World, **_options: Any) -> None:
-        self.ptr = next(world.ids)
-        self._world = world
-        self.reached = threading.Event()
-        world.events[self.ptr] = self
-
-    def record(self, stream: Stream) -> None:
-        stream.give(self.reached.set)
-
-    def synchronize(self) -> None:
-        self.reached.wait()
+from tests.backends.cuda.stand_in import Devices, memory
 
 
 class Meeting:
@@ -175,49 +113,20 @@ class Communicator:
         memory(target, count)[:] = there[0]
 
 
-def memory(address: int, nbytes: int) -> Array:
-    """The bytes there."""
-    there: Any = (ctypes.c_char * nbytes).from_address(address)
-    return np.frombuffer(there, np.uint8)
-
-
-class Cell(np.ndarray[Any, np.dtype[Any]]):
-    """`cupy.ndarray`: on memory that somebody owns."""
-
-    def __new__(cls, shape: Any, dtype: Any, pointer: Any, strides: Any = None) -> Cell:
-        low, nbytes, offset = pointer
-        whole = (ctypes.c_char * max(nbytes, 1)).from_address(low)
-        return super().__new__(cls, shape, dtype, whole, offset, strides)
-
-
-class World:
-    """All devices of the process, and what was done with them.
+class World(Devices):
+    """All devices of the process, with NCCL.
 
     Attributes:
         log: 'split', 'abort', 'destroy', in order; 'group 3' where so many calls were given together.
         refused: what NCCL refuses everything with, if anything.
-        modules: what `import cupy` is to find.
     """
 
     def __init__(self, splits: bool = True) -> None:
-        self.ids = itertools.count(1)
-        self.lock = threading.Lock()
-        self.streams: dict[int, Stream] = {}
-        self.events: dict[int, Event] = {}
+        super().__init__()
         self.meetings: dict[Any, Meeting] = {}
         self.communicators: list[Communicator] = []
         self.log: list[str] = []
-        self.refused: Exception | None = None
-        self._local = threading.local()
-        self.callers = Stream(self)
-        self.modules = self._make(splits)
-
-    def stack(self) -> list[Stream]:
-        """Current streams of this thread."""
-        if not hasattr(self._local, "stack"):
-            self._local.stack = [self.callers]
-        stack: list[Stream] = self._local.stack
-        return stack
+        self.modules["cupy.cuda.nccl"] = self.modules["cupy.cuda"].nccl = self._make_nccl(splits)  # type: ignore[attr-defined]
 
     def note(self, what: str) -> None:
         with self.lock:
@@ -254,43 +163,8 @@ class World:
         self.note(f"group {len(group)}")
         self._run(group)
 
-    def close(self) -> None:
-        """End the streams; whatever is on them has to be over."""
-        for stream in list(self.streams.values()):
-            stream.give(None)
-        for stream in list(self.streams.values()):
-            stream.thread.join(30)
-
-    def _make(self, splits: bool) -> dict[str, ModuleType]:
-        cupy, cuda, nccl = ModuleType("cupy"), ModuleType("cupy.cuda"), ModuleType("cupy.cuda.nccl")
-
-        class Device:
-            def __init__(self, index: int) -> None: ...
-            def use(self) -> None: ...
-            def __enter__(self) -> None: ...
-            def __exit__(self, *_: object) -> None: ...
-
-        class CUDARuntimeError(Exception):
-            """Never raised."""
-
-        runtime = SimpleNamespace(
-            CUDARuntimeError=CUDARuntimeError,
-            getDeviceCount=lambda: 8,
-            eventRecord=lambda event, stream: self.events[event].record(self.streams[stream]),
-            streamWaitEvent=lambda stream, event: self.streams[stream].give(self.events[event].reached.wait),
-            deviceGetPCIBusId=lambda index: f"0000:{index:02}:00.0",
-            getDeviceProperties=lambda index: {"uuid": bytes([index]) * 16},
-        )
-        cuda.__dict__.update(
-            runtime=runtime,
-            nccl=nccl,
-            Device=Device,
-            Stream=lambda **options: Stream(self, **options),
-            Event=lambda **options: Event(self, **options),
-            get_current_stream=lambda device: self.stack()[-1],
-            UnownedMemory=lambda low, nbytes, owner, device: (low, nbytes),
-            MemoryPointer=lambda owned, offset: (*owned, offset),
-        )
+    def _make_nccl(self, splits: bool) -> ModuleType:
+        nccl = ModuleType("cupy.cuda.nccl")
 
         def make(size: int, unique: bytes, rank: int) -> Communicator:
             return Communicator(self, size, unique, rank)
@@ -306,15 +180,4 @@ class World:
             groupStart=self._start,
             groupEnd=self._end,
         )
-
-        def copyto(to: Array, source: Array) -> None:
-            stream = self.stack()[-1]
-            stream.give(lambda: np.copyto(to, source))
-
-        def empty(nbytes: int, _dtype: Any) -> Any:
-            array = np.full(nbytes, 77, np.uint8)
-            self._local.made = array
-            return SimpleNamespace(data=SimpleNamespace(ptr=array.ctypes.data), owner=array)
-
-        cupy.__dict__.update(__version__="14.2.0", cuda=cuda, ndarray=Cell, copyto=copyto, empty=empty)
-        return {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
+        return nccl

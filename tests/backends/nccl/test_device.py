@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
+from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.nccl import device as module
 from aiodist.backends.nccl.device import NcclDevice, enter
-from aiodist.backends.nccl.launcher import Launcher
 
 
 class Group:

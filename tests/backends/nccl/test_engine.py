@@ -16,7 +16,8 @@ from aiodist.backends.foreign import Setup
 from aiodist.backends.nccl import communicators, device, engine
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
-from tests.backends.nccl.stand_in import Tensor, World
+from tests.backends.cuda.stand_in import Tensor
+from tests.backends.nccl.stand_in import World
 
 BACKEND = "cpu:host,cuda:nccl"
 F32 = np.float32

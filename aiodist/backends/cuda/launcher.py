@@ -1,6 +1,7 @@
-"""A thread that launches operations on one device, for all groups, in the order in which they were issued.
+"""A thread that gives a device its work, one job after the other, in the order in which they were submitted.
 
-NCCL may block in a launch, and two ranks that launch in different orders would wait for each other.
+A call into the driver, or into NCCL, may block for long; and two ranks that launch in different orders would
+wait for each other.
 """
 
 from __future__ import annotations

@@ -1,0 +1,26 @@
+"""The GPU example where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_missing_gpu_is_said_in_one_line(library: str) -> None:
+    pytest.importorskip("sklearn")
+    example = Path(__file__).parents[2] / "examples" / "train_gpu.py"
+    done = subprocess.run(
+        [sys.executable, str(example), "--library", library],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("BackendUnavailable: ")
+    assert (done.returncode, done.stdout) == (1, "")
