@@ -27,8 +27,8 @@ if ROOT not in sys.path:
 # Without one, whoever starts a group would make a secret in the home of who runs the tests.
 os.environ.setdefault("AIODIST_SECRET", "of the tests")
 
-# No example has a time of its own: on a busy machine any of them may be slow. What decides a landing draws the
-# same examples every time; everybody else draws new ones.
+# No example has a time of its own: on a busy machine any of them may be slow. What decides a landing draws
+# the same examples every time; everybody else draws new ones.
 settings.register_profile(
     "tests",
     settings.default,
