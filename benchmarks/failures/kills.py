@@ -12,6 +12,7 @@ from benchmarks.failures.figures import Figures, milliseconds, percentile
 from benchmarks.failures.ranks import endless
 from benchmarks.failures.scale import Scale, limit_of
 
+DEPTH = 2  # all_reduces under way at a time
 # By size: how many kills there are of each number of ranks and transport, when it is the whole; 1,002 in all.
 KILLS = {1 << 10: 50, 64 << 10: 45, 1 << 20: 40, 16 << 20: 20, 64 << 20: 12}
 RANKS = (2, 4, 8)
@@ -52,7 +53,7 @@ async def kill_one(victims: Victims, size: int, nbytes: int, chance: random.Rand
     """One kill: who and when by chance."""
     victim = chance.randrange(size)
     survivors = [rank for rank in range(size) if rank != victim]
-    async with victims.round(endless, size, nbytes=nbytes) as round:
+    async with victims.round(endless, size, nbytes=nbytes, depth=DEPTH) as round:
         await round.all_say("running", within=60)
         one = max(said.facts["seconds"] for said in round.heard("running"))
         await asyncio.sleep(chance.random() * max(0.01, 2 * one))
@@ -77,11 +78,15 @@ def judge(figures: Figures, rank: int, outcome: Said | None, victim: int, died: 
     figures.wrong += seen["wrong"]
     figures.checked += seen["wrong"] + seen["right"]
     failed = seen["failed"]
-    first = 1 + seen["right"] + seen["wrong"]  # the barrier that ends init_process_group was number 0
-    expected = [("PeerLost", [victim], "all_reduce", first + place) for place in range(len(failed))]
-    told = [(each["type"], each["ranks"], each["op"], each["seq"]) for each in failed]
-    if not failed or told != expected or (seen["later"] or {}).get("ranks") != [victim]:
-        figures.problem(f"rank {rank} of victim {victim}: {told}, expected {expected}, then {seen['later']}")
+    issued = 1 + seen["right"] + seen["wrong"] + len(failed)  # number 0 ended init_process_group
+    # Of several under way a later one may just have ended well when an earlier one fails.
+    pending = range(max(issued - DEPTH, 1), issued)
+    told = [(each["type"], each["ranks"], each["op"]) for each in failed]
+    numbers = [each["seq"] for each in failed]
+    right = all(one == ("PeerLost", [victim], "all_reduce") for one in told)
+    right = right and numbers == sorted(set(numbers)) and set(numbers) <= set(pending)
+    if not failed or not right or (seen["later"] or {}).get("ranks") != [victim]:
+        figures.problem(f"rank {rank} of victim {victim}: {told} {numbers}, then {seen['later']}")
     if failed:  # from the death on; a Work issued later fails from its issue on
         waits = [each["at"] - max(died, each["issued"]) for each in failed]
         figures.samples.append(max(waits) / 1e6)
