@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
+import os
 import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -117,7 +119,7 @@ class Gateway:
             await asyncio.sleep(min(delay * self._random.uniform(0.5, 1.0), max(left, 0.0)))
             delay = min(2 * delay, _BACKOFF[1])
         hint = "See whether etcd is running, and is at that address"
-        if cause == _ENDED:
+        if cause in (_ENDED, _RESET):  # which of the two is a matter of timing
             hint += f"; {'etcd:// is without TLS' if self.place.tls else 'with TLS it is etcds://'}"
         raise RendezvousTimeout(
             f"cannot reach etcd at {self.place} ({cause}) after {round(deadline - start, 3):g} s", hint=hint
@@ -259,3 +261,4 @@ class Gateway:
 _LARGE = 256 << 10
 _REFUSED = "Connection refused"
 _ENDED = "the connection ended before the answer"
+_RESET = os.strerror(errno.ECONNRESET)
