@@ -135,12 +135,14 @@ class Backend(Protocol):
         name: what `get_backend` says.
         places: where tensors may lie: 'cpu', 'cuda'; and what the call's signature says of it, '' where any
             place goes with it.
+        opens: there is something to connect: `open` and `bystand` do something.
         device: index of this process's CUDA device, where it takes tensors on one.
         capabilities: what the conformance checks may ask of it; one of `CAPABILITIES` each.
     """
 
     name: str
     places: Mapping[str, str]
+    opens: bool
     device: int | None
     capabilities: frozenset[str]
 

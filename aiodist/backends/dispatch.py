@@ -57,6 +57,7 @@ class Dispatch:
         device: int | None = None,
     ) -> None:
         self.name = name
+        self.opens = True
         self.device = device
         self._host = host
         self._takes_host = takes_host

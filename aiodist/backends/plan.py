@@ -112,7 +112,7 @@ class Plan:
             why = (
                 f"{name_ranks(without)} cannot use it"
                 if without
-                else engine.fits([card["told"][place] for card in cards])
+                else _misfit(engine, [card["told"][place] for card in cards])
             )
             if not why:
                 continue
@@ -179,6 +179,16 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
     if name == "cpu:host":
         return parse("host", gpu)
     return Plan(name, name, routes.get(CPU) in HOST, engines, staged)
+
+
+def _misfit(engine: type[Engine], told: Sequence[bytes]) -> str:
+    try:
+        return engine.fits(told)
+    except Exception as error:  # it reads what other processes sent
+        raise RendezvousError(
+            f"what ranks tell of backend {engine.name!r} cannot be read ({type(error).__name__})",
+            hint="Install the same version of it, and of aiodist, on every host",
+        ) from error
 
 
 def _routes(text: str) -> dict[str, str]:

@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from aiodist.backends.base import Array, Backend, Operation, Reports
-from aiodist.backends.host.backend import HostBackend
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import (
-    CollectiveMismatch,
     CollectiveTimeout,
     GroupAborted,
     GroupBroken,
@@ -32,6 +30,7 @@ from aiodist.errors import (
 from aiodist.group.batch import Batch, current
 from aiodist.group.flight import Flight
 from aiodist.group.places import HOST_PLACE, check_device, common_place, misplaced
+from aiodist.group.reports import GroupReports
 from aiodist.group.watch import Watch
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp, check_dtype
@@ -244,12 +243,12 @@ class GroupCore:
 
     async def _ready(self, timeout: float) -> None:
         """Have the backend connect with those of the other members: before anybody uses the group."""
-        if type(self._backend) is not HostBackend:
+        if self._backend.opens:
             await self._unless_broken(self._backend.open(), timeout)
 
     async def _stand_by(self, timeout: float) -> None:
         """Others make a group out of this one, without this rank."""
-        if type(self._backend) is not HostBackend:
+        if self._backend.opens:
             await self._unless_broken(self._backend.bystand(), timeout)
 
     async def _unless_broken(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
@@ -473,32 +472,6 @@ class GroupCore:
         else:
             missing = self._watch.absent.get(call.seq, ())
         self._break(CollectiveTimeout(timeout, missing))
-
-
-class GroupReports:
-    """What a backend tells its group: a small window, so that it is not part of what users see."""
-
-    __slots__ = ("_group",)
-
-    def __init__(self, group: GroupCore) -> None:
-        self._group = group
-
-    def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A member's signature of a collective differs."""
-        self._group._watch.suspect(seq, self._group.ranks[peer], theirs)
-
-    def peer_mismatch(self, said: dict[int, str]) -> None:
-        """Both sides of a message disagree."""
-        ranks = self._group.ranks
-        self._group._break(CollectiveMismatch({ranks[rank]: words for rank, words in said.items()}))
-
-    def broken(self, error: GroupBroken) -> None:
-        """The backend can do no more work."""
-        self._group._break(error)
-
-    def lost(self, rank: int, cause: str) -> None:
-        """A member is gone."""
-        self._group._control.lose(self._group.ranks[rank], cause)
 
 
 def _after_fork() -> None:

@@ -33,8 +33,8 @@ async def settle_in(candidate: Candidate, ready: Ready, deadline: float) -> Proc
         if group.rank == 0:
             with contextlib.suppress(RendezvousError):
                 await job.store.set(LATEST, candidate.record.encode())
-        await group.barrier(timeout=max(deadline - loop.time(), FORMING))
         await group._ready(max(deadline - loop.time(), FORMING))
+        await group.barrier(timeout=max(deadline - loop.time(), FORMING))  # and then all are ready
     except GroupBroken as error:
         if isinstance(error, Evicted):
             raise

@@ -108,7 +108,7 @@ async def run(scale: Scale) -> list[Figures]:
     for transport, name in (("shm", "shared memory"), ("tcp", "TCP")):
         async with Victims(transport=transport) as victims:
             total = await _count(victims)
-            wanted = min(total, scale.pick(6, 60, 200))
+            wanted = min(total, scale.pick(6, 60, 500))
             chance = random.Random(f"{scale.seed} {transport}")
             meeting = Figures(2, f"{name}, while meeting", str(RANKS), bar=None)
             working = Figures(2, f"{name}, later", str(RANKS), bar=100.0)

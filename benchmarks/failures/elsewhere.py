@@ -21,7 +21,7 @@ Row = Callable[[Scale], Coroutine[Any, Any, list[Figures]]]
 
 async def store_kills(scale: Scale) -> list[Figures]:
     """Row 14: the store is killed under load and started again, over and over."""
-    clients, kills = scale.pick(2, 4, 200), scale.pick(2, 5, 20)
+    clients, kills = scale.pick(2, 4, 200), scale.pick(2, 5, 100)
     figures = Figures(14, f"{clients} clients that write", "–")
     scale.step(14, f"{kills} kills of a store with {clients} clients")
     found = await _driver("tests.rendezvous.durability_load", figures, clients=clients, kills=kills)

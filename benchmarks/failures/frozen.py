@@ -66,7 +66,7 @@ async def _stop_one(victims: Victims, limit: float, chance: random.Random, figur
                 figures.samples.append((last["at"] - when) / 1e6)
                 if last["type"] != "PeerLost" or last["ranks"] != [victim]:
                     figures.problem(f"rank {rank}, victim {victim}: {last}")
-                if figures.samples[-1] < limit * 1e3 / 2:  # its last sign of life may have been old
+                if figures.samples[-1] < limit * 1e3 - 600:  # its last sign of life was old
                     figures.problem(f"rank {rank} gave rank {victim} up after {figures.samples[-1]:.0f} ms")
 
 

@@ -12,7 +12,7 @@ import aiodist as dist
 from aiodist.backends import registry
 from aiodist.backends.foreign import Engine
 from aiodist.backends.plan import Plan, parse
-from aiodist.errors import BackendUnavailable
+from aiodist.errors import BackendUnavailable, RendezvousError
 
 CUDA_ONLY, CPU_ONLY = frozenset({"cuda"}), frozenset({"cpu"})
 
@@ -240,3 +240,17 @@ def test_engine_of_the_host_has_nothing_to_fall_back_on() -> None:
 def test_engine_of_both_places_needs_both() -> None:
     with pytest.raises(BackendUnavailable, match="'every' cannot serve this job"):
         settled(*checked("every", 0, 0))
+
+
+def test_what_another_rank_tells_and_nobody_can_read_is_an_error_of_the_meeting() -> None:
+    class Careful(Every):
+        @classmethod
+        def fits(cls, told: Sequence[bytes]) -> str:
+            return "".join(str(int(one)) for one in told)[:0]
+
+    mine, other = Plan("every", engines={"cpu": Careful}), Plan("every", engines={"cpu": Careful}).card()
+    other["told"] = {"cpu": b"no number"}
+    good = {**other, "told": {"cpu": b"7"}}
+    assert mine.settle([good, good]) == mine
+    with pytest.raises(RendezvousError, match=r"of backend 'every' cannot be read \(ValueError\)"):
+        mine.settle([good, other])

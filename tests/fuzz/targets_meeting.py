@@ -12,6 +12,9 @@ from typing import Any
 
 import msgpack
 
+from aiodist.backends.nccl.engine import NcclEngine
+from aiodist.backends.nccl.sharing import Told
+from aiodist.backends.plan import Plan
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.group.cards import read_cards, read_ranks
 from aiodist.group.world import check_cards
@@ -64,7 +67,11 @@ CARD: dict[str, Any] = {
     },
     "uid": b"12345678",
     "hosts": False,
-    "backend": {"asked": "", "engines": {"cuda": "nccl"}, "told": {"cuda": b"uuid"}},
+    "backend": {
+        "asked": "",
+        "engines": {"cuda": "nccl"},
+        "told": {"cuda": Told("a GPU", 23203, splits=True, shares=True).encode()},
+    },
 }
 
 
@@ -82,9 +89,7 @@ def _cards(data: bytes) -> None:
     card = read_[1]
     # What the world and the endpoint do with it, without asking.
     bytes(card["uid"]), bool(card["hosts"]), str(card["host"])
-    told = card["backend"]["told"]
-    if card["backend"]["asked"] + "".join(card["backend"]["engines"][place] for place in told) is None:
-        raise Judgement(f"accepted {card}")
+    Plan(engines={"cuda": NcclEngine}, staged=True).settle([CARD["backend"], card["backend"]])
     endpoint = card["endpoint"]
     host, port = endpoint["tcp"]
     if not (type(host) is str and type(port) is int and len(endpoint["nonce"]) == 16):

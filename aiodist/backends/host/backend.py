@@ -51,6 +51,7 @@ class HostBackend:
 
     name = "host"
     places: Mapping[str, str] = {"cpu": ""}
+    opens = False
     device: int | None = None
     capabilities = CAPABILITIES
 

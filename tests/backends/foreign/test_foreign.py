@@ -203,3 +203,25 @@ async def test_splits_that_do_not_fit_are_told_by_both_sides(backend: str) -> No
         }
 
     await run_cluster(3, main, backend=backend)
+
+
+async def test_nobody_uses_the_group_before_all_engines_are_open() -> None:
+    class Late(PostboxEngine):
+        name = "late"
+
+        async def open(self) -> None:
+            await super().open()
+            if self.setup.rank == 0:
+                for _ in range(500):  # turns of the loop: enough for rank 1 to go through its part
+                    await asyncio.sleep(0)
+
+    dist.register_backend("late", Late)
+    entered: list[int] = []
+
+    async def main(pg: ProcessGroup) -> None:
+        entered.append(pg.rank)
+        if pg.rank == 1:
+            pg.abort("at once")
+
+    await run_cluster(2, main, backend="late")
+    assert sorted(entered) == [0, 1]
