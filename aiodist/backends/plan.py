@@ -30,21 +30,33 @@ class Plan:
 
     Attributes:
         asked: what `backend=` was, in one spelling; '' for None.
-        name: what `get_backend` says.
         host: tensors on the host go to the host engine.
         engines: what else carries operations out, by place.
         staged: tensors on devices go through the host's memory, and the host engine.
         automatic: nobody asked for what carries out operations on devices: what does not fit is left out.
         device: index of this process's CUDA device, once it is known.
+        missing: why tensors on devices go through the host, where this process alone knows.
     """
 
     asked: str = ""
-    name: str = "host"
     host: bool = True
     engines: Mapping[str, type[Engine]] = field(default_factory=dict)
     staged: bool = False
     automatic: bool = False
     device: int | None = None
+    missing: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """What `get_backend` says: what carries operations out, which may be less than was asked for."""
+        names = {place: engine.name for place, engine in self.engines.items()}
+        if self.host:
+            names[CPU] = "host"
+        if self.staged:
+            names[CUDA] = "host"
+        if len(set(names.values())) == 1 and names != {CUDA: "host"}:  # which takes no tensors on the host
+            return next(iter(names.values()))
+        return ",".join(f"{place}:{name}" for place, name in sorted(names.items()))
 
     @property
     def plain(self) -> bool:
@@ -75,9 +87,8 @@ class Plan:
             except BackendUnavailable as error:
                 if not self.automatic:
                     raise
-                logger.info("device tensors go through the host: %s", error)
                 left = {place: other for place, other in plan.engines.items() if other is not engine}
-                plan = replace(plan, engines=left, staged=True)
+                plan = replace(plan, engines=left, staged=True, missing=str(error))
         return replace(plan, device=device)
 
     def card(self) -> dict[str, Any]:
@@ -100,6 +111,8 @@ class Plan:
             BackendUnavailable: an engine that was asked for cannot serve these ranks.
         """
         plan = self
+        if self.missing and tells:
+            logger.warning("device tensors go through the host: %s", self.missing)
         for rank, card in enumerate(cards):
             if card["asked"] != cards[0]["asked"]:
                 mine, first = (card["asked"] or None, cards[0]["asked"] or None)
@@ -157,7 +170,7 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
     if backend is None:
         if not gpu:
             return Plan()
-        return Plan("", "cpu:host,cuda:nccl", engines={CUDA: find_engine("nccl")}, automatic=True)
+        return Plan(engines={CUDA: find_engine("nccl")}, automatic=True)
     if not isinstance(backend, str) or not backend.strip():
         raise UsageError(f"backend must be a name, got {backend!r}", hint="Use backend='host', or None")
     text = backend.strip().lower()
@@ -165,7 +178,7 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
         if text in HOST:
             return Plan("host", staged=gpu, automatic=True)
         engine = find_engine(text)
-        return Plan(text, text, False, dict.fromkeys(sorted(engine.places), engine))
+        return Plan(text, False, dict.fromkeys(sorted(engine.places), engine))
     routes = _routes(text)
     engines = {place: find_engine(name) for place, name in routes.items() if name not in HOST}
     for place, engine in engines.items():
@@ -178,7 +191,7 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
     name = ",".join(f"{place}:{'host' if name in HOST else name}" for place, name in routes.items())
     if name == "cpu:host":
         return parse("host", gpu)
-    return Plan(name, name, routes.get(CPU) in HOST, engines, staged)
+    return Plan(name, routes.get(CPU) in HOST, engines, staged)
 
 
 def _misfit(engine: type[Engine], told: Sequence[bytes]) -> str:

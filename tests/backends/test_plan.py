@@ -74,11 +74,6 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodist.backends.cuda.library.choose_device", choose)
 
 
-def named(name: str, **more: Any) -> Plan:
-    """A plan that was asked for by its name."""
-    return Plan(name, name, **more)
-
-
 # ── parse ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -86,24 +81,24 @@ def named(name: str, **more: Any) -> Plan:
     ("backend", "gpu", "plan"),
     [
         (None, False, Plan()),
-        (None, True, Plan("", "cpu:host,cuda:nccl", engines={"cuda": Fast}, automatic=True)),
+        (None, True, Plan(engines={"cuda": Fast}, automatic=True)),
         ("host", False, Plan("host", automatic=True)),
         ("GLOO", False, Plan("host", automatic=True)),
         ("gloo", True, Plan("host", staged=True, automatic=True)),
         ("cpu:gloo", True, Plan("host", staged=True, automatic=True)),
         (" cpu: host ", False, Plan("host", automatic=True)),
-        ("wire", True, Plan("wire", "wire", False, {"cpu": Wire})),
-        ("Fast", False, Plan("fast", "fast", False, {"cuda": Fast})),
-        ("every", False, Plan("every", "every", False, {"cpu": Every, "cuda": Every})),
-        ("cpu:host,cuda:nccl", False, named("cpu:host,cuda:nccl", engines={"cuda": Fast})),
-        ("cuda:NCCL , cpu:gloo", True, named("cpu:host,cuda:nccl", engines={"cuda": Fast})),
-        ("cpu:host,cuda:gloo", False, named("cpu:host,cuda:host", staged=True)),
-        ("cuda:host", True, named("cuda:host", host=False, staged=True)),
-        ("cuda:fast", True, named("cuda:fast", host=False, engines={"cuda": Fast})),
+        ("wire", True, Plan("wire", False, {"cpu": Wire})),
+        ("Fast", False, Plan("fast", False, {"cuda": Fast})),
+        ("every", False, Plan("every", False, {"cpu": Every, "cuda": Every})),
+        ("cpu:host,cuda:nccl", False, Plan("cpu:host,cuda:nccl", engines={"cuda": Fast})),
+        ("cuda:NCCL , cpu:gloo", True, Plan("cpu:host,cuda:nccl", engines={"cuda": Fast})),
+        ("cpu:host,cuda:gloo", False, Plan("cpu:host,cuda:host", staged=True)),
+        ("cuda:host", True, Plan("cuda:host", host=False, staged=True)),
+        ("cuda:fast", True, Plan("cuda:fast", host=False, engines={"cuda": Fast})),
         (
             "cuda:every,cpu:wire",
             False,
-            named("cpu:wire,cuda:every", host=False, engines={"cpu": Wire, "cuda": Every}),
+            Plan("cpu:wire,cuda:every", host=False, engines={"cpu": Wire, "cuda": Every}),
         ),
     ],
 )
@@ -132,6 +127,23 @@ def test_spellings(backend: str | None, gpu: bool, plan: Plan) -> None:
 def test_spellings_without_meaning(backend: Any, words: str) -> None:
     with pytest.raises(dist.UsageError, match=words):
         parse(backend, gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "name"),
+    [
+        (Plan(), "host"),
+        (Plan(engines={"cuda": Fast}), "cpu:host,cuda:fast"),
+        (Plan(staged=True), "host"),
+        (Plan(host=False, staged=True), "cuda:host"),
+        (Plan(host=False, engines={"cuda": Fast}), "fast"),
+        (Plan(host=False, engines={"cuda": Every, "cpu": Every}), "every"),
+        (Plan(host=False, engines={"cuda": Every, "cpu": Wire}), "cpu:wire,cuda:every"),
+        (Plan(host=False, engines={"cpu": Wire}), "wire"),
+    ],
+)
+def test_name_is_of_what_carries_operations_out(plan: Plan, name: str) -> None:
+    assert plan.name == name
 
 
 def test_plain_is_the_host_engine_alone() -> None:
@@ -163,10 +175,14 @@ def test_nobody_asked_and_the_library_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without(monkeypatch, Fast)
-    with caplog.at_level(logging.INFO, "aiodist"):
-        plan = parse(None, gpu=True).check()
+    plan = parse(None, gpu=True).check()
     assert (plan.asked, plan.engines, plan.staged, plan.host, plan.device) == ("", {}, True, True, 0)
-    assert "through the host: fast is not here" in caplog.text
+    assert not caplog.records
+    cards = [plan.card(), plan.card()]
+    plan.settle(cards, tells=True), plan.settle(cards, tells=False)
+    (line,) = caplog.records  # of one rank
+    assert line.levelno == logging.WARNING
+    assert "through the host: fast is not here" in line.getMessage()
 
 
 @pytest.mark.parametrize("backend", [None, "host"])
@@ -213,6 +229,7 @@ def test_ranks_that_share_a_device_go_through_the_host(
     assert first == second
     assert (first.engines, first.staged, first.device) == ({}, True, 1)
     assert first.host == (backend != "nccl")
+    assert first.name == ("cuda:host" if backend == "nccl" else "host")
     assert "not fast: they told 'on 1' twice" in caplog.text
 
 

@@ -45,7 +45,7 @@ async def turns() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 async def test_random_programs(size: int) -> None:
     async def main(pg: ProcessGroup) -> None:
-        assert (pg.backend, pg.device) == (BACKEND, 0)
+        assert (pg.backend, pg.device) == ("host", 0)
         await check_programs(pg, StandIn(), 10 * size)
 
     await run_cluster(size, main, backend=BACKEND)
