@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aiodist.cli.parser import Options, Parser
+from aiodist.environment import job_name
+from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.launch.plan import DEFAULT_PREFIX, Plan
 
@@ -75,7 +77,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         go_on=args.on_failure == "continue",
         master_addr=address,
         master_port=port,
-        job=args.rdzv_id,
+        job=args.rdzv_id and job_name("--rdzv-id", args.rdzv_id),
         role=args.role,
         local_addr=args.local_addr,
         log_dir=args.log_dir,
@@ -98,7 +100,7 @@ def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
         if text == "gpu":
             raise UsageError("--nproc-per-node gpu: there is no GPU here", hint="Give a number, or cpu")
     if text in ("auto", "cpu"):
-        return _cpus()
+        return max(1, round(cores()))
     return _integer("--nproc-per-node", text, "a number, auto, cpu or gpu")
 
 
@@ -130,16 +132,6 @@ def _gpus(environ: Mapping[str, str]) -> int:
     if known.is_dir():
         return len(list(known.iterdir()))
     return sum(re.fullmatch(r"nvidia\d+", entry.name) is not None for entry in Path("/dev").iterdir())
-
-
-def _cpus() -> int:
-    """CPUs that this process may use: its affinity, and its container's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(count, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup v2, or 'max'
-        return count
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ from aiodist.environment.secret import (
     secret_origin,
 )
 from aiodist.environment.tls import Tls, tls
-from aiodist.environment.tuning import Tuning, job_id, split_address, store_address, store_url, tuning
+from aiodist.environment.tuning import (
+    Tuning,
+    job_id,
+    job_name,
+    split_address,
+    store_address,
+    store_url,
+    tuning,
+)
 
 __all__ = [
     "LAUNCHERS",
@@ -23,6 +31,7 @@ __all__ = [
     "home_secret",
     "is_loopback",
     "job_id",
+    "job_name",
     "placement",
     "secret",
     "secret_origin",

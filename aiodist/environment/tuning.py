@@ -106,8 +106,20 @@ def tuning(environ: Environ) -> Tuning:
 
 
 def job_id(environ: Environ) -> str:
-    """What tells this job's processes from another's at the same address."""
-    return environ.get("AIODIST_JOB") or environ.get("TORCHELASTIC_RUN_ID") or DEFAULT_JOB
+    """What tells this job's processes from another's at the same address; `UsageError` if it is no text."""
+    for name in ("AIODIST_JOB", "TORCHELASTIC_RUN_ID"):
+        if environ.get(name):
+            return job_name(name, environ[name])
+    return DEFAULT_JOB
+
+
+def job_name(origin: str, text: str) -> str:
+    """A job's name, if it can be sent: what a shell passed on may not be UTF-8. Otherwise `UsageError`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{origin}={text!r} is not UTF-8", hint="Name the job in plain letters") from None
+    return text
 
 
 def store_address(environ: Environ) -> tuple[str, int] | None:

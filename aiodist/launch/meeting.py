@@ -52,7 +52,7 @@ async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
     """
     secret = job_secret(environ, plan.most, plan.master_addr)
     if plan.most == 1:
-        job = plan.job or environ.get("AIODIST_JOB") or secrets.token_hex(4)
+        job = plan.job or (job_id(environ) if environ.get("AIODIST_JOB") else secrets.token_hex(4))
         return await _alone(plan, Doors(job, secret, tls(environ)), say)
     doors = Doors(plan.job or job_id(environ), secret, tls(environ))
     try:

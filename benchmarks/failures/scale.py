@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import dataclass, field
+
+from aiodist.environment.cores import affinity
 
 
 @dataclass
@@ -40,11 +41,6 @@ class Scale:
             print(f"{start}row {row}: {text}", end=end, file=sys.stderr, flush=True)
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def limit_of(ranks: int) -> float:
     """Milliseconds from a death to the error: ranks that share cores take turns."""
-    return 20.0 if ranks <= cores() else 100.0
+    return 20.0 if ranks <= affinity() else 100.0

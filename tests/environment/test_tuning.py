@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_everything_set() -> None:
     assert tuning({"AIODIST_SOCKET_IFNAME": "eth0"}).interface == "eth0"
     assert job_id({"TORCHELASTIC_RUN_ID": "r"}) == "r"
     assert job_id({"TORCHELASTIC_RUN_ID": "r", "AIODIST_JOB": "j"}) == "j"
+    assert job_id({"AIODIST_JOB": "Jörg"}) == "Jörg"
+
+
+@pytest.mark.parametrize("name", ["AIODIST_JOB", "TORCHELASTIC_RUN_ID"])
+def test_job_that_is_no_text(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{name}='J\\udcf6rg' is not UTF-8"):
+        job_id({name: os.fsdecode(b"J\xf6rg")})
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import platform
 import resource
 import secrets
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from aiodist.environment.cores import affinity, quota
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,12 @@ def kernel() -> Kernel:
 
 def room() -> Room:
     """Read it all."""
-    cpus = os.cpu_count() or 1
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY
     return Room(
-        cpus,
-        len(os.sched_getaffinity(0)) if sys.platform == "linux" else cpus,
-        _quota(),
+        os.cpu_count() or 1,
+        affinity(),
+        quota(),
         -1 if soft == endless else soft,
         -1 if hard == endless else hard,
     )
@@ -151,13 +151,3 @@ def _trouble(attempt: Callable[[], object]) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
-
-
-def _quota() -> float | None:
-    """From the same file as the engine reads: the container's own."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no cgroup v2, or 'max'
-        return None

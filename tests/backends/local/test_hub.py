@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.backends.host.local.hub import _ENTRIES, ASLEEP_LOOP, cores
+from aiodist.backends.host.local.hub import _ENTRIES, ASLEEP_LOOP
 
 
 class Waiter:
@@ -99,12 +99,6 @@ async def test_more_groups_than_the_directory_has_room_for(hubs: Any) -> None:
     hub.leave(7, lambda: True, lambda: None)
     hub.take(64)
     hub.announce(_ENTRIES + 1, 1 << 20)  # in the place of one that is gone
-
-
-def test_cores_are_at_most_those_of_the_affinity() -> None:
-    import os
-
-    assert 0 < cores() <= len(os.sched_getaffinity(0))
 
 
 async def test_group_may_be_left_after_the_memory_is_gone(hubs: Any) -> None:

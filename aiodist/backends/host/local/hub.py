@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aiodist.environment.cores import cores
 from aiodist.shm.heap import Heap
 from aiodist.shm.home import Home, Neighbour
 
@@ -38,19 +39,6 @@ _NOTHING, _NO_BYTES, _NO_WORDS = memoryview(b""), np.empty(0, np.uint8), np.empt
 def supported() -> bool:
     """Whether a flag that Python writes to shared memory is ordered by the hardware: on x86-64."""
     return platform.machine().lower() in ("x86_64", "amd64")
-
-
-def cores() -> float:
-    """Cores that this process may use: its affinity, and its cgroup's quota."""
-    count = float(len(os.sched_getaffinity(0)))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        if quota != "max":
-            count = min(count, int(quota) / int(period))
-    except (OSError, ValueError):
-        pass
-    return count
 
 
 class Group(Protocol):
