@@ -19,7 +19,7 @@ from aiodist.rendezvous import StoreServer, TcpStore
 
 async def begin() -> None:
     """Three begin, and compute until somebody ends them."""
-    async with await dist.join(timeout=40) as pg:
+    async with await dist.join(timeout=90) as pg:
         print(pg.rank, pg.size, pg.epoch, flush=True)
         while True:
             await pg.all_reduce(np.array([10**pg.rank]))
@@ -28,14 +28,14 @@ async def begin() -> None:
 async def come() -> None:
     """One that has no rank comes."""
     try:
-        await dist.join(timeout=40)
+        await dist.join(timeout=90)
     except dist.RendezvousError as error:
         print(type(error).__name__, error, flush=True)
 
 
 async def life() -> None:
     """Three begin, rank 2 dies, two form the next epoch."""
-    async with await dist.join(timeout=20) as pg:
+    async with await dist.join(timeout=90) as pg:
         if pg.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(dist.PeerLost):
@@ -46,7 +46,7 @@ async def life() -> None:
         assert await pg.agree(True)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 async def test_two_runs_on_one_store() -> None:
     async with await StoreServer.start("127.0.0.1", 0, "again", b"known") as server:
         common = os.environ | {
@@ -117,7 +117,7 @@ async def kill(processes: list[Process]) -> None:
 DESERTED = "RendezvousError no member of the job's last run is left, so nobody can admit this process. Start"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_all_die_while_a_newcomer_waits_and_all_begin_anew(known: dict[str, str]) -> None:
     ranks = await start_all(known)
     waits = await start("come", known)
