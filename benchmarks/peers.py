@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 # One thread of BLAS and OpenMP in every rank, as torchrun sets it; loopback for gloo, as for aiodist.
 COMMON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 AIODIST_CALLS = "await pg.all_reduce(array), …"
+_OVER_MPI = f"{AIODIST_CALLS} of a group with backend='mpi'"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Peer:
     def command(self, program: list[str], size: int) -> list[str]:
         """The command that starts `program` on all ranks; only for peers with a launcher."""
         assert self.launcher is not None
-        crowded = size > len(os.sched_getaffinity(0)) and self.name == "openmpi"
+        crowded = size > len(os.sched_getaffinity(0)) and self.name.endswith("openmpi")
         return [self.launcher, *["--oversubscribe"] * crowded, "-n", str(size), *program]
 
 
@@ -92,6 +93,8 @@ def find(
         else:
             calls = "comm.Allreduce(MPI.IN_PLACE, array), Allgather, Reduce_scatter_block, …"
             peers[flavour.name] = Peer(flavour.name, "mpi", calls, found.launcher, found.env)
+            awaited = f"aiodist-{flavour.name}"
+            peers[awaited] = Peer(awaited, "aiodist-mpi", _OVER_MPI, found.launcher, found.env)
     return Found(peers, missing)
 
 

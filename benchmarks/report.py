@@ -13,7 +13,7 @@ from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, Peer
 from benchmarks.results import Record, Results
 from benchmarks.suites.sweeps import NAMES
 
-_BY_SIZE = (*NAMES, "halves", "tcp", "inflight")
+_BY_SIZE = (*NAMES, "halves", "tcp", "mpi", "inflight")
 
 
 def report(results: Results, peers: Sequence[Peer]) -> str:
@@ -63,7 +63,7 @@ def groups(results: Results, suite: str) -> dict[tuple[str, str, int], list[Reco
 def _sweeps(results: Results, suite: str) -> list[str]:
     parts = []
     for (what, dtype, ranks), records in groups(results, suite).items():
-        over = " over TCP" if suite == "tcp" else ""
+        over = {"tcp": " over TCP", "mpi": " by the backend mpi"}.get(suite, "")
         title = f"64 {'all_reduces in flight'}" if what == "inflight" else what
         name = " ".join(filter(None, [title, dtype]))
         parts += [f"## {name}{over}, {ranks} ranks", "Time per operation:", by_size(records, _time)]

@@ -23,12 +23,13 @@ PEERS = {
     "aiodist": ("with_aiodist", "AiodistPeer"),
     "gloo": ("with_gloo", "GlooPeer"),
     "mpi": ("with_mpi", "MpiPeer"),
+    "aiodist-mpi": ("with_aiodist_mpi", "AiodistMpiPeer"),
     "passes": ("passes", "PassesPeer"),
     "sockets": ("sockets", "SocketsPeer"),
     "aiodist-store": ("stores", "AiodistStore"),
     "torch-store": ("stores", "TorchStore"),
 }
-ON_A_LOOP = ("aiodist", "aiodist-store")
+ON_A_LOOP = ("aiodist", "aiodist-mpi", "aiodist-store")
 
 
 def main() -> None:

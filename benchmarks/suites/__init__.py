@@ -12,6 +12,7 @@ SUITES: dict[str, Callable[[Run], list[Step]]] = {
     "halves": sweeps.halves,
     "inflight": sweeps.in_flight,
     "tcp": sweeps.tcp,
+    "mpi": sweeps.over_mpi,
     "lateness": beside.lateness,
     "overlap": beside.overlap,
     "memory": memory.memory,

@@ -44,6 +44,14 @@ def halves(run: Run) -> list[Step]:
     ]
 
 
+def over_mpi(run: Run) -> list[Step]:
+    """all_reduce by aiodist's backend 'mpi', beside the same library called and waited for."""
+    sizes = run.settings.sizes[:: 1 if run.settings.quick else 2]
+    peers = run.peers("aiodist-openmpi", "openmpi", "aiodist-mpich", "mpich")
+    cases = [Case("all_reduce", nbytes) for nbytes in sizes] if peers else []
+    return [_step(run, "mpi", case, size, peers) for size in run.settings.ranks for case in cases]
+
+
 def in_flight(run: Run) -> list[Step]:
     """64 all_reduces of 1 KiB at once."""
     peers = run.peers(*_ALL)

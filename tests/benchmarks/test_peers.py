@@ -17,7 +17,7 @@ def no_mpi(flavour: mpi.Flavour, chosen: str | None) -> mpi.Mpi | str:
 
 def test_all_take_part_in_order() -> None:
     found = peers.find({}, lambda _: True, here)
-    assert list(found.peers) == ["aiodist", "gloo", "openmpi", "mpich"]
+    assert list(found.peers) == ["aiodist", "gloo", "openmpi", "aiodist-openmpi", "mpich", "aiodist-mpich"]
     assert not found.missing
     assert found.peers["openmpi"].env == {"A": "1"}
 
@@ -35,6 +35,9 @@ def test_absent_ones_are_named_with_a_reason() -> None:
 
 def test_more_ranks_than_cores_need_a_word_for_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    peer = peers.find({}, lambda _: True, here).peers["openmpi"]
+    found = peers.find({}, lambda _: True, here)
+    peer = found.peers["openmpi"]
     assert peer.command(["x"], 2) == ["/opt/openmpi/bin/mpirun", "-n", "2", "x"]
+    awaited = found.peers["aiodist-openmpi"]
+    assert awaited.command(["x"], 4) == peer.command(["x"], 4)
     assert peer.command(["x"], 4) == ["/opt/openmpi/bin/mpirun", "--oversubscribe", "-n", "4", "x"]
