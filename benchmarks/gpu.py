@@ -59,6 +59,7 @@ async def _measure_all(options: argparse.Namespace) -> None:
             if torch is not None:
                 peers.append(torch)
                 make = _torch_ones
+        _use(pg)
         say = print if pg.rank == 0 else _silent
         say(f"{pg.size} ranks, {len(peers)} peers: {', '.join(peer.name for peer in peers)}")
         say(f"{'bytes':>12} {'peer':>8} {'hold µs':>10} {'visible µs':>12} {'busbw GB/s':>12}")
@@ -68,7 +69,7 @@ async def _measure_all(options: argparse.Namespace) -> None:
             for turn in range(TURNS + 1):
                 for peer in peers:
                     await pg.barrier()
-                    row = await _measure(peer, tensor, pg.size)
+                    row = await _measure(pg, peer, tensor)
                     if turn:  # the first connects
                         rows[peer.name].append(row)
             for name, measured in rows.items():
@@ -79,14 +80,16 @@ async def _measure_all(options: argparse.Namespace) -> None:
         await _abort(pg, make, say)
 
 
-async def _measure(peer: Peer, tensor: Any, ranks: int) -> tuple[float, float, float]:
+async def _measure(pg: dist.ProcessGroup, peer: Peer, tensor: Any) -> tuple[float, float, float]:
     """Seconds that the call holds, seconds to the result, bytes a second over the bus."""
+    ranks = pg.size
     begin = time.perf_counter()
     work = peer.call(tensor)
     called = time.perf_counter()
     await peer.finish(work)
     visible = time.perf_counter()
-    count = max(3, min(100, int(0.2 / max(visible - begin, 1e-6))))
+    slowest = await pg.all_reduce(np.array([visible - begin]), dist.ReduceOp.MAX)  # all do as many
+    count = max(3, min(100, int(0.2 / max(float(slowest[0]), 1e-6))))
     start = time.perf_counter()
     works = [peer.call(tensor) for _ in range(count)]
     for work in works:
@@ -116,7 +119,7 @@ async def _torch(pg: dist.ProcessGroup) -> Peer | None:
         return None
     place = os.path.join(tempfile.gettempdir(), f"aiodist-gpu-{os.getpid()}") if pg.rank == 0 else None
     path = await pg.broadcast_object(place)
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(pg.device)
     try:
         td.init_process_group("nccl", init_method=f"file://{path}", rank=pg.rank, world_size=pg.size)
         td.all_reduce(torch.ones(1, device="cuda"))
@@ -162,7 +165,7 @@ async def _abort(pg: dist.ProcessGroup, make: Callable[[int], Any], say: Callabl
         group.abort("measured")
         with contextlib.suppress(dist.GroupBroken):
             await work
-        await asyncio.to_thread(_device_idle)
+        await asyncio.to_thread(_device_idle, pg)
         say(f"abort to an idle device: {time.perf_counter() - begin:.3f} s")
     else:
         with contextlib.suppress(dist.GroupBroken):
@@ -170,10 +173,17 @@ async def _abort(pg: dist.ProcessGroup, make: Callable[[int], Any], say: Callabl
     await group.aclose()
 
 
-def _device_idle() -> None:
+def _use(pg: dist.ProcessGroup) -> None:
+    """CuPy's arrays are made on the group's device from now on."""
     import cupy
 
-    cupy.cuda.Device().synchronize()
+    cupy.cuda.Device(pg.device).use()
+
+
+def _device_idle(pg: dist.ProcessGroup) -> None:
+    import cupy
+
+    cupy.cuda.Device(pg.device).synchronize()
 
 
 def _cupy_ones(count: int) -> Any:

@@ -9,6 +9,7 @@ weights change the averages are awaited. The event loop is free all the time, an
 training counts how late it turns. At the end rank 0 trains the same batches alone and compares the weights.
 
 It needs an NVIDIA GPU and `pip install aiodist[cuda12,examples]`; `aiodist doctor` says what is missing.
+CuPy's products of matrices need cuBLAS: from the CUDA toolkit, or from a torch for GPUs.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Torch:
         for weight in self.weights[:-1]:
             hidden = (hidden @ weight).relu()
         loss = self.torch.nn.functional.cross_entropy(hidden @ self.weights[-1], self.labels[chosen])
-        loss.backward()
+        with self.torch.autograd.set_multithreading_enabled(False):  # `ready` is called in this thread
+            loss.backward()
 
     def step(self) -> None:
         """Gradient descent."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 import pytest
 
 from aiodist.backends.cuda import library
@@ -11,6 +14,18 @@ from aiodist.errors import BackendUnavailable
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
+@functools.cache
+def torch_lacks() -> str:
+    """What torch would need here; '' for nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where it finds the driver too old
+        try:
+            import torch
+        except ImportError as error:
+            return f"torch cannot be imported ({error})"
+        return "" if torch.cuda.is_available() else "this torch sees no device"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def device() -> None:
     """Skip where there is none."""
@@ -18,6 +33,7 @@ def device() -> None:
         NcclEngine.check()
     except BackendUnavailable as error:
         pytest.skip(str(error))
+    torch_lacks()  # what it opens for good is open before the first test
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +47,8 @@ def several(device: None) -> None:
 @pytest.fixture(scope="session")
 def torch_with_cuda(device: None) -> None:
     """Skip where there is no torch for devices."""
-    if not pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("this torch is built without CUDA")
+    if lacks := torch_lacks():
+        pytest.skip(lacks)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Device tensors of CuPy and of torch, from arrays of the host and back."""
+"""Device tensors of CuPy and of torch, from arrays of the host and back, and streams that are busy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.group import ProcessGroup
 from aiodist.types import BFLOAT16
 
 Array = npt.NDArray[Any]
+
+CYCLES = 400_000_000
+"""A fifth of a second, or more: a launch is far quicker, and so are copies and what tests do beside them."""
+_SPIN = """extern "C" __global__ void spin(long long cycles) {
+    for (long long begin = clock64(); clock64() - begin < cycles;);
+}"""
 
 
 class Library(Protocol):
@@ -25,10 +32,11 @@ class Library(Protocol):
 class Cupy:
     """CuPy's arrays, also with negative strides."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
         import cupy
 
         self.cupy = cupy
+        cupy.cuda.Device(device).use()
 
     def has(self, dtype: np.dtype[Any]) -> bool:
         return dtype != BFLOAT16
@@ -51,10 +59,11 @@ class Cupy:
 class Torch:
     """torch's tensors; they know no negative strides."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
         import torch
 
         self.torch: Any = torch
+        torch.cuda.set_device(device)
 
     def has(self, dtype: np.dtype[Any]) -> bool:
         return True
@@ -82,9 +91,15 @@ class Torch:
         return found
 
 
-def library(name: str) -> Library:
-    """One of them, by name: arguments of tests on processes are JSON."""
-    return Torch() if name == "torch" else Cupy()
+def library(name: str, pg: ProcessGroup) -> Library:
+    """One of them, by name: arguments of tests on processes are JSON. It works on the group's device."""
+    assert pg.device is not None
+    return Torch(pg.device) if name == "torch" else Cupy(pg.device)
+
+
+def occupy(cupy: Any) -> None:
+    """Keep CuPy's current stream busy. What comes behind must not be compiled first: that takes longer."""
+    cupy.RawKernel(_SPIN, "spin")((1,), (1,), (np.int64(CYCLES),))
 
 
 def _spread(array: Array) -> Array:

@@ -17,7 +17,7 @@ from tests.gpu.tensors import library
 pytestmark = pytest.mark.gpu
 
 BACKEND = "cpu:host,cuda:nccl"
-SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}  # with all, two ranks fill a GPU
 LIBRARIES = pytest.mark.parametrize("lib", ["cupy", "torch"])
 
 
@@ -25,7 +25,7 @@ LIBRARIES = pytest.mark.parametrize("lib", ["cupy", "torch"])
 @LIBRARIES
 @spmd(world_size=1, backend=BACKEND)
 async def test_programs_on_one_rank(pg: ProcessGroup, lib: str) -> None:
-    await check_programs(pg, library(lib), 1)
+    await check_programs(pg, library(lib, pg), 1)
 
 
 @pytest.mark.usefixtures("has", "several")
@@ -34,16 +34,16 @@ async def test_programs_on_one_rank(pg: ProcessGroup, lib: str) -> None:
 @spmd(backend=BACKEND, env=SHARED, timeout=240)
 async def test_programs_on_several_ranks(pg: ProcessGroup, lib: str, world_size: int) -> None:
     assert pg.size == world_size
-    work = pg.all_reduce(library(lib).put(np.ones(3)), async_op=True)
+    work = pg.all_reduce(library(lib, pg).put(np.ones(3)), async_op=True)
     work.synchronize()  # so it is NCCL: there is no stream to wait for where tensors go through the host
     await work
-    await check_programs(pg, library(lib), pg.size)
+    await check_programs(pg, library(lib, pg), pg.size)
 
 
 @pytest.mark.usefixtures("several")
 @spmd(world_size=2, backend=BACKEND, env=SHARED)
 async def test_large_and_uneven(pg: ProcessGroup) -> None:
-    lib = library("cupy")
+    lib = library("cupy", pg)
     base = np.arange(5_000_003) % 13
     for dtype in (np.float32, np.int16, np.int64):
         mine = lib.put((base + pg.rank).astype(dtype))
@@ -60,7 +60,7 @@ async def test_large_and_uneven(pg: ProcessGroup) -> None:
 @pytest.mark.usefixtures("several")
 @spmd(world_size=3, backend=BACKEND, env=SHARED)
 async def test_groups_of_groups_and_batches(pg: ProcessGroup) -> None:
-    lib = library("cupy")
+    lib = library("cupy", pg)
     evens = await pg.new_group([0, 2])
     halves = await pg.split(pg.rank % 2, key=-pg.rank)
     alone = await pg.new_group([1])
@@ -86,7 +86,7 @@ async def test_groups_of_groups_and_batches(pg: ProcessGroup) -> None:
 @pytest.mark.usefixtures("several")
 @spmd(world_size=2, backend=BACKEND, env=SHARED)
 async def test_messages_both_ways_tagged_and_beside_collectives(pg: ProcessGroup) -> None:
-    lib, peer = library("cupy"), 1 - pg.rank
+    lib, peer = library("cupy", pg), 1 - pg.rank
     sent = [
         pg.send(lib.put(np.arange(9) + 100 * i + pg.rank), peer, tag=i % 2, async_op=True) for i in range(4)
     ]
@@ -103,7 +103,7 @@ async def test_messages_both_ways_tagged_and_beside_collectives(pg: ProcessGroup
 @pytest.mark.usefixtures("several")
 @spmd(world_size=2, backend=BACKEND, env=SHARED)
 async def test_ranks_that_disagree_are_told(pg: ProcessGroup) -> None:
-    lib = library("cupy")
+    lib = library("cupy", pg)
     await pg.all_reduce(lib.put(np.ones(3)))
     with pytest.raises(dist.CollectiveMismatch, match="float32"):
         await pg.all_reduce(lib.put(np.ones(3, np.float32 if pg.rank else np.float64)))
@@ -115,7 +115,7 @@ async def test_lost_peer_frees_the_device_and_the_process_lives_on(pg: ProcessGr
     """The stream of a communicator whose peer is dead is freed by the abort: else this would never end."""
     import cupy
 
-    lib = library("cupy")
+    lib = library("cupy", pg)
     await pg.all_reduce(lib.put(np.ones(3)))
     tensor = lib.put(np.arange(1000.0))
     if pg.rank == 1:
@@ -137,7 +137,7 @@ async def test_lost_peer_frees_the_device_and_the_process_lives_on(pg: ProcessGr
 async def test_abort_with_an_operation_under_way(pg: ProcessGroup) -> None:
     import cupy
 
-    lib = library("cupy")
+    lib = library("cupy", pg)
     await pg.all_reduce(lib.put(np.ones(3)))
     if pg.rank == 0:
         work = pg.all_reduce(lib.put(np.ones(1 << 20)), async_op=True)

@@ -11,13 +11,13 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.gpu.conformance import check_programs
-from tests.gpu.tensors import library
+from tests.gpu.tensors import library, occupy
 
 pytestmark = pytest.mark.gpu
 
 BACKEND = "cpu:host,cuda:host"
 LIBRARIES = pytest.mark.parametrize("lib", ["cupy", "torch"])
-SIDE = 3000  # a product of matrices of this side takes longer than any copy begins
+COUNT = 100_000
 
 
 @pytest.mark.usefixtures("has")
@@ -26,16 +26,16 @@ SIDE = 3000  # a product of matrices of this side takes longer than any copy beg
 @spmd(backend=BACKEND, timeout=240)
 async def test_programs(pg: ProcessGroup, lib: str, world_size: int) -> None:
     assert pg.size == world_size
-    work = pg.all_reduce(library(lib).put(np.ones(3)), async_op=True)
+    work = pg.all_reduce(library(lib, pg).put(np.ones(3)), async_op=True)
     with pytest.raises(dist.UsageError, match="runs on the host"):
         work.synchronize()
     await work
-    await check_programs(pg, library(lib), pg.size)
+    await check_programs(pg, library(lib, pg), pg.size)
 
 
 @spmd(world_size=2, backend=BACKEND)
 async def test_large_strided_and_uneven(pg: ProcessGroup) -> None:
-    lib = library("cupy")
+    lib = library("cupy", pg)
     base = np.arange(5_000_003) % 13
     for dtype in (np.float32, np.int16, np.int64):
         mine = lib.put((base + pg.rank).astype(dtype))
@@ -51,7 +51,7 @@ async def test_large_strided_and_uneven(pg: ProcessGroup) -> None:
 
 @spmd(world_size=2, backend=BACKEND)
 async def test_ranks_with_tensors_in_different_places(pg: ProcessGroup) -> None:
-    lib, peer = library("cupy"), 1 - pg.rank
+    lib, peer = library("cupy", pg), 1 - pg.rank
     array = np.arange(50_000.0) + pg.rank
     mine = array if pg.rank else lib.put(array)
     await pg.all_reduce(mine)
@@ -69,27 +69,26 @@ async def test_ranks_with_tensors_in_different_places(pg: ProcessGroup) -> None:
 async def test_copies_wait_for_the_callers_stream(pg: ProcessGroup) -> None:
     import cupy
 
+    lib = library("cupy", pg)
+    ready, tensor = lib.put(np.arange(COUNT) + pg.rank), lib.put(np.zeros(COUNT, np.int64))
+    cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True):
-        slow = cupy.ones((SIDE, SIDE), np.float32)
-        for _ in range(20):
-            slow = slow @ slow / SIDE
-        work = pg.all_gather(slow[0] * (3 + pg.rank), async_op=True)  # a temporary
-        del slow
-    expected = np.broadcast_to(np.array([[3], [4]], np.float32), (2, SIDE))
-    assert np.array_equal(cupy.asnumpy(await work), expected)
+        occupy(cupy)
+        cupy.copyto(tensor, ready)
+        work = pg.all_gather(tensor, async_op=True)
+    assert np.array_equal(lib.get(await work), [np.arange(COUNT), np.arange(COUNT) + 1])
 
 
 @spmd(world_size=2, backend=BACKEND)
 async def test_abort_beside_a_caller_that_computes(pg: ProcessGroup) -> None:
     import cupy
 
-    lib = library("cupy")
+    lib = library("cupy", pg)
     await pg.all_reduce(lib.put(np.ones(3)))
+    tensor = lib.put(np.ones(COUNT))
     with cupy.cuda.Stream(non_blocking=True):
-        slow = cupy.ones((SIDE, SIDE), np.float32)
-        for _ in range(50):
-            slow = slow @ slow / SIDE
-        work = pg.all_reduce(slow, async_op=True)
+        occupy(cupy)
+        work = pg.all_reduce(tensor, async_op=True)
     if pg.rank == 0:
         pg.abort("enough")
     with pytest.raises(dist.GroupAborted, match="enough"):
@@ -104,7 +103,7 @@ async def test_abort_beside_a_caller_that_computes(pg: ProcessGroup) -> None:
 
 @spmd(world_size=2, env={"CUDA_VISIBLE_DEVICES": "0", "NCCL_MULTI_RANK_GPU_ENABLE": "0"})
 async def test_ranks_that_share_a_device_are_staged_unasked(pg: ProcessGroup) -> None:
-    lib = library("cupy")
+    lib = library("cupy", pg)
     mine = lib.put(np.arange(6.0) + pg.rank)
     work = pg.all_reduce(mine, async_op=True)
     with pytest.raises(dist.UsageError, match="runs on the host"):

@@ -7,29 +7,27 @@ import pytest
 
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.gpu.tensors import library
+from tests.gpu.tensors import CYCLES, library, occupy
 
 pytestmark = pytest.mark.gpu
 
 BACKEND = "cpu:host,cuda:nccl"
-SIDE = 3000  # a product of matrices of this side takes longer than any launch
+COUNT = 100_000
 
 
 @spmd(world_size=1, backend=BACKEND)
 async def test_operation_begins_after_what_the_callers_stream_was_given(pg: ProcessGroup) -> None:
     import cupy
 
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        slow = cupy.ones((SIDE, SIDE), np.float32)
-        x = cupy.zeros(SIDE, np.float32)
-        for _ in range(20):
-            slow = slow @ slow / SIDE
-        x += slow[0]
-        out = cupy.zeros(SIDE, np.float32)
-        work = pg.all_reduce(x, out=out, async_op=True)
+    lib = library("cupy", pg)
+    ready, tensor, out = (lib.put(np.arange(COUNT) * sign) for sign in (1, 0, -1))
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        occupy(cupy)
+        cupy.copyto(tensor, ready)
+        work = pg.all_reduce(tensor, out=out, async_op=True)
     await work
-    assert np.array_equal(cupy.asnumpy(out), np.ones(SIDE, np.float32))
+    assert np.array_equal(lib.get(out), np.arange(COUNT))
 
 
 @pytest.mark.parametrize("given", ["stream", "pointer", "current"])
@@ -37,18 +35,18 @@ async def test_operation_begins_after_what_the_callers_stream_was_given(pg: Proc
 async def test_stream_that_is_told_to_waits_for_the_result(pg: ProcessGroup, given: str) -> None:
     import cupy
 
+    lib = library("cupy", pg)
+    tensor, out, read = (lib.put(np.arange(COUNT) * sign) for sign in (1, 0, -1))
+    cupy.cuda.Device().synchronize()
     first, second = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     with first:
-        slow = cupy.ones((SIDE, SIDE), np.float32)
-        for _ in range(20):
-            slow = slow @ slow / SIDE
-        out = cupy.zeros((SIDE, SIDE), np.float32)
-        work = pg.all_reduce(slow, out=out, async_op=True)
+        occupy(cupy)
+        work = pg.all_reduce(tensor, out=out, async_op=True)
     with second:
         work.synchronize({"stream": second, "pointer": second.ptr, "current": None}[given])
-        read = out + 1
+        cupy.copyto(read, out)
     second.synchronize()
-    assert np.array_equal(cupy.asnumpy(read), np.full((SIDE, SIDE), 2, np.float32))
+    assert np.array_equal(lib.get(read), np.arange(COUNT))
     await work
     work.synchronize()  # nothing is to be waited for any more
 
@@ -58,17 +56,18 @@ async def test_stream_that_is_told_to_waits_for_the_result(pg: ProcessGroup, giv
 async def test_torch_streams_are_torchs(pg: ProcessGroup) -> None:
     import torch
 
+    lib = library("torch", pg)
+    ready, tensor, out, read = (lib.put(np.arange(COUNT) * sign) for sign in (1, 0, -1, -2))
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        slow = torch.ones((SIDE, SIDE), device="cuda")
-        for _ in range(20):
-            slow = slow @ slow / SIDE
-        out = torch.zeros_like(slow)
-        work = pg.all_reduce(slow, out=out, async_op=True)
+        torch.cuda._sleep(CYCLES)
+        tensor.copy_(ready)
+        work = pg.all_reduce(tensor, out=out, async_op=True)
         work.synchronize()
-        read = out + 1
+        read.copy_(out)
     stream.synchronize()
-    assert torch.equal(read.cpu(), torch.full((SIDE, SIDE), 2.0))
+    assert np.array_equal(lib.get(read), np.arange(COUNT))
     assert await work is out
 
 
@@ -76,15 +75,16 @@ async def test_torch_streams_are_torchs(pg: ProcessGroup) -> None:
 async def test_memory_that_nobody_holds_is_kept_until_the_operation_is_over(pg: ProcessGroup) -> None:
     import cupy
 
-    lib = library("cupy")
+    lib = library("cupy", pg)
+    ready = lib.put(np.arange(COUNT))
+    cupy.cuda.Device().synchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        slow = cupy.ones((SIDE, SIDE), np.float32)
-        for _ in range(20):
-            slow = slow @ slow / SIDE
-        work = pg.all_gather(slow[0] * 3, async_op=True)  # a temporary
-        del slow
-    with cupy.cuda.Stream(non_blocking=True):
+        tensor = cupy.empty_like(ready)
+        occupy(cupy)
+        cupy.copyto(tensor, ready)
+        work = pg.all_gather(tensor, async_op=True)
+        del tensor
         for _ in range(50):
-            cupy.full((SIDE, SIDE), 7, np.float32)  # takes what was given back
-    assert np.array_equal(lib.get(await work), np.full((1, SIDE), 3, np.float32))
+            cupy.zeros(COUNT, np.int64)  # takes what was given back
+    assert np.array_equal(lib.get(await work), [np.arange(COUNT)])

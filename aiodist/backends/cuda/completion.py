@@ -61,6 +61,7 @@ class Completion:
         self, cupy: Any, device: int, arrays: Sequence[DeviceArray], patience: float = LAUNCHING
     ) -> None:
         self._cupy = cupy
+        self._device = device
         self._first = arrays[0]
         self._patience = patience
         self._marks = [mark(cupy, device, stream) for stream in caller_streams(cupy, arrays)]
@@ -74,7 +75,9 @@ class Completion:
     def synchronize(self, stream: Any = None) -> None:
         """Have a stream wait for the operation; see `Work.synchronize`."""
         raw = caller_stream(self._cupy, self._first) if stream is None else raw_stream(stream)
-        after(self._cupy, raw or 0, self.launched.get(self._patience))
+        event = self.launched.get(self._patience)
+        with self._cupy.cuda.Device(self._device):  # 0 is the default stream of the current one
+            after(self._cupy, raw or 0, event)
 
 
 def arrays_of(operation: Operation) -> list[DeviceArray]:

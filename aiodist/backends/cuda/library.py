@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from aiodist.environment.placement import placement
 from aiodist.errors import BackendUnavailable, UsageError
 
-_INSTALL = "pip install aiodist[cuda12], or aiodist[cuda13]"
+_INSTALL = "pip install 'aiodist[cuda12]', or 'aiodist[cuda13]'"
 _NO_DRIVER = "Install NVIDIA's driver; in a container, start it with --gpus all"
+
+
+def has_driver() -> bool:
+    """Whether a driver of GPUs is here, as far as files tell: of Linux, or of Linux in Windows."""
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
 
 
 def load() -> Any:
@@ -33,8 +39,9 @@ def import_cupy() -> Any:
         import cupy
     except ImportError as error:
         if error.name == "cupy":
+            nor = "" if has_driver() else f". Nor is an NVIDIA driver here: {_NO_DRIVER}"
             raise BackendUnavailable(
-                "device tensors need CuPy, which is not installed", hint=_INSTALL
+                "device tensors need CuPy, which is not installed", hint=_INSTALL + nor
             ) from None
         raise BackendUnavailable(
             f"CuPy is installed and cannot be imported ({error})", hint=f"Install it anew: {_INSTALL}"

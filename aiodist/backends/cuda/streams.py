@@ -51,10 +51,10 @@ def raw_stream(stream: Any) -> int:
 
 def make_stream(cupy: Any) -> Any:
     """A stream for communication on the current device: it waits for no default stream, nor one for it."""
-    try:
-        return cupy.cuda.Stream(non_blocking=True, priority=_HIGHEST)
-    except TypeError:  # CuPy 13 knows no priorities
-        return cupy.cuda.Stream(non_blocking=True)
+    stream = cupy.cuda.Stream
+    if not hasattr(stream, "priority"):  # CuPy 13, whose streams complain when they are not made
+        return stream(non_blocking=True)
+    return stream(non_blocking=True, priority=_HIGHEST)
 
 
 def mark(cupy: Any, device: int, stream: int) -> Any:

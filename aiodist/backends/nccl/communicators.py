@@ -38,7 +38,11 @@ def require_nccl(cupy: Any) -> None:
     Raises:
         BackendUnavailable: it is not installed.
     """
-    if not _nccl().available:
+    try:
+        available = _nccl().available
+    except UserWarning:  # CuPy says so itself, by a warning, and warnings may be errors
+        available = False
+    if not available:
         cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
         raise BackendUnavailable(
             "NCCL's library is not installed beside CuPy", hint=f"pip install nvidia-nccl-cu{cuda}"

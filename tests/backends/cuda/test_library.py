@@ -39,7 +39,15 @@ def test_without_cupy_the_one_thing_to_install_is_named() -> None:
     )
     said = run(code)
     assert said.startswith("BackendUnavailable device tensors need CuPy, which is not installed. pip install")
-    assert "aiodist[cuda12]" in said
+    assert "'aiodist[cuda12]'" in said
+
+
+def test_without_a_driver_nobody_is_sent_to_install_cupy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for here, words in ((False, "Nor is an NVIDIA driver here"), (True, r"\[cuda13\]'$")):
+        monkeypatch.setattr(library, "has_driver", lambda here=here: here)
+        with pytest.raises(dist.BackendUnavailable, match=words):
+            library.load()
 
 
 def test_cupy_that_cannot_be_imported_is_not_called_missing() -> None:

@@ -111,6 +111,21 @@ def test_missing_nccl_is_named() -> None:
         nccl.available = available
 
 
+def test_missing_nccl_is_named_where_warnings_are_errors() -> None:
+    """CuPy warns by itself."""
+    pytest.importorskip("cupy")
+    code = (
+        "import cupy, sys, warnings\n"
+        "sys.modules['cupy_backends.cuda.libs.nccl'] = None\n"
+        "warnings.simplefilter('error')\n"
+        "from aiodist.backends.nccl import communicators\n"
+        "try: communicators.require_nccl(cupy)\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("BackendUnavailable NCCL's library is not installed"), done.stderr
+
+
 class Parent:
     """A communicator that is asked for a part: notes what it is asked for."""
 
