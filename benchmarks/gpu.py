@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from aiodist.bench.lateness import Ticker
 
 SIZES = [8, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30]
 TURNS = 5
+PATIENCE = timedelta(seconds=60)  # torch's with a rank whose NCCL refuses
 
 Call = Callable[[Any], Any]
 """Starts an all_reduce → what is waited for."""
@@ -36,8 +38,14 @@ Call = Callable[[Any], Any]
 class Peer:
     """One way to reduce: aiodist's or torch's."""
 
-    def __init__(self, name: str, call: Call, finish: Callable[[Any], Awaitable[None]]) -> None:
-        self.name, self.call, self.finish = name, call, finish
+    def __init__(
+        self,
+        name: str,
+        call: Call,
+        finish: Callable[[Any], Awaitable[None]],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self.call, self.finish, self.close = name, call, finish, close
 
 
 async def main() -> None:
@@ -76,6 +84,8 @@ async def _measure_all(options: argparse.Namespace) -> None:
                 hold, visible, rate = (statistics.median(column) for column in zip(*measured, strict=True))
                 say(f"{size:>12} {name:>8} {hold * 1e6:>10.1f} {visible * 1e6:>12.1f} {rate / 1e9:>12.2f}")
             del tensor
+        for peer in peers:
+            peer.close()
         await _lateness(pg, make, say)
         await _abort(pg, make, say)
 
@@ -121,7 +131,9 @@ async def _torch(pg: dist.ProcessGroup) -> Peer | None:
     path = await pg.broadcast_object(place)
     torch.cuda.set_device(pg.device)
     try:
-        td.init_process_group("nccl", init_method=f"file://{path}", rank=pg.rank, world_size=pg.size)
+        td.init_process_group(
+            "nccl", init_method=f"file://{path}", rank=pg.rank, world_size=pg.size, timeout=PATIENCE
+        )
         td.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
     except Exception as error:
@@ -134,7 +146,11 @@ async def _torch(pg: dist.ProcessGroup) -> Peer | None:
         work.wait()
         torch.cuda.current_stream().synchronize()
 
-    return Peer("torch", lambda tensor: td.all_reduce(tensor, async_op=True), finish) if agreed[0] else None
+    if not agreed[0]:
+        return None
+    return Peer(
+        "torch", lambda tensor: td.all_reduce(tensor, async_op=True), finish, td.destroy_process_group
+    )
 
 
 async def _lateness(pg: dist.ProcessGroup, make: Callable[[int], Any], say: Callable[..., None]) -> None:
