@@ -95,7 +95,6 @@ DTYPES: tuple[np.dtype[np.generic], ...] = tuple(
 )
 DTYPE_CODES: dict[np.dtype[np.generic], int] = {dtype: code for code, dtype in enumerate(DTYPES)}
 BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
-MAX_ITEMSIZE = 16
 
 _FLOATING = {np.dtype(t) for t in (np.float16, np.float32, np.float64, np.complex64, np.complex128)} | {
     BFLOAT16

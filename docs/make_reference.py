@@ -38,7 +38,7 @@ CLASSES = {
         all_reduce broadcast reduce all_gather reduce_scatter gather scatter all_to_all
         barrier monitored_barrier send recv
         all_gather_object gather_object broadcast_object scatter_object send_object recv_object
-        coalesce new_group split drain abort aclose
+        coalesce empty new_group split drain issued_count abort aclose
         rebuild shrink grow agree pending_joins newcomers_here
         """
     ),
@@ -51,7 +51,7 @@ CLASSES = {
     ),
     "TcpStore": ("connect",),
     "FileStore": ("open",),
-    "Lease": ("set", "claim"),
+    "Lease": ("set", "claim", "wait_lost"),
     "StoreServer": ("start", "aclose"),
     "GradientSync": ("ready", "finish"),
     "Portal": ("call", "close"),
@@ -169,7 +169,9 @@ def is_async(found: Any) -> bool:
 
 def value(default: Any) -> str:
     """A default as users write it."""
-    return f"{type(default).__name__}.{default.name}" if isinstance(default, enum.Enum) else repr(default)
+    if isinstance(default, enum.Enum):
+        return f"{type(default).__name__}.{default.name}"
+    return f"np.{default.__name__}" if inspect.isclass(default) else repr(default)  # a dtype
 
 
 def prose(doc: str) -> Iterator[str]:

@@ -50,14 +50,14 @@ _DDP = none("inside of torch's DDP; `GradientSync` averages gradients here")
 _DEBUG = none("there is no debug level: mismatches and missing ranks are always found and named")
 _ASK = other("is_backend_available", "`is_backend_available(name)` answers for every backend")
 _BOXED = none("for torch's compiler")
-_CONSTANT = none("backends are named by strings, `'host'`")
+_CONSTANT = none("backends are named by strings: `'host'`, `'nccl'`, `'mpi'`")
 
 CALLS: dict[str, Fate] = {
     "AllToAllOptions": _OPTIONS,
     "AllreduceCoalescedOptions": _OPTIONS,
     "AllreduceOptions": _OPTIONS,
-    "Backend": none("backends are named by strings, `'host'`; torch's registry is for C++ backends"),
-    "BackendConfig": none("a group has one backend"),
+    "Backend": other("register_backend", "backends are named by strings; this adds one, written in Python"),
+    "BackendConfig": none("`backend='cpu:host,cuda:nccl'` says what carries tensors of each place"),
     "BarrierOptions": _OPTIONS,
     "BroadcastOptions": _OPTIONS,
     "BuiltinCommHookType": _DDP,
@@ -117,10 +117,10 @@ CALLS: dict[str, Fate] = {
     "destroy_process_group": same("waits for what is in flight, and raises what nobody awaited"),
     "gather": same(),
     "gather_object": same("and `allow_pickle`"),
-    "get_backend": same("`'host'`"),
-    "get_backend_config": other("get_backend", "a group has one backend"),
+    "get_backend": same("`'host'`, or `'cpu:host,cuda:nccl'`"),
+    "get_backend_config": other("get_backend", "says it of each place"),
     "get_debug_level": _DEBUG,
-    "get_default_backend_for_device": none("tensors on the CPU only, so far"),
+    "get_default_backend_for_device": none("`backend=None` takes what suits each place"),
     "get_global_rank": same(),
     "get_group_rank": same(),
     "get_node_local_rank": same(),
@@ -162,7 +162,7 @@ CALLS: dict[str, Fate] = {
     "send_object_list": same("and `allow_pickle`; `device` and `use_batch` are ignored"),
     "set_debug_level": _DEBUG,
     "set_debug_level_from_env": _DEBUG,
-    "shrink_group": later("with elastic membership"),
+    "shrink_group": other("ProcessGroup.shrink", "`pg = await pg.shrink(exclude=[3])`"),
     "split_group": same(),
     "supports_complex": none("MIN and MAX of complex numbers, and bitwise ops, are refused by the call"),
 }
@@ -183,7 +183,7 @@ REDUCE_OPS: dict[str, Fate] = {
 }
 
 WORK: dict[str, Fate] = {
-    "block_current_stream": none("host operations have no stream"),
+    "block_current_stream": other("Work.synchronize", "the stream waits, the host does not"),
     "boxed": _BOXED,
     "exception": same("of a Work that is done; the exception, not a pointer"),
     "get_future": other(
@@ -194,7 +194,7 @@ WORK: dict[str, Fate] = {
     "is_success": same(),
     "result": same("what `await` gives"),
     "source_rank": other("recv", "`await dist.recv(…)` gives the sender"),
-    "synchronize": same("UsageError: host operations have no stream"),
+    "synchronize": same("of device tensors: a stream waits; UsageError where the host carries the operation"),
     "unbox": _BOXED,
     "wait": same("`await work.wait(timeout)`: this awaiter's patience; the operation goes on"),
 }
@@ -251,14 +251,14 @@ GROUP: dict[str, Fate] = {
     "alltoall": other("all_to_all", "lists: the module-level call"),
     "alltoall_base": other("ProcessGroup.all_to_all", "`tensor, out, in_splits, out_splits`"),
     "barrier": other("ProcessGroup.barrier", "keywords `timeout`, `async_op`"),
-    "bound_device_id": none("no devices"),
+    "bound_device_id": other("ProcessGroup.device", "an attribute: the device's index"),
     "boxed": _BOXED,
     "broadcast": other("ProcessGroup.broadcast", _LISTS + "; `src` is the group's rank"),
     "gather": other("ProcessGroup.gather", "into one array, by rank"),
     "get_group_store": none("stores serve meeting; the group does not need one afterwards"),
     "group_desc": other("ProcessGroup", "`pg.name`"),
     "group_name": other("ProcessGroup", "`pg.name`"),
-    "merge_remote_group": later("with elastic membership"),
+    "merge_remote_group": other("ProcessGroup.grow", "newcomers call `join`"),
     "monitored_barrier": same(),
     "name": other("ProcessGroup", "an attribute: the group's name; the backend's is `pg.backend`"),
     "rank": other("ProcessGroup", "an attribute"),

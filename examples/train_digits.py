@@ -208,7 +208,10 @@ def main() -> None:
     parser.add_argument("--backend", help="host, mpi… (what the machine has)")
     options = parser.parse_args()
     training = train_elastic if options.elastic else train
-    dist.run(training(load(), options.epochs, options.batch, options.backend))
+    try:
+        dist.run(training(load(), options.epochs, options.batch, options.backend))
+    except dist.BackendUnavailable as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 
 if __name__ == "__main__":

@@ -12,12 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
+
+from aiodist.environment import Tls, tls
 
 # `tests` is not part of the wheel: what tests share is found from the repository's root.
 ROOT = str(Path(__file__).parents[1])
@@ -61,7 +64,7 @@ def children() -> set[int]:
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
+            fields = stat.read_bytes().rsplit(b")", 1)[1].split()
         except OSError:
             continue
         if int(fields[1]) == os.getpid():
@@ -90,6 +93,32 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], di
     return make
 
 
+@pytest.fixture
+def ours(certificates: Callable[[str], dict[str, str]]) -> Tls:
+    """The job's TLS."""
+    return _tls(certificates("ours"))
+
+
+@pytest.fixture
+def theirs(certificates: Callable[[str], dict[str, str]]) -> Tls:
+    """Another job's."""
+    return _tls(certificates("theirs"))
+
+
+def _tls(variables: dict[str, str]) -> Tls:
+    found = tls(variables)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def port() -> int:
+    """A port of the loopback that is free."""
+    from tests.ports import free_port
+
+    return free_port()
+
+
 Held = tuple[set[str], set[int], set[threading.Thread]]
 
 
@@ -108,15 +137,16 @@ def difference(before: Held) -> list[list[str]]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test that leaves something behind, or whose loop swallowed an error."""
+@contextmanager
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Raise at the end where something is left behind, or a loop swallowed an error."""
     errors: list[dict[str, Any]] = []
 
     def note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         errors.append(context)
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
+    for loop in (asyncio.BaseEventLoop, uvloop.Loop):  # uvloop's is none of asyncio's
+        monkeypatch.setattr(loop, "call_exception_handler", note)
     before = held()
     yield
     left = difference(before)
@@ -129,3 +159,10 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         left = difference(before)
     assert left == [[], [], []], f"left behind: descriptors, children, threads = {left}"
     assert not errors, f"errors that the loop swallowed: {errors}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that leaves something behind, or whose loop swallowed an error."""
+    with watched(monkeypatch):
+        yield

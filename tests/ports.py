@@ -7,6 +7,8 @@ import random
 import socket
 from collections.abc import Iterator
 
+import pytest
+
 HOST = "127.0.0.1"
 
 
@@ -26,3 +28,13 @@ _PORTS = _free_ports()
 def free_port() -> int:
     """A port of the loopback that is free."""
     return next(_PORTS)
+
+
+def needs_ipv6() -> None:
+    """Skip the running test where this machine has no IPv6 loopback."""
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")

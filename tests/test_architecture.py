@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import inspect
 import subprocess
 import sys
@@ -100,6 +101,69 @@ def test_the_check_sees_a_violation(tmp_path: Path, room: str, line: str) -> Non
     path.parent.mkdir(exist_ok=True)
     path.write_text(line + "\n")
     assert len(violations(tmp_path)) == 1
+
+
+def at_runtime(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports below a node, in functions too; without those under TYPE_CHECKING."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield node
+    elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+        for child in ast.iter_child_nodes(node):
+            yield from at_runtime(child)
+
+
+def cycle(package: Path) -> list[str]:
+    """The first modules found that import each other in a circle, in that order; none if there are none."""
+    names = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        names[".".join(("aiodist", *parts)).removesuffix(".__init__")] = path
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        graph[name] = set()
+        for node in at_runtime(ast.parse(path.read_text())):
+            inside = node.module if isinstance(node, ast.ImportFrom) else None
+            for alias in node.names:
+                whole = f"{inside}.{alias.name}" if inside else alias.name
+                graph[name].add(whole if whole in names else inside or "")
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        found: list[str] = error.args[1]
+        return found[::-1]  # it goes from the imported to the importer
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert cycle(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "circle"),
+    [
+        ("import aiodist.room.b", True),
+        ("from aiodist.room import b", True),
+        ("def f():\n    from aiodist.room.b import x", True),
+        ("from aiodist.room import x", True),  # from its own door, which imports b
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aiodist.room.b import x", False),
+        ("from aiodist.room.c import x", False),
+    ],
+)
+def test_the_check_sees_a_circle(tmp_path: Path, line: str, circle: bool) -> None:
+    for name, text in {
+        "__init__": "from aiodist.room.b import x",
+        "a": line,
+        "b": "from aiodist.room.a import y",
+        "c": "x = 1",
+    }.items():
+        path = tmp_path / "room" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n")
+    found = cycle(tmp_path)
+    assert bool(found) is circle
+    if circle:
+        assert {"aiodist.room.a", "aiodist.room.b"} <= set(found)
+        assert found[0] == found[-1]
 
 
 def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:

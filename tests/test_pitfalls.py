@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import aiodist as dist
 from aiodist.backends.host.backend import HostBackend
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual
+from tests.helpers import error_of
 
 
 def mine(rank: int, count: int = 4) -> Any:
@@ -25,15 +25,6 @@ def mine(rank: int, count: int = 4) -> Any:
 def total(size: int, count: int = 4) -> Any:
     """The sum over all ranks."""
     return sum(mine(rank, count) for rank in range(size))
-
-
-async def failure(awaitable: Awaitable[Any]) -> BaseException:
-    """What an awaitable raises."""
-    try:
-        await awaitable
-    except dist.AiodistError as error:
-        return error
-    raise AssertionError("nothing was raised")
 
 
 async def test_pitfall_1_number_is_taken_in_the_call_not_at_the_first_await() -> None:
@@ -123,12 +114,12 @@ def test_pitfall_5_late_frames_of_a_timed_out_operation_never_match_the_next() -
         first = await pg.new_group()
         assert first is not None
         if pg.rank == 0:
-            assert isinstance(await failure(first.recv(np.zeros(4, np.int64), 1, timeout=1)), TimeoutError)
+            assert isinstance(await error_of(first.recv(np.zeros(4, np.int64), 1, timeout=1)), TimeoutError)
         else:
             await asyncio.sleep(2)
-            assert isinstance(await failure(first.send(mine(9), 0)), dist.GroupBroken)  # too late
+            assert isinstance(await error_of(first.send(mine(9), 0)), dist.GroupBroken)  # too late
         for _ in range(2):
-            error = await failure(first.barrier())
+            error = await error_of(first.barrier())
             assert isinstance(error, dist.CollectiveTimeout)
         second = await pg.new_group()
         assert second is not None
@@ -322,7 +313,7 @@ def test_pitfall_13_new_group_disagreement_is_found_and_members_alone_may_call()
 
     async def crossed(pg: ProcessGroup) -> None:
         lists = [[0, 1], [1, 2]]
-        error = await failure(pg.new_group(lists[pg.rank == 2]))
+        error = await error_of(pg.new_group(lists[pg.rank == 2]))
         assert isinstance(error, dist.CollectiveMismatch)
         assert "ranks [0, 1]" in str(error) and "ranks [1, 2]" in str(error)
 

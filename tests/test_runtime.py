@@ -267,6 +267,22 @@ def test_run_without_a_group() -> None:
     assert dist.run(main()) == dist.run(main(), debug=True) == 3
 
 
+@pytest.mark.filterwarnings("error")  # a coroutine that is refused is closed
+def test_run_of_what_cannot_run_says_what_to_write() -> None:
+    async def main() -> None:
+        with pytest.raises(dist.UsageError, match=r"an event loop runs already.*`await main"):
+            dist.run(other())
+
+    async def other() -> None:
+        raise AssertionError
+
+    dist.run(main())
+    with pytest.raises(dist.UsageError, match=r"got function\. Call it: dist.run\(other\(\)\)"):
+        dist.run(other)  # type: ignore[arg-type]
+    with pytest.raises(dist.UsageError, match="wants a coroutine, got int"):
+        dist.run(3)  # type: ignore[arg-type]
+
+
 def test_run_after_the_group_was_closed() -> None:
     async def main() -> None:
         async with await dist.init_process_group():

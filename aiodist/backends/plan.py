@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiodist.backends.base import Backend
+from aiodist.backends.cuda import library
 from aiodist.backends.dispatch import Dispatch, Part
 from aiodist.backends.foreign import Engine, ForeignBackend
 from aiodist.backends.host.backend import HostBackend
@@ -21,7 +22,6 @@ from aiodist.errors import BackendUnavailable, RendezvousError, UsageError, name
 logger = logging.getLogger("aiodist")
 
 CPU, CUDA = "cpu", "cuda"
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # Linux, and Linux in Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,8 @@ class Plan:
         device = None
         plan = self
         if CUDA in self.engines or self.staged:
-            from aiodist.backends.cuda.library import choose_device
-
             try:
-                device = choose_device(device_id, os.environ)
+                device = library.choose_device(device_id, os.environ)
             except BackendUnavailable as error:
                 if not self.automatic:
                     raise
@@ -166,7 +164,7 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
     Raises:
         UsageError: it has no meaning. BackendUnavailable: whoever brings it cannot be imported.
     """
-    gpu = any(map(os.path.exists, _DRIVERS)) if gpu is None else gpu
+    gpu = library.has_driver() if gpu is None else gpu
     if backend is None:
         if not gpu:
             return Plan()

@@ -13,11 +13,13 @@ def main(argv: Sequence[str]) -> int:
     """Print `name  value` lines; `UsageError` where the environment contradicts itself."""
     parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
+    from aiodist.doctor.variables import shown
     from aiodist.environment import job_id, placement, secret_origin, tuning
 
     rows = {name: str(value) for name, value in asdict(placement(os.environ)).items()}
     rows["job"] = job_id(os.environ)
-    rows["store"] = os.environ.get("AIODIST_STORE", "none: rank 0 hosts it")
+    store = os.environ.get("AIODIST_STORE", "")
+    rows["store"] = shown("AIODIST_STORE", store) or "none: rank 0 hosts it"
     rows["secret"] = secret_origin(os.environ)
     rows["tls"] = "on" if tuning(os.environ).tls else "off"
     width = max(map(len, rows))

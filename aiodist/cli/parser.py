@@ -7,10 +7,10 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from aiodist.environment import switch
 from aiodist.errors import UsageError
 
 _HABITS = {"-n": "--nproc-per-node", "-np": "--nproc-per-node"}  # mpirun's
-_YES = ("1", "true", "yes")
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,7 +79,7 @@ class Options:
         """An option without a value."""
         long = self._long(names)
         dest = long[2:].replace("-", "_")
-        default = self._environ.get(f"PET_{dest.upper()}", "0").lower() in _YES
+        default = switch(self._environ, f"PET_{dest.upper()}")
         self._group.add_argument(*names, action="store_true", default=default, help=help, dest=dest)
         if hidden := self._hidden(long):
             self._group.add_argument(

@@ -16,15 +16,6 @@ from aiodist.control.sentries import is_exiting, open_thread
 _LOOKS = (0.0005, 0.001, 0.002, 0.005, 0.01)  # seconds between looks at a process whose sentry is gone
 
 
-def pid_space() -> str:
-    """Names what process ids mean here: this boot of this host, and the namespace. '' where nobody knows."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
-
-
 class ProcessWatch:
     """Calls back once when a process of this host has ended."""
 

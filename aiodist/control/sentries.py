@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 import threading
 
+from aiodist.environment.process import stat_fields
+
 _PIDFD_THREAD = os.O_EXCL
 _PF_EXITING = 0x4  # of the flags in /proc/<pid>/stat
 
@@ -66,8 +68,7 @@ def open_thread(tid: int) -> int:
 def is_exiting(pid: int) -> bool:
     """Whether the kernel is taking this process down, or has."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = stat_fields(pid)
     except OSError:
         return True
-    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
+    return fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)

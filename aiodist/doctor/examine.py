@@ -14,11 +14,22 @@ from typing import TypeVar
 from aiodist.doctor.checks import backends, devices, libraries, network, packages, settings, system
 from aiodist.doctor.finding import Finding, Section
 from aiodist.doctor.probes.asking import Answer, Inquiry, Question
-from aiodist.doctor.probes.network import Told, free_port, loopback, outward, told
+from aiodist.doctor.probes.network import Told, free_port, loopback, told
 from aiodist.doctor.probes.system import Kernel, Room, kernel, room
 from aiodist.doctor.words import describe
-from aiodist.environment import LAUNCHERS, Placement, placement, secret, secret_origin, tls, tuning
+from aiodist.environment import (
+    LAUNCHERS,
+    Placement,
+    placement,
+    secret,
+    secret_origin,
+    store_address,
+    store_url,
+    tls,
+    tuning,
+)
 from aiodist.errors import UsageError
+from aiodist.net.sockets import outward
 
 LIMIT = 20.0
 """Seconds for drivers and libraries to answer."""
@@ -34,9 +45,9 @@ _MEETING = 10.0  # seconds for the pair: less than LIMIT, so that who waits in v
 def examine(
     environ: Environ,
     *,
-    ranks: int | None = None,
-    limit: float = LIMIT,
-    waiting: Callable[[str], object] = lambda name: None,
+    ranks: int | None,
+    limit: float,
+    waiting: Callable[[str], object],
 ) -> list[Section]:
     """Look at everything.
 
@@ -122,7 +133,9 @@ def _network(addresses: Told, answer: Answer) -> Iterable[Finding]:
 def _settings(environ: Environ, place: Placement | UsageError) -> Iterable[Finding]:
     yield settings.check_placement(place)
     tuned = _tried(lambda: tuning(environ))
-    yield from settings.check_tuning(tuned if isinstance(tuned, UsageError) else None)
+    where = _tried(lambda: store_url(environ) or store_address(environ))
+    for value in (tuned, where):
+        yield from settings.check_tuning(value if isinstance(value, UsageError) else None)
     origin = secret_origin(environ)
     # Where there is none yet, reading it would make it.
     key = _tried(lambda: secret(environ)) if origin.startswith("set") else b""

@@ -1,6 +1,6 @@
 """What the environment says about this process. Pure tables: variables in, facts out."""
 
-from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, placement
+from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, company, placement
 from aiodist.environment.secret import (
     check_open_door,
     given_secret,
@@ -17,6 +17,7 @@ from aiodist.environment.tuning import (
     split_address,
     store_address,
     store_url,
+    switch,
     tuning,
 )
 
@@ -27,6 +28,7 @@ __all__ = [
     "Tls",
     "Tuning",
     "check_open_door",
+    "company",
     "given_secret",
     "home_secret",
     "is_loopback",
@@ -38,6 +40,7 @@ __all__ = [
     "split_address",
     "store_address",
     "store_url",
+    "switch",
     "tls",
     "tuning",
 ]

@@ -28,7 +28,7 @@ class Placement:
         node_count: nodes in the job.
         master_addr: host where the processes meet.
         master_port: port there.
-        launcher: what started the process: 'arguments', 'aiodist', 'torchrun', 'generic', 'alone'…
+        launcher: what started the process: a launcher's name, 'generic', 'arguments' or 'alone'.
         evidence: the variables that say so, 'RANK=3 WORLD_SIZE=8'.
     """
 
@@ -79,12 +79,54 @@ LAUNCHERS = (
     Launcher("aiodist", ("AIODIST_STORE", "RANK")),
     # Before Slurm and MPI: torchrun runs inside srun and mpirun.
     Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK")),
+    Launcher("generic", ("RANK", "WORLD_SIZE")),
+    # Before Slurm: both start their own helpers by srun, where they can, and those have a task's variables.
+    Launcher(
+        "Open MPI",
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        rank=("OMPI_COMM_WORLD_RANK",),
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        node_rank=(),  # OMPI_COMM_WORLD_NODE_RANK is another number on the node
+        node_count=(),
+    ),
+    Launcher(
+        "MPICH",  # and Intel MPI: Hydra is the launcher of both
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        rank=("PMI_RANK",),
+        world_size=("PMI_SIZE",),
+        local_rank=("MPI_LOCALRANKID",),
+        local_world_size=("MPI_LOCALNRANKS",),
+        node_rank=(),
+        node_count=(),
+    ),
+    # Of a step: in the shell of a batch script SLURM_PROCID is 0, and that is no rank.
+    Launcher(
+        "Slurm",
+        ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+        rank=("SLURM_PROCID",),
+        world_size=("SLURM_STEP_NUM_TASKS",),
+        local_rank=("SLURM_LOCALID",),
+        local_world_size=(),
+        node_rank=("SLURM_NODEID",),
+        node_count=("SLURM_STEP_NUM_NODES",),
+    ),
     # One of these alone is a half-set environment: an error that says what is missing, not a world of 1.
     Launcher(
         "generic",
         (),
         any_of=("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"),
     ),
+)
+# They say how many processes there are, and we do not follow those who set them.
+_COUNTS = (
+    "SLURM_NTASKS",
+    "PMI_SIZE",
+    "HOROVOD_SIZE",
+    "JAX_NUM_PROCESSES",
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
 )
 _HINT = "Start with `aiodist run`, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
@@ -153,7 +195,7 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
                 f"LOCAL_WORLD_SIZE={local_size}",
                 hint=_HINT,
             )
-    _complete(given_rank, given_size, reader.seen)
+    _complete(given_rank, given_size, _arguments(rank, world_size) | reader.seen)
     assert given_rank is not None
     assert given_size is not None
     by_argument = rank >= 0 and world_size >= 0
@@ -173,10 +215,24 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
     return found
 
 
+def company(environ: Environ) -> str:
+    """A variable that speaks of several processes, 'SLURM_NTASKS=4', to who seems to be alone; or ''."""
+    several = (
+        f"{name}={environ[name]}" for name in _COUNTS if environ.get(name, "").strip() not in ("", "1")
+    )
+    return next(several, "")
+
+
 def _matches(row: Launcher, environ: Environ) -> bool:
     return all(environ.get(name) for name in row.evidence) and (
         not row.any_of or any(environ.get(name) for name in row.any_of)
     )
+
+
+def _arguments(rank: int, world_size: int) -> dict[str, str]:
+    """Those that were given, in words."""
+    given = (("the argument rank", rank), ("the argument world_size", world_size))
+    return {name: str(value) for name, value in given if value >= 0}
 
 
 def _complete(rank: int | None, world_size: int | None, seen: dict[str, str]) -> None:

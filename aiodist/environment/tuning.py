@@ -15,12 +15,15 @@ Environ = Mapping[str, str]
 
 DEFAULT_JOB = "aiodist"
 DEFAULT_TIMEOUT = 300.0
-EAGER_BUDGET = 64 << 10
 HEARTBEAT = 0.25
 EVICT_AFTER = 30.0
 Transport = Literal["auto", "shm", "tcp"]
 TRANSPORTS: tuple[Transport, ...] = ("auto", "shm", "tcp")
 C = TypeVar("C", bound=str)
+
+EAGER_BUDGET = 64 * 1024
+"""Bytes, frame headers counted, that a (channel, context) may have sent eagerly and unmatched."""
+
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 
@@ -93,11 +96,11 @@ def tuning(environ: Environ) -> Tuning:
         )
     return Tuning(
         transport=_choice(environ, "AIODIST_TRANSPORT", TRANSPORTS, "auto"),
-        eager=_switch(environ, "AIODIST_EAGER", True),
+        eager=switch(environ, "AIODIST_EAGER", True),
         timeout=_seconds(environ, "AIODIST_TIMEOUT", DEFAULT_TIMEOUT),
         host=host,
         interface=interface,
-        allow_insecure=_switch(environ, "AIODIST_ALLOW_INSECURE", False),
+        allow_insecure=switch(environ, "AIODIST_ALLOW_INSECURE", False),
         tls=tls_files(environ) is not None,
         heartbeat=heartbeat,
         evict_after=evict_after,
@@ -139,8 +142,10 @@ def split_address(text: str, what: str = "address") -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
-    if not colon or not host or (":" in host and not bracketed) or not port.isdecimal() or int(port) > 65535:
+    if not colon or not host or (":" in host and not bracketed) or not port.isdecimal():
         raise UsageError(f"{what}={text!r} is not host:port", hint="For IPv6 write [address]:port")
+    if int(port) > 65535:
+        raise UsageError(f"{what}={text!r} names no port", hint="Ports go from 1 to 65535")
     return host, int(port)
 
 
@@ -152,7 +157,8 @@ def _choice(environ: Environ, name: str, choices: tuple[C, ...], default: C) -> 
     raise UsageError(f"{name}={environ[name]!r} is not known", hint=f"It can be: {', '.join(choices)}")
 
 
-def _switch(environ: Environ, name: str, default: bool) -> bool:
+def switch(environ: Environ, name: str, default: bool = False) -> bool:
+    """A variable that says yes or no, `default` where it says nothing; otherwise `UsageError`."""
     value = environ.get(name, "").strip().lower()
     if not value:
         return default

@@ -126,7 +126,7 @@ def barrier(
     """Return when all ranks have called it.
 
     Args:
-        device_ids: for backends that have devices.
+        device_ids: for torch's sake, and not used.
         timeout: seconds, or a timedelta; None takes the group's.
     """
     pg = member(group, "barrier")

@@ -40,7 +40,7 @@ def new_group(
         ranks: global ranks; None means all.
         timeout: the new group's default, in seconds.
         backend: None or the world's own.
-        pg_options, device_id: for backends that have any.
+        pg_options, device_id: for torch's sake, and not used.
         use_local_synchronization: only the members call, and wait for each other alone.
         group_desc: the group's name, for people.
         sort_ranks: must be True: members are in ascending order.
@@ -83,7 +83,7 @@ async def new_subgroups(
         group: which to divide; None means the world.
         timeout: the new groups' default, in seconds; None takes the divided group's.
         backend: None or the divided group's own.
-        pg_options: for backends that have any.
+        pg_options: for torch's sake, and not used.
         group_desc: the groups' name, for people.
 
     Returns:

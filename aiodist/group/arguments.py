@@ -53,16 +53,13 @@ def writable(tensor: Any, name: str) -> Array:
     return view(tensor, writable=True, what=name, device=True).array
 
 
-def output(
-    out: Any, source: Any, array: Array, shape: tuple[int, ...], *, may_share: bool = False
-) -> tuple[Any, Array]:
+def output(out: Any, source: Any, array: Array, shape: tuple[int, ...]) -> tuple[Any, Array]:
     """The user's `out`, checked, or a new tensor of the family of `source`.
 
     Args:
         out: what the user passed, or None.
         source: the input tensor, and `array` its array.
         shape: that the output must have.
-        may_share: whether the output may overlap the input.
 
     Returns:
         The tensor that the Work will give, and its array.
@@ -74,8 +71,7 @@ def output(
     if target.shape != shape:
         raise UsageError(f"out has shape {target.shape}, the result has {shape}")
     same_dtype("out", target, array)
-    if not may_share:
-        apart("out", target, "tensor", array)
+    apart("out", target, "tensor", array)
     return out, target
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aiodist.backends.base import Operation
+from aiodist.backends.base import Backend, Operation
 from aiodist.errors import UsageError
 from aiodist.types import Kind
 from aiodist.work import Work
 
-if TYPE_CHECKING:
-    from aiodist.group.core import GroupCore
-
 
 class Batch:
-    """What `coalesce` gives: an async context manager that holds operations back until it is left."""
+    """What `coalesce` gives: an async context manager that holds operations back until it is left.
 
-    def __init__(self, group: GroupCore) -> None:
+    Args:
+        group: whose operations it holds back.
+        backend: the group's.
+        begin: starts one, with its timeout.
+    """
+
+    def __init__(self, group: object, backend: Backend, begin: Callable[[Operation, float], None]) -> None:
         self.group = group
+        self._backend = backend
+        self._begin = begin
         self.works: list[Work[Any]] = []
         self._operations: list[tuple[Operation, float]] = []
         self._token: Token[Batch | None] | None = None
@@ -27,7 +33,7 @@ class Batch:
         """Hold an operation back."""
         operation.work._held_back = True
         if operation.call.kind is not Kind.send and operation.call.kind is not Kind.recv:
-            self.group._backend.reserve(operation.call.seq, operation)
+            self._backend.reserve(operation.call.seq, operation)
         self.works.append(operation.work)
         self._operations.append((operation, timeout))
 
@@ -40,16 +46,13 @@ class Batch:
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         assert self._token is not None
         current.reset(self._token)
-        self.group._backend.batch(True)
+        self._backend.batch(True)
         try:
             for operation, timeout in self._operations:
                 operation.work._held_back = False
-                if self.group._error is None:
-                    self.group._start(operation, timeout)
-                else:
-                    self.group._refuse(operation.work)
+                self._begin(operation, timeout)
         finally:
-            self.group._backend.batch(False)
+            self._backend.batch(False)
         waited = [work for work in self.works if not work._awaited]
         if kind is None:
             for work in waited:

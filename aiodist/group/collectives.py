@@ -284,7 +284,7 @@ class Collectives(GroupCore):
         return self._issue(Kind.barrier, NO_DATA, None, None, None, timeout, async_op)
 
     def monitored_barrier(
-        self, timeout: Timeout = None, wait_all_ranks: bool = True, *, async_op: bool = False
+        self, timeout: Timeout = None, wait_all_ranks: bool = False, *, async_op: bool = False
     ) -> Work[None]:
         """A barrier for debugging, with torch's name. Like every operation here it names who is missing.
 

@@ -37,7 +37,7 @@ from aiodist.types import NO_ROOT, Call, Kind, ReduceOp, check_dtype
 from aiodist.work import Failures, Pulse, Work, composing
 
 if TYPE_CHECKING:
-    from aiodist.group.regroup import Regroup
+    from aiodist.group.epochs.regroup import Regroup
 
 NO_DATA = (np.dtype(np.uint8), (0,))
 """What ranks agree on where an operation has no tensor."""
@@ -75,7 +75,7 @@ class GroupCore:
         self._pulse = pulse
         self._control = control
         self._closer = closer  # the world's alone
-        self._regroup: Regroup | None = None  # likewise, where membership can change
+        self._regroup: Regroup | None = None  # likewise; it enters itself where membership can change
         self._successor: GroupCore | None = None  # the next epoch's group; whoever closes this one closes it
         self._family: weakref.WeakSet[GroupCore] = weakref.WeakSet() if family is None else family
         self._family.add(self)
@@ -92,9 +92,11 @@ class GroupCore:
         self._opening: set[asyncio.Task[None]] = set()
         self._forked = False
         self._flight = Flight(self._loop, self._stalled, self._expired)
-        self._backend = make_backend(context, self.ranks, GroupReports(self))
+        self._watch = Watch(self, self._flight, self._break, control, self._loop)
+        self._backend = make_backend(
+            context, self.ranks, GroupReports(self.ranks, self._watch.suspect, self._break)
+        )
         self._quick = self._flight.quick = self._backend.quick(self, self._note)
-        self._watch = Watch(self, control, self._loop)
         self._watch.start()
         _alive.add(self)
 
@@ -117,7 +119,7 @@ class GroupCore:
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
         """Make an array that the other ranks of this host can read where it lies.
 
-        Operations on it need one copy less: they are about twice as fast from 1 MiB on. Not collective, and
+        Operations on it need one copy less: from 1 MiB on they are up to twice as fast. Not collective, and
         not only for this group: any group of this process may use it. Where no other rank is on this host
         it is an ordinary array.
 
@@ -346,6 +348,13 @@ class GroupCore:
             self._start(operation, limit)
         return work
 
+    def _begin(self, operation: Operation, limit: float) -> None:
+        """Start what was held back, unless the group has broken since."""
+        if self._error is None:
+            self._start(operation, limit)
+        else:
+            self._refuse(operation.work)
+
     def _start(self, operation: Operation, limit: float) -> None:
         call, work = operation.call, operation.work
         self._flight.issue(operation, limit)
@@ -407,7 +416,7 @@ class GroupCore:
         them. Leaving waits for those that have `async_op=False`. Awaiting one inside is a `UsageError`.
         """
         self._check_here()
-        return Batch(self)
+        return Batch(self, self._backend, self._begin)
 
     def _refuse(self, work: Work[Any]) -> None:
         assert self._error is not None
@@ -428,7 +437,9 @@ class GroupCore:
                 hint="Call it on the loop that made it; threads and synchronous code use aiodist.portal",
             )
         if closed_is_wrong and self._closing is not None:
-            raise GroupClosed(f"group '{self.name}' is closed")
+            raise GroupClosed(
+                f"group '{self.name}' is closed", hint="Close it, or leave `async with`, after its last use"
+            )
 
     # ── the end of the group ─────────────────────────────────────────────────────────────────────────
 

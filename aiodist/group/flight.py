@@ -10,11 +10,13 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from aiodist.backends.base import Operation, Quick
 from aiodist.types import Call, Kind
 
 STALL = 0.1  # seconds without progress after which an operation asks who is missing (law 4)
+MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
 PATIENCE = 4.0  # it asks again after 4 times as long, and again
 REMEMBERED = 64  # calls that a member can still describe after they ended
 
@@ -51,6 +53,7 @@ class Flight:
         self._recent: dict[int, Call] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._questions, self._next_questions = 0, 0.0  # still allowed until then
         self._idle: list[asyncio.Future[None]] = []
         self.quick: Quick | None = None  # it enters what it started only when the loop turns
 
@@ -108,6 +111,18 @@ class Flight:
             self._idle.append(idle)
             await idle
 
+    def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:
+        if now >= self._next_questions:
+            self._next_questions, self._questions = now + STALL, MOST
+        for _, entry in silent:
+            entry.ask_at = self._next_questions
+        for operation, entry in nsmallest(self._questions, silent, key=lambda pair: pair[1].deadline):
+            if operation in self._open:
+                self._questions -= 1
+                entry.asked *= PATIENCE
+                entry.ask_at = now + entry.asked
+                self._stalled(operation)
+
     def close(self) -> None:
         """Stop the timer."""
         self._disarm()
@@ -131,6 +146,7 @@ class Flight:
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
+        silent: list[tuple[Operation, Entry]] = []
         for operation, entry in list(self._open.items()):
             if operation not in self._open:
                 continue  # ended by what an earlier one set off
@@ -138,8 +154,7 @@ class Flight:
                 entry.deadline = math.inf  # told once; ending the group may take a while
                 self._expired(operation, entry.timeout)
             elif entry.ask_at <= now:
-                entry.asked *= PATIENCE
-                entry.ask_at = now + entry.asked
-                self._stalled(operation)
+                silent.append((operation, entry))
+        self._ask(silent, now)
         if self._open:
             self._arm(max(now, min(min(e.ask_at, e.deadline) for e in self._open.values())))

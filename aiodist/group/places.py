@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Backend
+from aiodist.backends.plan import CPU as HOST_PLACE
+from aiodist.backends.plan import CUDA
 from aiodist.errors import UsageError
-from aiodist.tensors.device import CPU as HOST_PLACE
 from aiodist.tensors.device import DeviceArray
 
 __all__ = ["HOST_PLACE", "check_device", "common_place", "misplaced"]
@@ -64,8 +65,8 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _place(array: Any) -> tuple[str, int]:
-    return ("cuda", array.cuda) if type(array) is DeviceArray else (HOST_PLACE, 0)
+    return (CUDA, array.cuda) if type(array) is DeviceArray else (HOST_PLACE, 0)
 
 
 def _words(place: tuple[str, int]) -> str:
-    return f"cuda:{place[1]}" if place[0] == "cuda" else "the host"
+    return f"cuda:{place[1]}" if place[0] == CUDA else "the host"

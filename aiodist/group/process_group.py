@@ -1,14 +1,19 @@
-"""The process group: what users hold. Its calls are in the files that its bases come from."""
+"""The process group: what users hold. Its calls are in the files that its bases come from.
+
+Names without an underscore are for users. Of the others the calls use `GroupCore._issue`, `_reserve`,
+`_composed` and `_check_here`, and `epochs` what hands a group on or ends it: `_regroup`, `_family`,
+`_successor`, `_ready`, `_break`, `_close`, and what these leave behind.
+"""
 
 from __future__ import annotations
 
+from aiodist.group.changes import Changes
 from aiodist.group.collectives import Collectives
-from aiodist.group.membership import Membership
 from aiodist.group.point_to_point import PointToPoint
 from aiodist.group.subgroups import Subgroups
 
 
-class ProcessGroup(Collectives, PointToPoint, Membership, Subgroups):
+class ProcessGroup(Collectives, PointToPoint, Changes, Subgroups):
     """A fixed set of processes that communicate. Made by `init_process_group` and `new_group`.
 
     Every operation is a plain method that starts it at once and returns a `Work`; `await` gives the
@@ -31,5 +36,7 @@ class ProcessGroup(Collectives, PointToPoint, Membership, Subgroups):
         name: for people.
         epoch: counts membership changes, 0 at first.
         hosts: name of each member's host, in group order.
+        timeout: seconds; of operations that say nothing else.
+        backend: what carries operations out, 'host' or 'cpu:host,cuda:nccl'.
         device: index of this process's CUDA device; None where the group takes no tensors on devices.
     """

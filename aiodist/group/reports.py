@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from aiodist.errors import CollectiveMismatch, GroupBroken
 
-if TYPE_CHECKING:
-    from aiodist.group.core import GroupCore
-
 
 class GroupReports:
-    """`backends.base.Reports` for one group. Ranks are group ranks."""
+    """`backends.base.Reports` for one group. Ranks are group ranks.
 
-    __slots__ = ("_group",)
+    Args:
+        ranks: the members' global ranks.
+        suspect: told of a mismatch: the number, the member's global rank, and its signature.
+        breaks: told why the group is broken.
+    """
 
-    def __init__(self, group: GroupCore) -> None:
-        self._group = group
+    __slots__ = ("_breaks", "_ranks", "_suspect")
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        suspect: Callable[[int, int, bytes], None],
+        breaks: Callable[[GroupBroken], None],
+    ) -> None:
+        self._ranks = ranks
+        self._suspect = suspect
+        self._breaks = breaks
 
     def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
         """A member's signature of a collective differs."""
-        self._group._watch.suspect(seq, self._group.ranks[peer], theirs)
+        self._suspect(seq, self._ranks[peer], theirs)
 
     def peer_mismatch(self, said: dict[int, str]) -> None:
         """Both sides of a message disagree."""
-        ranks = self._group.ranks
-        self._group._break(CollectiveMismatch({ranks[rank]: words for rank, words in said.items()}))
+        self._breaks(CollectiveMismatch({self._ranks[rank]: words for rank, words in said.items()}))
 
     def broken(self, error: GroupBroken) -> None:
         """The backend can do no more work."""
-        self._group._break(error)
+        self._breaks(error)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiodist.control.inquiry import Absence, Disagreement, Inquiry
 from aiodist.control.messages import Message, Say
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import CollectiveMismatch, Evicted, GroupBroken, PeerLost, WireError, name_ranks
 from aiodist.group.breakage import pack, unpack
+from aiodist.group.flight import Flight
 from aiodist.types import describe_signature
 
 if TYPE_CHECKING:
@@ -29,20 +30,39 @@ logger = logging.getLogger("aiodist")
 ANSWERS = 0.25  # seconds that members have to answer before a verdict is given without them
 AGAIN = 0.05  # seconds between rounds of questions once members disagree
 ROUNDS = 6  # of questions, at most
+ROOM = 64  # answers that are kept until those about operations that have ended are thrown away
 SUSPICION = 2.0  # seconds after which a mismatch seen here is told without the leader
+
+
+class Breaks(Protocol):
+    """Breaks the group."""
+
+    def __call__(self, error: GroupBroken, *, tell: bool = True) -> None:
+        """As `GroupCore._break`."""
 
 
 class Watch:
     """Listens for one group, and speaks for it. Ranks are global.
 
     Args:
-        group: the group, which is told what broke it.
+        group: the group.
+        flight: what it has issued.
+        breaks: breaks it.
         control: the process's control plane.
         loop: for the time limits of inquiries.
     """
 
-    def __init__(self, group: GroupCore, control: ControlPlane, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        group: GroupCore,
+        flight: Flight,
+        breaks: Breaks,
+        control: ControlPlane,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._group = group
+        self._flight = flight
+        self._breaks = breaks
         self._control = control
         self._loop = loop
         self._context = group.context
@@ -52,6 +72,7 @@ class Watch:
         self._left: dict[int, int] = {}
         self._suspected: set[int] = set()
         self.absent: dict[int, tuple[int, ...]] = {}
+        self._room = ROOM
 
     def start(self) -> None:
         """Begin to listen. What was said of the group before is heard now."""
@@ -81,12 +102,12 @@ class Watch:
         if seq in self._suspected:
             return
         self._suspected.add(seq)
-        call = self._group._flight.call(seq)
+        call = self._flight.call(seq)
         said = {
             peer: describe_signature(theirs),
             self._control.rank: call.describe() if call else "no such operation",
         }
-        self._later(SUSPICION, lambda: self._group._break(CollectiveMismatch(said)))
+        self._later(SUSPICION, lambda: self._breaks(CollectiveMismatch(said)))
         self.ask(seq)
 
     def tell_broken(self, error: GroupBroken) -> None:
@@ -107,7 +128,7 @@ class Watch:
     def rank_lost(self, rank: int, cause: str, silence: float | None = None) -> None:
         """A rank is gone without goodbye."""
         if rank == self._control.rank:
-            self._group._break(
+            self._breaks(
                 Evicted(
                     f"the others count this process as lost: {cause}",
                     hint="They went on, or ended, without it: leave, and join anew",
@@ -116,7 +137,7 @@ class Watch:
             )
         elif rank in self._members and rank not in self._left:
             # Everybody hears of a loss anyway.
-            self._group._break(PeerLost([rank], cause, silence=silence), tell=False)
+            self._breaks(PeerLost([rank], cause, silence=silence), tell=False)
 
     def rank_left(self, rank: int) -> None:
         """A rank has left them all. Of a group that it had it said so before; this one it never made."""
@@ -125,8 +146,8 @@ class Watch:
 
     def _leaves(self, rank: int, issued: int) -> None:
         self._left[rank] = issued
-        if any(seq >= issued for seq in self._group._flight.collectives()):
-            self._group._break(self._departure([rank]), tell=False)
+        if any(seq >= issued for seq in self._flight.collectives()):
+            self._breaks(self._departure([rank]), tell=False)
 
     def said(self, message: Message) -> None:
         """A message for this group. A member that speaks nonsense is as good as lost."""
@@ -140,7 +161,7 @@ class Watch:
             return
         match message.say:
             case Say.broken:
-                self._group._break(unpack(message.body[1], message.body[2:]), tell=False)
+                self._breaks(unpack(message.body[1], message.body[2:]), tell=False)
             case Say.left:
                 _, rank, issued = message.body
                 self._leaves(rank, issued)
@@ -152,11 +173,13 @@ class Watch:
                 self._learn(message)
             case Say.missing:
                 _, seq, ranks = message.body
-                pending = self._group._flight.collectives()
-                self.absent = {s: r for s, r in self.absent.items() if s in pending}
+                if len(self.absent) >= self._room:
+                    pending = set(self._flight.collectives())
+                    self.absent = {s: r for s, r in self.absent.items() if s in pending}
+                    self._room = 2 * len(self.absent) + ROOM
                 self.absent[seq] = tuple(ranks)
                 if ranks:
-                    call = self._group._flight.call(seq)
+                    call = self._flight.call(seq)
                     what = call.describe() if call else "an operation"
                     logger.info(
                         "%s #%d of group '%s' waits for %s", what, seq, self._group.name, name_ranks(ranks)
@@ -185,8 +208,8 @@ class Watch:
         self._control.tell(asked, Say.where, self._context, inquiry.seq)
 
     def _answer(self, seq: int, leader: int) -> None:
-        arrived = seq < self._group._issued
-        call = self._group._flight.call(seq) if arrived else None
+        arrived = seq < self._group.issued_count()
+        call = self._flight.call(seq) if arrived else None
         signature, words = (call.signature, call.describe()) if call else (b"", "")
         self._control.tell([leader], Say.here, self._context, seq, arrived, signature, words)
 
@@ -207,7 +230,7 @@ class Watch:
                 number = inquiry.rounds
                 self._later(AGAIN, lambda: self._question(inquiry) if inquiry.rounds == number else None)
             case Disagreement(said):
-                self._group._break(CollectiveMismatch(said))
+                self._breaks(CollectiveMismatch(said))
             case Absence(ranks):
                 del self._inquiries[inquiry.seq]
                 self._control.tell(inquiry.askers, Say.missing, self._context, inquiry.seq, ranks)

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from aiodist.kernels.copy import copy_into
-from aiodist.kernels.cost import cost_ns
+from aiodist.kernels.cost import INLINE_NS, cost_ns
 from aiodist.kernels.quiet import quiet
 from aiodist.kernels.reduce import UFUNCS, combine, finish, reduce_into
 from aiodist.kernels.scale import scale
 
-__all__ = ["UFUNCS", "combine", "copy_into", "cost_ns", "finish", "quiet", "reduce_into", "scale"]
+__all__ = [
+    "INLINE_NS",
+    "UFUNCS",
+    "combine",
+    "copy_into",
+    "cost_ns",
+    "finish",
+    "quiet",
+    "reduce_into",
+    "scale",
+]

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from aiodist.rendezvous.client import TcpStore
     from aiodist.rendezvous.server import StoreServer
 
+FOREVER = 1e8
+"""Seconds for what may wait, or last, in a store for as long as the job."""
+
 
 @dataclass(frozen=True)
 class Doors:

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
-from aiodist.launch.doors import Doors
-from aiodist.launch.lobby import FOREVER, Lobby
-from aiodist.launch.nodes import Next, Nodes
+from aiodist.launch.doors import FOREVER, Doors
+from aiodist.launch.lobby import Lobby
+from aiodist.launch.nodes import LEASE, Next, Nodes
 from aiodist.launch.plan import Plan
 from aiodist.launch.ports import free_port
 from aiodist.launch.restarts import Backoff, after, ready
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
     from aiodist.rendezvous.store import Store
 
-_PATIENCE = 10.0  # seconds before we say whom we wait for
 _LINGER = 5.0  # seconds for the other agents to say goodbye
+
+PATIENCE = 10.0
+"""Seconds before we say whom we wait for."""
+
 Say = Callable[[str], None]
+"""Shows one line to the operator."""
 
 
 class Head:
@@ -125,8 +129,6 @@ class Head:
 
     async def _publish(self, store: Store, roster: Roster) -> None:
         """Leave the roster for everybody, and call those who wait at the door."""
-        from aiodist.launch.nodes import LEASE
-
         assert self._agents_store is not None
         waiting = self._lobby.waiting if self._lobby is not None else {}
         called = [member for member in roster.members if member.id in waiting]
@@ -149,7 +151,7 @@ class Head:
         plan, loop = self._plan, asyncio.get_running_loop()
         call = plan.last_call if first else 0.0
         deadline = loop.time() + plan.meet_timeout
-        patience = loop.time() + _PATIENCE
+        patience = loop.time() + PATIENCE
         enough_since: float | None = None
         while True:
             self._news.clear()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_LINE = 64 * 1024  # a longer line is cut, so that a worker that writes no newline costs bounded memory
+_LAST_LINES, _LAST_WIDTH = 400, 2000  # of what is kept for the report
 _ENDS = re.compile(rb"[\r\n]")
 
 # Endings that only say that *another* rank is in trouble.
@@ -38,7 +39,7 @@ class LineSplitter:
         in_place: whether a line that ends in a carriage return is live (a terminal shows it).
     """
 
-    def __init__(self, *, in_place: bool = False) -> None:
+    def __init__(self, *, in_place: bool) -> None:
         self._in_place = in_place
         self._partial = b""
         self._returned: bytes | None = None  # the line that a carriage return just ended
@@ -79,14 +80,12 @@ class LineSplitter:
 class LastWords:
     """Keeps the end of a worker's stderr, to show why it failed."""
 
-    def __init__(self, lines: int = 400, width: int = 2000) -> None:
-        self._lines: deque[bytes] = deque(maxlen=lines)
-        self._width = width
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=_LAST_LINES)
 
     def add(self, *lines: bytes) -> None:
         """The next lines, without their ends."""
-        kept = lines[-(self._lines.maxlen or 0) :]
-        self._lines.extend(line[: self._width] for line in kept)
+        self._lines.extend(line[:_LAST_WIDTH] for line in lines[-_LAST_LINES:])
 
     def _decoded(self) -> list[str]:
         return [line.decode("utf-8", "replace").rstrip() for line in self._lines]

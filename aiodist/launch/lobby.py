@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.launch.doors import FOREVER
 from aiodist.launch.plain import read
 from aiodist.launch.roster import Member
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from aiodist.rendezvous.client import TcpStore
     from aiodist.rendezvous.server import StoreServer
 
-FOREVER = 1e8  # seconds
 _GOODBYE = 5.0
 _DIGITS = 18  # of a node's number
 

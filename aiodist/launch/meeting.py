@@ -11,27 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from aiodist.environment import job_id, tls
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.launch.doors import Doors
-from aiodist.launch.head import Head
+from aiodist.launch.head import PATIENCE, Head, Say
 from aiodist.launch.lobby import knock
 from aiodist.launch.nodes import Nodes, Tie
 from aiodist.launch.plan import Plan
-from aiodist.launch.ports import bind_address, check_free, free_port, reachable, short_host
+from aiodist.launch.ports import bind_address, check_free, reachable, short_host
 from aiodist.launch.roster import Member, Roster
 from aiodist.launch.secret import job_secret
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
-
-__all__ = ["bind_address", "free_port", "meet"]
-
-_PATIENCE = 10.0  # seconds before we say whom we wait for
-Say = Callable[[str], None]
 
 
 async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
@@ -107,7 +102,7 @@ async def _join(plan: Plan, doors: Doors, say: Say) -> Nodes:
     assert plan.master_port is not None
     dialled = asyncio.ensure_future(doors.enter(plan.master_addr, plan.master_port, plan.meet_timeout))
     try:
-        await asyncio.wait({dialled}, timeout=_PATIENCE)
+        await asyncio.wait({dialled}, timeout=PATIENCE)
         if not dialled.done():
             say(f"waiting for node 0 at {plan.master_addr}:{plan.master_port}")
         book = await dialled

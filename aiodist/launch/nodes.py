@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
-from aiodist.launch.doors import Doors
+from aiodist.launch.doors import FOREVER, Doors
 from aiodist.launch.plain import read
 from aiodist.launch.plan import Seat
 from aiodist.launch.roster import Roster
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 # own time is for machines that vanish without a word.
 LEASE = 15.0
 BEAT = 1.0
-_FOREVER = 1e8  # seconds
 ELASTIC = "aiodist/elastic"  # in the workers' store, once an elastic job has begun; see `dist.join`
 _OVER = b"over"
 _ASKING = 5.0  # seconds for a look into the workers' store
@@ -320,7 +319,7 @@ class Nodes:
             return await self.head.decide(self, verdict)
         assert self.store is not None
         try:
-            following = Next.from_json(await self.store.get(self.key("next"), timeout=_FOREVER))
+            following = Next.from_json(await self.store.get(self.key("next"), timeout=FOREVER))
         except AiodistError:
             self._store_is_gone()
             return Next(used=self._restarts)
@@ -352,7 +351,7 @@ class Nodes:
 
     async def _has_reported(self, store: Store, node: int) -> None:
         """Returns when the node has reported, or is lost."""
-        report = asyncio.ensure_future(store.wait([self._report_key(node)], timeout=_FOREVER))
+        report = asyncio.ensure_future(store.wait([self._report_key(node)], timeout=FOREVER))
         lost = asyncio.ensure_future(self._lost[node].wait())
         try:
             await asyncio.wait({report, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -366,7 +365,7 @@ class Nodes:
     async def _hear_alarm(self, store: Store) -> None:
         why = "failure"
         try:
-            why = (await store.get(self.key("alarm"), timeout=_FOREVER)).decode(errors="replace")
+            why = (await store.get(self.key("alarm"), timeout=FOREVER)).decode(errors="replace")
         except RendezvousError:
             self._store_is_gone()
         self._trouble(why)

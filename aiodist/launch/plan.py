@@ -9,7 +9,6 @@ from string import Template
 from aiodist.errors import UsageError
 
 DEFAULT_PREFIX = "${host}:${rank}│ "
-TO_FILE_STDOUT, TO_FILE_STDERR = 1, 2
 
 
 @dataclass(frozen=True)

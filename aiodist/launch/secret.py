@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from aiodist.environment import given_secret, home_secret, is_loopback
+from aiodist.environment import given_secret, home_secret, is_loopback, switch
 from aiodist.errors import UsageError
 
 
@@ -22,7 +22,7 @@ def job_secret(environ: Mapping[str, str], nnodes: int, master_addr: str) -> str
     if not key and nnodes == 1:
         return secrets.token_hex(16)
     key = key or home_secret(environ)
-    if not key and not is_loopback(master_addr) and environ.get("AIODIST_ALLOW_INSECURE") != "1":
+    if not key and not is_loopback(master_addr) and not switch(environ, "AIODIST_ALLOW_INSECURE"):
         raise UsageError(
             "the nodes have no common secret, and ~/.aiodist/secret cannot be made or read",
             hint="Set AIODIST_SECRET to the same value on every node, or AIODIST_ALLOW_INSECURE=1",

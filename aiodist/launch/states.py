@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from aiodist.environment.process import stat_fields
+
 INTERVAL = 1.0  # seconds between two looks
 _STOPPED = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is held by a debugger"}
 
@@ -14,8 +16,7 @@ _STOPPED = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is held by a debugger"
 def state_of(pid: int) -> str:
     """The letter that /proc shows, 'R' or 'T'; '' where it shows nothing."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
+        return stat_fields(pid)[0]
     except (OSError, IndexError):
         return ""
 

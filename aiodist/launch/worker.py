@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from aiodist.environment.process import stat_fields
 from aiodist.errors import UsageError
 from aiodist.launch.guardian import Guardian
 from aiodist.launch.lines import LastWords
@@ -125,16 +126,15 @@ class Worker:
 def _has_living(group: int) -> bool:
     """Whether a process group has more than zombies, which a container's init may never collect."""
     try:
-        pids = [name for name in os.listdir("/proc") if name.isdigit()]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return True  # no /proc here: a signal that arrives is all we can know
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                state, _parent, its_group = file.read().rpartition(b")")[2].split()[:3]
+            state, _parent, its_group = stat_fields(pid)[:3]
         except (OSError, ValueError):  # it has gone meanwhile
             continue
-        if int(its_group) == group and state not in b"ZX":
+        if int(its_group) == group and state not in "ZX":
             return True
     return False
 

@@ -9,25 +9,34 @@ import socket
 
 from aiodist.net.lobby import Enter, Lobby, Turned
 
-_AT_ONCE = 64  # connections that one turn of the loop accepts: about 5 ms of work when 1,000 come together
+_AT_ONCE = 16  # connections that one turn of the loop accepts: a crowd must not hold it
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PAUSE = 1.0  # seconds until it is tried again where the process has no descriptor left
-_log = logging.getLogger("aiodist.store")
+_PAUSE = 1.0  # seconds until it is tried again where nobody can be accepted; the kernel keeps them so long
 
 
 class Listener:
     """Calls `on_socket` with every connection that has something to say, non-blocking, until closed.
 
     Args:
+        loop: the event loop, running or about to run.
         socks: listen, and are non-blocking; the listener owns them.
         on_socket: see `Lobby`.
         turned_away: see `Lobby`.
+        log: is told when this process has no descriptor or memory left for a connection.
     """
 
-    def __init__(self, socks: list[socket.socket], on_socket: Enter, turned_away: Turned) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        socks: list[socket.socket],
+        on_socket: Enter,
+        turned_away: Turned,
+        log: logging.Logger,
+    ) -> None:
+        self._loop = loop
         self._socks = socks
-        self._lobby = Lobby(self._loop, on_socket, turned_away)
+        self._log = log
+        self._lobby = Lobby(loop, on_socket, turned_away)
         self._paused: asyncio.TimerHandle | None = None
         self._resume()
 
@@ -35,7 +44,8 @@ class Listener:
         """Stop listening; connections that were handed over stay. May be called again."""
         if self._paused is not None:
             self._paused.cancel()
-        self._pause()
+        if not self._loop.is_closed():
+            self._pause()
         for sock in self._socks:
             sock.close()
         self._socks = []
@@ -56,14 +66,15 @@ class Listener:
                 return  # closed meanwhile
             try:
                 sock, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                _log.error("the store accepts nobody for %g s: %s", _PAUSE, error.strerror)
+                # The socket stays readable: without a pause the loop would do nothing else.
                 self._pause()
                 self._paused = self._loop.call_later(_PAUSE, self._resume)
+                if error.errno not in _EXHAUSTED:
+                    raise  # the loop says it
+                self._log.error("nobody is accepted for %g s: %s", _PAUSE, error.strerror)
                 return
             sock.setblocking(False)
             self._lobby.add(sock)

@@ -15,9 +15,11 @@ import socket
 import struct
 import sys
 
-from aiodist.net.sockets import BACKLOG, connect, is_loopback, join_address, resolve
+from aiodist.environment import is_loopback
+from aiodist.net.sockets import BACKLOG, connect, join_address, resolve
 
-_CREDENTIALS = struct.Struct("3i")  # pid, user, group
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group, as the kernel tells of who is at the other end."""
 
 
 def listen_near(host: str, port: int) -> socket.socket | None:
@@ -71,8 +73,8 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
     """Process, user and group of a Unix connection's other end; -1 each where the system does not say."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, user, group = _CREDENTIALS.unpack(packed)
+            packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+            pid, user, group = CREDENTIALS.unpack(packed)
             return pid, user, group
     return -1, -1, -1
 

@@ -19,6 +19,11 @@ _LISTEN = "0A"  # in /proc/net/tcp
 _LINK_LOCAL = "20"  # in /proc/net/if_inet6
 _SIOCGIFADDR = 0x8915  # Linux
 
+_ELSEWHERE = (  # addresses for documentation: nobody has them, and nothing is sent
+    (socket.AF_INET, "192.0.2.1"),
+    (socket.AF_INET6, "2001:db8::1"),
+)
+
 Resolved = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
@@ -27,16 +32,10 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a numeric address can be reached from this host only."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
 async def resolve(host: str, port: int) -> list[Resolved]:
     """The addresses of a host; numeric ones without asking the resolver. `OSError` if there are none."""
+    if not 0 <= port < 65536:  # the resolver would take what is left of it in 16 bits
+        raise UsageError(f"{port} is no port", hint="Ports go from 1 to 65535; to listen, 0 picks a free one")
     flags = socket.AI_NUMERICSERV
     try:
         # As bytes: a str goes through the idna codec, whose import takes 1 ms.
@@ -88,7 +87,7 @@ async def listen(host: str, port: int) -> socket.socket:
     if failure.errno == errno.EADDRNOTAVAIL:
         raise RendezvousError(
             f"cannot listen on {host}: it is not an address of this host ({socket.gethostname()})",
-            hint="Run rank 0 on the host that MASTER_ADDR names, or set MASTER_ADDR to this host",
+            hint="Run rank 0 on the host that MASTER_ADDR names, or name an address of this host",
         )
     raise RendezvousError(f"cannot listen on {join_address(host, port)}: {describe(failure)}")
 
@@ -156,7 +155,7 @@ def _in_use(host: str, port: int) -> RendezvousError:
     by = f" by {owner}" if owner else ""
     return RendezvousError(
         f"port {port} on {host} is in use{by}",
-        hint="Stop that process, or choose another MASTER_PORT (0 lets the launcher find a free one)",
+        hint="Stop that process, or choose another port (MASTER_PORT, --master-port, --port)",
     )
 
 
@@ -179,3 +178,15 @@ def port_owner(port: int) -> str:
                 if str(descriptor.readlink()) in inodes:
                     return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
     return "a process of another user"
+
+
+def outward() -> str:
+    """The address that this host has towards others, by its routes; '' where it has none."""
+    for family, there in _ELSEWHERE:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((there, 9))
+                return str(sock.getsockname()[0])
+        except OSError:
+            continue
+    return ""

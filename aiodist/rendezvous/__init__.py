@@ -2,16 +2,12 @@
 
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
-from aiodist.rendezvous.handlers import (
-    Invitation,
-    Meeting,
-    register_rendezvous_handler,
-    rendezvous,
-    told_address,
-)
+from aiodist.rendezvous.handlers import register_rendezvous_handler, rendezvous
 from aiodist.rendezvous.hash_store import HashStore
+from aiodist.rendezvous.hosting import told_address
+from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.lease import Lease
-from aiodist.rendezvous.meeting import claim_rank, exchange, release_rank, this_process
+from aiodist.rendezvous.meeting import claim_rank, release_rank, this_process
 from aiodist.rendezvous.prefix_store import PrefixStore
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.store import Store, Watch, WatchEvent
@@ -29,7 +25,6 @@ __all__ = [
     "Watch",
     "WatchEvent",
     "claim_rank",
-    "exchange",
     "register_rendezvous_handler",
     "release_rank",
     "rendezvous",

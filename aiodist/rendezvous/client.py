@@ -24,7 +24,7 @@ from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address
 from aiodist.rendezvous.answers import check_answer, check_failure, check_news, words_of
 from aiodist.rendezvous.connection import Connection
-from aiodist.rendezvous.machine_store import MachineStore, error_of
+from aiodist.rendezvous.machine_store import MachineStore, again, check_use, error_of
 from aiodist.rendezvous.pending import Pending
 from aiodist.rendezvous.schema import CHANGES
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
@@ -131,7 +131,7 @@ class TcpStore(MachineStore):
     # Calls.
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
-        self._check_use()
+        check_use(self._loop, self._closed)
         deadline = None
         if timeout is not None:
             deadline = self._loop.time() + timeout
@@ -193,7 +193,7 @@ class TcpStore(MachineStore):
             self._patrol_until(min(waiting))
 
     def watch(self, prefix: str = "") -> Watch:
-        self._check_use()
+        check_use(self._loop, self._closed)
         id = self._new_id()
 
         def on_close() -> None:
@@ -223,12 +223,6 @@ class TcpStore(MachineStore):
                 if self._connection is not None:
                     self._connection.abort()
                     await self._lost.wait()
-
-    def _check_use(self) -> None:
-        if asyncio.get_running_loop() is not self._loop:
-            raise UsageError("this store belongs to another event loop", hint="Connect once in each loop")
-        if self._closed is not None:
-            raise _again(self._closed)
 
     def _new_id(self) -> int:
         self._last_id += 1
@@ -418,7 +412,7 @@ class TcpStore(MachineStore):
             else:
                 error = error_of(*check_failure(value))
                 if id == self._resume_id:
-                    self._finish(error if isinstance(error, RendezvousError) else _again(error))
+                    self._finish(error if isinstance(error, RendezvousError) else again(error))
                 elif id in self._watches:
                     self._watches.pop(id)[0].end(error)
                 else:
@@ -454,15 +448,9 @@ class TcpStore(MachineStore):
         watches, self._watches = self._watches, {}
         self._outbox.clear()
         for call in pending.values():
-            call.settle(None, _again(error))
+            call.settle(None, again(error))
         if self._patrol is not None:
             self._patrol.cancel()
             self._patrol = None
         for watch, _ in watches.values():
-            watch.end(_again(error))
-
-
-def _again(error: AiodistError) -> RendezvousError:
-    """The same error for another reader: one object raised in many tasks would collect all their traces."""
-    kind = type(error) if isinstance(error, RendezvousError) else RendezvousError
-    return kind(error.message, hint=error.hint)
+            watch.end(again(error))

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
+from aiodist.errors import AiodistError, RendezvousTimeout, UsageError
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.ledger import Ledger, Plan
@@ -30,7 +30,7 @@ from aiodist.rendezvous.etcd.rounds import Rounds
 from aiodist.rendezvous.etcd.run import Run, lost_error
 from aiodist.rendezvous.etcd.watching import report
 from aiodist.rendezvous.etcd.words import Item
-from aiodist.rendezvous.machine_store import MachineStore, error_of
+from aiodist.rendezvous.machine_store import MachineStore, again, check_use, error_of
 from aiodist.rendezvous.schema import RefusedError, check_args
 from aiodist.rendezvous.store import Watch, check_key, closed_error
 from aiodist.timeouts import Timeout
@@ -157,7 +157,7 @@ class EtcdStore(MachineStore):
     @contextlib.asynccontextmanager
     async def _use(self, call: _Call) -> AsyncIterator[None]:
         """A call is under way until it is over, or the store is."""
-        self._check_use()
+        check_use(self._loop, self._closed)
         try:
             async with call.scope:
                 self._calls.add(call)
@@ -170,13 +170,7 @@ class EtcdStore(MachineStore):
         except TimeoutError:
             if not call.scope.expired() or self._closed is None:
                 raise
-            raise _again(self._closed) from None
-
-    def _check_use(self) -> None:
-        if asyncio.get_running_loop() is not self._loop:
-            raise UsageError("this store belongs to another event loop", hint="Connect once in each loop")
-        if self._closed is not None:
-            raise _again(self._closed)
+            raise again(self._closed) from None
 
     def _key(self, key: str) -> bytes:
         return self._keys + _encoded(key)
@@ -351,7 +345,7 @@ class EtcdStore(MachineStore):
         return await self._rounds.gather(name, size, rank, card, call.timeout, call.deadline, call.arrived)
 
     def watch(self, prefix: str = "") -> Watch:
-        self._check_use()
+        check_use(self._loop, self._closed)
 
         def on_close() -> None:
             if (task := self._watches.pop(watch, None)) is not None:
@@ -387,7 +381,7 @@ class EtcdStore(MachineStore):
         watches, self._watches = self._watches, {}
         for watch, task in watches.items():
             task.cancel()
-            watch.end(_again(error))
+            watch.end(again(error))
 
     async def aclose(self) -> None:
         if self._closed is None or self._gateway.is_open:
@@ -416,11 +410,6 @@ def _encoded(key: str) -> bytes:
         return key.encode()
     except UnicodeEncodeError:
         raise UsageError(f"the key {key[:40]!r} cannot be written as UTF-8") from None
-
-
-def _again(error: AiodistError) -> RendezvousError:
-    """The same error for another reader: one object raised in many tasks would collect all their traces."""
-    return RendezvousError(error.message, hint=error.hint)
 
 
 def _lease_ended(token: int) -> Exception:

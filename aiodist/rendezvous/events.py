@@ -21,7 +21,15 @@ class Connected:
 
 @dataclass(slots=True)
 class Request:
-    """A client asks for something; fields as in `aiodist.wire.messages.Request`."""
+    """A client asks for something.
+
+    Args:
+        client: its id.
+        id: counts up from 1 in a client.
+        method: the name of a store operation.
+        args: its arguments: None, bool, int, float, str, bytes and lists of these.
+        settled: ids whose answers the client has; never sent again.
+    """
 
     client: bytes
     id: int

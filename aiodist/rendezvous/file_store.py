@@ -23,9 +23,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from aiodist.environment import Tls
+from aiodist.environment import Tls, is_loopback
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import connect, is_loopback, join_address
+from aiodist.net.sockets import connect, join_address
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.machine_store import MachineStore
 from aiodist.rendezvous.server import StoreServer

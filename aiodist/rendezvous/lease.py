@@ -27,6 +27,7 @@ class Lease:
 
     Attributes:
         ttl: seconds.
+        held: whether this process may act as the holder.
         token: a fencing token: larger than that of every lease before it; 0 until it has begun.
         lost: the store has said that it is over. It does not come back; make a new one.
     """

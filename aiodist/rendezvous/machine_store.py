@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -116,3 +117,17 @@ def error_of(kind: str, message: str, hint: str, missing: Sequence[int]) -> Aiod
     if kind == "timeout":
         return RendezvousTimeout(message, missing=missing, hint=hint)
     return _ERRORS.get(kind, RendezvousError)(message, hint=hint)
+
+
+def check_use(loop: asyncio.AbstractEventLoop, closed: AiodistError | None) -> None:
+    """Raise where a connected store must not be used: on another loop, or once it is `closed`."""
+    if asyncio.get_running_loop() is not loop:
+        raise UsageError("this store belongs to another event loop", hint="Connect once in each loop")
+    if closed is not None:
+        raise again(closed)
+
+
+def again(error: AiodistError) -> RendezvousError:
+    """The same error for another reader: one object raised in many tasks would collect all their traces."""
+    kind = type(error) if isinstance(error, RendezvousError) else RendezvousError
+    return kind(error.message, hint=error.hint)

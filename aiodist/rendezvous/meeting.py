@@ -1,17 +1,14 @@
-"""How ranks meet in a store: nobody twice, everybody's card to everybody."""
+"""How processes claim their ranks in a store: nobody is there twice."""
 
 from __future__ import annotations
 
 import os
 import socket
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.errors import RendezvousError, UsageError
 from aiodist.rendezvous.store import Store
-from aiodist.timeouts import Timeout
 
-MAX_CARD = 4096
 _RANKS = "aiodist/rank"
-_CARDS = "aiodist/cards"
 
 
 def this_process() -> bytes:
@@ -46,32 +43,6 @@ async def claim_rank(store: Store, rank: int, description: bytes) -> None:
 async def release_rank(store: Store, rank: int, description: bytes) -> None:
     """Give a claimed rank back, for a store that outlives the process. Another's claim stays."""
     await store.compare_set(f"{_RANKS}/{rank}", description, b"")
-
-
-async def exchange(
-    store: Store, rank: int, world_size: int, card: bytes, timeout: Timeout = None
-) -> list[bytes]:
-    """Show everybody this rank's card → the cards of all, in rank order. One round trip.
-
-    Args:
-        card: what peers must know of this rank, at most 4 KiB; opaque here.
-        timeout: seconds; the store's default where None.
-
-    Raises:
-        RendezvousTimeout: `missing` holds the ranks that never came, and the message names them.
-        RendezvousError: two came as one rank, or they count different worlds.
-    """
-    if len(card) > MAX_CARD:
-        raise UsageError(f"a card has at most {MAX_CARD} bytes, this one {len(card)}")
-    try:
-        return await store.gather(_CARDS, world_size, rank, card, timeout)
-    except RendezvousTimeout as error:
-        if not error.missing:
-            raise
-        message = error.message.replace(f" to '{_CARDS}'", "").replace("did not come", "never arrived")
-        raise RendezvousTimeout(
-            f"the world of {world_size} is not complete: {message}", missing=error.missing, hint=error.hint
-        ) from None
 
 
 def _shown(description: bytes) -> str:

@@ -188,7 +188,8 @@ class StoreServer:
             raise
         self.host, self.port = sock.getsockname()[:2]
         near = listen_near(self.host, self.port)
-        self._server = Listener([sock] if near is None else [sock, near], self._accept, self._turned_away)
+        socks = [sock] if near is None else [sock, near]
+        self._server = Listener(self._loop, socks, self._accept, self._turned_away, _log)
         return self
 
     @property

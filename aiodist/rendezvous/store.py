@@ -37,7 +37,7 @@ Value = bytes | bytearray | memoryview | str
 
 
 class Store(ABC):
-    """What every store can do.
+    """What every store can do. A key is at most 4 KiB long, a value nearly 8 MiB.
 
     Args:
         timeout: seconds that a call may take where it says nothing itself.
@@ -45,6 +45,7 @@ class Store(ABC):
     Raises (every method):
         UsageError: a key, value or number without meaning.
         RendezvousTimeout: it took too long; names the keys or ranks that were missing.
+        StoreFull: it holds as much as it may.
         RendezvousError: the store is closed or lost.
     """
 

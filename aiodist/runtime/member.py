@@ -12,11 +12,11 @@ from aiodist.backends.plan import Plan
 from aiodist.environment import Tls, Tuning, check_open_door, job_id, secret, split_address, tls
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import ProcessGroup
-from aiodist.group.beginning import first_epoch
 from aiodist.group.default import find_default, set_default
-from aiodist.group.job import Job
-from aiodist.group.newcomer import join_running
-from aiodist.group.world import Settings, World
+from aiodist.group.epochs.beginning import first_epoch
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.newcomer import join_running
+from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import Presence
 from aiodist.membership.record import UID_BYTES

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from aiodist.errors import UsageError
 from aiodist.group.default import find_default
 
 T = TypeVar("T")
@@ -20,7 +21,11 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
 
     Groups that are still open when it returns are closed; when it raises, they are aborted first, so that
     peers learn of it at once. Ctrl-C cancels the coroutine, as with `asyncio.run`.
+
+    Raises:
+        UsageError: `main` is no coroutine, or a loop runs in this thread already.
     """
+    _check(main)
     try:
         with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
             return runner.run(_guarded(main))
@@ -28,6 +33,21 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
         # Nobody needs two tracebacks a rank to know that they pressed Ctrl-C; where it was may be of use.
         sys.excepthook = partial(_say_interrupted, _interrupted_at(interrupt), sys.excepthook)
         raise
+
+
+def _check(main: object) -> None:
+    if not asyncio.iscoroutine(main):
+        name = getattr(main, "__name__", "main")
+        calls = (
+            f"Call it: dist.run({name}())" if asyncio.iscoroutinefunction(main) else "Write dist.run(main())"
+        )
+        raise UsageError(f"run wants a coroutine, got {type(main).__name__}", hint=calls)
+    if asyncio._get_running_loop() is not None:
+        main.close()  # else Python warns of it, too
+        raise UsageError(
+            "run was called where an event loop runs already, in a notebook perhaps",
+            hint="Write `await main()` there, or use aiodist.portal",
+        )
 
 
 def _interrupted_at(interrupt: BaseException) -> str:

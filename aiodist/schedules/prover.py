@@ -178,7 +178,7 @@ def covered(step: Step, chunks: int) -> Sequence[int]:
 
 
 def check_round(
-    rank: int, index: int, size: int, chunks: int, steps: tuple[Step, ...], *, two_buffers: bool = False
+    rank: int, index: int, size: int, chunks: int, steps: tuple[Step, ...], *, two_buffers: bool
 ) -> None:
     """Check rules 2 and 4 to 7 of `steps` for one round of one rank; raises `ScheduleError`."""
     where = f"rank {rank}, round {index}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aiodist.tensors.family import like, wrap
 from aiodist.tensors.overlap import overlaps
-from aiodist.tensors.staging import Staged
 from aiodist.tensors.view import TensorView, view
 
-__all__ = ["Staged", "TensorView", "like", "overlaps", "view", "wrap"]
+__all__ = ["TensorView", "like", "overlaps", "view", "wrap"]

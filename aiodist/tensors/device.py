@@ -17,9 +17,6 @@ import numpy as np
 from aiodist.errors import UsageError
 from aiodist.types import BFLOAT16, check_dtype
 
-CUDA = "cuda"
-CPU = "cpu"
-
 _KDL_CUDA = 2
 _NULL_STAND_IN = 256  # an address for tensors without elements, which have none
 
@@ -91,13 +88,6 @@ class _Interface:
 
     def __init__(self, interface: Mapping[str, Any]) -> None:
         self.__array_interface__ = dict(interface)
-
-
-def place_of(array: Any) -> str:
-    """'cuda' or 'cpu': where an array, or the first of a list, lies."""
-    if type(array) is list:
-        array = array[0] if array else None
-    return CUDA if type(array) is DeviceArray else CPU
 
 
 def device_array(obj: Any, what: str) -> DeviceArray | None:

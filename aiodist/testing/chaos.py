@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.group import ProcessGroup
-from aiodist.group.job import Job
-from aiodist.group.world import Settings, World
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import Store
 from aiodist.testing.chaos_links import ChaosEndpoint, ChaosPipe

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from aiodist.backends.plan import parse
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
-from aiodist.group.beginning import first_epoch
 from aiodist.group.default import override
-from aiodist.group.job import Job
-from aiodist.group.newcomer import join_running
-from aiodist.group.world import Settings, World
+from aiodist.group.epochs.beginning import first_epoch
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.newcomer import join_running
+from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
 from aiodist.testing.chaos import Chaos, Crashed, Process

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.testing.channel_pair import Pair, Recorder, content, signature, turn_until
 from aiodist.transport.base import (
     CONTROL_MESSAGE,
-    EAGER_BUDGET,
     EAGER_MESSAGE,
     SEGMENT,
     ControlLink,

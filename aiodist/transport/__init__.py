@@ -5,9 +5,9 @@ Unix), `mapped` (shared memory) and `memory_link` (in one process) move the fram
 `endpoint` and `memory` make the links.
 """
 
+from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.transport.base import (
     CONTROL_MESSAGE,
-    EAGER_BUDGET,
     EAGER_MESSAGE,
     SEGMENT,
     ControlLink,

@@ -30,9 +30,6 @@ SEGMENT = 256 * 1024
 EAGER_MESSAGE = 8 * 1024
 """Bytes of the largest message that may travel before its receive is posted."""
 
-EAGER_BUDGET = 64 * 1024
-"""Bytes, frame headers counted, that a (channel, context) may have sent eagerly and unmatched."""
-
 CONTROL_MESSAGE = 64 * 1024
 """Bytes of the largest message of a `ControlLink`."""
 
@@ -330,7 +327,7 @@ class Endpoint(ABC):
         Returns with no task, socket or mapping open.
 
         Args:
-            linger: seconds to wait for peers; None: the endpoint's own.
+            linger: seconds to wait for peers; None: as long as is usual.
         """
 
     @abstractmethod

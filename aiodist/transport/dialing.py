@@ -1,9 +1,8 @@
-"""Connecting sockets, what an address is, and which host this is."""
+"""Connecting sockets, and what an address is."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 
 _FULL_PAUSE = 0.005  # a Unix listener's backlog is full: unlike TCP, connect() refuses to wait
@@ -44,12 +43,3 @@ def is_numeric(host: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def boot_id() -> str:
-    """Names this boot of this host; processes that share it may share memory."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename

@@ -17,20 +17,23 @@ from functools import partial
 from typing import Any, Literal
 
 from aiodist.environment import Tls
+from aiodist.environment.process import host_id
+from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import AiodistError, AuthenticationError, BackendUnavailable, PeerLost, UsageError
+from aiodist.net.listener import Listener
 from aiodist.net.lobby import PATIENCE, places
 from aiodist.net.near import is_stranger
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.shm.arena import available
 from aiodist.shm.home import Home, Neighbour
-from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
+from aiodist.transport.base import ControlLink, Route
 from aiodist.transport.control_link import SocketControl
-from aiodist.transport.dialing import boot_id, connect_tcp, connect_unix, is_numeric
+from aiodist.transport.dialing import connect_tcp, connect_unix, is_numeric
 from aiodist.transport.greeting import Greeting
-from aiodist.transport.listening import Acceptor, not_mine, unix_address
+from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
 from aiodist.transport.mail import ANSWER_DEADLINE, Mailbox
 from aiodist.transport.mapped import MappedLink
-from aiodist.transport.peers import LINGER, ChannelEndpoint, Peer
+from aiodist.transport.peers import ChannelEndpoint, Peer
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
@@ -53,13 +56,11 @@ class SocketEndpoint(ChannelEndpoint):
         host: numeric address to listen on (IPv4 or IPv6).
         mode: "tcp": TCP only, as if every peer were on another host; "shm": shared memory only;
             "auto": shared memory where it works.
-        advertise: the address that peers dial; `host` if not given.
         eager_budget: bytes per (channel, context); the same on every rank.
-        linger: seconds that `aclose` waits for peers.
         home_nbytes: virtual bytes of the memory that this process shares; None: `home_bytes`.
         tls: for connections over TCP; None: they go without.
-        boot: names the host: ranks with another name are no neighbours. None: this host's boot id; others are
-            for tests.
+        boot: names the host: ranks with another name are no neighbours. None: `host_id`; others
+            are for tests.
 
     Raises:
         RendezvousError: the address cannot be bound.
@@ -75,14 +76,12 @@ class SocketEndpoint(ChannelEndpoint):
         host: str = "127.0.0.1",
         *,
         mode: Mode = "auto",
-        advertise: str | None = None,
         eager_budget: int = EAGER_BUDGET,
-        linger: float = LINGER,
         home_nbytes: int | None = None,
         tls: Tls | None = None,
         boot: str | None = None,
     ) -> None:
-        super().__init__(loop, rank, eager_budget=eager_budget, linger=linger)
+        super().__init__(loop, rank, eager_budget=eager_budget)
         if mode == "shm" and not available():
             raise UsageError("shared memory needs Linux", hint="Set AIODIST_TRANSPORT=tcp")
         self._job = job
@@ -99,19 +98,20 @@ class SocketEndpoint(ChannelEndpoint):
         self._incoming: dict[Greeting, asyncio.Task[None]] = {}  # strangers, in order of arrival
         self._most_strangers = places()
         self._refusals = Refusals(_log)
-        self._acceptor = Acceptor(loop, self._welcome, self._turned_away)
-        port = self._acceptor.listen_tcp(host)
-        self.card = {"nonce": self._nonce, "tcp": [advertise or host, port]}
+        listening = [listen_tcp(host)]
+        port: int = listening[0].getsockname()[1]
+        self.card = {"nonce": self._nonce, "tcp": [host, port]}
         self._mail: Mailbox | None = None
         if mode != "tcp" and available():
             try:
                 self._mail = Mailbox(loop, rank, job, secret, self._nonce, home_nbytes)
-                self.card |= {"unix": self._acceptor.listen_unix(), "boot": boot or boot_id()}
+                name, unix = listen_unix()
             except BaseException:
-                self._acceptor.close()
+                listening[0].close()
                 raise
-            self.card["mail"] = self._mail.name
-        self._acceptor.resume()
+            listening.append(unix)
+            self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._mail.name}
+        self._listener = Listener(loop, listening, self._welcome, self._turned_away, _log)
 
     @classmethod
     async def open(
@@ -123,7 +123,6 @@ class SocketEndpoint(ChannelEndpoint):
         host: str = "127.0.0.1",
         mode: Mode = "auto",
         eager_budget: int = EAGER_BUDGET,
-        linger: float = LINGER,
         home_nbytes: int | None = None,
         tls: Tls | None = None,
     ) -> SocketEndpoint:
@@ -144,7 +143,6 @@ class SocketEndpoint(ChannelEndpoint):
             *(loop, rank, job, secret, address),
             mode=mode,
             eager_budget=eager_budget,
-            linger=linger,
             home_nbytes=home_nbytes,
             tls=tls,
         )
@@ -210,7 +208,7 @@ class SocketEndpoint(ChannelEndpoint):
             raise PeerLost([rank], _cannot(error)) from error
 
     def kill(self) -> None:
-        self._acceptor.close()
+        self._listener.close()
         self._refusals.rest()
         if self._mail is not None:
             self._mail.close()
@@ -392,7 +390,7 @@ class SocketEndpoint(ChannelEndpoint):
     # Ending.
 
     def _stop_accepting(self) -> None:
-        self._acceptor.close()
+        self._listener.close()
 
     async def _settle(self) -> None:
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]

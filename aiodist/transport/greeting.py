@@ -15,6 +15,7 @@ from typing import cast
 
 from aiodist.environment import Tls
 from aiodist.errors import AiodistError, WireError
+from aiodist.net.near import credentials
 from aiodist.net.refusals import address_of
 from aiodist.net.secure import SecureSocket
 from aiodist.shm.arena import NONCE_BYTES, Arena, Window
@@ -23,7 +24,6 @@ from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
 from aiodist.wire.handshake import Handshake, Identity
 
 _READ = 4096
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Greeting:
@@ -125,14 +125,10 @@ class Greeting:
 
     def peer_pid(self) -> int | None:
         """The process at the other end, as the kernel says; None if it is not on this host."""
-        if (
-            not isinstance(self._sock, socket.socket)
-            or not self.is_unix
-            or not hasattr(socket, "SO_PEERCRED")
-        ):
+        if not isinstance(self._sock, socket.socket) or not self.is_unix:
             return None
-        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return _CREDENTIALS.unpack(raw)[0] or None
+        pid = credentials(self._sock)[0]
+        return pid if pid > 0 else None  # 0: of another namespace
 
     def release(self) -> socket.socket:
         """The socket, which is the caller's from now on; with TLS what behaves like one (`SecureSocket`)."""

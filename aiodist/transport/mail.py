@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from aiodist.errors import AiodistError, BackendUnavailable, WireError
+from aiodist.net.near import CREDENTIALS
 from aiodist.shm.arena import NONCE_BYTES
 from aiodist.shm.home import Home, Neighbour, home_bytes
 from aiodist.transport.listening import unix_address
@@ -35,10 +36,9 @@ ANSWER_DEADLINE = 5.0
 _PAUSES = (0.0005, 0.001, 0.002, 0.005)  # seconds until a full mailbox is tried again; then the last
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 _INT = struct.calcsize("i")
-_CREDENTIALS = struct.Struct("3i")
 _HOME_DESCRIPTORS = 3  # and a fourth for a line
 _ANCILLARY = (  # what does not fit here, the kernel closes
-    socket.CMSG_SPACE((_HOME_DESCRIPTORS + 1) * _INT) + socket.CMSG_SPACE(_CREDENTIALS.size)
+    socket.CMSG_SPACE((_HOME_DESCRIPTORS + 1) * _INT) + socket.CMSG_SPACE(CREDENTIALS.size)
     if hasattr(socket, "CMSG_SPACE")
     else 0
 )
@@ -238,7 +238,7 @@ class Mailbox:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     descriptors.frombytes(payload[: len(payload) // _INT * _INT])
                 elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    pid, user, _ = _CREDENTIALS.unpack(payload)
+                    pid, user, _ = CREDENTIALS.unpack(payload)
             if user != os.geteuid():  # it comes over TCP, as from another host
                 while descriptors:
                     os.close(descriptors.pop())

@@ -15,7 +15,7 @@ from aiodist.shm.arena import PAGE, Arena, Window
 from aiodist.shm.blocks import BlockPool
 from aiodist.transport.base import SEGMENT, Key
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import Frame, Type, pack
+from aiodist.wire.frame import Frame, Type, pack, payload_bytes
 
 BLOCKS = 8
 """Blocks of SEGMENT bytes in a link's arena."""
@@ -84,8 +84,7 @@ class MappedLink(StreamLink):
 
     # Receiving end.
 
-    def _payload_of(self, frame: Frame) -> int:
-        return 0 if frame.type == _MAPPED else frame.nbytes
+    _payload_of = staticmethod(payload_bytes)
 
     def _dispatch(self, frame: Frame, payload: memoryview) -> None:
         kind = frame.type

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import PeerLost
 from aiodist.shm.home import Neighbour
-from aiodist.transport.base import EAGER_BUDGET, ControlLink, Route
+from aiodist.transport.base import ControlLink, Route
 from aiodist.transport.control_link import MemoryControl
 from aiodist.transport.memory_link import MemoryLink
-from aiodist.transport.peers import LINGER, ChannelEndpoint, Peer
+from aiodist.transport.peers import ChannelEndpoint, Peer
 from aiodist.transport.pipe import Delay
 
 
@@ -39,7 +40,6 @@ class MemoryEndpoint(ChannelEndpoint):
     Args:
         network: shared by all endpoints of the cluster.
         rank: this endpoint's.
-        loop: None: the running one.
     """
 
     def __init__(
@@ -47,16 +47,9 @@ class MemoryEndpoint(ChannelEndpoint):
         network: MemoryNetwork,
         rank: int,
         *,
-        loop: asyncio.AbstractEventLoop | None = None,
         eager_budget: int = EAGER_BUDGET,
-        linger: float = LINGER,
     ) -> None:
-        super().__init__(
-            asyncio.get_running_loop() if loop is None else loop,
-            rank,
-            eager_budget=eager_budget,
-            linger=linger,
-        )
+        super().__init__(asyncio.get_running_loop(), rank, eager_budget=eager_budget)
         self.card = {"memory": rank}
         self._network = network
         self._dialed: set[int] = set()

@@ -6,9 +6,9 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 
+from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import UsageError
 from aiodist.transport.base import (
-    EAGER_BUDGET,
     ControlLink,
     Endpoint,
     Incoming,
@@ -65,7 +65,6 @@ class ChannelEndpoint(Endpoint):
         rank: this process's global rank.
         eager_budget: bytes per (channel, context); the same on every rank.
             0: every send waits for its receive.
-        linger: seconds that `aclose` waits for peers.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class ChannelEndpoint(Endpoint):
         rank: int,
         *,
         eager_budget: int = EAGER_BUDGET,
-        linger: float = LINGER,
     ) -> None:
         self.rank = rank
         self.card = {}
@@ -82,7 +80,6 @@ class ChannelEndpoint(Endpoint):
         self.on_control = _refuse_control
         self._loop = loop
         self._eager_budget = eager_budget
-        self._linger = linger
         self._peers: dict[int, Peer] = {}
         self._retired: set[int] = set()
         self._controls: set[ControlLink] = set()
@@ -129,7 +126,7 @@ class ChannelEndpoint(Endpoint):
         if self._closing:
             return
         self._closing = True
-        patience = self._linger if linger is None else min(linger, self._linger)
+        patience = LINGER if linger is None else linger
         self._stop_accepting()
         try:
             # First what we sent: a peer that has answered goodbye here has taken all of it, so that

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import UsageError, WireError
-from aiodist.transport.base import EAGER_BUDGET, EAGER_MESSAGE, SEGMENT, Done, Incoming, Into, Key, Sink
+from aiodist.transport.base import EAGER_MESSAGE, SEGMENT, Done, Incoming, Into, Key, Sink
 from aiodist.transport.link import Link
 from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Frame, Type, pack
 

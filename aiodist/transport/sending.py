@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import WireError
-from aiodist.transport.base import EAGER_BUDGET, EAGER_MESSAGE, Done, Key, Outgoing
+from aiodist.transport.base import EAGER_MESSAGE, Done, Key, Outgoing
 from aiodist.transport.link import Link
 from aiodist.wire.frame import HEADER, NO_SIGNATURE, Frame, Type, pack
 

@@ -232,7 +232,8 @@ class StreamLink(WritingLink):
         except Exception as error:
             self._loop.call_exception_handler({"message": "a receive's callback failed", "exception": error})
 
-    def _payload_of(self, frame: Frame) -> int:
+    @staticmethod
+    def _payload_of(frame: Frame) -> int:
         """Bytes that follow a header on the socket."""
         if frame.type == Type.MAPPED:
             raise WireError("a MAPPED frame on a link without shared memory")

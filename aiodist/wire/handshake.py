@@ -43,7 +43,6 @@ _PREFIX = struct.Struct("<7sBHH")  # magic, kind, version, bytes that follow
 _ORDER_MARKER = struct.pack("=I", 0x01020304)  # native order, on purpose
 _ORDER_CHAR = sys.byteorder[:1].encode()
 _HELLO = struct.Struct("<4sc16sBiBH")  # marker, order, nonce, purpose, rank, len(job), len(card)
-_PROOF_BYTES = 32
 _SAME_VERSION = "Install the same aiodist on every host"
 _SAME_SECRET = (
     "Set AIODIST_SECRET to the same on every host, or copy ~/.aiodist/secret from one of them to the others: "

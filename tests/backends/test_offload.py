@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from aiodist.backends.host.offload import INLINE_NS, Offload, copy_cost_ns
+from aiodist.backends.host.offload import Offload, copy_cost_ns
+from aiodist.kernels import INLINE_NS
 
 
 def unexpected(error: Exception) -> None:

@@ -137,6 +137,9 @@ def test_settings_that_stop_every_rank(tmp_path: Path) -> None:
     assert found["settings", "settings"]["value"] == "AIODIST_EAGER='perhaps' is neither yes nor no"
     assert found["settings", "placement"]["value"] == "RANK='x' is not a number"
     assert "AIODIST_EAGER" in found["backends", "host"]["value"]
+    code, works, found = report(HOME=str(tmp_path), AIODIST_STORE="here")
+    assert (code, works) == (0, True)  # it is a launcher's
+    assert found["settings", "settings"]["value"] == "AIODIST_STORE='here' is not host:port"
     code, works, found = report(HOME=str(tmp_path), AIODIST_HOST="192.0.2.77")
     assert (code, works) == (1, False)
     assert found["network", "address"]["fix"] == "unset AIODIST_HOST"

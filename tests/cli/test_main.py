@@ -73,6 +73,11 @@ def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     rows = dict(line.split(None, 1) for line in out.splitlines())
     assert (rows["rank"], rows["world_size"], rows["master_addr"]) == ("3", "4", "h")
     assert rows["secret"] == "set (AIODIST_SECRET)" and "hush" not in out
+    assert rows["store"] == "none: rank 0 hosts it"
+    monkeypatch.setenv("AIODIST_STORE", "etcd://me:hush@h:2379")
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    assert "etcd://…@h:2379" in out and "hush" not in out
     monkeypatch.setenv("RANK", "x")
     assert main(["env"]) == 2
     assert "RANK='x'" in capsys.readouterr().err

@@ -98,6 +98,10 @@ def test_defaults_from_the_environment_as_under_kubeflow(script: str) -> None:
     assert plan("--nnodes", "1", script, PET_NNODES="2").nnodes == 1
     assert plan("pkg", PET_MODULE="1").command[-2:] == ("-m", "pkg")
     assert plan(script, PET_STANDALONE="true", PET_NNODES="2").nnodes == 1
+    two = ("--nnodes=2", "--node-rank=1", "--master-addr=h", script)
+    assert [plan(*two, PET_STANDALONE=word).nnodes for word in ("on", "off", "")] == [1, 2, 2]
+    with pytest.raises(UsageError, match="PET_STANDALONE='perhaps' is neither yes nor no"):
+        plan(script, PET_STANDALONE="perhaps")
     assert plan(script, PET_LOG_LINE_PREFIX_TEMPLATE="$rank").prefix == "$rank"
 
 

@@ -140,6 +140,8 @@ async def test_many_jobs(tmp_path: Path) -> None:
     [
         (("--limit", "many"), "--limit=many is no size. Write for example 512MiB or 4GiB"),
         (("--limit", "0"), "--limit=0 is no size"),
+        (("--port", "65536"), "65536 is no port. Ports go from 1 to 65535"),
+        (("--port", "-1"), "-1 is no port"),
         (("--limit", "5 parsecs"), "is no size"),
         (("--job", "j", "--jobs", "d"), "--job and --jobs contradict each other"),
         (("--jobs", "/no/such/place"), "cannot be read (No such file or directory)"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.environment import Placement, placement
+from aiodist.environment import Placement, company, placement
 from aiodist.errors import UsageError
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -50,6 +52,54 @@ def test_torchrun_and_aiodist() -> None:
     assert placement({**environ, "SLURM_PROCID": "0"}).rank == 5
 
 
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_NODE_RANK": "1",
+}  # fmt: skip
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+SRUN = {
+    "SLURM_JOB_ID": "7", "SLURM_NTASKS": "9", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "8", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "local_size", "node", "nodes"),
+    [
+        (OPEN_MPI, "Open MPI", 4, None, None),
+        (HYDRA, "MPICH", 4, None, None),
+        (SRUN, "Slurm", None, 1, 2),
+    ],
+)
+def test_other_launchers(
+    environ: dict[str, str], name: str, local_size: int | None, node: int | None, nodes: int | None
+) -> None:
+    found = placement(environ)
+    assert (found.rank, found.world_size, found.local_rank, found.launcher) == (5, 8, 1, name)
+    assert (found.local_world_size, found.node_rank, found.node_count) == (local_size, node, nodes)
+    # RANK and WORLD_SIZE, which a user makes of them, count.
+    assert placement({**environ, "RANK": "2", "WORLD_SIZE": "3"}).launcher == "generic"
+    # MASTER_ADDR alone says where, and not who.
+    assert placement({**environ, **MASTER}) == replace(found, master_addr="10.0.0.1", master_port=29500)
+
+
+def test_mpirun_inside_slurm_and_srun_with_pmi() -> None:
+    assert placement({**SRUN, **OPEN_MPI, "SLURM_PROCID": "0"}).launcher == "Open MPI"
+    assert placement({**SRUN, **HYDRA, "SLURM_PROCID": "0"}).launcher == "MPICH"
+    assert placement({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "8"}).launcher == "Slurm"
+
+
+def test_the_shell_of_a_batch_script_is_no_rank() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+    assert placement(environ).launcher == "alone"
+    assert company(environ) == "SLURM_NTASKS=4"
+
+
+def test_company_is_of_more_than_one() -> None:
+    assert company({"SLURM_NTASKS": "1", "PMI_SIZE": " ", "HOROVOD_SIZE": ""}) == ""
+    assert company({"PMI_SIZE": "1", "HOROVOD_SIZE": "2"}) == "HOROVOD_SIZE=2"
+
+
 def test_aiodist_variables_come_before_all_others() -> None:
     found = placement({"AIODIST_RANK": "2", "AIODIST_WORLD_SIZE": "4", "RANK": "0", "WORLD_SIZE": "1"})
     assert (found.rank, found.world_size, found.launcher) == (2, 4, "environment")
@@ -62,6 +112,8 @@ def test_arguments_come_first() -> None:
     assert placement({"WORLD_SIZE": "8"}, rank=2).rank == 2
     with pytest.raises(UsageError, match=r"^WORLD_SIZE is not set"):
         placement({}, rank=2)
+    with pytest.raises(UsageError, match=r"^RANK is not set, but the argument world_size=2"):
+        placement({}, world_size=2)
     with pytest.raises(UsageError, match=r"^rank=3 is not in a world"):
         placement({}, rank=3, world_size=3)
 

@@ -113,11 +113,11 @@ class Flight:
     """A group's registry, with operations 3 to 5 in flight."""
 
     def call(self, seq: int) -> Call | None:
-        """As `group.flight`."""
+        """As `flight.Flight`."""
         return CALLS.get(seq)
 
     def collectives(self) -> list[int]:
-        """As `group.flight`."""
+        """As `flight.Flight`."""
         return list(CALLS)
 
 
@@ -126,12 +126,15 @@ class Group:
 
     def __init__(self) -> None:
         self.context, self.ranks, self.name = CONTEXT, (0, 1, 2, 3), "world"
-        self._flight = Flight()
-        self._issued = 6
         self.broken: GroupBroken | None = None
         self.watch: Watch
 
-    def _break(self, error: GroupBroken, *, tell: bool = True) -> None:
+    def issued_count(self) -> int:
+        """As a group's."""
+        return 6
+
+    def breaks(self, error: GroupBroken, *, tell: bool = True) -> None:
+        """As a group's `_break`."""
         if self.broken is None:
             self.broken = error
             self.watch.rest()
@@ -166,7 +169,7 @@ def process(loop: HandLoop) -> tuple[ControlPlane, Group]:
     for neighbour in plane.core.neighbours:
         plane.attach(neighbour, Wire())
     group = Group()
-    group.watch = Watch(group, plane, loop)  # type: ignore[arg-type]
+    group.watch = Watch(group, Flight(), group.breaks, plane, loop)  # type: ignore[arg-type]
     group.watch.start()
     return plane, group
 

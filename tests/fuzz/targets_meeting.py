@@ -16,8 +16,7 @@ from aiodist.backends.nccl.engine import NcclEngine
 from aiodist.backends.nccl.sharing import Told
 from aiodist.backends.plan import Plan
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
-from aiodist.group.cards import read_cards, read_ranks
-from aiodist.group.world import check_cards
+from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.launch.lines import LastWords, LineSplitter
 from aiodist.launch.lobby import Answer, Card
 from aiodist.launch.nodes import Next

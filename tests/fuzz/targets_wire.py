@@ -219,9 +219,9 @@ def open_messages(is_server: bool) -> Any:
         def parse(payloads: list[bytes]) -> None:
             for payload in payloads:
                 if is_server:
-                    messages.decode_request(payload)
+                    messages.split_request(payload)
                 else:
-                    messages.decode_response(payload)
+                    messages.split_response(payload)
 
         def run(data: bytes) -> str:
             parser = messages.FrameParser(1 << 20)

@@ -14,15 +14,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.types import Kind
-
-
-async def failure(awaitable: Awaitable[Any]) -> BaseException:
-    """What an awaitable raises."""
-    try:
-        await awaitable
-    except dist.AiodistError as error:
-        return error
-    raise AssertionError("nothing was raised")
+from tests.helpers import error_of
 
 
 def f32(count: int = 4) -> Any:
@@ -58,7 +50,7 @@ def test_mismatch_is_told_on_every_rank_with_who_said_what(
         except dist.CollectiveMismatch as caught:
             error: BaseException = caught
         else:
-            error = await failure(pg.barrier())
+            error = await error_of(pg.barrier())
         assert isinstance(error, dist.CollectiveMismatch), error
         assert len(error.said) >= 2
         assert len(set(error.said.values())) > 1
@@ -71,7 +63,7 @@ def test_mismatch_is_told_on_every_rank_with_who_said_what(
 
 def test_point_to_point_mismatch_names_both_sides() -> None:
     async def main(pg: ProcessGroup) -> None:
-        error = await failure(pg.send(f32(4), 1) if pg.rank == 0 else pg.recv(f32(5), 0))
+        error = await error_of(pg.send(f32(4), 1) if pg.rank == 0 else pg.recv(f32(5), 0))
         if isinstance(error, dist.CollectiveMismatch):
             assert error.said == {0: "send(float32[4])", 1: "recv(float32[5])"}
 
@@ -80,12 +72,12 @@ def test_point_to_point_mismatch_names_both_sides() -> None:
             await pg.send(f32(4), 1)  # small: done before its match
         else:
             await asyncio.sleep(1)
-            assert isinstance(await failure(pg.recv(np.zeros(4), 0)), dist.CollectiveMismatch)
-        assert isinstance(await failure(pg.barrier()), dist.CollectiveMismatch)
+            assert isinstance(await error_of(pg.recv(np.zeros(4), 0)), dist.CollectiveMismatch)
+        assert isinstance(await error_of(pg.barrier()), dist.CollectiveMismatch)
 
     async def large(pg: ProcessGroup) -> None:
         call = pg.send(f32(40_000), 1) if pg.rank == 0 else pg.recv(f32(50_000), 0)
-        error = await failure(call)
+        error = await error_of(call)
         assert isinstance(error, dist.CollectiveMismatch)
         assert error.said == {0: "send(float32[40000])", 1: "recv(float32[50000])"}
 
@@ -97,10 +89,10 @@ def test_timeout_names_who_had_not_arrived() -> None:
     async def main(pg: ProcessGroup) -> None:
         if pg.rank == 2:
             await asyncio.sleep(6)
-            assert isinstance(await failure(pg.barrier()), dist.CollectiveTimeout)
+            assert isinstance(await error_of(pg.barrier()), dist.CollectiveTimeout)
             return
         began = asyncio.get_running_loop().time()
-        error = await failure(pg.all_reduce(f32(), timeout=3))
+        error = await error_of(pg.all_reduce(f32(), timeout=3))
         assert isinstance(error, dist.CollectiveTimeout)
         assert isinstance(error, TimeoutError)
         assert error.missing == (2,)
@@ -147,7 +139,7 @@ def test_abort_reaches_everybody_with_the_reason() -> None:
         if pg.rank == 1:
             await asyncio.sleep(0.5)
             pg.abort("the disk is full")
-        error = await failure(pg.all_reduce(f32()))
+        error = await error_of(pg.all_reduce(f32()))
         assert isinstance(error, dist.GroupAborted)
         assert (error.rank, error.reason) == (1, "the disk is full")
 
@@ -159,7 +151,7 @@ def test_leaving_by_an_exception_aborts_with_it() -> None:
         await pg.barrier()
         if pg.rank == 1:
             raise ValueError("bad batch")
-        error = await failure(pg.all_reduce(f32()))
+        error = await error_of(pg.all_reduce(f32()))
         assert isinstance(error, dist.GroupAborted)
         assert error.reason == "ValueError: bad batch"
 
@@ -177,7 +169,7 @@ def test_member_that_closed_is_named_at_once() -> None:
             await child.aclose()
             await asyncio.sleep(1)
             return
-        error = await failure(child.all_reduce(f32()))
+        error = await error_of(child.all_reduce(f32()))
         assert isinstance(error, dist.PeerLost)
         assert error.ranks == (1,)
         assert "closed the group" in str(error)
@@ -202,7 +194,7 @@ def test_a_broken_subgroup_leaves_the_others_whole() -> None:
         if pair is not None:
             if pg.rank == 0:
                 pair.abort("only here")
-            assert isinstance(await failure(pair.barrier()), dist.GroupAborted)
+            assert isinstance(await error_of(pair.barrier()), dist.GroupAborted)
         assert (await pg.all_reduce(np.array([pg.rank])))[0] == 3
 
     run_virtual(run_cluster(3, main))
@@ -216,7 +208,7 @@ def test_lost_peer_breaks_only_its_groups() -> None:
             pg._backend._engine.endpoint.kill()  # type: ignore[attr-defined]
             pg._control.kill()
             raise KeyboardInterrupt
-        error = await failure(pg.all_reduce(f32()))
+        error = await error_of(pg.all_reduce(f32()))
         assert isinstance(error, dist.PeerLost)
         assert error.ranks == (2,)
         assert pair is not None
@@ -238,7 +230,7 @@ def test_a_world_that_ends_by_an_exception_takes_its_subgroups_with_it() -> None
         if pg.rank == 1:
             raise ValueError("bad batch")
         if pair is not None:
-            error = await failure(pair.all_reduce(f32()))
+            error = await error_of(pair.all_reduce(f32()))
             assert isinstance(error, dist.GroupAborted)
             assert error.reason == "ValueError: bad batch"
 
@@ -268,7 +260,7 @@ def test_leaving_a_broken_world_raises_its_error_and_closes() -> None:
         if pg.rank == 0:
             pg.abort("first")
             pg.abort("second")  # the first cause stays
-        error = await failure(pg.barrier())
+        error = await error_of(pg.barrier())
         assert isinstance(error, dist.GroupAborted)
         assert error.reason == "first"
         raise error
@@ -288,7 +280,7 @@ async def test_bulk_work_that_fails_breaks_the_group_on_every_rank(
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         monkeypatch.setattr("aiodist.backends.host.prepare.finish", no_memory)
-        error = await failure(pg.all_reduce(f32(count), dist.ReduceOp.AVG))
+        error = await error_of(pg.all_reduce(f32(count), dist.ReduceOp.AVG))
         assert isinstance(error, dist.GroupBroken)
         assert "MemoryError: no room" in str(error)
 
@@ -312,7 +304,7 @@ async def test_memory_that_runs_out_in_the_call_breaks_the_group_and_hangs_nobod
             await issued.wait()
             monkeypatch.setattr("aiodist.backends.host.backend.prepare", no_memory)
             work = pg.all_reduce(f32(), async_op=True)
-        error = await failure(work)
+        error = await error_of(work)
         assert isinstance(error, dist.GroupBroken)
         assert "rank 1 failed inside: MemoryError: no room" in str(error)
 
@@ -333,7 +325,7 @@ async def test_a_fault_in_a_later_step_breaks_the_group_and_hangs_nobody(
         await pg.barrier()
         work = pg.all_reduce(f32(count), out=f32(count), async_op=True)
         monkeypatch.setattr("aiodist.backends.host.wired.Collective._advance", fault)
-        error = await failure(work)
+        error = await error_of(work)
         assert isinstance(error, dist.GroupBroken)
         assert "RuntimeError: out of order" in str(error)
 

@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.backends.base import Operation
 from aiodist.errors import GroupAborted
-from aiodist.group.flight import PATIENCE, REMEMBERED, STALL, Flight
+from aiodist.group.flight import MOST, PATIENCE, REMEMBERED, STALL, Flight
 from aiodist.testing.clock import run_virtual
 from aiodist.types import Call, Kind
 from aiodist.work import Pulse, Work
@@ -71,6 +71,22 @@ def test_stall_is_asked_about_less_and_less_often_until_the_deadline() -> None:
         assert len(times) == 4
         assert scene.expired == [(0, 30, 30)]
         assert isinstance(operation.work.exception(), GroupAborted)
+
+    virtual(main())
+
+
+def test_of_thousands_the_most_urgent_are_asked_about_first_and_all_in_the_end() -> None:
+    async def main() -> None:
+        scene = Scene()
+        operations = [scene.issue(seq, 1000 - seq) for seq in range(500)]
+        await asyncio.sleep(STALL * 1.5)
+        assert scene.stalled == [(seq, STALL) for seq in range(499, 499 - MOST, -1)]
+        await asyncio.sleep(STALL * 500 / MOST * 3)
+        assert {seq for seq, _ in scene.stalled} == set(range(500))
+        times = [when for _, when in scene.stalled]
+        assert all(late - early >= STALL - 1e-6 for early, late in zip(times, times[MOST:], strict=False))
+        for operation in operations:
+            operation.succeed()
 
     virtual(main())
 

@@ -59,6 +59,26 @@ async def reductions() -> None:
                     same(got, reduced(step, pg.size), step)
 
 
+async def overflows() -> None:
+    """Sums of integers wrap around, also where the library would saturate them."""
+    async with await dist.init_process_group("mpi", timeout=60) as pg:
+        for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64):
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+            index = np.arange(100 * pg.size)  # more than one vector register holds, and a rest
+            tensors = [
+                np.where(index % 3 == 0, np.array(high - rank, dtype), np.array(low + 7, dtype))
+                for rank in range(pg.size)
+            ]
+            tensors = [tensor + (index % 5).astype(dtype) for tensor in tensors]
+            total = np.add.reduce(tensors, dtype=dtype)
+            mine = tensors[pg.rank]
+            part = total.reshape(pg.size, -1)[pg.rank]
+            assert np.array_equal(await pg.reduce_scatter(mine), part), dtype
+            got = await pg.reduce(mine, 0, out=np.empty_like(mine) if pg.rank == 0 else None)
+            assert got is None or np.array_equal(got, total), dtype
+            assert np.array_equal(await pg.all_reduce(mine), total), dtype
+
+
 async def pieces() -> None:
     """What is too large for one call goes in pieces."""
     tables.LARGEST = 50
@@ -223,12 +243,46 @@ async def rank_of_job() -> int:
     return load().rank
 
 
+async def gives_up() -> None:
+    """Who gave up meeting the others does not try again: its calls would be taken for earlier ones."""
+    if await rank_of_job() == 1:
+        return
+    try:
+        await dist.init_process_group("mpi", timeout=0.5)
+    except dist.RendezvousTimeout as error:
+        print(f"late: {error}")
+    try:
+        await dist.init_process_group("mpi", timeout=60)
+    except dist.RendezvousError as error:
+        print(f"refused: {error}")
+
+
 async def contradiction() -> None:
     """Another place than MPI's is refused on every rank."""
     try:
         await dist.init_process_group("mpi", rank=await rank_of_job(), world_size=9)
     except dist.UsageError as error:
         print(f"refused: {error}")
+
+
+async def one_is_wrong() -> None:
+    """All say that they are rank 0. Nobody catches anything: the job has to end by itself."""
+    await dist.init_process_group("mpi", rank=0, world_size=2)
+
+
+async def one_is_wrong_elsewhere() -> None:
+    """The same, where variables say where to meet."""
+    await dist.init_process_group("mpi", rank=0, world_size=2, timeout=1)
+
+
+async def all_try_again() -> None:
+    """Who was refused, and who was told so, may meet after all."""
+    try:
+        await dist.init_process_group("mpi", rank=0, world_size=2, timeout=60)
+    except (dist.UsageError, dist.RendezvousError) as error:
+        print(f"refused: {error}")
+    async with await dist.init_process_group("mpi", timeout=60) as pg:
+        assert (await pg.all_reduce(np.array([pg.rank + 1])))[0] == 3
 
 
 def level(name: str) -> None:

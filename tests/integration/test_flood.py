@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster, run_virtual, spmd
-from aiodist.transport.base import EAGER_BUDGET, EAGER_MESSAGE
+from aiodist.transport import EAGER_BUDGET, EAGER_MESSAGE
 from aiodist.transport.memory import MemoryNetwork
 from aiodist.wire.frame import HEADER
 

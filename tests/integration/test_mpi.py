@@ -16,6 +16,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
+from tests.ports import free_port
 
 JOB = Path(__file__).parent / "mpi_job.py"
 PATIENCE = 120.0
@@ -86,7 +87,7 @@ def test_all_that_a_backend_must_do(flavour: str, size: int) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("program", ["reductions", "pieces", "orders", "late", "messages"])
+@pytest.mark.parametrize("program", ["reductions", "overflows", "pieces", "orders", "late", "messages"])
 def test_it_does(flavour: str, program: str) -> None:
     assert well(flavour, program).stderr == ""
 
@@ -115,6 +116,40 @@ def test_it_is_refused_on_every_rank(flavour: str, program: str, why: str) -> No
     said = well(flavour, program, 2).stdout
     assert said.count("refused: ") == 2
     assert why in said
+
+
+@BOTH
+def test_job_ends_at_once_where_one_rank_cannot_go_on(flavour: str) -> None:
+    ended = run(flavour, "one_is_wrong", 2)
+    assert ended.returncode != 0
+    assert "UsageError: rank=0, but this is rank 1 of 2 in MPI" in ended.stderr
+    assert "RendezvousError: rank 1 cannot go on: rank=0, but this is rank 1 of 2 in MPI" in ended.stderr
+
+
+@BOTH
+def test_job_ends_in_time_where_one_rank_cannot_go_on_and_mpi_is_not_asked_where_to_meet(
+    flavour: str,
+) -> None:
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ended = run(flavour, "one_is_wrong_elsewhere", 2, **environ)
+    assert ended.returncode != 0
+    assert "UsageError: rank=0, but this is rank 1 of 2 in MPI" in ended.stderr
+    assert "RendezvousTimeout: " in ended.stderr
+    assert "rank 1 did not" in ended.stderr
+
+
+@BOTH
+def test_meeting_that_one_rank_was_refused_may_be_tried_again(flavour: str) -> None:
+    said = well(flavour, "all_try_again", 2).stdout
+    assert "refused: rank=0, but this is rank 1 of 2 in MPI" in said
+    assert "refused: rank 1 cannot go on: rank=0, but" in said
+
+
+@BOTH
+def test_who_gave_up_meeting_the_others_is_told_so_when_it_tries_again(flavour: str) -> None:
+    said = well(flavour, "gives_up", 2).stdout
+    assert "late: not all 2 processes of the MPI job came within 0.5 s" in said
+    assert "refused: this process gave up meeting the MPI job before" in said
 
 
 @BOTH

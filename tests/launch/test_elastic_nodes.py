@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.ports import free_port
-
 if TYPE_CHECKING:
     from tests.launch.conftest import Job, Start
 
@@ -21,11 +19,6 @@ told = [os.environ[name] for name in names] + [str(COUNT), os.environ.get("AIODI
 """
 WAIT = HELLO + "here('/'.join(told))\nuntil_go()\n"
 ELASTIC = "elastic()\n" + WAIT
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
 
 
 def node(

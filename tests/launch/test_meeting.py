@@ -14,19 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiodist.errors import RendezvousTimeout, UsageError
-from aiodist.launch.meeting import bind_address, meet
+from aiodist.launch.meeting import meet
 from aiodist.launch.plan import Plan
-from tests.ports import free_port
+from aiodist.launch.ports import bind_address
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform")
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
-"""The short way to a store on this host, and taking connections when there is nothing to take them with."""
+"""The short way to a store on this host, and ends of connections that nobody reads."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
 import os
 import socket
 import sys
@@ -12,11 +10,11 @@ import sys
 import pytest
 
 from aiodist.errors import AuthenticationError, RendezvousError
-from aiodist.net import listener, near
-from aiodist.net.listener import Listener
+from aiodist.net import near
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous import connection as connection_module
+from tests.ports import needs_ipv6
 
 HOST = "127.0.0.1"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix addresses are Linux's")
@@ -30,6 +28,8 @@ def family(store: TcpStore) -> int:
 @linux
 @pytest.mark.parametrize("host", [HOST, "::1"])
 async def test_a_store_on_this_host_is_reached_the_short_way(host: str) -> None:
+    if host == "::1":
+        needs_ipv6()
     async with await StoreServer.start(host, 0, "job", b"secret") as server:
         async with await TcpStore.connect(host, server.port, "job", b"secret", 10) as store:
             assert family(store) == socket.AF_UNIX
@@ -72,43 +72,6 @@ async def test_a_closed_store_leaves_no_address_behind() -> None:
     again = near.listen_near(HOST, server.port)
     assert again is not None
     again.close()
-
-
-async def test_a_listener_waits_for_descriptors(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Exhausted(socket.socket):
-        left = 1
-
-        def accept(self) -> tuple[socket.socket, object]:
-            if Exhausted.left:
-                Exhausted.left -= 1
-                raise OSError(errno.EMFILE, "Too many open files")
-            return super().accept()
-
-    monkeypatch.setattr(listener, "_PAUSE", 0.0)
-    accepted: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-
-    def enter(sock: socket.socket, deadline: float) -> None:
-        accepted.set_result(sock)
-
-    def turned_away(sock: socket.socket, why: str) -> None:
-        raise AssertionError(why)
-
-    sock = Exhausted()
-    sock.bind((HOST, 0))
-    sock.listen()
-    sock.setblocking(False)
-    listening = Listener([sock], enter, turned_away)
-    with (
-        caplog.at_level(logging.ERROR, "aiodist.store"),
-        socket.create_connection(sock.getsockname()) as peer,
-    ):
-        peer.send(b"hello")
-        (await accepted).close()
-    listening.close()
-    listening.close()
-    assert "Too many open files" in caplog.text
 
 
 async def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,30 +5,14 @@ from __future__ import annotations
 import random
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from aiodist.environment import Tls, tls
+from aiodist.environment import Tls
 from aiodist.errors import AuthenticationError, WireError
 from aiodist.net import secure
 from aiodist.net.secure import SecureSocket
-
-Certificates = Callable[[str], dict[str, str]]
-
-
-@pytest.fixture
-def ours(certificates: Certificates) -> Tls:
-    found = tls(certificates("ours"))
-    assert found is not None
-    return found
-
-
-@pytest.fixture
-def theirs(certificates: Certificates) -> Tls:
-    found = tls(certificates("theirs"))
-    assert found is not None
-    return found
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net import lobby
 from aiodist.net.sockets import describe, interface_address, port_owner
-from aiodist.rendezvous import StoreServer, TcpStore, WatchEvent, exchange
+from aiodist.rendezvous import StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import client as client_module
 from aiodist.testing.conformance_store import arrived
 from aiodist.wire.handshake import Handshake, Identity, Purpose
@@ -26,15 +26,6 @@ HOST = "127.0.0.1"
 async def server() -> AsyncIterator[StoreServer]:
     async with await StoreServer.start(HOST, 0, "job", b"secret") as server:
         yield server
-
-
-@pytest.fixture
-def free_port() -> Iterator[int]:
-    """A port that nobody listens on, kept from others while the test runs."""
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((HOST, 0))
-        yield sock.getsockname()[1]
 
 
 async def connect(server: StoreServer, rank: int = 1, timeout: float = 10.0) -> TcpStore:
@@ -50,10 +41,10 @@ def cut(server: StoreServer) -> None:
 # Finding each other.
 
 
-async def test_an_unreachable_store_is_named_with_the_reason(free_port: int) -> None:
-    said = rf"^cannot reach the store at {HOST}:{free_port} \(Connection refused\) after 0.5 s\. See whether"
+async def test_an_unreachable_store_is_named_with_the_reason(port: int) -> None:
+    said = rf"^cannot reach the store at {HOST}:{port} \(Connection refused\) after 0.5 s\. See whether"
     with pytest.raises(RendezvousTimeout, match=said):
-        await TcpStore.connect(HOST, free_port, "job", b"", 0.5)
+        await TcpStore.connect(HOST, port, "job", b"", 0.5)
 
 
 async def test_who_does_not_answer_as_a_store_is_named() -> None:
@@ -64,10 +55,10 @@ async def test_who_does_not_answer_as_a_store_is_named() -> None:
             await TcpStore.connect(HOST, port, "job", b"", 0.5)
 
 
-async def test_a_store_that_starts_late_is_found(free_port: int) -> None:
-    connecting = asyncio.ensure_future(TcpStore.connect(HOST, free_port, "job", b"", 10))
+async def test_a_store_that_starts_late_is_found(port: int) -> None:
+    connecting = asyncio.ensure_future(TcpStore.connect(HOST, port, "job", b"", 10))
     await asyncio.sleep(0)
-    async with await StoreServer.start(HOST, free_port, "job", b""), await connecting as store:
+    async with await StoreServer.start(HOST, port, "job", b""), await connecting as store:
         assert store.address == HOST
 
 
@@ -257,15 +248,15 @@ async def test_a_store_that_is_closed_says_so() -> None:
     await store.aclose()
 
 
-async def test_a_store_that_is_restarted_is_another(free_port: int) -> None:
-    async with await StoreServer.start(HOST, free_port, "job", b"") as first:
-        store = await TcpStore.connect(HOST, free_port, "job", b"", 10)
+async def test_a_store_that_is_restarted_is_another(port: int) -> None:
+    async with await StoreServer.start(HOST, port, "job", b"") as first:
+        store = await TcpStore.connect(HOST, port, "job", b"", 10)
         waits = asyncio.ensure_future(store.get("never"))
         await arrived(store)
         assert first._server is not None
         first._server.close()
         cut(first)
-        async with await StoreServer.start(HOST, free_port, "job", b""):
+        async with await StoreServer.start(HOST, port, "job", b""):
             with pytest.raises(RendezvousError, match="is another one than before"):
                 await waits
             await store.aclose()
@@ -299,22 +290,20 @@ async def test_the_host_lingers_no_longer_than_that(server: StoreServer) -> None
     await store.aclose()
 
 
-async def test_a_world_that_is_never_complete_names_who_is_missing(server: StoreServer) -> None:
+async def test_a_round_that_is_never_complete_names_who_is_missing(server: StoreServer) -> None:
     async with await connect(server, 0) as one, await connect(server, 2) as two:
-        calls = (exchange(store, rank, 4, b"card", 0.1) for store, rank in ((one, 0), (two, 2)))
+        calls = (store.gather("cards", 4, rank, b"card", 0.1) for store, rank in ((one, 0), (two, 2)))
         for error in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(error, RendezvousTimeout)
             assert error.missing == (1, 3)
-            assert str(error).startswith(
-                "the world of 4 is not complete: ranks 1 and 3 never arrived within 0.1 s"
-            )
+            assert str(error).startswith("ranks 1 and 3 did not come to 'cards' within 0.1 s")
 
 
 async def test_many_clients_meet(server: StoreServer) -> None:
     count = 200
     stores = await asyncio.gather(*(connect(server, rank) for rank in range(count)))
-    worlds = await asyncio.gather(*(exchange(s, r, count, b"card %d" % r) for r, s in enumerate(stores)))
-    assert all(world == [b"card %d" % r for r in range(count)] for world in worlds)
+    calls = (store.gather("cards", count, rank, b"card %d" % rank) for rank, store in enumerate(stores))
+    assert all(cards == [b"card %d" % r for r in range(count)] for cards in await asyncio.gather(*calls))
     await asyncio.gather(*(store.aclose() for store in stores))
 
 

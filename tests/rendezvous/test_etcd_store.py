@@ -21,6 +21,7 @@ from aiodist.rendezvous.etcd import run as etcd_run
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd_store import EtcdStore
 from aiodist.testing.conformance_store import arrived, check_store
+from tests.ports import needs_ipv6
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 HOST = "127.0.0.1"
@@ -397,6 +398,7 @@ async def test_a_lease_lasts_while_it_is_renewed(etcd: Any, job: str) -> None:
 
 
 async def test_nobody_there(needs_etcd: None) -> None:
+    needs_ipv6()
     with pytest.raises(RendezvousTimeout) as raised:
         await EtcdStore.connect(f"etcd://{HOST}:1,[::1]:1", "job", 0.2)
     assert str(raised.value) == (

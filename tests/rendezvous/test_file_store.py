@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
-from aiodist.rendezvous import FileStore, StoreServer, exchange
+from aiodist.rendezvous import FileStore, StoreServer
 from aiodist.rendezvous import file_store as module
 
 
@@ -42,7 +42,7 @@ async def test_one_hosts_and_all_meet(tmp_path: Path) -> None:
     file = tmp_path / "meet"
     stores = await asyncio.gather(*(opened(file, rank) for rank in range(8)))
     assert sum(store.server is not None for store in stores) == 1
-    worlds = await asyncio.gather(*(exchange(s, r, 8, b"%d" % r) for r, s in enumerate(stores)))
+    worlds = await asyncio.gather(*(s.gather("g", 8, r, b"%d" % r) for r, s in enumerate(stores)))
     assert worlds == [[b"%d" % r for r in range(8)]] * 8
     await asyncio.gather(*(store.aclose() for store in stores))
     assert not file.exists()

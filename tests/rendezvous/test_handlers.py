@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -19,22 +18,14 @@ from aiodist.rendezvous import (
     Meeting,
     StoreServer,
     claim_rank,
-    exchange,
     handlers,
+    hosting,
     register_rendezvous_handler,
     rendezvous,
     this_process,
 )
 
 HOST = "127.0.0.1"
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((HOST, 0))
-        yield sock.getsockname()[1]
 
 
 def environ(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
@@ -58,7 +49,7 @@ async def test_all_meet(scheme: str, port: int, tmp_path: Path) -> None:
         server = await stack.enter_async_context(await StoreServer.start(HOST, 0, "aiodist", b"s"))
         meetings = [await call(0), *await asyncio.gather(call(2), call(1))]
         cards = await asyncio.gather(
-            *(exchange(m.store, m.rank, m.world_size, b"%d" % m.rank) for m in meetings)
+            *(m.store.gather("g", m.world_size, m.rank, b"%d" % m.rank) for m in meetings)
         )
         assert cards == [[b"0", b"1", b"2"]] * 3
         assert [m.rank for m in meetings] == [0, 2, 1]
@@ -100,6 +91,13 @@ async def test_master_port_in_use(port: int) -> None:
     async with await StoreServer.start(HOST, port, "other", b""):
         with pytest.raises(RendezvousError, match=rf"port {port} on {HOST} is in use by pid {os.getpid()}"):
             await rendezvous("env://", timeout=60, environ=environ(0, 2, port))
+
+
+async def test_what_is_not_the_store_of_torchrun_is_named(port: int) -> None:
+    env = environ(0, 2, port, TORCHELASTIC_RUN_ID="r", TORCHELASTIC_USE_AGENT_STORE="True")
+    async with await StoreServer.start(HOST, port, "other", b""):
+        with pytest.raises(RendezvousError, match=rf"{port}, pid {os.getpid()}.* is not torchrun's store"):
+            await rendezvous("env://", timeout=60, environ=env)
 
 
 async def test_master_addr_unreachable(port: int) -> None:
@@ -158,7 +156,7 @@ async def test_a_name_that_means_loopback_is_pointed_out(
     async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
         return [(socket.AF_INET, ("127.0.1.1", port))]
 
-    monkeypatch.setattr(handlers, "resolve", resolve)
+    monkeypatch.setattr(hosting, "resolve", resolve)
     monkeypatch.setattr("aiodist.net.sockets.resolve", resolve)
     env = environ(0, 4, port, MASTER_ADDR="node-1", LOCAL_WORLD_SIZE="2")
     with caplog.at_level(logging.WARNING):
@@ -183,6 +181,7 @@ async def test_peers_are_told_what_the_user_says(port: int) -> None:
         ("zk://h:1", r"no known scheme\. There are: env://, tcp://, file://"),
         ("here", "no known scheme"),
         ("tcp://h", "is not host:port"),
+        ("tcp:/h:1", "'tcp:/h:1' names no address. Write tcp://host:port"),
         ("tcp://h:1", "needs rank and world_size"),
         ("tcp://h:1?rank=x&world_size=2", "rank in init_method=.* is not a number"),
         ("tcp://h:0?rank=0&world_size=2", "names no port"),

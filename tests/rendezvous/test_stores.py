@@ -13,6 +13,7 @@ import uvloop
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.rendezvous import FileStore, HashStore, PrefixStore, Store, StoreServer, TcpStore
 from aiodist.testing.conformance_store import arrived, check_store
+from tests.ports import needs_ipv6
 
 Make = Callable[[], Awaitable[Store]]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -44,6 +45,7 @@ async def tcp_store(stack: AsyncExitStack, folder: Path) -> Make:
 
 
 async def tcp6_store(stack: AsyncExitStack, folder: Path) -> Make:
+    needs_ipv6()
     server = await stack.enter_async_context(await StoreServer.start("::1", 0, "job", b""))
 
     async def make() -> Store:

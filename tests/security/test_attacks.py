@@ -169,9 +169,9 @@ async def door(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture)
     address = unix_address(made[1].card["unix"]) if unix else tuple(made[1].card["tcp"])
 
     def limit(most: int) -> None:
-        made[1]._most_strangers = made[1]._acceptor._lobby._most = most
+        made[1]._most_strangers = made[1]._listener._lobby._most = most
 
-    strangers = lambda: len(made[1]._incoming) + len(made[1]._acceptor._lobby)  # noqa: E731
+    strangers = lambda: len(made[1]._incoming) + len(made[1]._listener._lobby)  # noqa: E731
     yield Door(Purpose.control, address, passes, caplog, strangers, limit)
     await asyncio.gather(*(one.aclose() for one in made))
 

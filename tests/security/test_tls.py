@@ -39,20 +39,6 @@ HOST = "127.0.0.1"
 
 
 @pytest.fixture
-def ours(certificates: Certificates) -> Tls:
-    found = tls(certificates("ours"))
-    assert found is not None
-    return found
-
-
-@pytest.fixture
-def theirs(certificates: Certificates) -> Tls:
-    found = tls(certificates("theirs"))
-    assert found is not None
-    return found
-
-
-@pytest.fixture
 def no_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's clients come over TCP, as from another host."""
     monkeypatch.setattr(server_module, "listen_near", lambda host, port: None)

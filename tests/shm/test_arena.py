@@ -10,15 +10,11 @@ import pytest
 from aiodist.errors import BackendUnavailable, WireError
 from aiodist.shm import arena as module
 from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, Window, available
+from tests.helpers import memory_mapped
 
 NONCE = bytes(range(NONCE_BYTES))
 
 needs_memfd = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
-
-
-def maps() -> int:
-    with open("/proc/self/maps") as file:
-        return sum("memfd:aiodist" in line for line in file)
 
 
 @needs_memfd
@@ -34,7 +30,7 @@ def test_a_window_shows_what_the_owner_writes() -> None:
     arena.close()
     assert bytes(window.view[PAGE : PAGE + 4]) == b"abcd", "the owner's end does not take the memory away"
     window.close()
-    assert maps() == 0
+    assert memory_mapped() == 0
 
 
 @needs_memfd
@@ -67,7 +63,7 @@ def test_a_file_that_could_be_cut_off_is_refused() -> None:
             Window(fd, 0)
     finally:
         os.close(fd)
-    assert maps() == 0
+    assert memory_mapped() == 0
 
 
 @needs_memfd
@@ -83,7 +79,7 @@ def test_closing_twice_and_while_somebody_looks() -> None:
     arena.close()
     assert arena.fd == -1
     del window
-    assert maps() == 0
+    assert memory_mapped() == 0
 
 
 def test_a_platform_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

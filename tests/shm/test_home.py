@@ -9,6 +9,7 @@ import pytest
 
 from aiodist.errors import BackendUnavailable, WireError
 from aiodist.shm.arena import NONCE_BYTES, PAGE, available
+from tests.helpers import memory_mapped
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 
@@ -22,11 +23,6 @@ def mailed(home: Home) -> tuple[int, int, int]:
     """The descriptors as they come out of a letter."""
     memory, loop_bell, bulk_bell = home.descriptors()
     return os.dup(memory), os.dup(loop_bell), os.dup(bulk_bell)
-
-
-def maps() -> int:
-    with open("/proc/self/maps") as file:
-        return sum("memfd:aiodist" in line for line in file)
 
 
 def forked(child: object) -> int:
@@ -54,7 +50,7 @@ def test_a_large_home_takes_no_memory() -> None:
     neighbour.close()
     home.close()
     home.close()
-    assert maps() == 0
+    assert memory_mapped() == 0
 
 
 def test_core_dumps_stay_small() -> None:
@@ -102,7 +98,7 @@ def test_what_is_no_home_is_refused() -> None:
     with pytest.raises(WireError, match="a bell"):
         Neighbour(1, 1, (memory, loop_bell, bulk_bell), home.nbytes, NONCE)
     home.close()
-    assert maps() == 0
+    assert memory_mapped() == 0
 
 
 def test_closing_while_somebody_looks() -> None:
@@ -115,7 +111,7 @@ def test_closing_while_somebody_looks() -> None:
     for piece in pieces:
         piece.release()
     del neighbour, home, pieces
-    assert maps() == 0
+    assert memory_mapped() == 0
 
 
 def test_a_forked_child_has_a_copy_of_its_own() -> None:
@@ -128,7 +124,7 @@ def test_a_forked_child_has_a_copy_of_its_own() -> None:
         home.view[PAGE : PAGE + 4] = b"lost"
         home.view[HOME_BYTES - 4 : HOME_BYTES] = b"lost"
         home.close()
-        os._exit(0 if same and maps() == 0 else 1)
+        os._exit(0 if same and memory_mapped() == 0 else 1)
 
     assert forked(scribble) == 0
     assert bytes(home.view[PAGE : PAGE + 4]) == b"here"
@@ -147,7 +143,7 @@ def test_limits_are_told_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "eventfd", no_descriptor)
     with pytest.raises(BackendUnavailable, match="Too many open files"):
         Home(PAGE, NONCE)
-    assert maps() == 0
+    assert memory_mapped() == 0
 
 
 def test_a_limited_address_space_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aiodist.errors import UsageError
-from aiodist.tensors.device import DeviceArray, device_array, geometry, place_of
+from aiodist.tensors.device import DeviceArray, device_array, geometry
 from aiodist.tensors.overlap import overlaps
 from aiodist.tensors.view import view
 from aiodist.types import BFLOAT16, DTYPES
@@ -95,11 +95,6 @@ def test_overlaps_are_seen() -> None:
     with pytest.raises(UsageError, match="overlaps itself"):
         view(Interface({"strides": (0, 4)}), writable=True, device=True)
     assert view(Interface({"strides": (0, 4)}), writable=False, device=True).array.strides == (0, 4)
-
-
-def test_place() -> None:
-    assert place_of(at()) == place_of([at(), at()]) == place_of(at()[1]) == "cuda"
-    assert place_of(np.zeros(3)) == place_of([np.zeros(3)]) == place_of([]) == place_of(None) == "cpu"
 
 
 # ── never read ───────────────────────────────────────────────────────────────────────────────────────

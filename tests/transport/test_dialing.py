@@ -1,12 +1,10 @@
-"""Which host this is, and what an address is."""
+"""What an address is."""
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from aiodist.transport.dialing import boot_id, is_numeric
+from aiodist.transport.dialing import is_numeric
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "fe80::1"])
@@ -17,9 +15,3 @@ def test_addresses(host: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.1", "::x", "fe80::1%lo", ""])
 def test_names_and_what_only_the_resolver_knows(host: str) -> None:
     assert not is_numeric(host)
-
-
-def test_a_boot_has_one_id() -> None:
-    assert boot_id() == boot_id() != ""
-    if sys.platform == "linux":
-        assert len(boot_id()) == 36

@@ -20,9 +20,10 @@ from aiodist.errors import BackendUnavailable, PeerLost, RendezvousError, UsageE
 from aiodist.net import lobby
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder
-from aiodist.transport import SEGMENT, ControlLink, Into, Key, SocketEndpoint, mail
+from aiodist.transport import SEGMENT, ControlLink, Into, Key, SocketEndpoint, mail, peers
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.listening import unix_address
+from tests.ports import needs_ipv6
 
 needs_memfd = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 
@@ -150,12 +151,7 @@ async def test_an_address_that_is_not_ours() -> None:
 
 
 async def test_ipv6() -> None:
-    if not socket.has_ipv6:
-        pytest.skip("no IPv6 here")
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 here")
+    needs_ipv6()
     pair = [await SocketEndpoint.open(rank=r, job="j", secret=b"", host="::1", mode="tcp") for r in range(2)]
     for one in pair:
         one.introduce({rank: other.card for rank, other in enumerate(pair)})
@@ -260,12 +256,14 @@ async def test_a_route_can_change_until_the_channel_is_used() -> None:
 
 
 @pytest.mark.parametrize("mode", ["tcp", "auto"])
-async def test_a_peer_that_does_not_answer_goodbye_is_not_waited_for(mode: Mode) -> None:
+async def test_a_peer_that_does_not_answer_goodbye_is_not_waited_for(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with endpoints(mode=mode) as (mine, theirs):
         await Pair(mine, theirs).passes(Key(1, 0, 0, 0), 100)
         (link,) = theirs._links
         asyncio.get_running_loop().remove_reader(link._fd)  # as if it were stopped
-        mine._linger = theirs._linger = 0.01
+        monkeypatch.setattr(peers, "LINGER", 0.01)
         await mine.aclose()
         assert not mine._links
 

@@ -38,7 +38,7 @@ class HostEngine:
         endpoint: Endpoint,
         loop: asyncio.AbstractEventLoop,
         lose: Callable[[int, str], None],
-        inline: bool = False,
+        inline: bool,
     ) -> None:
         self.endpoint = endpoint
         self.rank = endpoint.rank

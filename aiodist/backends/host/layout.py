@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.host.offload import INLINE_NS
-from aiodist.kernels import cost_ns
+from aiodist.kernels import INLINE_NS, cost_ns
 from aiodist.schedules import Recv, RecvReduce, Schedule, Send, Step, posted_in, spans
 from aiodist.transport.base import SEGMENT
 from aiodist.types import ReduceOp

@@ -11,9 +11,8 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-# What may run on the loop in one go. Handing a job to a thread and back costs 25 µs on uvloop, so much
-# less than this would not pay; the design allows 200 µs.
-INLINE_NS = 200_000
+from aiodist.kernels import INLINE_NS
+
 COPY_BYTES_PER_NS = 8.0
 
 

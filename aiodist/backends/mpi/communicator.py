@@ -3,7 +3,8 @@
 Making one is collective among its members, and MPI has no way to do that without waiting. Members of
 several groups may make them in different orders. So each is made in a thread of its own, and members find
 each other by a tag. Where the library lets one thread in at a time they are made in the thread of all calls,
-which waits meanwhile: there, groups that overlap are to be made in the same order everywhere.
+which waits meanwhile: there, groups that overlap are to be made one after the other, in the same order
+everywhere.
 """
 
 from __future__ import annotations

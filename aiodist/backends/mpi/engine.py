@@ -146,11 +146,10 @@ class MpiEngine(Engine):
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────
 
     def prepare(self, operation: Operation) -> Task:
-        """Halves are reduced in float32."""
-        task = super().prepare(operation)
-        if operation.call.reduce is not None and tables.is_half(operation.call.dtype):
-            return widened(task, self.allocate)
-        return task
+        """What MPI reduces not at all, or otherwise than aiodist, is widened."""
+        task, call = super().prepare(operation), operation.call
+        wide = None if call.reduce is None else tables.wide(call.reduce, call.dtype)
+        return task if wide is None else widened(task, wide, self.allocate)
 
     def all_reduce(self, task: Task, done: Done) -> None:
         """Iallreduce."""

@@ -24,10 +24,10 @@ from aiodist.backends.mpi.library import Library, load
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
 from aiodist.environment import job_id, tls, tuning
+from aiodist.environment.process import host_id
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import join_address
 from aiodist.rendezvous import Meeting, StoreServer, rendezvous, told_address
-from aiodist.transport.dialing import boot_id
 
 _LONGEST = 1024  # bytes of what rank 0 tells
 _SECRET_BYTES = 16
@@ -111,7 +111,7 @@ async def meet(timeout: float, environ: Environ) -> tuple[Meeting, dict[str, str
 
     Raises:
         RendezvousTimeout: not all came in time.
-        RendezvousError: rank 0 could not listen.
+        RendezvousError: rank 0 could not listen, or this process gave up before.
     """
     library = await asyncio.to_thread(load)
     rank, size = library.rank, library.size
@@ -141,6 +141,9 @@ async def meet(timeout: float, environ: Environ) -> tuple[Meeting, dict[str, str
 class _Talk:
     """A few collective calls on COMM_WORLD, with a bound.
 
+    They match those of the others by their order. So a process that has left in the middle makes no more of
+    them: what the others take for one call would be another.
+
     Args:
         library: the library.
         timeout: seconds for all of them.
@@ -155,12 +158,18 @@ class _Talk:
         self._limit = asyncio.timeout(timeout)
 
     async def __aenter__(self) -> _Talk:
+        if this.gave_up:
+            raise RendezvousError(
+                "this process gave up meeting the MPI job before, and MPI takes back nothing that has begun",
+                hint="Start the job anew, or set MASTER_ADDR and MASTER_PORT on every rank",
+            )
         self._progress = this.hold(self._library)
         await self._limit.__aenter__()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
         assert self._progress is not None
+        this.gave_up = error[0] is not None
         self._progress.abandon(self._owner, _nothing)
         this.release()
         try:
@@ -218,7 +227,7 @@ def _host() -> Array:
     except OSError:
         network = ""
     return np.frombuffer(
-        hashlib.blake2b(f"{boot_id()} {network}".encode(), digest_size=16).digest(), np.uint8
+        hashlib.blake2b(f"{host_id()} {network}".encode(), digest_size=16).digest(), np.uint8
     )
 
 

@@ -27,6 +27,7 @@ class Process:
 
     Attributes:
         broken: a group broke, or was aborted.
+        gave_up: it began to meet the others by MPI, and did not end it.
         quarantine: requests that were open when the thread ended.
     """
 
@@ -39,6 +40,7 @@ class Process:
         self._thread: threading.Thread | None = None
         self._stuck: set[threading.Thread] = set()
         self.broken = False
+        self.gave_up = False
         self.quarantine: list[Posted] = []
 
     def hold(self, library: Library) -> Progress:

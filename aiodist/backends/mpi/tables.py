@@ -50,6 +50,7 @@ _BOOL_OPS = {  # on bytes that are 0 or 1; as NumPy has them
     ReduceOp.BXOR: "BXOR",
 }
 _HALVES = (np.dtype(np.float16), BFLOAT16)
+_SMALL = 2  # bytes of the integers whose sums are not wrapped around everywhere
 
 
 def datatype(dtype: np.dtype[Any]) -> str:
@@ -62,9 +63,17 @@ def operator(op: ReduceOp, dtype: np.dtype[Any]) -> str:
     return (_BOOL_OPS if dtype.kind == "b" else _OPS)[op]
 
 
-def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether MPI has no arithmetic for it."""
-    return dtype in _HALVES
+def wide(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """What elements are widened to before they are reduced; None where they are reduced as they are.
+
+    MPI has no arithmetic for halves. Sums of integers wrap around (docs/algorithms.md), but MPI says nothing
+    of that, and Open MPI saturates the small ones (open-mpi/ompi#8045).
+    """
+    if dtype in _HALVES:
+        return np.dtype(np.float32)
+    if op is ReduceOp.SUM and dtype.kind in "iu" and dtype.itemsize <= _SMALL:
+        return np.dtype(np.uint32)  # modulo 2³², so modulo 2⁸ and 2¹⁶ too, whatever the sign
+    return None
 
 
 def message_tag(number: int, highest: int) -> int:

@@ -1,11 +1,13 @@
-"""Reductions of halves, for a library without them: widened to float32 before, narrowed once after.
+"""Reductions of halves and of small integers, for a library that has none, or others.
 
-AVG and PREMUL_SUM are computed in float32, too. Runs where tasks are filled and emptied.
+They are widened before, and narrowed once after. AVG and PREMUL_SUM of halves are computed in float32, too.
+Runs where tasks are filled and emptied.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,22 +17,21 @@ from aiodist.kernels import finish, quiet, scale
 from aiodist.kernels.halves import BLOCK, halves
 from aiodist.types import Kind, ReduceOp
 
-_WIDE = np.dtype(np.float32)
 _COPIES = 4  # through scratch, and a cast of float16 takes longer than a copy
 
 
 @dataclass(slots=True)
 class Widened(Task):
-    """A task in float32, made of one in halves.
+    """A task in a wide dtype, made of one in a narrow one.
 
     Attributes:
-        narrow: the task in halves; what is strided goes through it.
+        narrow: the task in the narrow dtype; what is strided goes through it.
     """
 
     narrow: Task | None = None
 
     def fill(self) -> None:
-        """Fill the halves, and widen."""
+        """Fill the narrow one, and widen."""
         assert self.narrow is not None
         assert self.source is not None
         assert self.narrow.source is not None
@@ -40,7 +41,7 @@ class Widened(Task):
             scale(self.source, self.factor)
 
     def empty(self) -> None:
-        """Narrow, and empty the halves."""
+        """Narrow, and empty the narrow one."""
         assert self.narrow is not None
         if self.target is None:
             return
@@ -64,32 +65,39 @@ class Widened(Task):
         return self.narrow.empty_nbytes() + self.target.nbytes * (_COPIES + (self.divisor > 1))
 
 
-def widened(task: Task, allocate: Allocate) -> Widened:
-    """The same reduction in float32.
+def widened(task: Task, dtype: np.dtype[Any], allocate: Allocate) -> Widened:
+    """The same reduction in a wider dtype.
 
     Args:
-        task: in halves.
+        task: of halves or integers.
+        dtype: the wider one: of halves float32, of integers one of integers.
         allocate: makes the wide arrays.
     """
     assert task.source is not None
-    source = allocate(task.source.size, _WIDE)
+    source = allocate(task.source.size, dtype)
     target: Array | None = source
     if task.target is None:
         target = None
     elif task.kind is Kind.reduce_scatter:
-        target = allocate(task.target.size, _WIDE)
+        target = allocate(task.target.size, dtype)
     narrow = replace(task, factor=None, divisor=0)
     return Widened(task.operation, source, target, factor=task.factor, divisor=task.divisor, narrow=narrow)
 
 
-def _widen(half: Array, wide: Array) -> None:
-    for start in range(0, half.size, BLOCK):
+def _widen(narrow: Array, wide: Array) -> None:
+    if narrow.dtype.kind in "iu":
+        np.copyto(wide, narrow, casting="unsafe")
+        return
+    for start in range(0, narrow.size, BLOCK):
         part = slice(start, start + BLOCK)
-        np.copyto(wide[part], halves.widen(half[part], 0))
+        np.copyto(wide[part], halves.widen(narrow[part], 0))
 
 
-def _narrow(wide: Array, half: Array) -> None:
-    for start in range(0, half.size, BLOCK):
-        part = half[start : start + BLOCK]
+def _narrow(wide: Array, narrow: Array) -> None:
+    if narrow.dtype.kind in "iu":
+        np.copyto(narrow, wide, casting="unsafe")
+        return
+    for start in range(0, narrow.size, BLOCK):
+        part = narrow[start : start + BLOCK]
         np.copyto(halves.wide[0, : part.size], wide[start : start + BLOCK])
         halves.narrow(part)

@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from aiodist.environment import split_address
 from aiodist.errors import UsageError
 
-_ELSEWHERE = (  # addresses for documentation: nobody has them, and nothing is sent
-    (socket.AF_INET, "192.0.2.1"),
-    (socket.AF_INET6, "2001:db8::1"),
-)
 _PATIENCE = 1.0
 
 
@@ -85,15 +81,3 @@ def free_port() -> int:
             return port
     except OSError:
         return 1
-
-
-def outward() -> str:
-    """The address that this host has towards others, by its routes; '' where it has none."""
-    for family, there in _ELSEWHERE:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect((there, 9))
-                return str(sock.getsockname()[0])
-        except OSError:
-            continue
-    return ""

@@ -50,13 +50,11 @@ class Outcome:
         succeeded: whether its conditions held.
         revision: of the store, after it.
         ranges: what its reads found, in their order.
-        deleted: keys that it deleted.
     """
 
     succeeded: bool
     revision: int
     ranges: list[Range]
-    deleted: int
 
 
 def after(prefix: bytes) -> bytes:
@@ -148,7 +146,7 @@ def watch(start: bytes, end: bytes, revision: int) -> Json:
 
 def outcome(answer: Json) -> Outcome:
     """The answer to a transaction, read."""
-    found = Outcome(bool(answer.get("succeeded")), int(answer["header"]["revision"]), [], 0)
+    found = Outcome(bool(answer.get("succeeded")), int(answer["header"]["revision"]), [])
     _collect(answer, found)
     return found
 
@@ -158,8 +156,6 @@ def _collect(answer: Json, found: Outcome) -> None:
         if (part := response.get("response_range")) is not None:
             items = [item(kv) for kv in part.get("kvs", ())]
             found.ranges.append(Range(items, int(part.get("count", 0))))
-        elif (part := response.get("response_delete_range")) is not None:
-            found.deleted += int(part.get("deleted", 0))
         elif (part := response.get("response_txn")) is not None:
             _collect(part, found)
 

@@ -19,7 +19,7 @@ from aiodist.rendezvous.store import Value, check_value
 from aiodist.testing.faults.proxy import Address, FaultProxy
 from aiodist.timeouts import Timeout
 
-_CARDS = "/cards"  # the round of `group.world` in which addresses are shown
+_CARDS = "/cards"  # the round of `group.epochs.world` in which addresses are shown
 
 
 class DetourStore(PrefixStore):

@@ -83,8 +83,8 @@ class Stage:
         """Be killed by SIGKILL when this process's own aiodist code comes to a certain step.
 
         Args:
-            point: 'module:qualified name' of a function of aiodist ('aiodist.group.world:World._link'), at
-                whose call it happens; '' counts the calls of all of them.
+            point: 'module:qualified name' of a function of aiodist, at whose call it happens
+                ('aiodist.group.epochs.world:World._link'); '' counts the calls of all of them.
             count: at which of those calls, from 1.
         """
         from aiodist.testing.faults.steps import Steps

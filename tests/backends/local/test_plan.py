@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.backends.host.local.board import LOW, code
+from aiodist.backends.host.local.group import EXCHANGES
 from aiodist.backends.host.local.plan import Path, blocks, digest_of, path_of
 from aiodist.environment.thresholds import DEFAULTS
 from aiodist.types import Call, Kind, ReduceOp
@@ -39,6 +40,10 @@ def all_reduce(nbytes: int, dtype: np.dtype[np.generic] = FLOAT32, seq: int = 0)
 )
 def test_paths_by_size(call: Call, path: Path) -> None:
     assert path_of(call, 2, call.nbytes, DEFAULTS) is path
+
+
+def test_every_collective_with_data_has_an_exchange() -> None:
+    assert EXCHANGES.keys() == set(Kind) - {Kind.barrier, Kind.new_group, Kind.send, Kind.recv}
 
 
 def test_a_slow_dtype_leaves_the_loop_early_whatever_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

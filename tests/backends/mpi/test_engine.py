@@ -169,6 +169,14 @@ async def test_halves_move_as_bits_and_are_reduced_wide() -> None:
     assert op == "SUM"
 
 
+async def test_sums_of_small_integers_are_reduced_wide() -> None:
+    scene = Scene()
+    for op in (ReduceOp.SUM, ReduceOp.MAX):
+        tensor = np.arange(3, dtype=np.int8)
+        scene.start(operation(Kind.all_reduce, tensor, tensor, op))
+    assert [call[2][1:] for call in scene.comm.calls] == [(3, "UINT32_T"), (3, "INT8_T")]
+
+
 async def test_bools_are_reduced_as_bytes() -> None:
     scene = Scene()
     tensor = np.array([True, False])
@@ -235,11 +243,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_is_too_large_goes_in_pieces(tiny: None) -> None:
     scene = Scene()
     tensor = np.arange(10, dtype=np.uint8)
-    scene.start(operation(Kind.all_reduce, tensor, tensor, ReduceOp.SUM))
+    scene.start(operation(Kind.all_reduce, tensor, tensor, ReduceOp.MAX))
     scene.start(operation(Kind.broadcast, tensor, tensor, root=0))
     pieces = [(tensor[start : start + 4].tobytes(), min(4, 10 - start), "UINT8_T") for start in (0, 4, 8)]
     assert scene.comm.calls == [
-        *(("Iallreduce", "IN_PLACE", piece, "SUM") for piece in pieces),
+        *(("Iallreduce", "IN_PLACE", piece, "MAX") for piece in pieces),
         *(("Ibcast", piece, 0) for piece in pieces),
     ]
 
@@ -253,11 +261,11 @@ async def test_parts_that_are_too_large_together_are_messages_or_reductions(tiny
     scene.start(operation(Kind.all_to_all, whole, whole.copy(), sent=[2, 2, 2], sizes=[2, 2, 2]))
     assert {call[0] for call in scene.comm.calls} == {"Isend", "Irecv"}
     scene.comm.calls.clear()
-    scene.start(operation(Kind.reduce_scatter, whole, part, ReduceOp.SUM))
+    scene.start(operation(Kind.reduce_scatter, whole, part, ReduceOp.MAX))
     assert scene.comm.calls == [
-        ("Ireduce", (whole[:2].tobytes(), 2, "UINT8_T"), (part.tobytes(), 2, "UINT8_T"), "SUM", 0),
-        ("Ireduce", (whole[2:4].tobytes(), 2, "UINT8_T"), None, "SUM", 1),
-        ("Ireduce", (whole[4:].tobytes(), 2, "UINT8_T"), None, "SUM", 2),
+        ("Ireduce", (whole[:2].tobytes(), 2, "UINT8_T"), (part.tobytes(), 2, "UINT8_T"), "MAX", 0),
+        ("Ireduce", (whole[2:4].tobytes(), 2, "UINT8_T"), None, "MAX", 1),
+        ("Ireduce", (whole[4:].tobytes(), 2, "UINT8_T"), None, "MAX", 2),
     ]
 
 

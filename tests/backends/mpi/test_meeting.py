@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aiodist.backends.base import Array
 from aiodist.backends.mpi import meeting
+from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.meeting import check_place, is_told
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.backends.mpi.process import Process
+from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,31 @@ async def test_reason_arrives_where_rank_0_cannot_listen() -> None:
     assert server is None
     with pytest.raises(RendezvousError, match=r"rank 0 cannot host the store: cannot listen on 192\.0\.2\.7"):
         meeting._read(told(words))
+
+
+class Alone(Process):
+    """A process in which calls of MPI are posted, and never end."""
+
+    def hold(self, library: Library) -> Any:
+        return SimpleNamespace(post=lambda job: None, abandon=lambda owner, quiet: None)
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+
+async def test_process_that_gave_up_makes_no_more_calls_that_others_would_take_for_earlier_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting, "this", Alone())
+    library = Library(None, 0, 2, True, 7)
+    async with meeting._Talk(library, 60):
+        """It ended well: there may be another."""
+    with pytest.raises(RendezvousTimeout, match="not all 2 processes"):
+        async with meeting._Talk(library, 0) as talk:
+            await talk.do(lambda comm: None)
+    with pytest.raises(RendezvousError, match=r"gave up meeting the MPI job before.*Start the job anew"):
+        async with meeting._Talk(library, 60):
+            raise AssertionError
 
 
 def test_own_address_is_one() -> None:

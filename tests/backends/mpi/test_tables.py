@@ -15,6 +15,7 @@ from aiodist.kernels import combine
 from aiodist.testing.programs import operations
 from aiodist.types import BFLOAT16, DTYPES, ReduceOp
 
+HALVES = (np.dtype(np.float16), BFLOAT16)
 MEANING: dict[str, Callable[[Any, Any], Any]] = {
     "SUM": np.add,
     "PROD": np.multiply,
@@ -32,10 +33,10 @@ def test_datatype_has_the_size_of_the_elements(dtype: np.dtype[Any]) -> None:
     sizes |= {f"{sign}INT{bits}_T": bits // 8 for sign in ("", "U") for bits in (8, 16, 32, 64)}
     name = tables.datatype(dtype)
     assert sizes[name] == dtype.itemsize
-    assert name.startswith("U") == (dtype.kind in "ub" or tables.is_half(dtype))
+    assert name.startswith("U") == (dtype.kind in "ub" or tables.wide(ReduceOp.MAX, dtype) is not None)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if not tables.is_half(dtype)], ids=str)
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in HALVES], ids=str)
 def test_operator_means_what_the_op_means(dtype: np.dtype[Any]) -> None:
     pair = [[0, 0, 1, 1], [0, 1, 0, 1]] if dtype.kind == "b" else [[6, 2, 7, 1], [3, 5, 7, 4]]
     left, right = (np.array(values, dtype) for values in pair)
@@ -47,8 +48,16 @@ def test_operator_means_what_the_op_means(dtype: np.dtype[Any]) -> None:
         assert np.array_equal(meaning(left.view(bits), right.view(bits)).view(dtype), expected), op
 
 
-def test_halves_are_what_mpi_cannot_reduce() -> None:
-    assert [dtype for dtype in DTYPES if tables.is_half(dtype)] == [np.dtype(np.float16), BFLOAT16]
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_halves_and_sums_of_small_integers_are_widened(dtype: np.dtype[Any]) -> None:
+    for op in operations(dtype):
+        found = tables.wide(op, dtype)
+        if dtype in HALVES:
+            assert found == np.float32, op
+        elif dtype.name in ("int8", "uint8", "int16", "uint16") and op is ReduceOp.SUM:
+            assert found == np.uint32
+        else:
+            assert found is None, op
 
 
 @given(number=st.integers(0, 2**64), highest=st.integers(32767, 2**31 - 1))

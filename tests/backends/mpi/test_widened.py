@@ -1,4 +1,4 @@
-"""Halves are reduced in float32, and rounded once."""
+"""Halves are reduced in float32, and rounded once; sums of small integers wrap around."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from aiodist.backends.base import Operation
 from aiodist.backends.foreign.task import prepare
+from aiodist.backends.mpi import tables
 from aiodist.backends.mpi.widened import Widened, widened
 from aiodist.types import BFLOAT16, NO_ROOT, Call, Kind, ReduceOp
 
@@ -22,7 +23,9 @@ def task_of(
     """The task of a reduction by three ranks."""
     call = Call(kind, 0, source.dtype, source.shape, op, root)
     operation = Operation(call, None, source, target, None, print, factor=factor)  # type: ignore[arg-type]
-    return widened(prepare(operation, 0, SIZE, np.empty), np.empty)
+    wide = tables.wide(op, source.dtype)
+    assert wide is not None
+    return widened(prepare(operation, 0, SIZE, np.empty), wide, np.empty)
 
 
 @HALVES
@@ -86,6 +89,23 @@ def test_reduce_scatter_is_never_in_place(dtype: np.dtype[Any], count: int) -> N
     task.empty()
     assert target.tolist() == [number + 7 for number in range(count)]
     assert source.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+def test_sums_of_small_integers_wrap_around(dtype: type[np.integer[Any]]) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    parts = [np.array([low, high, high, number, 7], dtype) for number in range(SIZE)]
+    tensor = parts[0][::-1].copy()[::-1]  # strided, so that it goes through the narrow task
+    task = task_of(Kind.all_reduce, tensor, tensor, ReduceOp.SUM)
+    task.fill()
+    assert task.source is not None
+    assert task.source is task.target
+    for part in parts[1:]:
+        other = np.array(part, np.int64).astype(task.source.dtype)
+        task.source += other
+    task.empty()
+    with np.errstate(over="ignore"):
+        assert tensor.tolist() == (parts[0] + parts[1] + parts[2]).tolist()
 
 
 def test_who_gets_nothing_writes_nothing() -> None:

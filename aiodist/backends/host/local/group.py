@@ -25,6 +25,18 @@ if TYPE_CHECKING:
 
 _PLANS = 1024  # calls that differ, of one group, that are remembered
 
+# Who carries out what has data, on the inline and bulk paths.
+EXCHANGES: dict[Kind, type[Exchange]] = {
+    Kind.all_reduce: ReduceAll,
+    Kind.reduce: ReduceAll,
+    Kind.broadcast: Share,
+    Kind.all_gather: Share,
+    Kind.gather: Share,
+    Kind.scatter: Share,
+    Kind.all_to_all: Share,
+    Kind.reduce_scatter: Share,
+}
+
 
 class Owner(Protocol):
     """The group's backend."""
@@ -105,10 +117,8 @@ class LocalGroup:
         elif plan.path is Path.meet:
             kind = Meet
         else:
+            kind = ReduceEach if plan.path is Path.direct else EXCHANGES[call.kind]
             made = memory(operation, board.rank, board.size)
-            kind = Share
-            if call.kind in (Kind.all_reduce, Kind.reduce):
-                kind = ReduceEach if plan.path is Path.direct else ReduceAll
         exchange = kind(board, operation, plan, made, self._limits, self._disagrees)
         if isinstance(exchange, Wired):
             assert wired is not None

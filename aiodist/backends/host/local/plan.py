@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from aiodist.environment.thresholds import Thresholds
-from aiodist.kernels import cost_ns
+from aiodist.kernels import INLINE_NS, cost_ns
 from aiodist.types import Call, Kind
-
-INLINE_NS = 200_000.0  # what may run on the loop in one go (law 7)
 
 
 class Path(enum.Enum):

@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import Callable, Collection
 
 from aiodist.errors import QuorumLost, RendezvousError, WireError
-from aiodist.group.job import Job
-from aiodist.group.world import World
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.world import World
 from aiodist.membership import newcomers
 from aiodist.membership.arbiter import Arbiter, MajorityArbiter
 from aiodist.membership.assembly import Assembly, Invite

@@ -24,19 +24,18 @@ from aiodist.backends.base import Backend, Reports
 from aiodist.backends.host import HostEngine
 from aiodist.backends.plan import Plan
 from aiodist.control.plane import ControlPlane
-from aiodist.control.process import ProcessWatch, pid_space
+from aiodist.control.process import ProcessWatch
 from aiodist.control.sentries import Sentries
+from aiodist.environment.process import pid_space
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.errors import (
     AiodistError,
-    AuthenticationError,
     BackendUnavailable,
     PeerLost,
-    RendezvousError,
     RendezvousTimeout,
     name_ranks,
 )
-from aiodist.group.cards import read_cards, read_ranks
+from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.subgroups import context_of
 from aiodist.transport.base import ControlLink, Endpoint
@@ -51,7 +50,7 @@ _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 PROTOCOL = 4  # of what groups say to each other; a job that mixes numbers is refused
 
 
-class Exchange(Protocol):
+class Gathers(Protocol):
     """What assembling needs of a store."""
 
     async def gather(
@@ -134,7 +133,7 @@ class World:
         self._control.on_lost = self._lost
         endpoint.on_control = self._attach  # before anything is awaited: peers may dial already
 
-    async def link(self, store: Exchange, host: str | None = None) -> ProcessGroup:
+    async def link(self, store: Gathers, host: str | None = None) -> ProcessGroup:
         """Meet the others and connect to them; the group that comes of it has yet to do its first operation.
 
         Raises (the world has ended then):
@@ -157,7 +156,7 @@ class World:
 
     # ── the steps ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _meet(self, store: Exchange, host: str | None, deadline: float) -> list[dict[str, Any]]:
+    async def _meet(self, store: Gathers, host: str | None, deadline: float) -> list[dict[str, Any]]:
         settings = self._settings
         card = {
             "protocol": PROTOCOL,
@@ -217,7 +216,7 @@ class World:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _route(self, store: Exchange, deadline: float) -> None:
+    async def _route(self, store: Gathers, deadline: float) -> None:
         """Find out who shares memory, and agree: a pair uses it if both have proved it (law 3)."""
         me, transport = self._endpoint.rank, self._settings.transport
         others = [rank for rank in range(self._size) if rank != me]
@@ -384,34 +383,3 @@ class World:
 
 def _no_words() -> None:
     pass
-
-
-def check_cards(cards: list[dict[str, Any]]) -> None:
-    """Refuse a job that mixes versions, byte orders or settings; the error says who has which.
-
-    Raises:
-        AuthenticationError: another protocol version or byte order.
-        RendezvousError: settings that every rank must share differ.
-    """
-    first = cards[0]
-    for rank, card in enumerate(cards):
-        where = f"rank {rank} on {card['host']}"
-        if card["protocol"] != first["protocol"]:
-            raise AuthenticationError(
-                f"{where} speaks protocol {card['protocol']}, rank 0 on {first['host']} {first['protocol']}",
-                hint="Install the same aiodist on every host",
-            )
-    for rank, card in enumerate(cards):  # only now: the cards of another version may have other fields
-        where = f"rank {rank} on {card['host']}"
-        if card["byteorder"] != first["byteorder"]:
-            raise AuthenticationError(
-                f"{where} is {card['byteorder']}-endian,"
-                f" rank 0 on {first['host']} {first['byteorder']}-endian",
-                hint="All hosts of a job must have the same byte order",
-            )
-        for name, value in first["agreed"].items():
-            if card["agreed"].get(name) != value:
-                raise RendezvousError(
-                    f"{where} has {name}={card['agreed'].get(name)!r}, rank 0 has {value!r}",
-                    hint="Set it alike on every rank",
-                )

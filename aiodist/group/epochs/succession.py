@@ -8,8 +8,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from aiodist.errors import Evicted, GroupBroken, RendezvousError
-from aiodist.group.candidate import Candidate
 from aiodist.group.default import find_default, override, set_default
+from aiodist.group.epochs.candidate import Candidate
 from aiodist.membership.assembly import FORMING
 from aiodist.membership.motions import Ready
 from aiodist.membership.presence import LATEST
@@ -23,9 +23,8 @@ logger = logging.getLogger("aiodist")
 async def settle_in(candidate: Candidate, ready: Ready, deadline: float) -> ProcessGroup:
     """The epoch is decided: return its group when every member has come over; or a later one's, if a member
     died on the way."""
-    group = candidate.group
+    group, regroup = candidate.group, candidate.regroup
     assert group is not None
-    regroup = group._regroup
     assert regroup is not None
     job, loop = regroup.job, asyncio.get_running_loop()
     await candidate.settled()

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from aiodist.group.job import Job
-from aiodist.group.world import Settings
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.world import Settings
 from aiodist.rendezvous import HashStore
 
 

@@ -9,13 +9,13 @@ from collections.abc import Coroutine
 from typing import Any
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout
-from aiodist.group.candidate import Candidate
-from aiodist.group.convening import decided_in, topic_of
-from aiodist.group.job import Job
+from aiodist.group.epochs.candidate import Candidate
+from aiodist.group.epochs.convening import decided_in, topic_of
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.regroup import Regroup
+from aiodist.group.epochs.succession import settle_in
+from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
-from aiodist.group.regroup import Regroup
-from aiodist.group.succession import settle_in
-from aiodist.group.world import World
 from aiodist.membership.assembly import FORMING
 from aiodist.membership.motions import Ready
 from aiodist.membership.newcomers import OVER, Doorbell, invitation
@@ -85,10 +85,9 @@ class _Visit:
                 ) from self._lost
             for candidate in list(self._candidates.values()):
                 if self._is_epoch(candidate) and await candidate.linked():
-                    assert candidate.group is not None
-                    assert candidate.group._regroup is not None
+                    assert candidate.regroup is not None
                     assert candidate.world is not None
-                    candidate.group._regroup.decided.set()
+                    candidate.regroup.decided.set()
                     candidate.world.leave = self._job.end
                     self._admitted = candidate
                     return candidate
@@ -99,8 +98,7 @@ class _Visit:
         ruled = self._ruled.get(record.epoch)
         if ruled is not None:
             return ruled.number == record.number
-        group = candidate.group
-        return group is not None and group._regroup is not None and group._regroup.decided.is_set()
+        return candidate.regroup is not None and candidate.regroup.decided.is_set()
 
     async def _read(self, watch: Watch) -> None:
         try:

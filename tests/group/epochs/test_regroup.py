@@ -13,9 +13,9 @@ from aiodist.control.messages import EVERYBODY, Message, Say
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import PeerLost, RendezvousTimeout
 from aiodist.group import ProcessGroup
-from aiodist.group.candidate import Candidate
-from aiodist.group.convening import Convening
-from aiodist.group.world import Settings, World
+from aiodist.group.epochs.candidate import Candidate
+from aiodist.group.epochs.convening import Convening
+from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.assembly import Adopt, Assembly, Fail
 from aiodist.membership.motions import Decided, Motion, Ready, Void, decode, encode
 from aiodist.membership.record import UID_BYTES, Record

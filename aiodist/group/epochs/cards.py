@@ -1,4 +1,4 @@
-"""Reading what ranks leave for each other in the store before there is a group. Pure.
+"""Reading and comparing what ranks leave for each other in the store before there is a group. Pure.
 
 It comes from members of the job, by way of a store that all of them may write. So a card is looked at before
 anybody acts on it: a broken one is its rank's fault, and named so.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aiodist.errors import RendezvousError
+from aiodist.errors import AuthenticationError, RendezvousError
 from aiodist.wire.bounded import unpack
 from aiodist.wire.handshake import NONCE_BYTES
 
@@ -35,7 +35,7 @@ def read_cards(answers: list[bytes], mine: Mapping[str, Any]) -> list[dict[str, 
 
     Raises:
         RendezvousError: one cannot be a card; names its rank. Another version's may have other fields: of one
-            that says so only the host is looked at, and it is for the caller to refuse it.
+            that says so only the host is looked at, and it is for `check_cards` to refuse it.
     """
     cards = []
     for rank, answer in enumerate(answers):
@@ -46,6 +46,37 @@ def read_cards(answers: list[bytes], mine: Mapping[str, Any]) -> list[dict[str, 
             raise _unreadable(rank, error) from error
         cards.append(card)
     return cards
+
+
+def check_cards(cards: list[dict[str, Any]]) -> None:
+    """Refuse a job that mixes versions, byte orders or settings; the error says who has which.
+
+    Raises:
+        AuthenticationError: another protocol version or byte order.
+        RendezvousError: settings that every rank must share differ.
+    """
+    first = cards[0]
+    for rank, card in enumerate(cards):
+        where = f"rank {rank} on {card['host']}"
+        if card["protocol"] != first["protocol"]:
+            raise AuthenticationError(
+                f"{where} speaks protocol {card['protocol']}, rank 0 on {first['host']} {first['protocol']}",
+                hint="Install the same aiodist on every host",
+            )
+    for rank, card in enumerate(cards):  # only now: the cards of another version may have other fields
+        where = f"rank {rank} on {card['host']}"
+        if card["byteorder"] != first["byteorder"]:
+            raise AuthenticationError(
+                f"{where} is {card['byteorder']}-endian,"
+                f" rank 0 on {first['host']} {first['byteorder']}-endian",
+                hint="All hosts of a job must have the same byte order",
+            )
+        for name, value in first["agreed"].items():
+            if card["agreed"].get(name) != value:
+                raise RendezvousError(
+                    f"{where} has {name}={card['agreed'].get(name)!r}, rank 0 has {value!r}",
+                    hint="Set it alike on every rank",
+                )
 
 
 def read_ranks(answers: list[bytes]) -> list[set[int]]:

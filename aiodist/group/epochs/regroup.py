@@ -24,15 +24,15 @@ from aiodist.errors import (
     RendezvousTimeout,
     WireError,
 )
-from aiodist.group.agreement import Agreements
-from aiodist.group.candidate import Candidate
-from aiodist.group.convening import ASKING, Convening
 from aiodist.group.default import override
-from aiodist.group.job import Job
+from aiodist.group.epochs.agreement import Agreements
+from aiodist.group.epochs.candidate import Candidate
+from aiodist.group.epochs.convening import ASKING, Convening
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.succession import let_go, settle_in, succeed
+from aiodist.group.epochs.waiting import Waiting
+from aiodist.group.epochs.world import World
 from aiodist.group.subgroups import context_of
-from aiodist.group.succession import let_go, settle_in, succeed
-from aiodist.group.waiting import Waiting
-from aiodist.group.world import World
 from aiodist.membership.arbiter import Arbiter, MajorityArbiter, StoreArbiter
 from aiodist.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
 from aiodist.membership.motions import (
@@ -72,7 +72,7 @@ class Regroup:
     Args:
         job: what outlives the epoch.
         world: the epoch, linked.
-        group: its group.
+        group: its group, whose calls for the next epoch come here.
 
     Attributes:
         decided: set when it is known that this world is an epoch, and no mere draft.
@@ -105,6 +105,7 @@ class Regroup:
         self._control.subscribe(self._context, self)
         self._control.on_proven = self._recount
         world.parting = self.leave
+        group._regroup = self
 
     def _make_arbiter(self) -> Arbiter:
         if self._world.store_hosts:
@@ -272,9 +273,8 @@ class Regroup:
                 f"epoch {record.epoch} was formed, and this process did not connect to its members",
                 hint=_EVICTED_HINT,
             )
-        assert candidate.group is not None
-        assert candidate.group._regroup is not None
-        candidate.group._regroup.confirm(decided)
+        assert candidate.regroup is not None
+        candidate.regroup.confirm(decided)
         return candidate
 
     async def _tidy(self, adopted: Candidate | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodist.group.world import Settings
+from aiodist.group.epochs.world import Settings
 from aiodist.rendezvous import Store
 from aiodist.transport.base import Endpoint
 

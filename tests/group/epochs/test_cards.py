@@ -1,4 +1,4 @@
-"""A card is read before anybody acts on it, and a broken one names its rank."""
+"""A card is read, and compared with the others, before anybody acts on it; what is wrong names its rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import msgpack
 import pytest
 
 from aiodist.errors import AuthenticationError, RendezvousError
-from aiodist.group.cards import read_cards, read_ranks
-from aiodist.group.world import check_cards
+from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 
 CARD: dict[str, Any] = {
     "protocol": 2,
@@ -76,6 +75,31 @@ def test_good_cards_are_read_and_another_version_is_refused_as_such() -> None:
         check_cards(read_cards([card(), old], CARD))
     with pytest.raises(AuthenticationError, match="rank 1 on host-a speaks protocol 2"):
         check_cards(read_cards([old, card()], CARD))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"protocol": 0}, AuthenticationError, "rank 1 on b speaks protocol 0, rank 0 on host-a 2"),
+        (
+            {"byteorder": "big"},
+            AuthenticationError,
+            "rank 1 on b is big-endian, rank 0 on host-a little-endian",
+        ),
+        (
+            {"agreed": {"AIODIST_EAGER": "0"}},
+            RendezvousError,
+            "rank 1 on b has AIODIST_EAGER='0', rank 0 has '1'",
+        ),
+        ({"agreed": {}}, RendezvousError, "has AIODIST_EAGER=None"),
+    ],
+)
+def test_mixed_jobs_are_refused_with_who_has_what(
+    change: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    check_cards([CARD, {**CARD, "host": "b"}])
+    with pytest.raises(kind, match=words):
+        check_cards([CARD, {**CARD, "host": "b", **change}])
 
 
 def test_who_is_local_is_a_list_of_ranks() -> None:

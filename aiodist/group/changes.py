@@ -13,11 +13,11 @@ from aiodist.membership.motions import Ready
 from aiodist.timeouts import Timeout, seconds
 
 if TYPE_CHECKING:
+    from aiodist.group.epochs.regroup import Regroup
     from aiodist.group.process_group import ProcessGroup
-    from aiodist.group.regroup import Regroup
 
 
-class Membership(Objects):
+class Changes(Objects):
     """See `ProcessGroup` for what all calls have in common."""
 
     def rebuild(

@@ -10,25 +10,17 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.plan import Plan
-from aiodist.errors import AuthenticationError, Evicted, RendezvousError
+from aiodist.errors import Evicted
 from aiodist.group import ProcessGroup
-from aiodist.group.beginning import first_epoch
-from aiodist.group.job import Job
-from aiodist.group.world import PROTOCOL, Settings, World, check_cards
+from aiodist.group.epochs.beginning import first_epoch
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.world import PROTOCOL, Settings, World
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
-
-
-async def error_of(awaitable: Any) -> BaseException:
-    """What an awaitable raises."""
-    try:
-        await awaitable
-    except dist.AiodistError as error:
-        return error
-    raise AssertionError("nothing was raised")
+from tests.helpers import error_of
 
 
 def test_two_groups_that_break_at_once_each_tell_their_own_cause() -> None:
@@ -192,27 +184,3 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
         await store.aclose()
 
     run_virtual(main())
-
-
-CARD = {"protocol": PROTOCOL, "byteorder": "little", "host": "a", "agreed": {"AIODIST_EAGER": "1"}}
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "words"),
-    [
-        ({"protocol": 0}, AuthenticationError, f"rank 1 on b speaks protocol 0, rank 0 on a {PROTOCOL}"),
-        ({"byteorder": "big"}, AuthenticationError, "rank 1 on b is big-endian, rank 0 on a little-endian"),
-        (
-            {"agreed": {"AIODIST_EAGER": "0"}},
-            RendezvousError,
-            "rank 1 on b has AIODIST_EAGER='0', rank 0 has '1'",
-        ),
-        ({"agreed": {}}, RendezvousError, "has AIODIST_EAGER=None"),
-    ],
-)
-def test_mixed_jobs_are_refused_with_who_has_what(
-    change: dict[str, Any], kind: type[Exception], words: str
-) -> None:
-    check_cards([CARD, {**CARD, "host": "b"}])
-    with pytest.raises(kind, match=words):
-        check_cards([CARD, {**CARD, "host": "b", **change}])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from aiodist.group.job import Job
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.regroup import Regroup
+from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
-from aiodist.group.regroup import Regroup
-from aiodist.group.world import World
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST
 from aiodist.membership.record import Number, Record
@@ -23,7 +23,7 @@ async def first_epoch(job: Job, world: World, store: Store) -> ProcessGroup:
     deadline = loop.time() + job.settings.timeout
     group = await world.link(store, job.host)
     try:
-        regroup = group._regroup = Regroup(job, world, group)
+        regroup = Regroup(job, world, group)
         regroup.decided.set()
         job.store_host = world.uids[world.store_hosts[0]] if world.store_hosts else b""
         if group.rank == 0:

@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiodist.errors import AiodistError, PeerLost, RendezvousTimeout
-from aiodist.group.job import Job
+from aiodist.group.epochs.job import Job
+from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
-from aiodist.group.world import World
 from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
 from aiodist.transport.base import Endpoint
 
 if TYPE_CHECKING:
-    from aiodist.group.regroup import Regroup
+    from aiodist.group.epochs.regroup import Regroup
 
 
 class Candidate:
@@ -35,6 +35,7 @@ class Candidate:
     Attributes:
         world: once its links are up.
         group: likewise.
+        regroup: likewise; what hears of the epoch after.
         store: that its members meet at.
         formed: all its members are connected.
         culprits: whose fault it is that it could not be formed (uids).
@@ -52,6 +53,7 @@ class Candidate:
         self.record = record
         self.world: World | None = None
         self.group: ProcessGroup | None = None
+        self.regroup: Regroup | None = None
         self.store: Store | None = None
         self.formed = False
         self.error: BaseException | None = None
@@ -96,7 +98,7 @@ class Candidate:
         self._forming = world
         group = await world.link(store, job.host)
         group.timeout = settings.timeout
-        group._regroup = self._listen(world, group)
+        self.regroup = self._listen(world, group)
         self.world, self.group = world, group
         self._linked.set()
         await group.barrier(timeout=max(ends - loop.time(), 0.001))

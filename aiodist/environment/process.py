@@ -1,0 +1,37 @@
+"""Which host and boot this is, and what its kernel says about a process (/proc, Linux)."""
+
+from __future__ import annotations
+
+import os
+
+
+def boot_id() -> str:
+    """Names this boot of this host; '' where nobody knows."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def host_id() -> str:
+    """Names this host, by its boot where that is known; processes with the same may share memory."""
+    return boot_id() or os.uname().nodename
+
+
+def pid_space() -> str:
+    """Names what process ids mean here: this boot of this host, and the namespace. '' where nobody knows."""
+    boot = boot_id()
+    try:
+        return boot and f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def stat_fields(pid: int) -> list[str]:
+    """A process in numbers, as in proc_pid_stat(5) from the third field on: its state, its parent, its group…
+
+    `OSError` where there is no such process.
+    """
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].decode().split()  # behind its name, which may be anything

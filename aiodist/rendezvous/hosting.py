@@ -1,0 +1,123 @@
+"""Rank 0 hosts the store at an address, the others join it there.
+
+The server listens on exactly one address (and for this host beside it, see `near`); without a secret it is
+one of the loopback, unless AIODIST_ALLOW_INSECURE=1 says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from aiodist.environment import Placement, Tuning, check_open_door, is_loopback
+from aiodist.errors import RendezvousError
+from aiodist.net.sockets import describe, interface_address, join_address, resolve
+from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.server import StoreServer
+
+_log = logging.getLogger("aiodist.rendezvous")
+_EVERYWHERE = ("0.0.0.0", "::")
+
+Tell = Callable[[str], Awaitable[None]]
+
+
+async def host_or_join(invitation: Invitation, place: Placement, address: str, port: int) -> Meeting:
+    """The store at an address that all ranks know: rank 0 hosts it."""
+    if place.rank != 0:
+        return await join(invitation, place, address, port)
+    return await host(invitation, place, address, port)
+
+
+async def host(
+    invitation: Invitation, place: Placement, address: str, port: int = 0, tell: Tell | None = None
+) -> Meeting:
+    """Host the store; rank 0 does.
+
+    Args:
+        address: to listen on; this host's, or what others have for it.
+        port: 0: a free one.
+        tell: awaited with 'host:port' before anybody is waited for.
+
+    Raises:
+        RendezvousError: the port is in use, or the address is not of this host.
+        UsageError: other hosts could come in, and there is no secret.
+    """
+    await check_door(address, invitation)
+    server = await _listen(invitation, address, port)
+    try:
+        if is_loopback(server.host) and _spans_hosts(place) and not is_loopback(address):
+            _log.warning(
+                "%s is %s here, which other hosts cannot reach; if there are any, use a numeric MASTER_ADDR",
+                address,
+                server.host,
+            )
+        reached = address if server.host in _EVERYWHERE else server.host
+        if tell is not None:
+            await tell(join_address(reached, server.port))
+        meeting = await join(invitation, place, reached, server.port)
+    except BaseException:
+        await server.aclose()
+        raise
+    return replace(meeting, server=server)
+
+
+async def _listen(invitation: Invitation, address: str, port: int) -> StoreServer:
+    start = partial(
+        StoreServer.start, port=port, job=invitation.job, secret=invitation.secret, rank=0, tls=invitation.tls
+    )
+    try:
+        return await start(address)
+    except RendezvousError as error:
+        own = invitation.tuning.host
+        if own is None or "not an address of this host" not in error.message:
+            raise
+        # MASTER_ADDR is how others see this host (through a forwarded port, say); the user says what it has.
+        await check_door(own, invitation)
+        return await start(own)
+
+
+async def join(invitation: Invitation, place: Placement, host: str, port: int) -> Meeting:
+    """The store that somebody hosts.
+
+    Raises:
+        RendezvousTimeout: nobody listens there in time.
+        AuthenticationError: it is another job's, or has another secret.
+    """
+    store = await TcpStore.connect(
+        *(host, port, invitation.job, invitation.secret, invitation.timeout),
+        rank=place.rank,
+        tls=invitation.tls,
+    )
+    try:
+        address = told_address(invitation.tuning, store.address)
+    except BaseException:
+        await store.aclose()
+        raise
+    return Meeting(store, place.rank, place.world_size, None, address)
+
+
+async def check_door(host: str, invitation: Invitation) -> None:
+    """Refuse to serve other hosts without a secret, unless told to; a name counts for what it means here."""
+    allow_insecure = invitation.tuning.allow_insecure
+    if invitation.secret or allow_insecure:
+        return
+    try:
+        addresses = await resolve(host, 0)
+    except OSError as error:
+        raise RendezvousError(f"cannot listen on '{host}': {describe(error)}") from None
+    for _, address in addresses:
+        check_open_door(str(address[0]), invitation.secret, allow_insecure)
+
+
+def _spans_hosts(place: Placement) -> bool:
+    return place.local_world_size is not None and place.local_world_size < place.world_size
+
+
+def told_address(tuned: Tuning, address: str) -> str:
+    """The address that peers are told: what the user says, else the one that was found."""
+    if tuned.interface:
+        return interface_address(tuned.interface)
+    return tuned.host or address

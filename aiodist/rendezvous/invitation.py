@@ -1,0 +1,96 @@
+"""What a scheme's handler gets, and what it gives: an invitation, and a meeting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from urllib.parse import SplitResult, urlsplit
+
+from aiodist.environment import Placement, Tls, Tuning, job_id, placement, tls, tuning
+from aiodist.rendezvous.file_store import LINGER_SECONDS
+from aiodist.rendezvous.server import StoreServer
+from aiodist.rendezvous.store import Store
+
+
+@dataclass
+class Meeting:
+    """A store, and this process's place among those that meet there.
+
+    Attributes:
+        store: where they meet.
+        rank: global rank.
+        world_size: processes that meet.
+        server: the store's server, if this process hosts it.
+        address: this host's address that peers are told.
+        owns_store: `aclose` closes the store too; False for a store that the user passed.
+    """
+
+    store: Store
+    rank: int
+    world_size: int
+    server: StoreServer | None = None
+    address: str = "127.0.0.1"
+    owns_store: bool = True
+
+    async def aclose(self, linger: float = LINGER_SECONDS) -> None:
+        """Leave. The hosting process waits up to `linger` seconds until the others have left."""
+        server, self.server = self.server, None
+        if self.owns_store:
+            await self.store.aclose()
+        if server is not None:
+            await server.aclose(linger)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a handler gets.
+
+    Attributes:
+        url: the whole `init_method`.
+        rank: as the caller or the URL gave it, -1 for neither.
+        world_size: likewise.
+        timeout: seconds for meeting, and the store's default.
+        environ: the environment variables.
+        secret: what the processes of the job know; b'' for nothing.
+    """
+
+    url: str
+    rank: int
+    world_size: int
+    timeout: float
+    environ: Mapping[str, str]
+    secret: bytes
+
+    @property
+    def parts(self) -> SplitResult:
+        """The URL, split."""
+        return urlsplit(self.url)
+
+    @property
+    def job(self) -> str:
+        """The job's id."""
+        return job_id(self.environ)
+
+    @property
+    def tuning(self) -> Tuning:
+        """The tuning variables, checked."""
+        return tuning(self.environ)
+
+    @property
+    def tls(self) -> Tls | None:
+        """For TCP connections; None: they go without."""
+        return tls(self.environ)
+
+    def placement(self) -> Placement:
+        """This process's place: from the call or the URL, else from the environment."""
+        return placement(self.environ, self.rank, self.world_size)

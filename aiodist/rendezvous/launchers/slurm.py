@@ -1,0 +1,147 @@
+"""What Slurm's variables say about where to meet: lists of hosts, counts of tasks, and a port. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from aiodist.errors import UsageError
+
+MAX_HOSTS = 65536
+"""As many nodes as Slurm can have; what names more is no list of hosts."""
+
+_LONGEST_NAME = 255
+_FIRST_PORT, _PORTS = 20000, 12000  # below the ports that Linux gives to outgoing connections
+
+_ENTRY = re.compile(r"(?:[\w.-]|\[[^][]*\])+", re.ASCII)  # names and brackets, up to a comma outside of these
+_PIECE = re.compile(r"\[([^][]*)\]|([^][]+)")
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
+_WORD = re.compile(r"\w+", re.ASCII)
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
+
+
+class _Span(NamedTuple):
+    """What can stand in one place of a name: a word, or numbers of so many digits at least."""
+
+    word: str
+    digits: int
+    numbers: range
+
+    def texts(self) -> Iterator[str]:
+        return (self.word or f"{number:0{self.digits}}" for number in self.numbers)
+
+
+_Piece = list[_Span]
+
+
+def hosts(nodelist: str) -> list[str]:
+    """The hosts of a list in Slurm's short form: 'n[1-2,07],x' → n1, n2, n07, x.
+
+    Of several brackets in a name the last one changes first. Numbers have as many digits as the one that
+    begins their range.
+
+    Raises:
+        UsageError: it is no such list, or names more than `MAX_HOSTS`.
+    """
+    entries = _parse(nodelist)
+    if sum(map(_count, entries)) > MAX_HOSTS:
+        raise _nonsense(nodelist, f"it names more than {MAX_HOSTS} hosts")
+    return ["".join(name) for entry in entries for name in itertools.product(*map(_texts, entry))]
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a list in Slurm's short form; `UsageError` if it is none."""
+    return _first(_parse(nodelist)[0])
+
+
+def port(job: str, step: str) -> int:
+    """The port at which the tasks of a step meet: the same for all, and seldom that of another step."""
+    digest = hashlib.blake2b(f"{job} {step}".encode(), digest_size=8).digest()
+    return _FIRST_PORT + int.from_bytes(digest) % _PORTS
+
+
+def tasks_on_node(text: str, node: int) -> int:
+    """How many tasks a node has.
+
+    Args:
+        text: of SLURM_STEP_TASKS_PER_NODE: '2(x3),1' means 2, 2, 2, 1.
+        node: the node's number in the step.
+
+    Raises:
+        UsageError: the text has no meaning, or no such node.
+    """
+    found: int | None = None
+    nodes = 0
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is None:
+            raise UsageError(
+                f"SLURM_STEP_TASKS_PER_NODE={text[:80]!r} is not understood", hint="Expected '2(x3),1', say"
+            )
+        nodes += int(match[2] or 1)
+        if found is None and 0 <= node < nodes:
+            found = int(match[1])
+    if found is None:
+        raise UsageError(
+            f"SLURM_STEP_TASKS_PER_NODE={text[:80]!r} has {nodes} nodes, and none is number {node}"
+        )
+    return found
+
+
+def _parse(nodelist: str) -> list[list[_Piece]]:
+    """Entries, each the pieces of names in their order. Nothing is expanded yet."""
+    entries: list[list[_Piece]] = []
+    at = 0
+    while True:
+        entry = _ENTRY.match(nodelist, at)
+        if entry is None:
+            raise _nonsense(nodelist, f"no host is at character {at + 1}")
+        pieces = _PIECE.findall(entry[0])
+        entries.append([_bracket(nodelist, inside) if not word else [_word(word)] for inside, word in pieces])
+        if len(_first(entries[-1])) > _LONGEST_NAME:
+            raise _nonsense(nodelist, f"a name in it has more than {_LONGEST_NAME} characters")
+        at = entry.end()
+        if at == len(nodelist):
+            return entries
+        if nodelist[at] != ",":
+            raise _nonsense(nodelist, f"{nodelist[at]!r} at character {at + 1} has no meaning")
+        at += 1
+
+
+def _word(word: str) -> _Span:
+    return _Span(word, 0, range(1))
+
+
+def _bracket(nodelist: str, inside: str) -> _Piece:
+    piece: _Piece = []
+    for part in inside.split(","):
+        if (match := _RANGE.fullmatch(part)) is not None:
+            first, last = int(match[1]), int(match[2])
+            if first > last:
+                raise _nonsense(nodelist, f"the range {part} ends before it begins")
+            piece.append(_Span("", len(match[1]), range(first, last + 1)))
+        elif _WORD.fullmatch(part):
+            piece.append(_word(part))
+        else:
+            raise _nonsense(nodelist, f"{part[:40]!r} in brackets is neither a number nor a range")
+    return piece
+
+
+def _count(entry: list[_Piece]) -> int:
+    return math.prod(sum(len(span.numbers) for span in piece) for piece in entry)
+
+
+def _texts(piece: _Piece) -> Iterator[str]:
+    return itertools.chain.from_iterable(span.texts() for span in piece)
+
+
+def _first(entry: list[_Piece]) -> str:
+    return "".join(next(_texts(piece)) for piece in entry)
+
+
+def _nonsense(nodelist: str, why: str) -> UsageError:
+    return UsageError(f"{nodelist[:80]!r} is no list of hosts of Slurm's: {why}")

@@ -1,0 +1,139 @@
+"""How the processes of other launchers meet, where nobody has set MASTER_ADDR, or somebody listens there.
+
+    torchrun   rank 0 leaves its address in the agent's own store, which has MASTER_PORT
+    MPICH      … in the launcher's key-value space, by PMI
+    Open MPI   … in a file in the job's own folder, on one host
+    Slurm      rank 0 listens at a port made of the numbers of job and step, on the step's first host
+
+But for Slurm rank 0 listens on a free port first, and tells then: there is no port to fight for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from functools import partial
+
+from aiodist.environment import Placement, split_address
+from aiodist.errors import RendezvousTimeout, UsageError
+from aiodist.net.sockets import outward
+from aiodist.rendezvous.file_store import FileStore
+from aiodist.rendezvous.hosting import check_door, host, host_or_join, join, told_address
+from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.launchers import slurm
+from aiodist.rendezvous.launchers.agent_store import AgentStore
+
+_LOOPBACK = "127.0.0.1"
+_AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
+_meetings = itertools.count()  # of this process; all of a job's count alike
+
+
+async def meet_by_launcher(invitation: Invitation, place: Placement) -> Meeting | None:
+    """Meet by the means of the launcher that started this process; None: it has none, or is told where.
+
+    Raises:
+        UsageError: it has none for such a job; says what to set.
+        RendezvousError: its means do not answer.
+        RendezvousTimeout: rank 0 did not tell its address in time.
+    """
+    environ = invitation.environ
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return await _by_agent(invitation, place)
+    if place.master_addr is not None:
+        return None
+    match place.launcher:
+        case "Open MPI":
+            return await _by_file(invitation, place)
+        case "MPICH":
+            return await _by_pmi(invitation, place)
+        case "Slurm":
+            return await _by_number(invitation, place)
+    return None
+
+
+async def _by_agent(invitation: Invitation, place: Placement) -> Meeting | None:
+    environ, limit = invitation.environ, invitation.timeout
+    if place.master_addr is None or place.master_port is None:
+        return None
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = f"aiodist/{invitation.job}/{attempt}/{next(_meetings)}"
+    board = await AgentStore.connect(place.master_addr, place.master_port, limit)
+    async with contextlib.aclosing(board):
+        if place.rank == 0:
+            return await host(
+                invitation, place, _own(invitation, place, board.address), 0, partial(board.set, key)
+            )
+        try:
+            async with asyncio.timeout(limit):
+                address = await _told(board, key, limit)
+        except TimeoutError:
+            raise RendezvousTimeout(f"rank 0 did not say within {limit:g} s where it listens") from None
+    return await join(invitation, place, *address)
+
+
+async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
+    """The address that rank 0 has left; not one that a rank 0 before has left, whom the agents have ended."""
+    while True:
+        address = split_address(await board.get(key, limit), "the address of rank 0")
+        if await _listens(address):
+            return address
+        await asyncio.sleep(_AGAIN)
+
+
+async def _listens(address: tuple[str, int]) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*address)
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+async def _by_pmi(invitation: Invitation, place: Placement) -> Meeting:
+    from aiodist.rendezvous.launchers.pmi import Pmi
+
+    pmi = await Pmi.connect(invitation.environ, invitation.timeout)
+    if place.rank == 0:
+        return await host(invitation, place, _own(invitation, place, outward()), 0, pmi.tell)
+    return await join(invitation, place, *split_address(await pmi.ask(), "the address"))
+
+
+async def _by_file(invitation: Invitation, place: Placement) -> Meeting:
+    environ = invitation.environ
+    folder, job = environ.get("PMIX_SERVER_TMPDIR"), environ.get("PMIX_NAMESPACE")
+    if not folder or not job or place.local_world_size != place.world_size:
+        raise UsageError(
+            f"nothing tells the {place.world_size} processes of this mpirun on several hosts where to meet",
+            hint="mpirun -x MASTER_ADDR=<rank 0's host> -x MASTER_PORT=29500 …; or backend='mpi'",
+        )
+    address = _own(invitation, place, _LOOPBACK)
+    await check_door(address, invitation)
+    store = await FileStore.open(
+        *(f"{folder}/aiodist-{job}", invitation.job, invitation.secret, invitation.timeout),
+        host=address,
+        rank=place.rank,
+        tls=invitation.tls,
+    )
+    return Meeting(
+        store, place.rank, place.world_size, None, told_address(invitation.tuning, store.client.address)
+    )
+
+
+async def _by_number(invitation: Invitation, place: Placement) -> Meeting:
+    environ = invitation.environ
+    first = slurm.first_host(environ.get("SLURM_STEP_NODELIST", "")) if place.node_count != 1 else _LOOPBACK
+    port = slurm.port(environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", ""))
+    return await host_or_join(invitation, place, first, port)
+
+
+def _own(invitation: Invitation, place: Placement, outwards: str) -> str:
+    """The address that rank 0 listens on."""
+    address = told_address(
+        invitation.tuning, _LOOPBACK if place.local_world_size == place.world_size else outwards
+    )
+    if not address:
+        raise UsageError("this host has no address towards others", hint="Set AIODIST_HOST to the one it has")
+    return address

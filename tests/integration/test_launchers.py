@@ -1,0 +1,69 @@
+"""One script under other people's launchers, none of which says where aiodist's processes shall meet."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+JOB = Path(__file__).parent / "launched_job.py"
+PATIENCE = 150.0
+TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "AIODIST_STORE", "AIODIST_SECRET")
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def run(command: list[str], **environ: str) -> str:
+    """What a command that ends well prints."""
+    kept = {name: value for name, value in os.environ.items() if name not in TOLD}
+    started = subprocess.Popen(
+        command,
+        env={**kept, "OMP_NUM_THREADS": "1", **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = started.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        out, err = started.communicate()
+        raise AssertionError(f"{command} takes more than {PATIENCE} s:\n{out}\n{err}") from None
+    assert started.returncode == 0, out + err
+    return out
+
+
+def check(out: str, size: int) -> None:
+    """All ranks have met, twice."""
+    total = sum(10**rank for rank in range(size))
+    met = {f"{turn}: {rank} of {size}, {total} {turn * size}" for turn in range(2) for rank in range(size)}
+    assert set(re.findall(r"<(\d: [^>]*)>", out)) == met, out
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (["--standalone"], ["aiodist"]),
+        (["--standalone"], ["aiodist", "torch"]),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"], ["torch", "aiodist"]),
+        (["--rdzv-backend", "static"], ["torch", "aiodist"]),
+    ],
+    ids=["standalone", "standalone-before-torch", "c10d-after-torch", "static-after-torch"],
+)
+def test_torchrun(options: list[str], steps: list[str], port: int) -> None:
+    if "static" in options:
+        options = [*options, "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", *options]
+    out = run([*torchrun, str(JOB), *steps])
+    check(out, 3)
+    if "torch" in steps:
+        assert set(re.findall(r"<torch: ([^>]*)>", out)) == {"0, 111", "1, 111", "2, 111"}
