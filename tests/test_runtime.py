@@ -225,6 +225,12 @@ def test_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dist.UsageError, match="LOCAL_RANK is not set"):
         dist.get_node_local_rank()
     assert dist.get_node_local_rank(fallback_rank=3) == 3
+    with monkeypatch.context() as patch:
+        patch.setenv("MASTER_ADDR", "10.0.0.1")
+        assert dist.get_node_local_rank(3) == 3
+        for name, value in {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"}.items():
+            patch.setenv(name, value)
+        assert dist.get_node_local_rank(3) == 1
     monkeypatch.setenv("LOCAL_RANK", "2")
     assert dist.get_node_local_rank() == dist.get_node_local_rank(5) == 2
     monkeypatch.setenv("LOCAL_RANK", "two")

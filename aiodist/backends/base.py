@@ -133,6 +133,7 @@ class Backend(Protocol):
 
     Attributes:
         name: what `get_backend` says.
+        aliases: what else a new group of the same kind may be asked for by.
         places: where tensors may lie: 'cpu', 'cuda'; and what the call's signature says of it, '' where any
             place goes with it.
         opens: there is something to connect: `open` and `bystand` do something.
@@ -141,6 +142,7 @@ class Backend(Protocol):
     """
 
     name: str
+    aliases: frozenset[str]
     places: Mapping[str, str]
     opens: bool
     device: int | None

@@ -41,6 +41,7 @@ class Dispatch:
 
     Args:
         name: what `get_backend` says.
+        aliases: what else a new group may be asked for by.
         host: the host backend of the group.
         parts: by place, what else carries operations out; a place that is not there is the host's, if
             `takes_host`, or is refused.
@@ -51,12 +52,14 @@ class Dispatch:
     def __init__(
         self,
         name: str,
+        aliases: frozenset[str],
         host: HostBackend,
         parts: Mapping[str, Part],
         takes_host: bool,
         device: int | None = None,
     ) -> None:
         self.name = name
+        self.aliases = aliases
         self.opens = True
         self.device = device
         self._host = host
@@ -142,4 +145,4 @@ class Dispatch:
             if child is None:
                 child = made[id(part)] = part.child(host, whole)
             parts[place] = child
-        return Dispatch(self.name, host, parts, self._takes_host, self.device)
+        return Dispatch(self.name, self.aliases, host, parts, self._takes_host, self.device)

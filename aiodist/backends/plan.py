@@ -59,6 +59,13 @@ class Plan:
         return ",".join(f"{place}:{name}" for place, name in sorted(names.items()))
 
     @property
+    def aliases(self) -> frozenset[str]:
+        """What a new group may be asked for by: all that was asked for, and each part of what there is."""
+        texts = {self.asked, self.name} - {""}
+        parts = {item.rpartition(":")[2] for text in texts for item in text.split(",")}
+        return frozenset(texts | parts | ({"gloo"} if "host" in parts else set()))
+
+    @property
     def plain(self) -> bool:
         """There is the host engine, and nothing else."""
         return not self.engines and not self.staged
@@ -151,7 +158,7 @@ class Plan:
 
             assert self.device is not None
             parts[CUDA] = StagedBackend(host, self.device)
-        return Dispatch(self.name, host, parts, self.host, self.device)
+        return Dispatch(self.name, self.aliases, host, parts, self.host, self.device)
 
 
 def parse(backend: str | None, gpu: bool | None = None) -> Plan:

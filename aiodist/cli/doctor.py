@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.show import show
 from aiodist.errors import UsageError
 
 _CLEAR = "\r\x1b[K"
@@ -57,9 +58,9 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # whatever a variable holds, or a terminal lacks
     if args.json:
-        print(json.dumps(as_dict(sections), indent=1))
+        show(json.dumps(as_dict(sections), indent=1))
     else:
-        print("\n".join(as_lines(sections)))
+        show("\n".join(as_lines(sections)))
     return 0 if host_works(sections) else 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.show import show
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,6 +24,5 @@ def main(argv: Sequence[str]) -> int:
     rows["secret"] = secret_origin(os.environ)
     rows["tls"] = "on" if tuning(os.environ).tls else "off"
     width = max(map(len, rows))
-    for name, value in rows.items():
-        print(f"{name:<{width}}  {value}")
+    show("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items()))
     return 0

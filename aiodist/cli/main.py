@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from aiodist.cli.show import show
 from aiodist.errors import AiodistError, UsageError
 
 COMMANDS = {
@@ -37,16 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[:1] == ["help"] and len(args) == 2:
         args = [args[1], "--help"]
     if not args or args[0] in ("-h", "--help", "help"):
-        print(_usage(), file=sys.stdout if args else sys.stderr)
-        return 0 if args else 2
+        if args:
+            return _answer(_usage())
+        print(_usage(), file=sys.stderr)
+        return 2
     if args[0] in ("-V", "--version"):
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            print(f"aiodist {version('aiodist')}")
+            return _answer(f"aiodist {version('aiodist')}")
         except PackageNotFoundError:
-            print("aiodist (not installed)")
-        return 0
+            return _answer("aiodist (not installed)")
     name = args[0]
     if name not in COMMANDS:
         return _fail("aiodist", _no_command(name), 2)
@@ -67,6 +69,14 @@ def _no_command(name: str) -> str:
         return f"{text}. Did you mean 'aiodist run {name}'?"
     close = difflib.get_close_matches(name, COMMANDS, 1)
     return f"{text}. Did you mean 'aiodist {close[0]}'?" if close else text
+
+
+def _answer(text: str) -> int:
+    try:
+        show(text)
+    except AiodistError as error:
+        return _fail("aiodist", str(error), 1)
+    return 0
 
 
 def _fail(who: str, text: str, code: int) -> int:

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from aiodist.cli.show import show
 from aiodist.environment import switch
 from aiodist.errors import UsageError
 
@@ -25,6 +26,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, *, example: str = "", **more: Any) -> None:
         super().__init__(prog=prog, allow_abbrev=False, **more)
         self._example = example
+
+    def print_help(self, file: Any = None) -> None:
+        """Called by argparse."""
+        show(self.format_help().rstrip())
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""

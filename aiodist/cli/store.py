@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aiodist.cli.parser import Parser
+from aiodist.cli.show import show
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
@@ -94,11 +95,10 @@ async def _serve(args: Namespace) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, end, 128 + signum)
     server = await _start(args)
-    shown = f"[{server.host}]" if ":" in server.host else server.host
-    print(f"{shown}:{server.port}", flush=True)
     failing = asyncio.ensure_future(server.wait_failed())
     failing.add_done_callback(lambda done: None if done.cancelled() else end(1))
     try:
+        show(f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}")
         return await ended
     finally:
         failing.cancel()

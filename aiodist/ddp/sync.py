@@ -37,6 +37,9 @@ class Averager(Protocol):
 class Rebuilder(Averager, Protocol):
     """What it needs beside, where members may come and go."""
 
+    def check_can_rebuild(self) -> None:
+        """As `ProcessGroup.check_can_rebuild`."""
+
     async def agree(self, flag: bool = ...) -> bool:
         """As `ProcessGroup.agree`."""
 
@@ -95,7 +98,8 @@ class GradientSync:
         pg: the group; another one after each change.
 
     Raises:
-        UsageError: an array cannot be communicated or averaged, or is read-only.
+        UsageError: an array cannot be communicated or averaged, or is read-only; elastic: the members of the
+            group never change.
     """
 
     def __init__(
@@ -117,6 +121,8 @@ class GradientSync:
         self.pg: Any = pg  # a process group; here it is an Averager, and a Rebuilder where it is elastic
         self._elastic = elastic
         self._min_size = min_size
+        if elastic:
+            self._rebuilder.check_can_rebuild()
         tensors = list(arrays)
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):

@@ -20,7 +20,7 @@ async def _named(making: Awaitable[ProcessGroup | None]) -> Made:
 
 
 def _check_backend(world: ProcessGroup, backend: str | None) -> None:
-    if backend not in (None, world.backend, "gloo" if world.backend == "host" else None):
+    if backend is not None and str(backend).lower() not in {world.backend, *world._backend.aliases}:
         raise UsageError(f"backend={backend!r}: a new group has the backend of its world, '{world.backend}'")
 
 
@@ -39,7 +39,7 @@ def new_group(
     Args:
         ranks: global ranks; None means all.
         timeout: the new group's default, in seconds.
-        backend: None or the world's own.
+        backend: None, the world's own, or a part of it: the group has all of it.
         pg_options, device_id: for torch's sake, and not used.
         use_local_synchronization: only the members call, and wait for each other alone.
         group_desc: the group's name, for people.

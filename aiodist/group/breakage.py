@@ -32,7 +32,7 @@ def pack(error: GroupBroken) -> tuple[Any, ...]:
         case GroupAborted():
             return ("aborted", error.rank, _cut(error.reason))
         case _:
-            return ("broken", _cut(error.message))
+            return ("broken", _cut(f"{error.message}. {error.hint}" if error.hint else error.message))
 
 
 def unpack(code: str, values: tuple[Any, ...]) -> GroupBroken:

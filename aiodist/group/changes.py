@@ -128,6 +128,14 @@ class Changes(Objects):
         """
         return await self._must_regroup().count_newcomers()
 
+    def check_can_rebuild(self) -> None:
+        """Refuse a group whose members never change. `rebuild` does the same; this is for before.
+
+        Raises:
+            UsageError: the group is no world, or its backend cannot go on in the same processes.
+        """
+        self._must_regroup()
+
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
 
     def _next_epoch(
@@ -164,7 +172,7 @@ class Changes(Objects):
         if "regroups" not in self._backend.capabilities:
             raise UsageError(
                 f"backend {self.backend!r} cannot go on with other members in the same processes",
-                hint="Start the job's processes again: aiodist run --max-restarts",
+                hint="Have the job's launcher start new processes, and go on from a checkpoint",
             )
         return self._regroup
 

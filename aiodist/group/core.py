@@ -78,7 +78,6 @@ class GroupCore:
         self._regroup: Regroup | None = None  # likewise; it enters itself where membership can change
         self._successor: GroupCore | None = None  # the next epoch's group; whoever closes this one closes it
         self._family: weakref.WeakSet[GroupCore] = weakref.WeakSet() if family is None else family
-        self._family.add(self)
         self._issued = 0
         self._messages: dict[tuple[Kind, int, int, str], int] = {}  # issued, by kind, peer, tag and place
         self._children = 0
@@ -98,6 +97,7 @@ class GroupCore:
         )
         self._quick = self._flight.quick = self._backend.quick(self, self._note)
         self._watch.start()
+        self._family.add(self)  # from here on others abort and close it, too
         _alive.add(self)
 
     @property
@@ -262,6 +262,8 @@ class GroupCore:
                 await asyncio.wait([task])
             if self._error is None and not task.cancelled():
                 task.result()
+        except GroupBroken as error:  # here alone, perhaps: the others wait for this rank
+            self._break(error)
         except TimeoutError:
             self._break(CollectiveTimeout(timeout, ()))
         finally:

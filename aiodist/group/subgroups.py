@@ -10,8 +10,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from aiodist.errors import UsageError
+from aiodist.control.messages import Say
+from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import arguments as check
+from aiodist.group.breakage import pack
 from aiodist.group.core import NO_DATA, GroupCore
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import Kind
@@ -164,18 +166,23 @@ class Subgroups(GroupCore):
     def _child(
         self, context: int, chosen: tuple[int, ...], timeout: float, name: str, whole: bool = False
     ) -> Self:
-        return type(self)(
-            ranks=[self.ranks[member] for member in chosen],
-            name=name,
-            context=context,
-            epoch=self.epoch,
-            hosts=[self.hosts[member] for member in chosen],
-            timeout=timeout,
-            control=self._control,
-            make_backend=partial(self._backend.subgroup, whole=whole),
-            pulse=self._pulse,
-            family=self._family,
-        )
+        try:
+            return type(self)(
+                ranks=[self.ranks[member] for member in chosen],
+                name=name,
+                context=context,
+                epoch=self.epoch,
+                hosts=[self.hosts[member] for member in chosen],
+                timeout=timeout,
+                control=self._control,
+                make_backend=partial(self._backend.subgroup, whole=whole),
+                pulse=self._pulse,
+                family=self._family,
+            )
+        except GroupBroken as error:  # there is no group here that could tell the others
+            self._control.unsubscribe(context)
+            self._control.flood(Say.broken, context, *pack(error))
+            raise
 
 
 def _index(value: object, name: str) -> int:

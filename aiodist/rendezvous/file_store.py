@@ -5,7 +5,8 @@ hosts it. All decisions are made under an exclusive lock on the file:
 
 - empty: host the store here, write down the address;
 - it names a store that answers and is the very one: use it;
-- it names one that is provably gone (nobody listens there, or another store does): host it, overwrite.
+- it names one that is provably gone (nobody listens there, or another store does): host it, overwrite;
+- it names one at which this process has formed a group already: wait until its host has removed the file.
 
 A host that does not answer at all is not provably gone; the others then wait until their timeout. The host
 removes the file before it lingers for the others, so that a new job at the same path never meets the old.
@@ -28,6 +29,7 @@ from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import connect, join_address
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.machine_store import MachineStore
+from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.store import DEFAULT_TIMEOUT, Watch
 from aiodist.timeouts import Timeout, seconds
@@ -228,10 +230,11 @@ async def _look(
         raise
     except (OSError, RendezvousTimeout):
         return dead, None
-    if client.instance.hex() == found["store"]:
+    meant = client.instance.hex() == found["store"]
+    if meant and not met_before(client.instance):
         return False, client
-    await client.aclose()  # a later store, on the port of the one that is meant
-    return True, None
+    await client.aclose()
+    return not meant, None  # else a later store, on the port of the one that is meant
 
 
 def _exists(pid: Any) -> bool:

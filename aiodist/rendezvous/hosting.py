@@ -6,20 +6,23 @@ one of the loopback, unless AIODIST_ALLOW_INSECURE=1 says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
 from aiodist.environment import Placement, Tuning, check_open_door, is_loopback
-from aiodist.errors import RendezvousError
+from aiodist.errors import RendezvousError, RendezvousTimeout
 from aiodist.net.sockets import describe, interface_address, join_address, resolve
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
 
 _log = logging.getLogger("aiodist.rendezvous")
 _EVERYWHERE = ("0.0.0.0", "::")
+_AGAIN = 0.02  # seconds until the next attempt
 
 Tell = Callable[[str], Awaitable[None]]
 
@@ -27,7 +30,7 @@ Tell = Callable[[str], Awaitable[None]]
 async def host_or_join(invitation: Invitation, place: Placement, address: str, port: int) -> Meeting:
     """The store at an address that all ranks know: rank 0 hosts it."""
     if place.rank != 0:
-        return await join(invitation, place, address, port)
+        return await join(invitation, place, address, port, anew=True)
     return await host(invitation, place, address, port)
 
 
@@ -79,18 +82,35 @@ async def _listen(invitation: Invitation, address: str, port: int) -> StoreServe
         return await start(own)
 
 
-async def join(invitation: Invitation, place: Placement, host: str, port: int) -> Meeting:
+async def join(invitation: Invitation, place: Placement, host: str, port: int, anew: bool = False) -> Meeting:
     """The store that somebody hosts.
+
+    Args:
+        anew: not the one of the group before, which rank 0 may not have closed yet.
 
     Raises:
         RendezvousTimeout: nobody listens there in time.
         AuthenticationError: it is another job's, or has another secret.
     """
-    store = await TcpStore.connect(
-        *(host, port, invitation.job, invitation.secret, invitation.timeout),
-        rank=place.rank,
-        tls=invitation.tls,
-    )
+    loop = asyncio.get_running_loop()
+    deadline, left = loop.time() + invitation.timeout, invitation.timeout
+    while True:
+        store = await TcpStore.connect(
+            *(host, port, invitation.job, invitation.secret, left),
+            rank=place.rank,
+            tls=invitation.tls,
+        )
+        store.timeout = invitation.timeout
+        if not anew or not met_before(store.instance):
+            break
+        await store.aclose()
+        left = deadline - loop.time()
+        if left <= 0:
+            raise RendezvousTimeout(
+                f"rank 0 has not ended the group before at {join_address(host, port)}",
+                hint="Close a group on every rank before the next one is made",
+            )
+        await asyncio.sleep(_AGAIN)
     try:
         address = told_address(invitation.tuning, store.address)
     except BaseException:

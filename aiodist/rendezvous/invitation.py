@@ -9,7 +9,9 @@ from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 from aiodist.environment import Placement, Tls, Tuning, job_id, placement, tls, tuning
-from aiodist.rendezvous.file_store import LINGER_SECONDS
+from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.file_store import LINGER_SECONDS, FileStore
+from aiodist.rendezvous.met import remember
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.store import Store
 
@@ -33,6 +35,12 @@ class Meeting:
     server: StoreServer | None = None
     address: str = "127.0.0.1"
     owns_store: bool = True
+
+    def formed(self) -> None:
+        """The group is made: this process's next meeting at the same address or file has another store."""
+        store = self.store.client if isinstance(self.store, FileStore) else self.store
+        if isinstance(store, TcpStore):
+            remember(store.instance)
 
     async def aclose(self, linger: float = LINGER_SECONDS) -> None:
         """Leave. The hosting process waits up to `linger` seconds until the others have left."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aiodist.backends.plan import Plan, parse
-from aiodist.environment import secret, tuning
+from aiodist.environment import placement, secret, tuning
 from aiodist.errors import BackendUnavailable, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
@@ -118,10 +118,10 @@ async def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This process's rank on its node, from LOCAL_RANK.
+    """This process's rank on its node: LOCAL_RANK, or what mpirun or srun say instead.
 
     Args:
-        fallback_rank: what to return where the variable is absent; None makes that a UsageError.
+        fallback_rank: what to return where nothing says it; None makes that a UsageError.
     """
     value = os.environ.get("LOCAL_RANK")
     if value is not None:
@@ -129,6 +129,10 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
             return int(value)
         except ValueError:
             raise UsageError(f"LOCAL_RANK={value!r} is not a number") from None
+    with contextlib.suppress(UsageError):  # what is half set does not say it
+        found = placement(os.environ)
+        if found.launcher != "alone" and found.local_rank is not None:
+            return found.local_rank
     if fallback_rank is None:
         raise UsageError("LOCAL_RANK is not set", hint="Launch with `aiodist run`, or pass fallback_rank")
     return int(fallback_rank)
@@ -179,10 +183,11 @@ async def _meet(
     """Where the job meets, and the variables to go on with. MPI knows who this is, and where to meet."""
     if any(engine.name == "mpi" for engine in plan.engines.values()):
         from aiodist.backends.mpi import meeting as mpi
+        from aiodist.backends.mpi.place import is_told
 
+        if store is None and init_method in (None, "env://") and not is_told(environ):
+            return await mpi.meet(rank, world_size, timeout, environ)
         rank, world_size = await mpi.world(rank, world_size, environ)
-        if store is None and init_method in (None, "env://") and not mpi.is_told(environ):
-            return await mpi.meet(timeout, environ)
     return await meet(store, init_method, rank, world_size, timeout, environ), environ
 
 

@@ -117,6 +117,7 @@ class Member:
             raise
         world = World(endpoint, meeting.world_size, job.settings, job.end)
         group = await first_epoch(job, world, job.store)
+        meeting.formed()
         self._stay()
         return group
 

@@ -199,7 +199,7 @@ def dispatch(parts: Mapping[str, Part], takes_host: bool = True, **host: Any) ->
     """A dispatch, and the host's part in it."""
     below: Any = Part("host", mark="", **host)
     given: Any = parts
-    return Dispatch("name", below, given, takes_host), below
+    return Dispatch("name", frozenset({"alias"}), below, given, takes_host), below
 
 
 def test_buffers_are_the_users_again_when_every_backend_has_let_go() -> None:

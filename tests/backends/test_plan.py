@@ -146,6 +146,30 @@ def test_name_is_of_what_carries_operations_out(plan: Plan, name: str) -> None:
     assert plan.name == name
 
 
+@pytest.mark.parametrize(
+    ("backend", "same", "names"),
+    [
+        (None, False, {"host", "gloo", "nccl", "fast", "cpu:host,cuda:fast"}),
+        (
+            "cpu:gloo,cuda:nccl",
+            True,
+            {"host", "gloo", "cpu:host,cuda:nccl", "cpu:host,cuda:fast", "nccl", "fast"},
+        ),
+        ("nccl", True, {"nccl", "fast"}),
+        ("every", False, {"every"}),
+        ("host", False, {"host", "gloo"}),
+    ],
+)
+def test_new_groups_may_be_asked_for_by_what_the_world_was_asked_for_by(
+    backend: str | None, same: bool, names: set[str]
+) -> None:
+    plan = parse(backend, gpu=True)
+    assert plan.aliases - {""} == names - ({"nccl"} if backend is None else set())
+    if same:  # and where it cannot be had
+        first, _ = settled(*checked(backend, 1, 1))
+        assert first.aliases >= {"nccl", "host", "gloo"} and first.asked in first.aliases
+
+
 def test_plain_is_the_host_engine_alone() -> None:
     assert parse(None, gpu=False).plain and parse("host", gpu=False).plain
     for backend in ("wire", "cuda:host", "cpu:host,cuda:nccl"):

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +107,52 @@ def test_store_without_secret_stays_on_loopback(
         monkeypatch.delenv(name, raising=False)
     assert main(["store", "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "refused to serve 0.0.0.0 without a secret" in capsys.readouterr().err
+
+
+def written_to(out: Any, argv: Sequence[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose standard output is a file."""
+    return subprocess.run(
+        [sys.executable, "-m", "aiodist", *argv],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+
+
+PRINTING = [
+    ["env"],
+    ["doctor", "--limit", "60"],
+    ["doctor", "--json", "--limit", "60"],
+    ["store", "--port", "0"],
+    ["--version"],
+    ["help"],
+    ["env", "--help"],
+]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("argv", PRINTING, ids=" ".join)
+def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = written_to(full, argv, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 1
+    who = "aiodist" if argv[0] in ("--version", "help") else f"aiodist {argv[0]}"
+    assert done.stderr == f"{who}: error: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("argv", [["env"], ["store", "--port", "0"]], ids=" ".join)
+def test_reader_that_has_gone_is_told_nothing(argv: list[str], unbuffered: str) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    try:
+        done = written_to(theirs, argv, PYTHONUNBUFFERED=unbuffered)
+    finally:
+        os.close(theirs)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_the_launcher_needs_no_numpy() -> None:

@@ -100,6 +100,15 @@ async def test_too_few_to_go_on(pg: ProcessGroup) -> None:
         await sync.finish()
 
 
+@spmd(world_size=2)
+async def test_elastic_is_for_a_world(pg: ProcessGroup) -> None:
+    half = await pg.split(0)
+    assert half is not None
+    with pytest.raises(dist.UsageError, match="is not the world"):
+        dist.GradientSync(half, [np.zeros(3)], elastic=True)
+    assert half.issued_count() == 0
+
+
 @spmd(world_size=2, exits={1: -9})
 async def test_without_elastic_a_death_is_an_error(pg: ProcessGroup) -> None:
     weights = np.zeros(3)

@@ -216,7 +216,7 @@ def driver(count: int = 1, **more: Any) -> Answer:
 def cupy(**more: Any) -> Answer:
     """Of a machine with CuPy and NCCL."""
     facts = {"version": "14.2.0", "packages": ["cupy-cuda12x"], "cuda": 12090, "devices": 1, "copied": True}
-    sharing = {"shares": False, "could_share": True}
+    sharing = {"shares": False, "could_share": True, "uncompiled": ""}
     return Answer({**facts, "trouble": "", "nccl": 23203, "without": "", **sharing, **more})
 
 
@@ -280,6 +280,37 @@ def test_a_broken_cupy(answer: Answer, state: str, word: str) -> None:
     assert found.cost and found.fix
 
 
+NVRTC_14 = 'DynamicLibNotFoundError: Failure finding "libnvrtc.so.13 or libnvrtc.so.12": No such file: \n'
+NVRTC_13 = (
+    "RuntimeError: CuPy failed to load libnvrtc.so.12: OSError: libnvrtc.so.12: cannot open shared object"
+)
+HEADERS = """CompileException: /a/cupy/float16.cuh(19): catastrophic error: cannot open source file "cuda_fp16.h"
+  #include <cuda_fp16.h>
+1 catastrophic error detected in the compilation of "a.cu".
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        (NVRTC_14, "CUDA's compiler (NVRTC) is missing"),
+        (NVRTC_13, "CUDA's compiler (NVRTC) is missing"),
+        (HEADERS, "CUDA's headers (cuda_fp16.h) are missing"),
+        ("NVRTCError: NVRTC_ERROR_OUT_OF_MEMORY (1)\n", "it compiles nothing: NVRTCError: NVRTC_ERROR_OUT"),
+        ("a copy is not what it should be", "it compiles nothing: a copy is not what"),
+    ],
+)
+@pytest.mark.parametrize("major", [12, 13])
+def test_a_cupy_that_cannot_compile(said: str, word: str, major: int) -> None:
+    whole = driver(cuda=13000)
+    found = by_name(check_devices(whole, cupy(uncompiled=said, cuda=major * 1000 + 10), 1))["CuPy"]
+    assert found.state == "limited" and found.value.startswith("14.2.0, CUDA 1")
+    assert word in found.value and "\n" not in found.value
+    assert "not contiguous" in found.cost
+    assert found.fix == f"pip install 'aiodist[cuda{major}]'"  # beside the CuPy that is here
+    assert by_name(check_devices(NO_DRIVER, cupy(uncompiled=said), 1))["CuPy"].state == "ok"
+
+
 def test_several_devices() -> None:
     found = by_name(check_devices(driver(2), cupy(), 2))
     assert found["GPU 1"].state == found["peer access"].state == "ok"
@@ -327,7 +358,9 @@ def test_mpi() -> None:
     refused = check_mpi(Answer({**facts, "refused": "one thread only", "hint": "do this"}))
     assert (refused.state, refused.fix) == ("missing", "do this") and "one thread only" in refused.value
     assert check_mpi(Answer(trouble="x", absent="mpi4py")).fix == "pip install 'aiodist[mpi]'"
-    assert check_mpi(Answer(trouble="RuntimeError: cannot load MPI library")).fix == "pip install mpich"
+    without = {**facts, "library": "", "threads": "", "refused": "no library", "hint": "Install one"}
+    found = check_mpi(Answer(without))
+    assert (found.state, found.value, found.fix) == ("missing", "no library, mpi4py 4.1.2", "Install one")
     assert check_mpi(Answer(trouble="no answer within 20 s")).state == "missing"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,38 @@ def test_backends_of_other_packages(tmp_path: Path) -> None:
     assert "Gone" in mine["gone"] and mine["host"] == mine["MPI"] == "the name is aiodist's own"
 
 
+CUPY = """
+import types
+import numpy as np
+__version__ = "14.2.0"
+class Array:
+    def __init__(self, values): self.values = values
+    def get(self): return self.values
+    def __getitem__(self, part): return Array(self.values[part])
+    def copy(self): {copies}
+def asarray(values): return Array(np.array(values))
+runtime = types.SimpleNamespace(runtimeGetVersion=lambda: 12090, getDeviceCount=lambda: {devices})
+cuda = types.SimpleNamespace(runtime=runtime)
+"""
+
+
+@pytest.mark.parametrize(
+    ("devices", "copies", "said"),
+    [
+        (1, "return Array(self.values.copy())", ""),
+        (1, "raise RuntimeError('cannot open\\nsource file \"cuda_fp16.h\"')", 'source file "cuda_fp16.h"'),
+        (1, "return Array(self.values * 0)", "what was copied is not what it should be"),
+        (0, "raise RuntimeError('it is not asked')", ""),
+    ],
+)
+def test_a_cupy_that_compiles_or_not(tmp_path: Path, devices: int, copies: str, said: str) -> None:
+    code = CUPY.format(devices=devices, copies=copies)
+    facts = ask("cupy", PYTHONPATH=fake(tmp_path, "cupy", code)).facts
+    assert facts["devices"] == devices and facts["trouble"] == ""
+    assert facts["copied"] == (devices > 0)
+    assert said in facts["uncompiled"] and bool(said) == bool(facts["uncompiled"])
+
+
 def test_what_a_library_prints_is_not_its_answer(tmp_path: Path) -> None:
     code = (
         "print('welcome to cupy'); import os; os.write(1, b'{}'); raise ImportError('libfoo.so: not there')"
@@ -132,6 +166,16 @@ def test_what_a_library_prints_is_not_its_answer(tmp_path: Path) -> None:
 def test_a_library_that_is_not_here(tmp_path: Path) -> None:
     code = "raise ModuleNotFoundError('No module named mpi4py', name='mpi4py')"
     assert ask("mpi", PYTHONPATH=fake(tmp_path, "mpi4py", code)).absent == "mpi4py"
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_mpi_without_its_library_is_told_as_the_backend_tells_it() -> None:
+    facts = ask("mpi", MPI4PY_LIBMPI="/no/such/libmpi.so").facts
+    assert (facts["library"], facts["threads"]) == ("", "")
+    code = "import asyncio, aiodist; asyncio.run(aiodist.init_process_group('mpi'))"
+    environ = {**os.environ, "MPI4PY_LIBMPI": "/no/such/libmpi.so"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].endswith(f"{facts['refused']}. {facts['hint']}")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,10 @@ def test_what_has_no_code_of_its_own_keeps_its_words(error: GroupBroken) -> None
     assert got.message == error.message
 
 
+def test_advice_travels_with_the_words() -> None:
+    assert str(travel(GroupBroken("it is full", hint="Close groups"))) == "it is full. Close groups"
+
+
 def test_the_longest_errors_fit_a_control_message() -> None:
     text = "\N{SNOWMAN}" * 2000
     for error in (

@@ -285,6 +285,25 @@ async def all_try_again() -> None:
         assert (await pg.all_reduce(np.array([pg.rank + 1])))[0] == 3
 
 
+async def too_many_groups() -> None:
+    """MPICH has some 2000 communicators; aiodist has room for 2047 groups with an engine on one host."""
+    async with await dist.init_process_group("mpi", timeout=60) as pg:
+        groups = []
+        try:
+            for _ in range(2100):
+                group = await pg.new_group()
+                assert group is not None
+                groups.append(group)
+        except dist.GroupBroken as error:
+            print(f"broken: {error}")
+        for group in groups[-8:]:
+            await group.aclose()
+        await pg.barrier()
+        group = await pg.new_group()
+        assert group is not None
+        assert (await group.all_reduce(np.array([pg.rank + 1])))[0] == 3
+
+
 def level(name: str) -> None:
     """The user initialises MPI so that fewer threads may call it."""
     import mpi4py

@@ -7,10 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
+
+from benchmarks import mpi
 
 JOB = Path(__file__).parent / "launched_job.py"
 PATIENCE = 150.0
@@ -67,3 +72,27 @@ def test_torchrun(options: list[str], steps: list[str], port: int) -> None:
     check(out, 3)
     if "torch" in steps:
         assert set(re.findall(r"<torch: ([^>]*)>", out)) == {"0, 111", "1, 111", "2, 111"}
+
+
+@pytest.mark.parametrize("flavour", mpi.FLAVOURS, ids=lambda flavour: flavour.name)
+def test_mpirun_without_mpi(flavour: mpi.Flavour) -> None:
+    found = mpi.find(flavour, None, mpi.search_path(), mpi.own_prefix())
+    if isinstance(found, str):
+        pytest.skip(f"{flavour.name}: {found}")
+    crowded = ["--oversubscribe"] if flavour.name == "openmpi" else []
+    out = run([found.launcher, *crowded, "-n", "3", sys.executable, str(JOB)], **found.env)
+    check(out, 3)
+
+
+def test_tasks_of_slurm_meet_at_a_port_of_their_step() -> None:
+    """As srun would start them on one node; there is no Slurm here."""
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+    node = {"SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1"}
+    with ThreadPoolExecutor(3) as tasks:
+        started = [
+            tasks.submit(
+                run, [sys.executable, str(JOB)], SLURM_PROCID=rank, SLURM_LOCALID=rank, **step, **node
+            )
+            for rank in ("0", "1", "2")
+        ]
+        check("".join(task.result() for task in started), 3)

@@ -12,6 +12,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.host.local.board import SLOTS
+from aiodist.backends.host.local.hub import _ENTRIES
 from aiodist.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
@@ -404,3 +405,32 @@ async def test_a_rank_that_is_killed_ends_operations_of_any_size(pg: ProcessGrou
             if pg.rank == 2 and number == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             await pg.all_reduce(tensor)
+
+
+@spmd(world_size=3, transport="shm")
+async def test_group_for_which_one_rank_has_no_room_is_broken_on_all(pg: ProcessGroup) -> None:
+    mine = hub(pg)
+    contexts = range(1, _ENTRIES)  # the world has one
+    if pg.rank == 1:
+        for context in contexts:
+            mine.announce(context, 1 << 20)
+    mine.free(mine.take(64))  # what was given back before is seen to
+    taken = mine._heap.taken()
+    said = (
+        r"rank 1 has no room in shared memory for another group: more than 4096 are open\. "
+        "Close groups that are done"
+    )
+    for _ in range(2):
+        with pytest.raises(dist.GroupBroken, match=said):
+            group = await pg.new_group()
+            assert group is not None
+            await group.barrier()
+    if pg.rank == 1:
+        mine.free(mine.take(64))
+        assert mine._heap.taken() == taken
+        for context in contexts:
+            mine.leave(context, lambda: True, lambda: None)
+    await pg.barrier()
+    group = await pg.new_group()
+    assert group is not None
+    assert (await group.all_reduce(np.array([pg.rank + 1])))[0] == 6

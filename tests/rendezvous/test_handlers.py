@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +19,7 @@ from aiodist.rendezvous import (
     Invitation,
     Meeting,
     StoreServer,
+    TcpStore,
     claim_rank,
     handlers,
     hosting,
@@ -82,6 +85,40 @@ async def test_the_host_lingers(port: int) -> None:
     assert not closing.done()
     await guest.aclose()
     await closing
+
+
+@pytest.mark.parametrize("scheme", ["env", "file"])
+async def test_who_is_early_for_the_next_meeting_does_not_take_the_store_of_the_one_before(
+    scheme: str, port: int, tmp_path: Path
+) -> None:
+    url = "env://" if scheme == "env" else f"file://{tmp_path}/meet"
+
+    def meet(rank: int) -> Coroutine[Any, Any, Meeting]:
+        return rendezvous(url, timeout=60, environ=environ(rank, 2, port))
+
+    def instance(meeting: Meeting) -> bytes:
+        return cast("TcpStore", getattr(meeting.store, "client", meeting.store)).instance
+
+    host = await meet(0) if scheme == "file" else None
+    both = await asyncio.gather(meet(0), meet(1)) if host is None else [host, await meet(1)]
+    host, guest = both
+    before = instance(guest)
+    guest.formed()
+    await guest.aclose()
+    early = asyncio.ensure_future(meet(1))
+    for _ in range(200):
+        await asyncio.sleep(0)  # it finds the old store
+    await host.aclose()
+    async with await meet(0) as host, await early as guest:
+        assert instance(guest) == instance(host) != before
+
+
+async def test_who_is_early_for_the_next_meeting_waits_only_so_long(port: int) -> None:
+    async with await rendezvous("env://", timeout=60, environ=environ(0, 2, port)):
+        async with await rendezvous("env://", timeout=60, environ=environ(1, 2, port)) as guest:
+            guest.formed()
+        with pytest.raises(RendezvousTimeout, match="rank 0 has not ended the group before"):
+            await rendezvous("env://", timeout=0.2, environ=environ(1, 2, port))
 
 
 # Bad input.

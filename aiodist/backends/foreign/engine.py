@@ -119,7 +119,11 @@ class Engine:
     # ── what every engine has ────────────────────────────────────────────────────────────────────────
 
     async def open(self) -> None:
-        """Connect with the other members, who all do the same now. The group is not used before."""
+        """Connect with the other members, who all do the same now. The group is not used before.
+
+        Raises:
+            GroupBroken: not here. The other members, who may wait, are told.
+        """
 
     def issued(self, operation: Operation) -> None:
         """An operation is handed over, in the user's own call: note what holds at this moment only."""

@@ -50,6 +50,7 @@ class HostBackend:
     """
 
     name = "host"
+    aliases = frozenset({"gloo"})
     places: Mapping[str, str] = {"cpu": ""}
     opens = False
     device: int | None = None
@@ -243,9 +244,13 @@ class HostBackend:
 
     def failed(self, error: Exception) -> None:
         """Something here raised that must not: no result can be trusted any more."""
-        broken = GroupBroken(f"rank {self.ranks[self.rank]} failed inside: {type(error).__name__}: {error}")
-        broken.__cause__ = error
-        self.reports.broken(broken)
+        if not isinstance(error, GroupBroken):
+            broken = GroupBroken(
+                f"rank {self.ranks[self.rank]} failed inside: {type(error).__name__}: {error}"
+            )
+            broken.__cause__ = error
+            error = broken
+        self.reports.broken(error)
 
     def finished(self, operation: Operation) -> None:
         """A local collective, or one of several levels, has ended well."""

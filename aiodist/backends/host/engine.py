@@ -16,6 +16,7 @@ from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.local.hub import Hub, supported
 from aiodist.backends.host.offload import Offload
 from aiodist.environment.thresholds import Thresholds
+from aiodist.errors import GroupBroken
 from aiodist.transport.base import Endpoint, Key
 
 # Seconds between a peer's goodbye on its data channels and the judgement on what still waits for it. Why it
@@ -86,14 +87,24 @@ class HostEngine:
             self._bulk = Bulk(self._hub, self.loop)
 
     def local_group(self, backend: HostBackend) -> LocalGroup | None:
-        """The shared memory of a group whose ranks are all on this host; None for others."""
+        """The shared memory of a group whose ranks are all on this host; None for others.
+
+        Raises:
+            GroupBroken: there is no room for it.
+        """
         if self._hub is None or self._bulk is None or backend.size == 1:
             return None
         if not self._hosts[self.rank].issuperset(backend.ranks):
             return None
-        return LocalGroup(
-            self._hub, self._bulk, backend, backend.context, backend.ranks, backend.rank, self._limits
-        )
+        try:
+            return LocalGroup(
+                self._hub, self._bulk, backend, backend.context, backend.ranks, backend.rank, self._limits
+            )
+        except MemoryError as error:
+            raise GroupBroken(
+                f"rank {self.rank} has no room in shared memory for another group: {error}",
+                hint="Close groups that are done, and drop arrays of pg.empty",
+            ) from None
 
     @property
     def polls(self) -> bool:

@@ -18,6 +18,7 @@ from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Progress
 from aiodist.backends.mpi.tables import group_tag
+from aiodist.errors import GroupBroken
 
 
 async def create(library: Library, progress: Progress, members: Sequence[int], context: int) -> Any:
@@ -26,6 +27,9 @@ async def create(library: Library, progress: Progress, members: Sequence[int], c
     Args:
         members: ranks in COMM_WORLD, in group order.
         context: names the group.
+
+    Raises:
+        GroupBroken: the library has no more, say.
     """
     loop = asyncio.get_running_loop()
     made: asyncio.Future[Any] = loop.create_future()
@@ -42,7 +46,16 @@ async def create(library: Library, progress: Progress, members: Sequence[int], c
         this.aside(run, "aiodist-mpi-group")
     else:
         progress.call(run)
-    return await made
+    try:
+        return await made
+    except library.mpi.Exception as error:
+        _, _, why = (str(error).splitlines() or [""])[-1].rpartition(
+            "): "
+        )  # below the places in its code where it failed
+        raise GroupBroken(
+            f"the MPI library makes no communicator for another group: {why}",
+            hint="Close groups that are done: each has one, and some libraries have no more than 2000",
+        ) from error
 
 
 def _create(library: Library, members: Sequence[int], context: int) -> Any:

@@ -1,6 +1,6 @@
 """How processes that mpirun started meet: rank and size are COMM_WORLD's, and it tells where the store is.
 
-    everybody's host ─▶ rank 0 listens where all can reach it ─▶ its address and a fresh secret to all
+    everybody's card ─▶ rank 0 listens where all can reach it ─▶ its address and a fresh secret to all
 
 Only bytes of known length travel by MPI. They are collective on COMM_WORLD, and nothing else may be then.
 """
@@ -12,8 +12,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,24 +20,26 @@ import numpy as np
 
 from aiodist.backends.base import Array
 from aiodist.backends.mpi.library import Library, load
+from aiodist.backends.mpi.place import (
+    HOST_BYTES,
+    Environ,
+    card,
+    cards,
+    check_place,
+    refused,
+    together,
+)
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
 from aiodist.environment import job_id, tls, tuning
 from aiodist.environment.process import host_id
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import join_address
+from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import Meeting, StoreServer, rendezvous, told_address
 
 _LONGEST = 1024  # bytes of what rank 0 tells
 _SECRET_BYTES = 16
 _LOOPBACK = "127.0.0.1"
-_STARTED = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-)  # how many processes the mpirun of Open MPI, and of MPICH, has
-_ELSEWHERE = ("192.0.2.1", 9)  # nobody's: only asked which of our addresses would lead there
-
-Environ = Mapping[str, str]
 
 
 async def world(rank: int, world_size: int, environ: Environ) -> tuple[int, int]:
@@ -58,51 +59,14 @@ async def world(rank: int, world_size: int, environ: Environ) -> tuple[int, int]
     return library.rank, library.size
 
 
-def check_place(mine: int, size: int, rank: int, world_size: int, environ: Environ) -> None:
-    """Refuse a place that contradicts MPI's.
+async def meet(
+    rank: int, world_size: int, timeout: float, environ: Environ
+) -> tuple[Meeting, dict[str, str]]:
+    """Meet the other processes of the MPI job, where nothing else says where. Loads MPI.
 
     Args:
-        mine: rank in COMM_WORLD.
-        size: of COMM_WORLD.
         rank: as the user gave it; -1: not.
         world_size: likewise.
-        environ: the environment variables.
-    """
-    started = next((environ[name] for name in _STARTED if environ.get(name)), "1")
-    if size == 1 and started != "1":
-        raise UsageError(
-            f"mpirun has started {started} processes, but the MPI library has this one alone",
-            hint="It is another MPI's: set MPI4PY_LIBMPI to the path of the libmpi.so of this mpirun",
-        )
-    for value, known, names in (
-        (size, world_size, ("AIODIST_WORLD_SIZE", "WORLD_SIZE")),
-        (mine, rank, ("AIODIST_RANK", "RANK")),
-    ):
-        given = next(((name, environ[name]) for name in names if environ.get(name)), None)
-        if known >= 0:
-            given = (names[1].lower(), str(known))
-        if given is None or given[1] == str(value):
-            continue
-        name, text = given
-        if size == 1:
-            raise UsageError(
-                f"{name}={text}, but MPI has this process alone", hint="Start all with `mpirun -n …`"
-            )
-        raise UsageError(
-            f"{name}={text}, but this is rank {mine} of {size} in MPI",
-            hint="Leave both to MPI: pass no rank and no world_size, and unset RANK and WORLD_SIZE",
-        )
-
-
-def is_told(environ: Environ) -> bool:
-    """Whether variables say where to meet, so that MPI need not."""
-    return bool(environ.get("AIODIST_STORE") or environ.get("MASTER_ADDR"))
-
-
-async def meet(timeout: float, environ: Environ) -> tuple[Meeting, dict[str, str]]:
-    """Meet the other processes of the MPI job, where nothing else says where.
-
-    Args:
         timeout: seconds.
         environ: the environment variables.
 
@@ -110,30 +74,44 @@ async def meet(timeout: float, environ: Environ) -> tuple[Meeting, dict[str, str
         the meeting, and the variables to go on with: they have the job's secret.
 
     Raises:
+        UsageError: arguments or variables say something else than MPI. The others have heard of it.
+        BackendUnavailable: MPI is not here.
         RendezvousTimeout: not all came in time.
-        RendezvousError: rank 0 could not listen, or this process gave up before.
+        RendezvousError: rank 0 could not listen, another rank was refused, or this process gave up before.
     """
     library = await asyncio.to_thread(load)
-    rank, size = library.rank, library.size
+    mine, size = library.rank, library.size
+    refusal: UsageError | None = None
+    try:
+        check_place(mine, size, rank, world_size, environ)
+    except UsageError as error:
+        refusal = error
     if size == 1:
+        if refusal is not None:
+            raise refusal
         return await rendezvous("env://", 0, 1, timeout, environ), dict(environ)
     server: StoreServer | None = None
-    told = np.zeros(_LONGEST, np.uint8)
+    told, shown = np.zeros(_LONGEST, np.uint8), cards(size)
     try:
         async with _Talk(library, timeout) as talk:
-            hosts = np.zeros((size, 16), np.uint8)
-            await talk.do(lambda comm: comm.Iallgather(_host(), hosts))
-            if rank == 0:
-                server, words = await _listen(environ, together=len(np.unique(hosts, axis=0)) == 1)
-                told[: len(words)] = np.frombuffer(words, np.uint8)
-            await talk.do(lambda comm: comm.Ibcast(told, 0))
+            await talk.do(lambda comm: comm.Iallgather(card(_host(), refusal), shown))
+            another = refused(shown)
+            if another is None:
+                if mine == 0:
+                    server, words = await _listen(environ, together(shown))
+                    told[: len(words)] = np.frombuffer(words, np.uint8)
+                await talk.do(lambda comm: comm.Ibcast(told, 0))
+        if another is not None:
+            raise another
         address, key = _read(told)
         environ = {**environ, "AIODIST_SECRET": key}
         where = {**environ, "AIODIST_STORE": address}
-        meeting = await rendezvous("env://", rank, size, timeout, where, key.encode())
-    except BaseException:
+        meeting = await rendezvous("env://", mine, size, timeout, where, key.encode())
+    except BaseException as error:
         if server is not None:
             await server.aclose()
+        if refusal is not None and isinstance(error, RendezvousError):
+            raise refusal from None  # whether the others came or not
         raise
     return replace(meeting, server=server), environ
 
@@ -196,15 +174,20 @@ class _Talk:
         await ended
 
 
-async def _listen(environ: Environ, together: bool) -> tuple[StoreServer | None, bytes]:
+async def _listen(environ: Environ, one_host: bool) -> tuple[StoreServer | None, bytes]:
     """Start the store, and say where; or why not.
 
     Args:
-        together: all processes are on this host.
+        one_host: all processes are on this host.
     """
     key = secrets.token_hex(_SECRET_BYTES)
     try:
-        host = told_address(tuning(environ), _LOOPBACK if together else _own_address())
+        host = told_address(tuning(environ), _LOOPBACK if one_host else outward())
+        if not host:
+            raise RendezvousError(
+                "this host has no address towards others",
+                hint="Set AIODIST_HOST there to one that the other hosts reach",
+            )
         server = await StoreServer.start(*(host, 0, job_id(environ), key.encode()), rank=0, tls=tls(environ))
     except (UsageError, RendezvousError, OSError) as error:
         return None, f"!{error}".encode()[:_LONGEST]
@@ -220,25 +203,13 @@ def _read(told: Array) -> tuple[str, str]:
     return address, key
 
 
-def _host() -> Array:
+def _host() -> bytes:
     """Names this host as far as its loopback reaches: processes in another network namespace have another."""
     try:
         network = str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:
         network = ""
-    return np.frombuffer(
-        hashlib.blake2b(f"{host_id()} {network}".encode(), digest_size=16).digest(), np.uint8
-    )
-
-
-def _own_address() -> str:
-    """The address of this host from which other hosts are reached."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(_ELSEWHERE)
-            return str(sock.getsockname()[0])
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
+    return hashlib.blake2b(f"{host_id()} {network}".encode(), digest_size=HOST_BYTES).digest()
 
 
 def _resolve(ended: asyncio.Future[None], error: Exception | None) -> None:

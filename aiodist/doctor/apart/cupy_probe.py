@@ -6,7 +6,11 @@ import os
 from importlib.metadata import distributions
 from typing import Any
 
+import numpy as np
+
 from aiodist.doctor.words import describe
+
+_LONGEST = 4000  # of what a compiler says
 
 
 def probe() -> dict[str, Any]:
@@ -15,7 +19,7 @@ def probe() -> dict[str, Any]:
     Returns:
         'version'; 'packages': the distributions that bring a CuPy; 'cuda': of its runtime, as the driver's;
         'devices': how many it sees; 'copied': an array went to the first of them and came back;
-        'trouble': why not; 'nccl': 10000 * major + 100 * minor + patch, 0 without; 'without': why;
+        'trouble': why not; 'uncompiled': what was said when it compiled a kernel for a copy, or ''; 'nccl': 10000 * major + 100 * minor + patch, 0 without; 'without': why;
         'shares': it lets several ranks use one device; 'could_share': it would, if it were told to.
     """
     import cupy
@@ -35,6 +39,7 @@ def probe() -> dict[str, Any]:
         "devices": 0,
         "copied": False,
         "trouble": "",
+        "uncompiled": "",
         "nccl": 0,
         "without": "",
         "shares": False,
@@ -47,6 +52,8 @@ def probe() -> dict[str, Any]:
             facts["copied"] = cupy.asarray([3, 1, 4]).get().tolist() == [3, 1, 4]
     except Exception as error:
         facts["trouble"] = describe(error)
+    if facts["copied"]:
+        facts["uncompiled"] = _uncompiled(cupy)
     try:
         from cupy.cuda import nccl
 
@@ -59,3 +66,12 @@ def probe() -> dict[str, Any]:
     except Exception as error:
         facts["without"] = describe(error)
     return facts
+
+
+def _uncompiled(cupy: Any) -> str:
+    """Have a kernel compiled that needs CUDA's headers, too: it copies every other float16."""
+    try:
+        copied = cupy.asarray(np.array([3, 1, 4], np.float16))[::2].copy().get().tolist()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:_LONGEST]
+    return "" if copied == [3, 4] else "what was copied is not what it should be"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -9,30 +10,27 @@ def probe() -> dict[str, Any]:
     """What there is.
 
     Returns:
-        'version': of mpi4py; 'library': in its own words; 'threads': the level that it grants; 'refused': why
-        the backend does not take it, 'hint': what mends that.
+        'version': of mpi4py; 'library': in its own words, 'threads': the level that it grants, both '' where
+        it cannot be loaded; 'refused': why the backend does not take it, 'hint': what mends that.
     """
     import mpi4py
-    from mpi4py import MPI
 
     from aiodist.backends.mpi.library import load
     from aiodist.errors import BackendUnavailable
 
-    levels = {
-        MPI.THREAD_SINGLE: "single",
-        MPI.THREAD_FUNNELED: "funneled",
-        MPI.THREAD_SERIALIZED: "serialized",
-        MPI.THREAD_MULTIPLE: "multiple",
-    }
-    refused = hint = ""
+    facts = {"version": mpi4py.__version__, "library": "", "threads": "", "refused": "", "hint": ""}
     try:
         load()
     except BackendUnavailable as error:
-        refused, hint = error.message, error.hint
-    return {
-        "version": mpi4py.__version__,
-        "library": MPI.Get_library_version(),
-        "threads": levels.get(MPI.Query_thread(), "unknown"),
-        "refused": refused,
-        "hint": hint,
-    }
+        facts["refused"], facts["hint"] = error.message, error.hint
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None:
+        levels = {
+            mpi.THREAD_SINGLE: "single",
+            mpi.THREAD_FUNNELED: "funneled",
+            mpi.THREAD_SERIALIZED: "serialized",
+            mpi.THREAD_MULTIPLE: "multiple",
+        }
+        facts["library"] = mpi.Get_library_version()
+        facts["threads"] = levels.get(mpi.Query_thread(), "unknown")
+    return facts

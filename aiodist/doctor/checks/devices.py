@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiodist.doctor.finding import Finding
 from aiodist.doctor.probes.asking import Answer
+from aiodist.doctor.words import one_line
 
 _NO_DEVICES = "device tensors cannot be used here; host tensors are not affected"
+_CONTIGUOUS = "device tensors that are not contiguous cannot be used, nor most of CuPy's own functions"
 _NOTHING = "nothing here, as there is no GPU"
 _STAGED = "device tensors go through the host's memory, which is slower"
 
@@ -93,7 +96,20 @@ def _cupy(driver: Answer, cupy: Answer, devices: int, extra: str) -> Finding:
     if devices and not facts["copied"]:
         why = facts["trouble"] or "an array did not come back from the device"
         return Finding("CuPy", "missing", f"{value}: {why}", _NO_DEVICES, "nvidia-smi says more")
+    if devices and facts["uncompiled"]:
+        value = f"{value}: {_lacking(facts['uncompiled'])}"
+        install = f"pip install 'aiodist[cuda{facts['cuda'] // 1000}]'"
+        return Finding("CuPy", "limited", value, _CONTIGUOUS, install)
     return Finding("CuPy", "ok", value)
+
+
+def _lacking(said: str) -> str:
+    """What CuPy needs to compile its kernels, and has not, from what it said."""
+    if header := re.search(r'cannot open source file "([^"]+)"', said):
+        return f"CUDA's headers ({header[1]}) are missing"
+    if "libnvrtc" in said:
+        return "CUDA's compiler (NVRTC) is missing"
+    return one_line(f"it compiles nothing: {said}")
 
 
 def _nccl(cupy: Answer, devices: int, extra: str) -> Finding:

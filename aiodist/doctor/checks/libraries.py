@@ -37,9 +37,11 @@ def check_mpi(mpi: Answer) -> Finding:
     if mpi.absent == "mpi4py":
         return Finding("MPI", "missing", "mpi4py is not installed", _NO_MPI, "pip install 'aiodist[mpi]'")
     if mpi.trouble:
-        fix = "pip install mpich" if "libmpi" in mpi.trouble or "MPI library" in mpi.trouble else ""
-        return Finding("MPI", "missing", f"mpi4py cannot be used: {mpi.trouble}", _NO_MPI, fix)
+        return Finding("MPI", "missing", f"mpi4py cannot be used: {mpi.trouble}", _NO_MPI)
     facts = mpi.facts
+    if not facts["library"]:
+        value = f"{facts['refused']}, mpi4py {facts['version']}"
+        return Finding("MPI", "missing", value, _NO_MPI, facts["hint"])
     value = f"{library(facts['library'])}, mpi4py {facts['version']}, threads: {facts['threads']}"
     if facts["refused"]:
         return Finding("MPI", "missing", f"{value}: {facts['refused']}", _NO_MPI, facts["hint"])

@@ -172,9 +172,16 @@ class World:
             "backend": settings.plan.card(),
         }
         packed = msgpack.packb(card)
-        answers = await store.gather(
-            f"{self._place}/cards", self._size, self._endpoint.rank, packed, self._left(deadline)
-        )
+        patience = self._left(deadline)
+        try:
+            answers = await store.gather(
+                f"{self._place}/cards", self._size, self._endpoint.rank, packed, patience
+            )
+        except RendezvousTimeout as error:
+            if not error.missing:
+                raise
+            who = f"{name_ranks(error.missing)} of {self._size} did not come within {patience:.3g} s"
+            raise RendezvousTimeout(who, missing=error.missing, hint=error.hint) from None
         cards = read_cards(answers, card)
         check_cards(cards)
         self._plan = settings.plan.settle([card["backend"] for card in cards], self._endpoint.rank == 0)

@@ -23,6 +23,7 @@ from aiodist.rendezvous.hosting import check_door, host, host_or_join, join, tol
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers import slurm
 from aiodist.rendezvous.launchers.agent_store import AgentStore
+from aiodist.rendezvous.launchers.pmi import Pmi
 
 _LOOPBACK = "127.0.0.1"
 _AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
@@ -93,8 +94,6 @@ async def _listens(address: tuple[str, int]) -> bool:
 
 
 async def _by_pmi(invitation: Invitation, place: Placement) -> Meeting:
-    from aiodist.rendezvous.launchers.pmi import Pmi
-
     pmi = await Pmi.connect(invitation.environ, invitation.timeout)
     if place.rank == 0:
         return await host(invitation, place, _own(invitation, place, outward()), 0, pmi.tell)

@@ -168,6 +168,30 @@ async def test_engines_end_with_their_groups() -> None:
     assert all(engine.closed for engine in made)
 
 
+async def test_engine_that_cannot_open_on_one_rank_breaks_the_group_on_all() -> None:
+    class Full(PostboxEngine):
+        name = "full"
+
+        async def open(self) -> None:
+            await super().open()
+            if self.setup.size == 2:
+                if self.setup.rank == 1:
+                    raise dist.GroupBroken("there is no room", hint="Close something")
+                await asyncio.Event().wait()
+
+    dist.register_backend("full", Full)
+
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank == 2:
+            assert await pg.new_group([0, 1]) is None
+        else:
+            with pytest.raises(dist.GroupBroken, match=r"there is no room\. Close something"):
+                await pg.new_group([0, 1])
+        assert (await pg.all_reduce(np.array([pg.rank + 1])))[0] == 6
+
+    await run_cluster(3, main, backend="full")
+
+
 async def test_members_change_where_the_engine_can_follow_them() -> None:
     class Lasting(PostboxEngine):
         name = "lasting"
@@ -176,8 +200,13 @@ async def test_members_change_where_the_engine_can_follow_them() -> None:
     dist.register_backend("lasting", Lasting)
 
     async def cannot(pg: ProcessGroup) -> None:
-        with pytest.raises(dist.UsageError, match="'lasting' cannot go on with other members"):
+        before = pg.issued_count()
+        with pytest.raises(dist.UsageError, match="'lasting' cannot go on with other members") as caught:
             await pg.rebuild()
+        assert "aiodist run" not in caught.value.hint  # it may not be what starts this job
+        with pytest.raises(dist.UsageError, match="'lasting' cannot go on with other members"):
+            dist.GradientSync(pg, [np.zeros(3)], elastic=True)
+        assert pg.issued_count() == before
 
     async def can(pg: ProcessGroup) -> None:
         nxt = await pg.rebuild()

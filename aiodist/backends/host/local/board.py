@@ -96,7 +96,11 @@ class Board:
         self.signed: list[object] = [None] * SLOTS  # the quick plan whose signature a slot still holds
         self.nears = [peer.near for peer in self.peers]
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
-        hub.announce(context, self.at)
+        try:
+            hub.announce(context, self.at)
+        except MemoryError:
+            hub.free(self.at)
+            raise
 
     # ── finding things ───────────────────────────────────────────────────────────────────────────────
 

@@ -163,14 +163,18 @@ class Hub:
     # ── the directory ────────────────────────────────────────────────────────────────────────────────
 
     def announce(self, context: int, at: int) -> None:
-        """A group has its region here."""
+        """A group has its region here.
+
+        Raises:
+            MemoryError: the directory is full.
+        """
         free = np.flatnonzero(self._contexts == 0)
         if len(free):
             entry = int(free[0])
         elif self._tombs:
             entry = self._tombs.popleft()
         else:
-            raise MemoryError(f"more than {_ENTRIES} groups are open on one process")
+            raise MemoryError(f"more than {_ENTRIES} are open")
         self._entries[context] = entry
         self._contexts[entry] = 0
         self._offsets[entry] = at

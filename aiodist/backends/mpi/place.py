@@ -1,0 +1,102 @@
+"""Who a process is: MPI says so, and arguments or variables may not say otherwise. Pure.
+
+A process that is refused cannot just leave: the others would wait for it. So what refused it goes to them on
+its card, in the meeting's first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.errors import RendezvousError, UsageError, name_ranks
+
+HOST_BYTES = 16
+"""Of what names a host on a card."""
+
+_WORDS = 240  # bytes of what refused a process, on its card
+_STARTED = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+)  # how many processes the mpirun of Open MPI, and of MPICH, has
+
+Environ = Mapping[str, str]
+
+
+def check_place(mine: int, size: int, rank: int, world_size: int, environ: Environ) -> None:
+    """Refuse a place that contradicts MPI's.
+
+    Args:
+        mine: rank in COMM_WORLD.
+        size: of COMM_WORLD.
+        rank: as the user gave it; -1: not.
+        world_size: likewise.
+        environ: the environment variables.
+    """
+    started = next((environ[name] for name in _STARTED if environ.get(name)), "1")
+    if size == 1 and started != "1":
+        raise UsageError(
+            f"mpirun has started {started} processes, but the MPI library has this one alone",
+            hint="It is another MPI's: set MPI4PY_LIBMPI to the path of the libmpi.so of this mpirun",
+        )
+    for value, known, names in (
+        (size, world_size, ("AIODIST_WORLD_SIZE", "WORLD_SIZE")),
+        (mine, rank, ("AIODIST_RANK", "RANK")),
+    ):
+        given = next(((name, environ[name]) for name in names if environ.get(name)), None)
+        if known >= 0:
+            given = (names[1].lower(), str(known))
+        if given is None or given[1] == str(value):
+            continue
+        name, text = given
+        if size == 1:
+            raise UsageError(
+                f"{name}={text}, but MPI has this process alone", hint="Start all with `mpirun -n …`"
+            )
+        raise UsageError(
+            f"{name}={text}, but this is rank {mine} of {size} in MPI",
+            hint="Leave both to MPI: pass no rank and no world_size, and unset RANK and WORLD_SIZE",
+        )
+
+
+def is_told(environ: Environ) -> bool:
+    """Whether variables say where to meet, so that MPI need not."""
+    return bool(environ.get("AIODIST_STORE") or environ.get("MASTER_ADDR"))
+
+
+def card(host: bytes, refusal: UsageError | None) -> Array:
+    """What a process shows the others first.
+
+    Args:
+        host: names its host.
+        refusal: why it cannot go on.
+    """
+    words = b"" if refusal is None else refusal.message.encode(errors="replace")[:_WORDS]
+    return np.frombuffer(host + words.ljust(_WORDS, b"\0"), np.uint8)
+
+
+def cards(size: int) -> Array:
+    """Room for everybody's."""
+    return np.zeros((size, HOST_BYTES + _WORDS), np.uint8)
+
+
+def refused(told: Array) -> RendezvousError | None:
+    """Who cannot go on, and why: from everybody's cards. The same on all ranks.
+
+    Args:
+        told: a row for each rank.
+    """
+    words = [row[HOST_BYTES:].tobytes().rstrip(b"\0").decode(errors="ignore") for row in told]
+    ranks = [rank for rank, text in enumerate(words) if text]
+    if not ranks:
+        return None
+    return RendezvousError(
+        f"{name_ranks(ranks)} cannot go on: {words[ranks[0]]}", hint="What to do is in that rank's output"
+    )
+
+
+def together(told: Array) -> bool:
+    """Whether all processes are on one host."""
+    return len(np.unique(told[:, :HOST_BYTES], axis=0)) == 1
