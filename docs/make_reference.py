@@ -39,7 +39,7 @@ CLASSES = {
         barrier monitored_barrier send recv
         all_gather_object gather_object broadcast_object scatter_object send_object recv_object
         coalesce empty new_group split drain issued_count abort aclose
-        rebuild shrink grow agree pending_joins newcomers_here check_can_rebuild
+        rebuild shrink grow agree pending_joins newcomers_here
         """
     ),
     "Work": words("wait done result exception add_done_callback is_completed is_success synchronize"),

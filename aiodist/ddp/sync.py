@@ -37,8 +37,8 @@ class Averager(Protocol):
 class Rebuilder(Averager, Protocol):
     """What it needs beside, where members may come and go."""
 
-    def check_can_rebuild(self) -> None:
-        """As `ProcessGroup.check_can_rebuild`."""
+    def _must_regroup(self) -> Any:
+        """`UsageError` where members never change."""
 
     async def agree(self, flag: bool = ...) -> bool:
         """As `ProcessGroup.agree`."""
@@ -122,7 +122,7 @@ class GradientSync:
         self._elastic = elastic
         self._min_size = min_size
         if elastic:
-            self._rebuilder.check_can_rebuild()
+            self._rebuilder._must_regroup()
         tensors = list(arrays)
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):

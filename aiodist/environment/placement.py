@@ -52,6 +52,7 @@ class Launcher:
         name: for people.
         evidence: it is this launcher if all of these are set.
         any_of: … and, unless empty, at least one of these.
+        local_ranks: has the global ranks of all processes on the node, '4,5,6', where nothing counts them.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Launcher:
     local_world_size: tuple[str, ...] = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
     node_rank: tuple[str, ...] = ("GROUP_RANK", "NODE_RANK", "CROSS_RANK")
     node_count: tuple[str, ...] = ("GROUP_WORLD_SIZE", "NNODES", "CROSS_SIZE")
+    local_ranks: str = ""
 
 
 LAUNCHERS = (
@@ -109,6 +111,7 @@ LAUNCHERS = (
         world_size=("SLURM_STEP_NUM_TASKS",),
         local_rank=("SLURM_LOCALID",),
         local_world_size=(),
+        local_ranks="SLURM_GTIDS",
         node_rank=("SLURM_NODEID",),
         node_count=("SLURM_STEP_NUM_NODES",),
     ),
@@ -153,6 +156,16 @@ class _Reader:
             return value
         return None
 
+    def count(self, name: str) -> int | None:
+        """How many numbers a list has."""
+        text = self.environ.get(name, "")
+        if not text:
+            return None
+        self.seen[name] = text
+        if not all(part.isdecimal() for part in text.split(",")):
+            raise UsageError(f"{name}={text[:80]!r} is no list of numbers", hint=_HINT)
+        return text.count(",") + 1
+
     @property
     def evidence(self) -> str:
         return " ".join(f"{name}={text}" for name, text in self.seen.items())
@@ -180,7 +193,7 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
         launcher = Launcher("arguments", ())
     reader = _Reader(environ)
     local_rank = reader.number(launcher.local_rank)
-    local_size = reader.number(launcher.local_world_size, least=1)
+    local_size = reader.number(launcher.local_world_size, least=1) or reader.count(launcher.local_ranks)
     node_rank = reader.number(launcher.node_rank)
     node_count = reader.number(launcher.node_count, least=1)
     given_rank = rank if rank >= 0 else reader.number(launcher.rank)

@@ -128,14 +128,6 @@ class Changes(Objects):
         """
         return await self._must_regroup().count_newcomers()
 
-    def check_can_rebuild(self) -> None:
-        """Refuse a group whose members never change. `rebuild` does the same; this is for before.
-
-        Raises:
-            UsageError: the group is no world, or its backend cannot go on in the same processes.
-        """
-        self._must_regroup()
-
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
 
     def _next_epoch(

@@ -133,6 +133,8 @@ async def check_door(host: str, invitation: Invitation) -> None:
 
 
 def _spans_hosts(place: Placement) -> bool:
+    if place.node_count is not None:
+        return place.node_count > 1
     return place.local_world_size is not None and place.local_world_size < place.world_size
 
 

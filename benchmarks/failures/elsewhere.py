@@ -79,7 +79,7 @@ def suite(row: int, what: str, *paths: str) -> Row:
             done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True)
             counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped)", done.stdout)}
             figures.repeats = counts.get("passed", 0)
-            figures.notes.append(f"the tests of {', '.join(Path(path).name for path in there)}")
+            figures.notes.append(f"the tests of {', '.join(path.removeprefix('tests/') for path in there)}")
             if skipped := counts.get("skipped"):
                 figures.notes.append(f"{skipped} skipped")
             if done.returncode:

@@ -107,8 +107,8 @@ ROWS: dict[int, Row] = {
         elsewhere.suite(
             16,
             "tests of a store in etcd",
-            "tests/rendezvous/test_etcd_store.py",
-            "tests/rendezvous/test_etcd_faults.py",
+            "tests/rendezvous/etcd/test_store.py",
+            "tests/rendezvous/etcd/test_faults.py",
         ),
     ),
     17: Row(

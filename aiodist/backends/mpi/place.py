@@ -39,7 +39,8 @@ def check_place(mine: int, size: int, rank: int, world_size: int, environ: Envir
     if size == 1 and started != "1":
         raise UsageError(
             f"mpirun has started {started} processes, but the MPI library has this one alone",
-            hint="It is another MPI's: set MPI4PY_LIBMPI to the path of the libmpi.so of this mpirun",
+            hint="It is another MPI's: set MPI4PY_LIBMPI to the library of this mpirun: the path of its "
+            "libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH)",
         )
     for value, known, names in (
         (size, world_size, ("AIODIST_WORLD_SIZE", "WORLD_SIZE")),

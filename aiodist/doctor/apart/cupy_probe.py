@@ -19,7 +19,8 @@ def probe() -> dict[str, Any]:
     Returns:
         'version'; 'packages': the distributions that bring a CuPy; 'cuda': of its runtime, as the driver's;
         'devices': how many it sees; 'copied': an array went to the first of them and came back;
-        'trouble': why not; 'uncompiled': what was said when it compiled a kernel for a copy, or ''; 'nccl': 10000 * major + 100 * minor + patch, 0 without; 'without': why;
+        'trouble': why not; 'uncompiled': what CuPy said where it cannot compile a kernel;
+        'nccl': 10000 * major + 100 * minor + patch, 0 without; 'without': why;
         'shares': it lets several ranks use one device; 'could_share': it would, if it were told to.
     """
     import cupy

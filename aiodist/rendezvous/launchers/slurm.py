@@ -1,4 +1,4 @@
-"""What Slurm's variables say about where to meet: lists of hosts, counts of tasks, and a port. Pure."""
+"""What Slurm's variables say about where to meet: lists of hosts, the one of rank 0, and a port. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from aiodist.errors import UsageError
@@ -21,7 +21,6 @@ _ENTRY = re.compile(r"(?:[\w.-]|\[[^][]*\])+", re.ASCII)  # names and brackets, 
 _PIECE = re.compile(r"\[([^][]*)\]|([^][]+)")
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _WORD = re.compile(r"\w+", re.ASCII)
-_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
 class _Span(NamedTuple):
@@ -58,38 +57,39 @@ def first_host(nodelist: str) -> str:
     return _first(_parse(nodelist)[0])
 
 
+def host_of_rank_0(environ: Mapping[str, str]) -> str:
+    """The host of a step's first task.
+
+    That is the first one of the step, and the list of a step is sorted. The components of a heterogeneous job
+    are not: rank 0 is on the first of them that takes part.
+
+    Args:
+        environ: the environment variables of any task of the step.
+
+    Raises:
+        UsageError: the tasks lie in an order of the user's own; or the variables have no meaning.
+    """
+    step = environ.get("SLURM_STEP_NODELIST", "")
+    if (order := environ.get("SLURM_DISTRIBUTION", "")).startswith("arbitrary"):
+        raise UsageError(
+            f"nothing says on which of {step[:80]} rank 0 is: SLURM_DISTRIBUTION={order[:40]}",
+            hint="Set MASTER_ADDR to rank 0's host, for all tasks",
+        )
+    if (first := environ.get("SLURM_JOB_NODELIST_HET_GROUP_0", "")) and environ.get("SLURM_HET_SIZE"):
+        taking_part = set(hosts(step))
+        for group in itertools.count(1):
+            for host in hosts(first):
+                if host in taking_part:
+                    return host
+            if not (first := environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "")):
+                break
+    return first_host(step)
+
+
 def port(job: str, step: str) -> int:
     """The port at which the tasks of a step meet: the same for all, and seldom that of another step."""
     digest = hashlib.blake2b(f"{job} {step}".encode(), digest_size=8).digest()
     return _FIRST_PORT + int.from_bytes(digest) % _PORTS
-
-
-def tasks_on_node(text: str, node: int) -> int:
-    """How many tasks a node has.
-
-    Args:
-        text: of SLURM_STEP_TASKS_PER_NODE: '2(x3),1' means 2, 2, 2, 1.
-        node: the node's number in the step.
-
-    Raises:
-        UsageError: the text has no meaning, or no such node.
-    """
-    found: int | None = None
-    nodes = 0
-    for part in text.split(","):
-        match = _TASKS.fullmatch(part)
-        if match is None:
-            raise UsageError(
-                f"SLURM_STEP_TASKS_PER_NODE={text[:80]!r} is not understood", hint="Expected '2(x3),1', say"
-            )
-        nodes += int(match[2] or 1)
-        if found is None and 0 <= node < nodes:
-            found = int(match[1])
-    if found is None:
-        raise UsageError(
-            f"SLURM_STEP_TASKS_PER_NODE={text[:80]!r} has {nodes} nodes, and none is number {node}"
-        )
-    return found
 
 
 def _parse(nodelist: str) -> list[list[_Piece]]:

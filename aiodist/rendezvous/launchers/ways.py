@@ -5,7 +5,8 @@
     Open MPI   … in a file in the job's own folder, on one host
     Slurm      rank 0 listens at a port made of the numbers of job and step, on the step's first host
 
-But for Slurm rank 0 listens on a free port first, and tells then: there is no port to fight for.
+But for Slurm rank 0 listens on a free port first, and tells then: there is no port to fight for. Under Slurm
+MASTER_ADDR or MASTER_PORT, if only one of them is set, replaces that half.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
+from dataclasses import replace
 from functools import partial
 
-from aiodist.environment import Placement, split_address
-from aiodist.errors import RendezvousTimeout, UsageError
-from aiodist.net.sockets import outward
+from aiodist.environment import Placement, is_loopback, split_address
+from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.net.sockets import describe, outward, resolve
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.hosting import check_door, host, host_or_join, join, told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
@@ -41,7 +44,7 @@ async def meet_by_launcher(invitation: Invitation, place: Placement) -> Meeting 
     environ = invitation.environ
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return await _by_agent(invitation, place)
-    if place.master_addr is not None:
+    if place.master_addr is not None and (place.launcher != "Slurm" or place.master_port is not None):
         return None
     match place.launcher:
         case "Open MPI":
@@ -123,9 +126,30 @@ async def _by_file(invitation: Invitation, place: Placement) -> Meeting:
 
 async def _by_number(invitation: Invitation, place: Placement) -> Meeting:
     environ = invitation.environ
-    first = slurm.first_host(environ.get("SLURM_STEP_NODELIST", "")) if place.node_count != 1 else _LOOPBACK
-    port = slurm.port(environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", ""))
-    return await host_or_join(invitation, place, first, port)
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    address = place.master_addr or await _first_host(invitation, place)
+    # Who comes to the port of another step, whose numbers have the same sum, is told so.
+    invitation = replace(invitation, environ={"AIODIST_JOB": f"step {job}.{step}", **environ})
+    return await host_or_join(invitation, place, address, place.master_port or slurm.port(job, step))
+
+
+async def _first_host(invitation: Invitation, place: Placement) -> str:
+    """The host of rank 0, as this one reaches it."""
+    if place.node_count == 1:
+        return _LOOPBACK
+    name = slurm.host_of_rank_0(invitation.environ)
+    if name.partition(".")[0] != socket.gethostname().partition(".")[0]:
+        return name
+    try:
+        found = await resolve(name, 0)
+    except OSError as error:
+        raise RendezvousError(
+            f"Slurm's name of this node, {name}, leads to no address: {describe(error)}",
+            hint="Set MASTER_ADDR to rank 0's host, for all tasks",
+        ) from None
+    # Debian's /etc/hosts has 127.0.1.1 for a host itself. Its tasks then meet where those of others come to.
+    loopback = all(is_loopback(str(address[0])) for _, address in found)
+    return _own(invitation, place, outward()) if loopback else name
 
 
 def _own(invitation: Invitation, place: Placement, outwards: str) -> str:
@@ -134,5 +158,8 @@ def _own(invitation: Invitation, place: Placement, outwards: str) -> str:
         invitation.tuning, _LOOPBACK if place.local_world_size == place.world_size else outwards
     )
     if not address:
-        raise UsageError("this host has no address towards others", hint="Set AIODIST_HOST to the one it has")
+        raise UsageError(
+            "this host has no address towards others, by its routes",
+            hint="Set AIODIST_SOCKET_IFNAME to the network interface that they reach it by",
+        )
     return address

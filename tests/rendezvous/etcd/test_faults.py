@@ -203,7 +203,7 @@ async def test_the_page_of_the_docs(etcd: Any, job: str, monkeypatch: pytest.Mon
 
     monkeypatch.setenv("AIODIST_JOB", job)
     monkeypatch.setenv("AIODIST_SECRET", "hush")
-    page = Path(__file__).parents[2] / "docs" / "etcd.md"
+    page = Path(__file__).parents[3] / "docs" / "etcd.md"
     names: dict[str, Any] = {"dist": dist, "np": np}
     for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(code, str(page), "exec"), names)
