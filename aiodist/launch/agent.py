@@ -17,16 +17,18 @@ from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
 from aiodist.launch.crew import Crew
-from aiodist.launch.guardian import Guardian, die_with_parent
-from aiodist.launch.lobby import OverError
-from aiodist.launch.logs import LogFiles
-from aiodist.launch.meeting import meet
-from aiodist.launch.nodes import Listener, Next, Nodes
-from aiodist.launch.output import open_consoles
+from aiodist.launch.nodes.hearing import Listener
+from aiodist.launch.nodes.lobby import OverError
+from aiodist.launch.nodes.meeting import meet
+from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.nodes.words import Next
 from aiodist.launch.plan import Plan
 from aiodist.launch.report import how_it_ended, render
-from aiodist.launch.starting import House
 from aiodist.launch.verdict import NodeReport, Verdict, judge, signal_name
+from aiodist.launch.worker.guardian import Guardian, die_with_parent
+from aiodist.launch.worker.logs import LogFiles
+from aiodist.launch.worker.output import open_consoles
+from aiodist.launch.worker.starting import House
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _OTHERS = 10.0  # seconds for other nodes to end, beyond their shutdown timeout

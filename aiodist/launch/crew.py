@@ -17,11 +17,10 @@ from functools import partial
 from typing import Any
 
 from aiodist.errors import UsageError
-from aiodist.launch.nodes import Elastic, Nodes
+from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.nodes.words import Elastic
 from aiodist.launch.report import how_it_ended
 from aiodist.launch.restarts import Backoff, Cover, Mend, Scene, mend, stays
-from aiodist.launch.starting import House, start_worker
-from aiodist.launch.states import INTERVAL, Stopped, state_of
 from aiodist.launch.supervisor import (
     FAILURE_GRACE,
     SYMPTOM_GRACE,
@@ -39,7 +38,9 @@ from aiodist.launch.supervisor import (
     Wake,
 )
 from aiodist.launch.verdict import NEVER, Ending, NodeReport
-from aiodist.launch.worker import Worker
+from aiodist.launch.worker.starting import House, start_worker
+from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
+from aiodist.launch.worker.worker import Worker
 
 _SWEEP_GRACE = 2.0  # seconds, at most, for what a worker left behind
 _LOCKED_OUT = ("RendezvousTimeout", "RendezvousError")  # a group that has ended lets nobody in

@@ -276,16 +276,13 @@ class EtcdStore(MachineStore):
             raise _lease_ended(token) from None
 
     async def _lease_claim(self, call: _Call, token: int, key: str, value: bytes) -> bytes:
-        name = self._key(key)
-        free, put, look = words.unchanged(name, 0), words.put(name, value, token), words.get(name)
-        mark = self._ledger.mark()
+        def decide(held: bytes | None) -> Plan[bytes]:
+            return Plan(value, value) if held is None else Plan(held, leave=True)
+
         try:
-            while True:
-                tried = await self._ledger.attempt(mark, [free], [put], [look], deadline=call.deadline)
-                if tried.happened:
-                    return value
-                if (held := tried.ranges[0].item) is not None:
-                    return held.value
+            return await self._ledger.swap(
+                self._key(key), decide, lambda note: value, call.deadline, lease=token
+            )
         except NoLease:
             raise _lease_ended(token) from None
 

@@ -59,7 +59,7 @@ OPEN_MPI = {
 HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 SRUN = {
     "SLURM_JOB_ID": "7", "SLURM_NTASKS": "9", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1",
-    "SLURM_STEP_NUM_TASKS": "8", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "8", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_GTIDS": "3,5,7",
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ SRUN = {
     [
         (OPEN_MPI, "Open MPI", 4, None, None),
         (HYDRA, "MPICH", 4, None, None),
-        (SRUN, "Slurm", None, 1, 2),
+        (SRUN, "Slurm", 3, 1, 2),
     ],
 )
 def test_other_launchers(
@@ -87,6 +87,12 @@ def test_mpirun_inside_slurm_and_srun_with_pmi() -> None:
     assert placement({**SRUN, **OPEN_MPI, "SLURM_PROCID": "0"}).launcher == "Open MPI"
     assert placement({**SRUN, **HYDRA, "SLURM_PROCID": "0"}).launcher == "MPICH"
     assert placement({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "8"}).launcher == "Slurm"
+
+
+def test_a_list_of_ranks_that_is_none() -> None:
+    assert placement({**SRUN, "SLURM_GTIDS": ""}).local_world_size is None
+    with pytest.raises(UsageError, match="SLURM_GTIDS='3-7' is no list of numbers"):
+        placement({**SRUN, "SLURM_GTIDS": "3-7"})
 
 
 def test_the_shell_of_a_batch_script_is_no_rank() -> None:

@@ -17,13 +17,13 @@ from aiodist.backends.nccl.sharing import Told
 from aiodist.backends.plan import Plan
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
-from aiodist.launch.lines import LastWords, LineSplitter
-from aiodist.launch.lobby import Answer, Card
-from aiodist.launch.nodes import Next
+from aiodist.launch.nodes.lobby import Answer, Card
+from aiodist.launch.nodes.roster import Member, Roster
+from aiodist.launch.nodes.words import Next
 from aiodist.launch.plain import read
 from aiodist.launch.report import render
-from aiodist.launch.roster import Member, Roster
 from aiodist.launch.verdict import Ending, NodeReport, judge
+from aiodist.launch.worker.lines import LastWords, LineSplitter
 from aiodist.membership import motions
 from aiodist.membership.record import Record, decode_record
 from aiodist.rendezvous.file_store import _read

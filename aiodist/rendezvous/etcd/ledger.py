@@ -26,6 +26,7 @@ from aiodist.rendezvous.etcd.words import Item, Json, Range
 
 T = TypeVar("T")
 
+_MADE = b"+"  # what the note of a swap begins with: one that is empty says that the call was given up
 _SWEPT = 20  # marks that one change takes along
 _BACKOFF = (0.002, 0.08)  # seconds between attempts where others change the same key
 
@@ -130,12 +131,14 @@ class Ledger:
         decide: Callable[[bytes | None], Plan[T]],
         recall: Callable[[bytes], T],
         deadline: float,
+        lease: int | None = None,
     ) -> T:
         """Change a key according to what it holds → the answer.
 
         Args:
             decide: what to do about a value, None where the key is absent; may raise UsageError.
             recall: the answer, from a plan's note.
+            lease: of a key that is new; None: the run's. One that is there keeps the lease that it has.
         """
         async with self._turn(key):
             mark, delay = self.mark(), _BACKOFF[0]
@@ -145,24 +148,29 @@ class Ledger:
                 try:
                     plan: Plan[T] | None = decide(None if held is None else held.value)
                 except UsageError:
-                    if known:
+                    if known and not mark.doubtful:
                         raise
                     plan = None
                 if plan is None or plan.leave:
+                    if mark.doubtful:
+                        # An attempt that is still under way must not change later what is left alone now.
+                        tried = await self.attempt(mark, [], [], deadline=deadline)
+                        if tried.note:
+                            return recall(tried.note.removeprefix(_MADE))
+                        mark, known = self.mark(), False
                     if known and plan is not None:
                         return plan.answer
                     found, _ = await self._run.txn([], [words.get(key)], deadline=deadline)
                     held, known = found.ranges[0].item, True
                     continue
                 conditions = [words.unchanged(key, 0 if held is None else held.revision)]
-                # A key keeps the lease that it has; a new one is the run's.
-                lease = self._run.lease if held is None else None
-                write = words.delete(key) if plan.value is None else words.put(key, plan.value, lease)
+                hangs_on = (lease or self._run.lease) if held is None else None
+                write = words.delete(key) if plan.value is None else words.put(key, plan.value, hangs_on)
                 tried = await self.attempt(
-                    mark, conditions, [write], [words.get(key)], note=plan.note, deadline=deadline
+                    mark, conditions, [write], [words.get(key)], note=_MADE + plan.note, deadline=deadline
                 )
                 if tried.happened:
-                    return plan.answer if tried.note is None else recall(tried.note)
+                    return plan.answer if tried.note is None else recall(tried.note.removeprefix(_MADE))
                 if known:  # others change it too
                     await asyncio.sleep(delay * self._random.random())
                     delay = min(2 * delay, _BACKOFF[1])

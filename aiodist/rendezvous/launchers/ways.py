@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import socket
 from dataclasses import replace
 from functools import partial
 
 from aiodist.environment import Placement, is_loopback, split_address
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import describe, outward, resolve
+from aiodist.errors import RendezvousTimeout, UsageError
+from aiodist.net.sockets import outward, resolve
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.hosting import check_door, host, host_or_join, join, told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
@@ -28,6 +29,7 @@ from aiodist.rendezvous.launchers import slurm
 from aiodist.rendezvous.launchers.agent_store import AgentStore
 from aiodist.rendezvous.launchers.pmi import Pmi
 
+_log = logging.getLogger("aiodist.rendezvous")
 _LOOPBACK = "127.0.0.1"
 _AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
 _meetings = itertools.count()  # of this process; all of a job's count alike
@@ -57,11 +59,11 @@ async def meet_by_launcher(invitation: Invitation, place: Placement) -> Meeting 
 
 
 async def _by_agent(invitation: Invitation, place: Placement) -> Meeting | None:
-    environ, limit = invitation.environ, invitation.timeout
+    limit = invitation.timeout
     if place.master_addr is None or place.master_port is None:
         return None
-    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    key = f"aiodist/{invitation.job}/{attempt}/{next(_meetings)}"
+    # Without TORCHELASTIC_RESTART_COUNT: an agent does not count the restarts that another's failure led to.
+    key = f"aiodist/{invitation.job}/{next(_meetings)}"
     board = await AgentStore.connect(place.master_addr, place.master_port, limit)
     async with contextlib.aclosing(board):
         if place.rank == 0:
@@ -72,7 +74,10 @@ async def _by_agent(invitation: Invitation, place: Placement) -> Meeting | None:
             async with asyncio.timeout(limit):
                 address = await _told(board, key, limit)
         except TimeoutError:
-            raise RendezvousTimeout(f"rank 0 did not say within {limit:g} s where it listens") from None
+            raise RendezvousTimeout(
+                f"rank 0 did not say within {limit:g} s where it listens",
+                hint="See rank 0's output: it leaves its address in torchrun's store as soon as it listens",
+            ) from None
     return await join(invitation, place, *address)
 
 
@@ -138,18 +143,18 @@ async def _first_host(invitation: Invitation, place: Placement) -> str:
     if place.node_count == 1:
         return _LOOPBACK
     name = slurm.host_of_rank_0(invitation.environ)
-    if name.partition(".")[0] != socket.gethostname().partition(".")[0]:
-        return name
     try:
-        found = await resolve(name, 0)
-    except OSError as error:
-        raise RendezvousError(
-            f"Slurm's name of this node, {name}, leads to no address: {describe(error)}",
-            hint="Set MASTER_ADDR to rank 0's host, for all tasks",
-        ) from None
-    # Debian's /etc/hosts has 127.0.1.1 for a host itself. Its tasks then meet where those of others come to.
-    loopback = all(is_loopback(str(address[0])) for _, address in found)
-    return _own(invitation, place, outward()) if loopback else name
+        found = [str(address[0]) for _, address in await resolve(name, 0)]
+    except OSError:
+        found = []
+    if not all(map(is_loopback, found)):
+        return name
+    if name.partition(".")[0] == socket.gethostname().partition(".")[0]:
+        # Debian's /etc/hosts has 127.0.1.1 for a host itself. All its tasks meet where the others come to.
+        return _own(invitation, place, outward())
+    if found:
+        _log.warning("%s is %s here; if it is another host, set MASTER_ADDR to its address", name, found[0])
+    return name
 
 
 def _own(invitation: Invitation, place: Placement, outwards: str) -> str:

@@ -24,14 +24,6 @@ GREETING = 10  # bytes: VALIDATE and PING; the last four are to come back
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-@pytest.fixture(scope="session")
-def distributed() -> Any:
-    """torch's module. Its libuv opens one pipe for the process's life, with the first store."""
-    module: Any = pytest.importorskip("torch.distributed", reason="torch is not installed")
-    module.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    return module
-
-
 @pytest.fixture(params=[True, False], ids=["libuv", "poll"])
 def start_torch(distributed: Any, request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Starts torch's store, on each of its backends → its first client. It ends when nobody holds that."""

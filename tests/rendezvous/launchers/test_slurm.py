@@ -1,4 +1,4 @@
-"""Slurm's lists of hosts, counts of tasks, and the port of a step."""
+"""Slurm's lists of hosts, the host of rank 0, and the port of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.errors import UsageError
-from aiodist.rendezvous.launchers.slurm import MAX_HOSTS, first_host, hosts, port, tasks_on_node
+from aiodist.rendezvous.launchers.slurm import MAX_HOSTS, first_host, host_of_rank_0, hosts, port
 
 
 @pytest.mark.parametrize(
@@ -130,35 +130,28 @@ def test_port_is_the_steps() -> None:
     assert (port("4711", "0"), port("4711", "1"), port("47110", "")) == (27927, 23192, 30916)
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2(x1),3", [1, 2, 3]), ("16(x2)", [16, 16])],
-)
-def test_tasks_on_a_node(text: str, counts: list[int]) -> None:
-    assert [tasks_on_node(text, node) for node in range(len(counts))] == counts
-    for node in (-1, len(counts)):
-        with pytest.raises(UsageError, match=f"has {len(counts)} nodes, and none is number {node}"):
-            tasks_on_node(text, node)
-
-
-def test_tasks_on_many_nodes() -> None:
-    assert tasks_on_node("7(x999999999),3", 999_999_999) == 3
+HET = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "m[7-9]",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "a1",
+}
 
 
 @pytest.mark.parametrize(
-    "text", ["", "2,", "2(3)", "2(x)", "(x2)", "-1", "2(x3", "two", "2 (x3)", "9" * 5000]
+    ("environ", "host"),
+    [
+        ({"SLURM_STEP_NODELIST": "n[3,5]", "SLURM_DISTRIBUTION": "cyclic"}, "n3"),
+        ({"SLURM_STEP_NODELIST": "a1,m[8-9]", **HET}, "m8"),  # the list is sorted, the components are not
+        ({"SLURM_STEP_NODELIST": "a1", **HET}, "a1"),
+        ({"SLURM_STEP_NODELIST": "z", **HET}, "z"),  # a list of something else
+        ({"SLURM_STEP_NODELIST": "a1,m[8-9]", **HET, "SLURM_HET_SIZE": ""}, "a1"),
+    ],
 )
-def test_senseless_counts_of_tasks(text: str) -> None:
-    with pytest.raises(UsageError, match="is not understood") as raised:
-        tasks_on_node(text, 0)
-    assert len(str(raised.value)) < 250
+def test_host_of_rank_0(environ: dict[str, str], host: str) -> None:
+    assert host_of_rank_0(environ) == host
 
 
-@given(
-    counts=st.lists(st.tuples(st.integers(0, 99), st.integers(1, 5)), min_size=1, max_size=6), data=st.data()
-)
-def test_repeated_counts_are_what_they_stand_for(counts: list[tuple[int, int]], data: st.DataObject) -> None:
-    whole = [tasks for tasks, nodes in counts for _ in range(nodes)]
-    text = ",".join(f"{tasks}(x{nodes})" if nodes > 1 else str(tasks) for tasks, nodes in counts)
-    node = data.draw(st.integers(0, len(whole) - 1))
-    assert tasks_on_node(text, node) == whole[node]
+def test_an_order_of_the_users_own() -> None:
+    with pytest.raises(UsageError, match=r"on which of n\[3-5\] rank 0 is") as raised:
+        host_of_rank_0({"SLURM_STEP_NODELIST": "n[3-5]", "SLURM_DISTRIBUTION": "arbitrary"})
+    assert "Set MASTER_ADDR" in str(raised.value)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from aiodist.backends.host.local.hub import Hub, supported
 from aiodist.shm import available
 from aiodist.shm.home import Home, Neighbour
+from tests.backends.host.local.members import Member
 
 BYTES = 64 << 20
 
@@ -42,6 +44,23 @@ def hubs() -> Iterator[Any]:
         home.close()
         for neighbour in near:
             neighbour.close()
+
+
+@pytest.fixture
+def join(hubs: Any) -> Iterator[Callable[[list[Hub]], list[Member]]]:
+    """Called as `join(hubs(size))`: a new group of all."""
+    contexts = itertools.count(1)
+    joined: list[Member] = []
+
+    def make(near: list[Hub]) -> list[Member]:
+        context = next(contexts)
+        group = [Member(hub, context, len(near), rank) for rank, hub in enumerate(near)]
+        joined.extend(group)
+        return group
+
+    yield make
+    for member in joined:
+        member.close()
 
 
 def mailed(home: Home) -> tuple[int, int, int]:

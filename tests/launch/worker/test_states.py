@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from aiodist.launch.states import Stopped, state_of
+from aiodist.launch.worker.states import Stopped, state_of
 
 
 def test_each_change_is_said_once() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.errors import UsageError
-from aiodist.launch.secret import job_secret
+from aiodist.launch.nodes.secret import job_secret
 
 
 def test_given(tmp_path: Path) -> None:

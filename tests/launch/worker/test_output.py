@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.launch.lines import LastWords
-from aiodist.launch.output import HIGH, Console, Relay
+from aiodist.launch.worker.lines import LastWords
+from aiodist.launch.worker.output import HIGH, Console, Relay
 
 
 class Pipes:

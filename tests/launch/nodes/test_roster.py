@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.errors import WireError
-from aiodist.launch.roster import Member, Roster
+from aiodist.launch.nodes.roster import Member, Roster
 
 
 def test_seats_by_wish_then_by_arrival() -> None:

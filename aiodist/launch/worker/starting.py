@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from aiodist.launch.guardian import Guardian
-from aiodist.launch.lines import LastWords
-from aiodist.launch.logs import LogFiles
-from aiodist.launch.output import Console, Relay
 from aiodist.launch.plan import Plan, Seat, worker_environment
-from aiodist.launch.worker import Worker, spawn
+from aiodist.launch.worker.guardian import Guardian
+from aiodist.launch.worker.lines import LastWords
+from aiodist.launch.worker.logs import LogFiles
+from aiodist.launch.worker.output import Console, Relay
+from aiodist.launch.worker.worker import Worker, spawn
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 

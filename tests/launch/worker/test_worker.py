@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from aiodist.errors import UsageError
-from aiodist.launch.guardian import Guardian, die_with_parent
-from aiodist.launch.lines import LastWords
-from aiodist.launch.output import Relay
-from aiodist.launch.worker import Worker, spawn
+from aiodist.launch.worker.guardian import Guardian, die_with_parent
+from aiodist.launch.worker.lines import LastWords
+from aiodist.launch.worker.output import Relay
+from aiodist.launch.worker.worker import Worker, spawn
 
 
 class FakeGuardian(Guardian):

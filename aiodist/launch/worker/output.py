@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from aiodist.launch.lines import LastWords, LineSplitter, Piece
+from aiodist.launch.worker.lines import LastWords, LineSplitter, Piece
 
 CHUNK = 4096  # PIPE_BUF: after POLLOUT a pipe takes that much without blocking, and in one piece
 HIGH = 1 << 20

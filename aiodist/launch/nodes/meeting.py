@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 
 from aiodist.environment import job_id, tls
 from aiodist.errors import RendezvousError, UsageError
-from aiodist.launch.doors import Doors
-from aiodist.launch.head import PATIENCE, Head, Say
-from aiodist.launch.lobby import knock
-from aiodist.launch.nodes import Nodes, Tie
+from aiodist.launch.nodes.doors import Doors
+from aiodist.launch.nodes.head import PATIENCE, Head, Say
+from aiodist.launch.nodes.lobby import knock
+from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.nodes.ports import bind_address, check_free, reachable, short_host
+from aiodist.launch.nodes.roster import Member, Roster
+from aiodist.launch.nodes.secret import job_secret
+from aiodist.launch.nodes.tie import Tie
 from aiodist.launch.plan import Plan
-from aiodist.launch.ports import bind_address, check_free, reachable, short_host
-from aiodist.launch.roster import Member, Roster
-from aiodist.launch.secret import job_secret
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer

@@ -12,13 +12,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
-from aiodist.launch.doors import FOREVER, Doors
-from aiodist.launch.lobby import Lobby
-from aiodist.launch.nodes import LEASE, Next, Nodes
+from aiodist.launch.nodes.doors import FOREVER, Doors
+from aiodist.launch.nodes.hearing import LEASE
+from aiodist.launch.nodes.lobby import Lobby
+from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.nodes.ports import free_port
+from aiodist.launch.nodes.roster import Member, Roster
+from aiodist.launch.nodes.words import Next
 from aiodist.launch.plan import Plan
-from aiodist.launch.ports import free_port
 from aiodist.launch.restarts import Backoff, after, ready
-from aiodist.launch.roster import Member, Roster
 
 if TYPE_CHECKING:
     from aiodist.launch.verdict import Verdict
@@ -104,7 +106,7 @@ class Head:
     def attend(self, nodes: Nodes) -> None:
         """The attempt has begun: let in who comes."""
         self._running = True
-        nodes.changed = self._changed
+        nodes.heard.changed = self._changed
         if self._lobby is not None and self._attending is None:
             self._attending = asyncio.create_task(self._attend(nodes, self._lobby))
         self._changed()
@@ -229,7 +231,7 @@ class Head:
                 continue
             newcomer = next(iter(lobby.waiting.values()))
             if elastic:
-                nodes.know(nodes.roster.grown(newcomer))
+                nodes.heard.know(nodes.roster.grown(newcomer))
                 await self._publish(store, nodes.roster)
                 self._say(f"{newcomer.host} joins the job with {newcomer.nproc} worker(s)")
                 self._knocks.set()  # perhaps there are more
@@ -283,7 +285,7 @@ class Head:
         gone = set(nodes.lost)
         left = []
         for node, member in enumerate(nodes.roster.members):
-            if node in gone or (nodes.store is not None and member.id not in nodes.alive):
+            if node in gone or (nodes.store is not None and member.id not in nodes.heard.alive):
                 if self._lobby is not None:
                     self._lobby.leave(member.id)
             else:

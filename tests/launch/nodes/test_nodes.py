@@ -7,9 +7,12 @@ import asyncio
 import pytest
 
 from aiodist.errors import WireError
-from aiodist.launch.doors import Doors
-from aiodist.launch.nodes import Listener, Next, Nodes, Others, Tie
-from aiodist.launch.roster import Member, Roster
+from aiodist.launch.nodes.doors import Doors
+from aiodist.launch.nodes.hearing import Listener
+from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.nodes.roster import Member, Roster
+from aiodist.launch.nodes.tie import Tie
+from aiodist.launch.nodes.words import Next, Others
 from aiodist.launch.verdict import NodeReport, Verdict
 from aiodist.rendezvous.hash_store import HashStore
 
@@ -104,7 +107,7 @@ async def test_what_the_others_do() -> None:
     await c.say_idle(True)
     assert await a.others() == Others(False, True)
     await c.say_idle(False)
-    c._lost[1].set()
+    c.heard._lost[1].set()
     assert await a.others() == Others(True, True)
     assert await c.others() == Others(True, False), "of a lost node nothing counts"
     await close(a, b, c)
@@ -139,10 +142,10 @@ async def test_a_node_that_falls_silent_is_lost() -> None:
     await a.store.set("agents/alive/1", b"", ttl=0.1)
     ears, heard = listener()
     changed = asyncio.Event()
-    a.changed = changed.set
+    a.heard.changed = changed.set
     await a.watch(ears)
     assert await heard.get() == (1,)
-    assert a.lost == (1,) and a.alive == {0}
+    assert a.lost == (1,) and a.heard.alive == {0}
     assert changed.is_set()
     mine = NodeReport(0, "h")
     assert await a.reports(mine) == [mine]

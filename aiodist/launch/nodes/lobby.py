@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
-from aiodist.launch.doors import FOREVER
+from aiodist.launch.nodes.doors import FOREVER
+from aiodist.launch.nodes.roster import Member
 from aiodist.launch.plain import read
-from aiodist.launch.roster import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aiodist.environment.process import stat_fields
 from aiodist.errors import UsageError
-from aiodist.launch.guardian import Guardian
-from aiodist.launch.lines import LastWords
-from aiodist.launch.output import Relay
+from aiodist.launch.worker.guardian import Guardian
+from aiodist.launch.worker.lines import LastWords
+from aiodist.launch.worker.output import Relay
 
 _SWEEP_POLL = 0.01
 _SWEEP_LIMIT = 2.0  # seconds to wait for what SIGKILL does not end

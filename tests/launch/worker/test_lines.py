@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.launch.lines import MAX_LINE, LastWords, LineSplitter, Piece
+from aiodist.launch.worker.lines import MAX_LINE, LastWords, LineSplitter, Piece
 
 
 def split(chunks: list[bytes], *, in_place: bool = False) -> list[Piece]:

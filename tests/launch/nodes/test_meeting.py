@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiodist.errors import RendezvousTimeout, UsageError
-from aiodist.launch.meeting import meet
+from aiodist.launch.nodes.meeting import meet
+from aiodist.launch.nodes.ports import bind_address
 from aiodist.launch.plan import Plan
-from aiodist.launch.ports import bind_address
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodist.launch.guardian import Guardian
+from aiodist.launch.worker.guardian import Guardian
 
 
 @pytest.fixture

@@ -10,13 +10,15 @@ from dataclasses import replace
 import pytest
 
 from aiodist.errors import RendezvousTimeout, UsageError
-from aiodist.launch.doors import Doors
-from aiodist.launch.head import Head
-from aiodist.launch.lobby import OverError, knock
-from aiodist.launch.meeting import meet
-from aiodist.launch.nodes import ELASTIC, Listener, Next, Nodes
+from aiodist.launch.nodes.doors import Doors
+from aiodist.launch.nodes.head import Head
+from aiodist.launch.nodes.hearing import Listener
+from aiodist.launch.nodes.lobby import OverError, knock
+from aiodist.launch.nodes.meeting import meet
+from aiodist.launch.nodes.nodes import ELASTIC, Nodes
+from aiodist.launch.nodes.roster import Member
+from aiodist.launch.nodes.words import Next
 from aiodist.launch.plan import Plan
-from aiodist.launch.roster import Member
 from aiodist.launch.verdict import Ending, Verdict
 from tests.ports import free_port
 
@@ -122,7 +124,7 @@ async def test_who_waits_when_the_job_ends_is_told_how(plan: Plan) -> None:
         head = next(node for node in nodes if node.head is not None)
         await begin(head)
         spare = asyncio.create_task(meet(full, SECRET, silent))
-        assert head.head is not None
+        assert isinstance(head.head, Head)
         head.head.code = 3
         while not head.head._lobby.waiting:  # type: ignore[union-attr]  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -1,0 +1,206 @@
+"""What one agent hears of the others while the job runs: alarms, leases, longer rosters, who is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiodist.errors import RendezvousError, WireError
+from aiodist.launch.nodes.doors import FOREVER
+from aiodist.launch.nodes.roster import Roster
+
+if TYPE_CHECKING:
+    from aiodist.rendezvous.store import Store
+
+# An agent that dies loses its lease as soon as its connection has ended (see `StoreMachine`); the lease's
+# own time is for machines that vanish without a word.
+LEASE = 15.0
+BEAT = 1.0
+
+
+@dataclass
+class Listener:
+    """Who is told of what happens elsewhere; each may be called more than once.
+
+    Args:
+        trouble: the attempt ends; takes why, as in the alarm.
+        missed: these nodes (ranks) are lost, all that are so far.
+    """
+
+    trouble: Callable[[str], None]
+    missed: Callable[[tuple[int, ...]], None]
+
+
+class Hearing:
+    """The other nodes, as one node hears of them.
+
+    Args:
+        id: this node, by arrival.
+        roster: of the first attempt that it takes part in.
+        store: the agents'; None: one node alone. The caller closes it.
+        leads: this is the head, which nobody gives up and stays.
+        lease: seconds without a sign of life after which a node is lost.
+        beat: seconds between signs of life.
+    """
+
+    def __init__(
+        self, id: int, roster: Roster, store: Store | None, *, leads: bool, lease: float, beat: float
+    ) -> None:
+        self._id = id
+        self._store = store
+        self._leads = leads
+        self._lease = lease
+        self._beat = beat
+        self._listener: Listener | None = None
+        self._pulse: asyncio.Task[None] | None = None
+        self._ear: asyncio.Task[None] | None = None
+        self.alive = {member.id for member in roster.members}  # as of the last beat
+        self.changed: Callable[[], None] = lambda: None  # the head's: called when `alive` has changed
+        self._begin(roster)
+
+    def _begin(self, roster: Roster) -> None:
+        self._lost: dict[int, asyncio.Event] = {}
+        self.know(roster)
+
+    def know(self, roster: Roster) -> None:
+        """The roster of this attempt, perhaps longer than before."""
+        self.roster = roster
+        for node, member in enumerate(roster.members):
+            if member.id != self._id:
+                self._lost.setdefault(node, asyncio.Event())
+
+    def key(self, name: str) -> str:
+        """A key of this attempt."""
+        return f"agents/{self.roster.attempt}/{name}"
+
+    def report_key(self, node: int) -> str:
+        """Where a node (rank) leaves its report."""
+        return self.key(f"report/{self.roster.members[node].id}")
+
+    @property
+    def others(self) -> set[int]:
+        """The other nodes (ranks) of this attempt, also those that are lost."""
+        return set(self._lost)
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Nodes (ranks) that stopped answering."""
+        return tuple(node for node, event in self._lost.items() if event.is_set())
+
+    async def watch(self, listener: Listener) -> None:
+        """Tell this listener, from now on, when another node fails or is lost."""
+        self._listener = listener
+        if self._store is None:
+            return
+        if self._pulse is None:
+            self._pulse = asyncio.create_task(self._keep_alive(self._store))
+        await self._deafen()
+        self._ear = asyncio.create_task(self._hear_alarm(self._store))
+
+    async def all_reported(self) -> None:
+        """Returns when every other node has reported, or is lost."""
+        store = self._store
+        if store is None:
+            return
+        asked: set[int] = set()
+        while new := self.others - asked:
+            asked |= new
+            await asyncio.gather(*(self._has_reported(store, node) for node in new))
+            await self._read_roster(store)  # the head, which has reported, lets nobody in any more
+
+    async def enter(self, roster: Roster) -> None:
+        """Take part in the next attempt; `watch` again."""
+        await self._deafen()
+        self._listener = None
+        self._begin(roster)
+
+    def lose_all(self) -> None:
+        """The store is gone: node 0 hosts it, and of the others we hear nothing any more either."""
+        for event in self._lost.values():
+            event.set()
+
+    async def aclose(self) -> None:
+        """Hear nothing any more, and let our lease run out."""
+        await self._deafen()
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
+
+    async def _deafen(self) -> None:
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.cancel()
+            await asyncio.gather(ear, return_exceptions=True)
+
+    async def _has_reported(self, store: Store, node: int) -> None:
+        report = asyncio.ensure_future(store.wait([self.report_key(node)], timeout=FOREVER))
+        lost = asyncio.ensure_future(self._lost[node].wait())
+        try:
+            await asyncio.wait({report, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if report.done() and report.exception() is not None:
+                self._lost[node].set()
+        finally:
+            report.cancel()
+            lost.cancel()
+            await asyncio.gather(report, lost, return_exceptions=True)
+
+    async def _hear_alarm(self, store: Store) -> None:
+        why = "failure"
+        try:
+            why = (await store.get(self.key("alarm"), timeout=FOREVER)).decode(errors="replace")
+        except RendezvousError:
+            self.lose_all()
+        self._trouble(why)
+
+    def _trouble(self, why: str) -> None:
+        if self._listener is not None:
+            self._listener.trouble(why)
+
+    async def _read_roster(self, store: Store) -> None:
+        key = self.key("roster")
+        with suppress(RendezvousError, WireError):
+            if not await store.check([key]):
+                return
+            roster = Roster.from_json(await store.get(key, timeout=self._lease))
+            if roster.attempt == self.roster.attempt and len(roster.members) > len(self.roster.members):
+                self.know(roster)
+
+    async def _keep_alive(self, store: Store) -> None:
+        """Renew our lease, and see who has not renewed theirs."""
+        mine = f"agents/alive/{self._id}"
+        seen: set[int] = set()
+        try:
+            while True:
+                async with asyncio.timeout(self._lease):
+                    keys = set(await store.list_keys("agents/"))
+                    if not self._leads and self._id in seen and mine not in keys:
+                        # A long sleep, or a broken network: the others gave us up.
+                        self.lose_all()
+                        self._trouble("failure")
+                        return
+                    await store.set(mine, b"", ttl=self._lease)
+                    await self._read_roster(store)
+                alive = {int(key.rpartition("/")[2]) for key in keys if key.startswith("agents/alive/")}
+                alive.add(self._id)
+                seen |= alive
+                if alive != self.alive:
+                    self.alive = alive
+                    self.changed()
+                self._miss(seen - alive, keys)
+                await asyncio.sleep(self._beat)
+        except (RendezvousError, TimeoutError):
+            self.lose_all()
+            self._trouble("failure")
+
+    def _miss(self, silent: set[int], keys: set[str]) -> None:
+        news = False
+        for node, event in self._lost.items():
+            gone = self.roster.members[node].id in silent and self.report_key(node) not in keys
+            if gone and not event.is_set():
+                event.set()
+                news = True
+        if news and self._listener is not None:
+            self._listener.missed(self.lost)

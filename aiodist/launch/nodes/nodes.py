@@ -1,0 +1,221 @@
+"""One agent's tie to the agents of the other nodes, while the job runs: what it says, and what it asks."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from aiodist.errors import AiodistError
+from aiodist.launch.nodes.doors import FOREVER
+from aiodist.launch.nodes.hearing import BEAT, LEASE, Hearing, Listener
+from aiodist.launch.nodes.roster import Roster
+from aiodist.launch.nodes.tie import Tie
+from aiodist.launch.nodes.words import Elastic, Next, Others
+from aiodist.launch.verdict import NodeReport, Verdict
+
+if TYPE_CHECKING:
+    from aiodist.rendezvous.store import Store
+
+ELASTIC = "aiodist/elastic"  # in the workers' store, once an elastic job has begun; see `dist.join`
+_OVER = b"over"
+_ASKING = 5.0  # seconds for a look into the workers' store
+
+
+class Decider(Protocol):
+    """The part of a node that decides; see `Head`, which is above."""
+
+    code: int
+
+    def attend(self, nodes: Nodes) -> None:
+        """The attempt has begun."""
+
+    def over(self) -> None:
+        """Our workers have ended."""
+
+    def stop(self, signum: int) -> None:
+        """The operator ends the job."""
+
+    async def decide(self, nodes: Nodes, verdict: Verdict) -> Next:
+        """What follows an attempt."""
+
+    async def aclose(self) -> None:
+        """Close what it hosts."""
+
+
+class Nodes:
+    """This node's seat, and the others.
+
+    Args:
+        tie: what holds for the whole job.
+        roster: of the first attempt that this node takes part in.
+        store: client of the agents' store; None: one node alone.
+        head: the part of the node that decides, where that is this one. Both are closed by `aclose`.
+        lease: seconds without a sign of life after which a node is lost.
+        beat: seconds between signs of life.
+    """
+
+    def __init__(
+        self,
+        tie: Tie,
+        roster: Roster,
+        store: Store | None,
+        head: Decider | None = None,
+        *,
+        lease: float = LEASE,
+        beat: float = BEAT,
+    ) -> None:
+        self.tie = tie
+        self.store = store
+        self.head = head
+        self.lease = lease
+        self.heard = Hearing(tie.id, roster, store, leads=head is not None, lease=lease, beat=beat)
+        self.seat = tie.seat(roster)
+        self._restarts = 0  # where there is no store
+
+    @property
+    def roster(self) -> Roster:
+        """Who takes part in this attempt; grows when a node joins the running group."""
+        return self.heard.roster
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Nodes (ranks) that stopped answering."""
+        return self.heard.lost
+
+    def key(self, name: str) -> str:
+        """A key of this attempt."""
+        return self.heard.key(name)
+
+    async def watch(self, listener: Listener) -> None:
+        """Tell this listener, from now on, when another node fails or is lost."""
+        await self.heard.watch(listener)
+
+    # -- what this node says --------------------------------------------------------------------
+
+    async def take_turn(self) -> int:
+        """The number of our first trouble among those of all nodes, counted from 1."""
+        if self.store is not None:
+            with suppress(AiodistError, TimeoutError):
+                async with asyncio.timeout(self.lease):
+                    return await self.store.add(self.key("turn"), 1)
+        return 1
+
+    async def alarm(self, why: str = "failure") -> None:
+        """Tell the other nodes that the attempt ends. After the first alarm there is no other."""
+        await self._put(self.key("alarm"), why.encode())
+
+    async def stop(self, signum: int) -> None:
+        """Tell the other nodes that the operator ends the job."""
+        if self.head is not None:
+            self.head.stop(signum)
+        await self._put("agents/stop", b"%d" % signum)
+        await self.alarm("stop")
+
+    async def publish(self, report: NodeReport) -> None:
+        """Leave our report, or a newer one, for the other nodes."""
+        await self._put(self.key(f"report/{self.tie.id}"), report.to_json())
+
+    async def say_idle(self, idle: bool, *, well: bool = False) -> None:
+        """Say whether none of our workers lives, and whether one has ended with code 0."""
+        key = self.key(f"idle/{self.tie.id}")
+        if idle:
+            await self._put(key, b"well" if well else b"")
+        elif self.store is not None:
+            with suppress(AiodistError, TimeoutError):
+                async with asyncio.timeout(self.lease):
+                    await self.store.delete_key(key)
+
+    async def _put(self, key: str, value: bytes) -> None:
+        if self.store is not None:
+            with suppress(AiodistError, TimeoutError):
+                async with asyncio.timeout(self.lease):
+                    await self.store.set(key, value)
+
+    # -- what it asks ---------------------------------------------------------------------------
+
+    async def restarts(self) -> int:
+        """How many restarts were taken so far; more than allowed where several took the last one."""
+        return await self._add_restarts(0)
+
+    async def take_restart(self) -> int:
+        """Take one → its number, counted over all nodes and attempts."""
+        return await self._add_restarts(1)
+
+    async def _add_restarts(self, number: int) -> int:
+        if self.store is None:
+            self._restarts += number
+        else:
+            with suppress(AiodistError, TimeoutError):
+                async with asyncio.timeout(self.lease):
+                    self._restarts = await self.store.add("agents/restarts", number)
+        return self._restarts
+
+    async def others(self) -> Others:
+        """What the workers of the other nodes do."""
+        if self.store is None:
+            return Others(False, False)
+        live = well = False
+        with suppress(AiodistError, TimeoutError):
+            async with asyncio.timeout(self.lease):
+                idle = set(await self.store.list_keys(self.key("idle/")))
+                for node in self.heard.others:
+                    key = self.key(f"idle/{self.roster.members[node].id}")
+                    if node in self.lost:
+                        continue
+                    live = live or key not in idle
+                    if key in idle and not well:
+                        well = await self.store.get(key, timeout=self.lease) == b"well"
+        return Others(live, well)
+
+    async def elastic(self) -> Elastic:
+        """What the workers have left in their store: whether one can be taken in, and whether all is done."""
+        with suppress(AiodistError, TimeoutError):
+            async with asyncio.timeout(_ASKING), await self._workers_store() as store:
+                if await store.check([ELASTIC]):
+                    return Elastic(True, await store.get(ELASTIC, timeout=_ASKING) == _OVER)
+        return Elastic(False, False)
+
+    async def _workers_store(self) -> Store:
+        return await self.tie.doors.enter(self.tie.store_host, self.roster.store_port, _ASKING)
+
+    async def reports(self, mine: NodeReport) -> list[NodeReport]:
+        """All nodes' reports, once all have one or are lost; `mine` is published already."""
+        store = self.store
+        if store is None:
+            return [mine]
+        await self.heard.all_reported()
+        reports = [mine]
+        for node in sorted(self.heard.others - set(self.lost)):
+            with suppress(AiodistError, TimeoutError):
+                async with asyncio.timeout(self.lease):
+                    data = await store.get(self.heard.report_key(node), timeout=self.lease)
+                    reports.append(NodeReport.from_json(data))
+        return reports
+
+    async def next(self, verdict: Verdict) -> Next:
+        """What follows this attempt, whose verdict is this: the head decides, the others hear of it."""
+        if self.head is not None:
+            return await self.head.decide(self, verdict)
+        assert self.store is not None
+        try:
+            following = Next.from_json(await self.store.get(self.key("next"), timeout=FOREVER))
+        except AiodistError:
+            self.heard.lose_all()
+            return Next(used=self._restarts)
+        if following.roster is not None and following.roster.node_rank(self.tie.id) is None:
+            return Next(error="the other nodes had lost this one, and go on without it", used=following.used)
+        return following
+
+    async def enter(self, roster: Roster) -> None:
+        """Take the seat of the next attempt; `watch` again."""
+        await self.heard.enter(roster)
+        self.seat = self.tie.seat(roster)
+
+    async def aclose(self) -> None:
+        """Say goodbye; the host of the store waits, bounded, until the others did."""
+        await self.heard.aclose()
+        if self.store is not None:
+            await self.store.aclose()
+        if self.head is not None:
+            await self.head.aclose()

@@ -1,0 +1,50 @@
+"""What an agent knows for the whole job, and so its seat in each attempt. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiodist.launch.nodes.doors import Doors
+from aiodist.launch.nodes.roster import Roster
+from aiodist.launch.plan import Seat
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Args:
+    id: this node, by arrival; 0 is the head.
+    store_host: where workers reach the stores that the head hosts.
+    master_addr: MASTER_ADDR of the workers.
+    doors: opens the job's stores.
+    host: this node's short name.
+    """
+
+    id: int
+    store_host: str
+    master_addr: str
+    doors: Doors
+    host: str = ""
+
+    def seat(self, roster: Roster) -> Seat:
+        """This node's seat in an attempt; it is on the roster."""
+        node_rank = roster.node_rank(self.id)
+        assert node_rank is not None
+        # What our workers are told stays as it is when others come, also for one that is started again.
+        newcomer = node_rank >= roster.initial
+        seen = roster.members if newcomer else roster.members[: roster.initial]
+        mine = roster.members[node_rank]
+        address = f"[{self.store_host}]" if ":" in self.store_host else self.store_host
+        return Seat(
+            node_rank=node_rank,
+            nnodes=len(seen),
+            first_rank=mine.first_rank,
+            nproc=mine.nproc,
+            world_size=sum(member.nproc for member in seen),
+            master_addr=self.master_addr,
+            master_port=roster.master_port,
+            store=f"{address}:{roster.store_port}",
+            job=self.doors.job,
+            secret=self.doors.secret,
+            host=self.host,
+            newcomer=newcomer,
+        )

@@ -1,0 +1,63 @@
+"""What the agents tell each other in their store while the job runs. Pure.
+
+Of its keys (the workers have another store), <n> is the attempt and <id> a node by arrival:
+
+agents/alive/<id>        a lease that the node renews; gone without a report: the node is lost
+agents/restarts          restarts that were taken, in all attempts
+agents/stop              the operator's signal that ends the job
+agents/<n>/roster        who takes part; grows when a node joins the running group
+agents/<n>/turn          counts troubles over all nodes: who was first
+agents/<n>/alarm         exists once the attempt is to end: 'failure'; or at once: 'stop', 'regroup'
+agents/<n>/idle/<id>     exists while none of the node's workers lives: 'well' if one ended with code 0
+agents/<n>/report/<id>   the node's NodeReport, once all its workers have ended
+agents/<n>/next          what the head decided to follow: `Next`
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from aiodist.launch.nodes.roster import Roster
+from aiodist.launch.plain import read
+
+
+class Others(NamedTuple):
+    """What the workers of the other nodes do: one lives; one has ended with code 0."""
+
+    live: bool
+    well: bool
+
+
+class Elastic(NamedTuple):
+    """Whether the script can take in a worker now; whether its group has ended, and well."""
+
+    takes_in: bool
+    over: bool
+
+
+@dataclass(frozen=True)
+class Next:
+    """What follows an attempt.
+
+    Args:
+        roster: of the next one; None: the job ends.
+        signum: the operator's signal that ends it, after its workers had ended.
+        error: why there is no other attempt, though there should be one.
+        used: restarts so far.
+    """
+
+    roster: Roster | None = None
+    signum: int = 0
+    error: str = ""
+    used: int = 0
+
+    def to_json(self) -> bytes:
+        """For the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Next:
+        """Raises `WireError` on anything but `to_json`'s bytes."""
+        return read(cls, data, "the head's decision")

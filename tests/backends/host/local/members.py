@@ -1,0 +1,112 @@
+"""Members of a local group in one process, whose operations a test resumes step by step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation
+from aiodist.backends.host.local.board import Board, Peer
+from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.hub import Hub
+from aiodist.backends.host.local.memory import memory
+from aiodist.backends.host.local.plan import Path, Plan, digest_of
+from aiodist.environment.thresholds import Thresholds
+from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+
+SMALL = Thresholds(block=4096, staging=4096)
+"""Bulk operations of a few pages already have several blocks."""
+
+
+PLACES = ("own", "strided", "home")
+
+
+class Member:
+    """One rank's side.
+
+    Attributes:
+        disagreed: (number, group rank) of every peer that was seen to do something else.
+    """
+
+    def __init__(self, hub: Hub, context: int, size: int, rank: int) -> None:
+        self.hub = hub
+        self.rank = rank
+        self.board = Board(hub, context, range(size), rank)
+        self.disagreed: list[tuple[int, int]] = []
+        self._issued = 0
+        self._begun: list[Exchange] = []
+
+    def begin(
+        self,
+        kind: type[Exchange],
+        call: Call,
+        source: Any = None,
+        target: Any = None,
+        path: Path = Path.inline,
+        factor: float | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> Exchange:
+        """Publish an operation."""
+        work: Any = None
+        operation = Operation(call, work, source, target, None, lambda _: None, factor=factor, sizes=sizes)
+        made = None if path is Path.meet else memory(operation, self.rank, self.board.size)
+        plan = Plan(digest_of(call), path)
+        assert self.board.free(call.seq)
+        exchange = kind(self.board, operation, plan, made, SMALL, self.disagrees)
+        self._issued = max(self._issued, call.seq + 1)
+        self._begun.append(exchange)
+        exchange.begin()
+        return exchange
+
+    def step(self, exchange: Exchange) -> bool:
+        """Resume an operation; whether it is over."""
+        if not exchange.step():
+            return False
+        self.board.finished(exchange.seq)
+        return True
+
+    def leave(self) -> None:
+        """Leave the group: what peers still have to read stays until they have."""
+        board, issued = self.board, self._issued
+        self.hub.leave(board.context, lambda: board.abandoned(issued), board.release)
+
+    def close(self) -> None:
+        """Let go of the memory, whatever is still under way."""
+        for exchange in self._begun:
+            exchange.generator.close()
+            exchange.words, exchange.made = memoryview(b""), None
+        self.board.close()
+
+    def put(self, array: Array, place: str) -> Array:
+        """The same array somewhere else: one of `PLACES`."""
+        if place == "home":
+            there = self.hub.empty(array.shape, array.dtype)
+        else:
+            there = np.zeros(2 * array.size, array.dtype)[:: 2 if place == "strided" else 1][: array.size]
+        there[...] = array
+        return there
+
+    def disagrees(self, exchange: Exchange, peer: Peer) -> None:
+        self.disagreed.append((exchange.seq, peer.member))
+
+
+def call_of(
+    kind: Kind, like: Any, seq: int = 0, reduce: ReduceOp | None = None, root: int = NO_ROOT, detail: str = ""
+) -> Call:
+    """The call on arrays like this one."""
+    return Call(kind, seq, like.dtype, like.shape, reduce, root, detail=detail)
+
+
+def run(running: Iterable[tuple[Member, Exchange]], seed: int = 0) -> list[tuple[Member, Exchange]]:
+    """Resume operations in any order until none goes on → those that are not over."""
+    order, left = random.Random(seed), list(running)
+    while True:
+        moves, count = sum(exchange.moves for _, exchange in left), len(left)
+        for entry in order.choices(left, k=2 * len(left)) + left:
+            if entry in left and entry[0].step(entry[1]):
+                left.remove(entry)
+        if len(left) == count and sum(exchange.moves for _, exchange in left) == moves:
+            return left
