@@ -61,6 +61,7 @@ def join(hubs: Any) -> Iterator[Callable[[list[Hub]], list[Member]]]:
     yield make
     for member in joined:
         member.close()
+    joined.clear()
 
 
 def mailed(home: Home) -> tuple[int, int, int]:

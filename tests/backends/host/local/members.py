@@ -78,6 +78,8 @@ class Member:
         for exchange in self._begun:
             exchange.generator.close()
             exchange.words, exchange.made = memoryview(b""), None
+            exchange.operation.source = exchange.operation.target = None
+        self._begun.clear()
         self.board.close()
 
     def put(self, array: Array, place: str) -> Array:
