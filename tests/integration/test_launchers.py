@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -16,6 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
+from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "launched_job.py"
 PATIENCE = 150.0
@@ -27,23 +26,9 @@ pytestmark = pytest.mark.timeout(200)
 def run(command: list[str], **environ: str) -> str:
     """What a command that ends well prints."""
     kept = {name: value for name, value in os.environ.items() if name not in TOLD}
-    started = subprocess.Popen(
-        command,
-        env={**kept, "OMP_NUM_THREADS": "1", **environ},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = started.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)
-        out, err = started.communicate()
-        raise AssertionError(f"{command} takes more than {PATIENCE} s:\n{out}\n{err}") from None
-    assert started.returncode == 0, out + err
-    return out
+    ended = run_to_end(command, {**kept, "OMP_NUM_THREADS": "1", **environ}, PATIENCE)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 def check(out: str, size: int) -> None:

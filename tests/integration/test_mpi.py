@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from functools import cache
@@ -17,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of t
 
 from benchmarks import mpi
 from tests.ports import free_port
+from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "mpi_job.py"
 PATIENCE = 120.0
@@ -50,22 +50,7 @@ def start(flavour: str, script: list[str], size: int = 4, **environ: str) -> sub
         pytest.skip(f"{flavour}: {found}")
     crowded = ["--oversubscribe"] if flavour == "openmpi" else []
     launcher = [found.launcher, *crowded, "-n", str(size)] if size else []
-    started = subprocess.Popen(
-        [*launcher, sys.executable, *script],
-        env=variables(found, **environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = started.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)
-        out, err = started.communicate()
-        raise AssertionError(f"{script} takes more than {PATIENCE} s:\n{out}\n{err}") from None
-    return subprocess.CompletedProcess(started.args, started.returncode, out, err)
+    return run_to_end([*launcher, sys.executable, *script], variables(found, **environ), PATIENCE)
 
 
 def well(flavour: str, program: str, size: int = 4, **environ: str) -> subprocess.CompletedProcess[str]:

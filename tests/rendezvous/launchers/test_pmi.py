@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous.launchers import pmi
 from aiodist.rendezvous.launchers.pmi import MAX_TEXT, Pmi
 from benchmarks import mpi
+from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "pmi_job.py"
 PATIENCE = 120.0
@@ -43,22 +43,8 @@ def run(program: str, size: int, *options: str) -> subprocess.CompletedProcess[s
     found = installed()
     if isinstance(found, str):
         pytest.skip(f"MPICH: {found}")
-    started = subprocess.Popen(
-        [found.launcher, *options, "-n", str(size), sys.executable, str(JOB), program],
-        env={**os.environ, **found.env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = started.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)
-        out, err = started.communicate()
-        raise AssertionError(f"{program} takes more than {PATIENCE} s:\n{out}\n{err}") from None
-    return subprocess.CompletedProcess(started.args, started.returncode, out, err)
+    command = [found.launcher, *options, "-n", str(size), sys.executable, str(JOB), program]
+    return run_to_end(command, {**os.environ, **found.env}, PATIENCE)
 
 
 def well(program: str, size: int, *options: str) -> None:
