@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         RendezvousTimeout,
         StoreFull,
         StoreReplaced,
+        Tampered,
         UsageError,
         WireError,
     )
@@ -135,6 +136,7 @@ _HOME = {
         "RendezvousTimeout",
         "StoreFull",
         "StoreReplaced",
+        "Tampered",
         "UsageError",
         "WireError",
     ),
@@ -238,6 +240,7 @@ __all__ = [
     "StoreServer",
     "SyncProcessGroup",
     "SyncWork",
+    "Tampered",
     "TcpStore",
     "UsageError",
     "WireError",

@@ -14,6 +14,7 @@
     │   ├── CollectiveTimeout (TimeoutError)   an operation ran out of time; names who had not arrived
     │   ├── CollectiveMismatch           ranks issued different operations; says who said what
     │   ├── GroupAborted                 a member called abort(); carries the reason
+    │   ├── Tampered (WireError)         somebody between two processes altered what one sent the other
     │   ├── Evicted                      the others went on without this process
     │   └── QuorumLost                   too few are left to go on
     ├── WireError                        bytes that are not this protocol
@@ -37,6 +38,27 @@ def name_ranks(ranks: Sequence[int]) -> str:
     if len(listed) > 10:
         return f"ranks {', '.join(map(str, listed[:10]))} and {len(listed) - 10} more"
     return f"ranks {', '.join(map(str, listed[:-1]))} and {listed[-1]}"
+
+
+def shown(value: object) -> str:
+    """What somebody passed, for an error, in one short line: plain values as they are, of others the type.
+
+    The text of a tensor has many lines, and making it may fail.
+    """
+    kind = type(value)
+    plain = kind in _PLAIN or (
+        kind in (list, tuple) and len(value) <= 20 and all(type(item) in _PLAIN for item in value)  # type: ignore[arg-type,attr-defined]
+    )
+    if plain:
+        try:
+            text = repr(value)
+        except ValueError:  # an integer of more digits than Python prints
+            text = f"an {kind.__name__} of thousands of digits"
+        return text if len(text) <= 100 else f"{text[:97]}…"
+    return f"an object of type {kind.__name__}"
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def _span(seconds: float) -> str:
@@ -185,23 +207,32 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
 
     Attributes:
         missing: global ranks that had not arrived at the operation, as far as is known.
+        unheard: global ranks that did not answer, so that nobody knows: their event loops did not turn, say.
         timeout: seconds that were allowed.
+        trouble: what else is known of members that keep the others waiting, in words.
     """
 
     def __init__(
         self,
         timeout: float,
         missing: Sequence[int] = (),
+        unheard: Sequence[int] = (),
+        trouble: str = "",
         *,
         op: str = "",
         seq: int | None = None,
         group: str = "",
         hint: str = "Raise timeout= if that rank is only slow; else see what it does instead",
     ) -> None:
-        who = f"{name_ranks(missing)} had not arrived" if missing else "all had arrived"
-        message = f"no completion within {timeout:g} s: {who}"
+        known = [f"{name_ranks(missing)} had not arrived"] if missing else []
+        known += [f"{name_ranks(unheard)} did not answer"] if unheard else []
+        known = known or ["all had arrived"]
+        known += [trouble] if trouble else []
+        message = f"no completion within {timeout:g} s: {'; '.join(known)}"
         super().__init__(message, op=op, seq=seq, group=group, hint=hint)
         self.missing = tuple(sorted(missing))
+        self.unheard = tuple(sorted(unheard))
+        self.trouble = trouble
         self.timeout = timeout
 
 
@@ -259,6 +290,21 @@ class QuorumLost(GroupBroken):
 
 class WireError(AiodistError):
     """Bytes arrived that are not this protocol."""
+
+
+class Tampered(GroupBroken, WireError):
+    """Somebody on the path between two processes altered what one sent to the other. Neither is lost."""
+
+    def __init__(
+        self,
+        message: str = "somebody on the path altered what was sent",
+        *,
+        op: str = "",
+        seq: int | None = None,
+        group: str = "",
+        hint: str = "Find out who is on the network between the two; a proxy that rewrites does the same",
+    ) -> None:
+        super().__init__(message, op=op, seq=seq, group=group, hint=hint)
 
 
 class BackendUnavailable(AiodistError):

@@ -16,7 +16,7 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, shown
 
 
 class ReduceOp(enum.IntEnum):
@@ -50,9 +50,12 @@ def premul_sum(factor: float) -> Premultiplied:
     Args:
         factor: a number, of this rank.
     """
-    if isinstance(factor, bool) or not isinstance(factor, int | float):
-        raise UsageError(f"factor must be a number, got {factor!r}")
-    return Premultiplied(float(factor))
+    try:
+        if not isinstance(factor, bool) and isinstance(factor, int | float):
+            return Premultiplied(float(factor))
+    except OverflowError:  # an integer beyond every float
+        pass
+    raise UsageError(f"factor must be a number, got {shown(factor)}")
 
 
 class Kind(enum.IntEnum):
@@ -120,7 +123,7 @@ def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -
     if op is ReduceOp.PREMUL_SUM:
         raise UsageError("PREMUL_SUM needs a factor", hint="Write dist.premul_sum(0.5)")
     if not isinstance(op, ReduceOp):
-        raise UsageError(f"op must be a ReduceOp, got {op!r}", hint="Write dist.ReduceOp.SUM")
+        raise UsageError(f"op must be a ReduceOp, got {shown(op)}", hint="Write dist.ReduceOp.SUM")
     if op is ReduceOp.AVG and dtype not in _FLOATING:
         raise UsageError(f"AVG of {dtype.name} has no exact meaning", hint="Use SUM, or a floating dtype")
     if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind == "c":
@@ -129,6 +132,15 @@ def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -
         raise UsageError(f"{op.name} of {dtype.name}: bitwise reductions need integers or bool")
     return op
 
+
+OF_OBJECTS = "of objects"
+"""In the detail of collectives whose elements are encoded objects, and so of those that stand for them."""
+
+OF_SPLIT = "of a split"
+"""In the detail of the collective by which members tell each other what groups they want."""
+
+OBJECT_TAGS = 2**31
+"""From here on tags are those of messages that are objects: apart from those of tensors."""
 
 _SIGNATURE = struct.Struct("<BBBBiQQII")
 SIGNATURE_BYTES = _SIGNATURE.size

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import types
 import warnings
 from collections.abc import Callable, Generator
-from contextvars import ContextVar
+from contextvars import Context, copy_context
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -54,9 +55,6 @@ class Pulse:
         self._since = None
 
 
-composing: ContextVar[bool] = ContextVar("aiodist_composing", default=False)
-"""True where the group itself awaits a Work, as one step of another: that tells nobody of a failure."""
-
 _REMEMBERED = 16  # failures that a group keeps for its end; nobody reads more of them
 
 
@@ -85,8 +83,6 @@ class Failures:
 
     def seen(self, error: BaseException) -> None:
         """A Work gave this to whoever asked."""
-        if composing.get():
-            return
         if isinstance(error, GroupBroken):
             self._break_noted = True
             self._unseen = [known for known in self._unseen if not isinstance(known, GroupBroken)]
@@ -179,7 +175,7 @@ class Work(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
-        self._callbacks: list[Callable[[Work[T]], object]] | None = None
+        self._callbacks: list[tuple[Callable[[Work[T]], object], Context]] | None = None
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._driver: Driver | None = None
         self._completion: Completion | None = None  # on a device
@@ -198,15 +194,30 @@ class Work(Generic[T]):
     # ── for the one who waits ────────────────────────────────────────────────────────────────────────
 
     def __await__(self) -> Generator[Any, None, T]:
+        if self._held_back:
+            raise self._not_begun("Await it")
         self._awaited = True
         if self._state == _PENDING:
-            if self._driver is not None and asyncio._get_running_loop() is self._loop:
-                yield from self._poll()
-            if self._state == _PENDING:
-                yield from self._suspend()
+            yield from self._until_done()
         elif self._pulse.overdue():
             yield
         return self.result()
+
+    @types.coroutine
+    def _as_step(self) -> Generator[Any, None, T]:
+        """Wait for the result as one step of another Work, whose awaiters are told of a failure instead."""
+        self._awaited = True
+        if self._state == _PENDING:
+            yield from self._until_done()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return cast("T", self._result)
+
+    def _until_done(self) -> Generator[Any, None, None]:
+        if self._driver is not None and asyncio._get_running_loop() is self._loop:
+            yield from self._poll()
+        if self._state == _PENDING:
+            yield from self._suspend()
 
     def _poll(self) -> Generator[Any, None, None]:
         """What polling can do, one turn of the loop at a time, others running in between (law 7)."""
@@ -227,11 +238,6 @@ class Work(Generic[T]):
                 hint="Await it on the loop that made the group; from threads use aiodist.portal",
             )
         waiter: asyncio.Future[None] = self._loop.create_future()
-        if self._held_back:
-            raise UsageError(
-                f"{self.op} #{self.seq} begins when the coalesce() block is left",
-                hint="Await it after the block",
-            )
         if self._waiters is None:
             self._waiters = [waiter]
         else:
@@ -296,14 +302,17 @@ class Work(Generic[T]):
         return self._error
 
     def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:
-        """Call `fn(work)` on the loop once the operation has ended; soon, if it already has."""
+        """Call `fn(work)` on the loop once the operation has ended; soon, if it already has.
+
+        It runs in the context (`contextvars`) of this call, as callbacks of futures do.
+        """
         self._awaited = True
         if self._state != _PENDING:
             self._loop.call_soon(fn, self)
         elif self._callbacks is None:
-            self._callbacks = [fn]
+            self._callbacks = [(fn, copy_context())]
         else:
-            self._callbacks.append(fn)
+            self._callbacks.append((fn, copy_context()))
 
     def is_completed(self) -> bool:
         """torch's name for `done()`."""
@@ -328,10 +337,7 @@ class Work(Generic[T]):
                 a collective that waits for others for more than 5 s.
         """
         if self._held_back:
-            raise UsageError(
-                f"{self.op} #{self.seq} begins when the coalesce() block is left",
-                hint="Call synchronize() after the block",
-            )
+            raise self._not_begun("Call synchronize()")
         self._awaited = True
         if self._state == _FAILED:
             raise self._told().with_traceback(None)
@@ -375,11 +381,16 @@ class Work(Generic[T]):
                 self._failures.note(error)
             self._wake()
 
+    def _not_begun(self, what: str) -> UsageError:
+        return UsageError(
+            f"{self.op} #{self.seq} begins when the coalesce() block is left", hint=f"{what} after the block"
+        )
+
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
         callbacks, self._callbacks = self._callbacks, None
-        for fn in callbacks or ():
-            self._loop.call_soon(fn, self)
+        for fn, context in callbacks or ():
+            self._loop.call_soon(fn, self, context=context)

@@ -92,8 +92,8 @@ SECTIONS = {
         """
         AiodistError UsageError RendezvousError RendezvousTimeout AuthenticationError
         StoreReplaced StoreFull LeaseLost GroupClosed GroupBroken
-        PeerLost CollectiveTimeout CollectiveMismatch GroupAborted Evicted QuorumLost WireError
-        BackendUnavailable
+        PeerLost CollectiveTimeout CollectiveMismatch GroupAborted Tampered Evicted
+        QuorumLost WireError BackendUnavailable
         """
     ),
     "Testing": tuple(f"testing.{name}" for name in aiodist.testing.__all__),

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -27,8 +28,17 @@ ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.append(ROOT)
 
+pytest_plugins = ["tests.limits", "tests.skips"]
+
+# What was ignored when the run began (SIGHUP under nohup, SIGINT in a shell's background job) would be
+# ignored by all that tests start, too. A handler is not handed on: so they begin as in a terminal, and this
+# run is not ended by the signal.
+for _signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, lambda *_: None)
+
 # Without one, whoever starts a group would make a secret in the home of who runs the tests.
-os.environ.setdefault("AIODIST_SECRET", "of the tests")
+os.environ.setdefault("AIODIST_SECRET", "of the tests, and long enough for one")
 
 # No example has a time of its own: on a busy machine any of them may be slow. What decides a landing draws
 # the same examples every time; everybody else draws new ones.
@@ -62,13 +72,13 @@ def descriptors() -> set[str]:
 def children() -> set[int]:
     """Processes that this one started and that still exist."""
     found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):  # Path.glob() fails where one ends meanwhile
         try:
-            fields = stat.read_bytes().rsplit(b")", 1)[1].split()
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
         except OSError:
             continue
         if int(fields[1]) == os.getpid():
-            found.add(int(stat.parent.name))
+            found.add(int(pid))
     return found
 
 
@@ -109,6 +119,19 @@ def _tls(variables: dict[str, str]) -> Tls:
     found = tls(variables)
     assert found is not None
     return found
+
+
+HandOver = Callable[[Path], None]
+"""Makes a file, folder or link another user's."""
+
+
+@pytest.fixture
+def hand_over(monkeypatch: pytest.MonkeyPatch) -> HandOver:
+    """Makes something another user's; who is not root becomes another user instead, and owns nothing more."""
+    me = os.geteuid()
+    if me == 0:
+        return lambda path: os.chown(path, 4711, 4711, follow_symlinks=False)
+    return lambda path: monkeypatch.setattr(os, "geteuid", lambda: me + 1)
 
 
 @pytest.fixture

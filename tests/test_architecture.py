@@ -30,6 +30,7 @@ FLOORS: list[set[str]] = [
     {"types"},
     {"timeouts"},
     {"errors"},
+    {"sanitize"},
 ]
 ALLOWED = {("__main__", "cli")}
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.portal import Portal, SyncProcessGroup, SyncWork, init_process_group, loop_thread
 from aiodist.portal.facade import add_methods
+from aiodist.portal.loop_thread import Reply
 from aiodist.testing.spmd import check, launch
 
 
@@ -167,6 +169,76 @@ def test_coalesce() -> None:
             raise KeyError
         assert third.wait().tolist() == [1, 1]
         assert pg.all_reduce(np.ones(2)).tolist() == [1, 1]
+
+
+def test_who_is_in_a_block() -> None:
+    """The thread that entered it, whatever it has the loop run; no other thread or task, also if born inside
+    with a copy of its context."""
+    with alone() as pg:
+        results: list[Any] = []
+
+        def elsewhere() -> None:
+            results.append(pg.all_reduce(np.ones(2)))
+
+        async def issue() -> Any:
+            await asyncio.sleep(0)
+            task = asyncio.create_task(later())
+            return pg._group.all_reduce(np.ones(2), async_op=True), task
+
+        async def later() -> None:
+            await left.wait()
+            results.append(await pg._group.all_reduce(np.ones(3)))
+
+        left = pg.portal.call(asyncio.Event)
+        with pg.coalesce():
+            held = pg.all_reduce(np.ones(2))
+            mine, task = pg.portal.call(issue)
+            thread = threading.Thread(target=copy_context().run, args=(elsewhere,))
+            assert not held.done() and not mine.done()
+            thread.start()
+            thread.join()
+            assert [result.tolist() for result in results] == [[1, 1]]
+            assert held.wait().tolist() == [
+                1,
+                1,
+            ]  # what another thread starts has those before it start first
+            last = pg.all_reduce(np.ones(2))
+            assert not last.done()
+        assert last.done()
+        pg.portal.call(left.set)
+        pg.portal.call(asyncio.wait_for, task, 10)
+        assert results[1].tolist() == [1, 1, 1]
+
+
+def test_calls_of_several_steps_in_a_block() -> None:
+    with alone() as pg:
+        with pg.coalesce():
+            with pg.coalesce():  # a part of it
+                things = pg.all_gather_object("a")
+            pg.portal.call(asyncio.sleep, 0.01)
+            group = pg.new_group()
+            assert group is not None
+            assert pg.agree() is True
+            with pytest.raises(dist.UsageError, match="drain"):
+                pg.all_reduce(np.ones(2))
+                pg.drain()
+            more = pg.broadcast_object("b", async_op=True)
+            assert not more.done()
+        assert things.wait() == ["a"] and more.wait() == "b"
+        assert group.all_reduce(np.ones(2)).tolist() == [1, 1]
+
+
+def test_ctrl_c_while_entering_a_block_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(reply: Reply, timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+    with alone() as pg:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Reply, "wait", interrupted)
+            with pg.coalesce():
+                raise AssertionError("it was not entered")
+        assert pg.all_reduce(np.ones(2)).tolist() == [1, 1]
+        assert not pg._group._batches.open and not pg.portal._seats
 
 
 def test_closing() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +17,21 @@ import pytest
 import aiodist as dist
 from aiodist import work as work_module
 from aiodist.types import Call, Kind
-from aiodist.work import Pulse, Work
+from aiodist.work import Failures, Pulse, Work
 
 GROUP = SimpleNamespace(name="world", epoch=0)
 
 
-def make(held: bool = True, pulse: Pulse | None = None, seq: int = 5) -> Work[Any]:
+here: ContextVar[str] = ContextVar("here")
+
+
+def make(
+    held: bool = True, pulse: Pulse | None = None, seq: int = 5, failures: Failures | None = None
+) -> Work[Any]:
     """A pending all_reduce on the running loop."""
     loop = asyncio.get_running_loop()
     call = Call(Kind.all_reduce, seq, np.dtype(np.float32), (3,))
-    return Work(GROUP, call, loop, pulse or Pulse(loop), held)
+    return Work(GROUP, call, loop, pulse or Pulse(loop), held, failures)
 
 
 async def turns(count: int = 3) -> None:
@@ -58,6 +64,39 @@ async def test_facts() -> None:
     assert not hasattr(work, "cancel")
     with pytest.raises(dist.UsageError, match="no stream"):
         work.synchronize()
+
+
+async def test_an_await_that_is_refused_is_none() -> None:
+    work = make(held=False)
+    work._held_back = True
+    with pytest.raises(dist.UsageError, match=r"Await it after the block"):
+        await work
+    assert not work._awaited
+    work._awaited = True
+
+
+async def test_callbacks_run_in_the_context_in_which_they_were_added() -> None:
+    """Not in that of what ended the operation, which may be anybody's."""
+    seen: list[str] = []
+    work = make()
+    here.set("mine")
+    work.add_done_callback(lambda _: seen.append(here.get()))
+    here.set("another's")
+    work._finish(3)
+    await asyncio.sleep(0)
+    assert seen == ["mine"]
+
+
+async def test_a_step_of_another_work_tells_nobody() -> None:
+    failures = Failures()
+    work = make(failures=failures)
+    work._fail(dist.PeerLost([2], "gone"))
+    with pytest.raises(dist.PeerLost):
+        await work._as_step()
+    assert failures
+    with pytest.raises(dist.PeerLost):
+        await work
+    assert not failures
 
 
 class Stands:

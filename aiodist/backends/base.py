@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import GroupBroken
-from aiodist.types import Call, Premultiplied, ReduceOp
+from aiodist.types import OBJECT_TAGS, OF_OBJECTS, OF_SPLIT, Call, Premultiplied, ReduceOp
 from aiodist.work import Work
 
 Array = npt.NDArray[Any]
@@ -40,12 +40,16 @@ class Operation:
             scatter, of the source. None: equal parts.
         sent: elements of each rank's part of the source, where they differ (all_to_all).
         place: where the user's tensors lie, 'cpu' or 'cuda'; '' where there are none.
+
+    Attributes:
+        noted: what the backend noted of it in the user's own call (`Backend.hold`); None: nothing yet.
     """
 
     __slots__ = (
         "call",
         "ended",
         "factor",
+        "noted",
         "peer",
         "place",
         "result",
@@ -87,6 +91,13 @@ class Operation:
         self.sizes = sizes
         self.sent = sent
         self.place = place
+        self.noted: Any = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether somebody acts on its bytes, which are no tensor's: so they have to be authenticated."""
+        detail = self.call.detail
+        return self.tag >= OBJECT_TAGS or (bool(detail) and (OF_OBJECTS in detail or OF_SPLIT in detail))
 
     def succeed(self) -> None:
         """The operation ended well. The buffers are the user's again."""
@@ -154,12 +165,14 @@ class Backend(Protocol):
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has begun when this returns."""
 
-    def reserve(self, seq: int, operation: Operation | None = None) -> None:
-        """Collective `seq` has its number, and will be submitted later; others may come before it.
+    def reserve(self, seq: int) -> None:
+        """Collective `seq` has its number, and will be submitted later; others may come before it."""
 
-        Args:
-            seq: its number.
-            operation: what will be submitted, where that is known.
+    def hold(self, operation: Operation) -> None:
+        """An operation was issued, and will be submitted later (`coalesce`); others may come before it.
+
+        Called inside the user's call: what holds at that moment only, such as the stream on which the caller
+        works, is noted now. A collective has its number, so this stands for `reserve`, too.
         """
 
     def batch(self, begins: bool) -> None:
@@ -192,6 +205,10 @@ class Backend(Protocol):
             reports: the new group.
             whole: all members of this group take part in making it, those left out by `bystand`.
         """
+
+    def seen(self, seq: int) -> set[int]:
+        """Other members, by group rank, that are seen here to have begun collective `seq`, whether or not
+        their loops turn. For what an error says: it may leave out some that have."""
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """All members make another group of this one, in this place among its operations.

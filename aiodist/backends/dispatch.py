@@ -26,7 +26,7 @@ class Part(Protocol):
 
     async def open(self) -> None: ...
     def submit(self, operation: Operation) -> None: ...
-    def reserve(self, seq: int, operation: Operation | None = None) -> None: ...
+    def hold(self, operation: Operation) -> None: ...
     def batch(self, begins: bool) -> None: ...
     def abort(self, quiet: Callable[[], None]) -> None: ...
     def retire(self) -> None: ...
@@ -91,9 +91,13 @@ class Dispatch:
             self._host.skip(call.seq)
         self._by_place[operation.place].submit(operation)
 
-    def reserve(self, seq: int, operation: Operation | None = None) -> None:
-        """A collective that will be submitted later."""
-        self._by_place["" if operation is None else operation.place].reserve(seq, operation)
+    def reserve(self, seq: int) -> None:
+        """A collective that will be submitted later, without a tensor of the user's."""
+        self._host.reserve(seq)
+
+    def hold(self, operation: Operation) -> None:
+        """An operation that will be submitted later."""
+        self._by_place[operation.place].hold(operation)
 
     def batch(self, begins: bool) -> None:
         """What is submitted until the batch ends begins together."""
@@ -124,6 +128,10 @@ class Dispatch:
     def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
         """The host backend's, where it takes users' tensors."""
         return self._host.quick(issuer, note) if self._takes_host else None
+
+    def seen(self, seq: int) -> set[int]:
+        """As the host backend, which hears of every collective."""
+        return self._host.seen(seq)
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """All members make another group of this one."""

@@ -15,9 +15,12 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
     from aiodist.doctor.variables import shown
-    from aiodist.environment import job_id, placement, secret_origin, tuning
+    from aiodist.environment import chosen, company_of_script, job_id, placement, secret_origin, tuning
 
-    rows = {name: str(value) for name, value in asdict(placement(os.environ)).items()}
+    place = placement(os.environ)
+    rows = {name: str(value) for name, value in asdict(place).items()}
+    if place.launcher == "alone" and not chosen(os.environ) and (company := company_of_script(os.environ)):
+        rows["others"] = f"{company.said}: {'refused' if company.certain else 'warned of'}. {company.hint}"
     rows["job"] = job_id(os.environ)
     store = os.environ.get("AIODIST_STORE", "")
     rows["store"] = shown("AIODIST_STORE", store) or "none: rank 0 hosts it"

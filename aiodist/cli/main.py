@@ -13,6 +13,9 @@ from importlib import import_module
 
 from aiodist.cli.show import show
 from aiodist.errors import AiodistError, UsageError
+from aiodist.sanitize import one_line
+
+_LONGEST = 4000  # characters of an error; what another host said may be in it
 
 COMMANDS = {
     "run": "start a job's workers on this node (torchrun's flags)",
@@ -80,7 +83,7 @@ def _answer(text: str) -> int:
 
 
 def _fail(who: str, text: str, code: int) -> int:
-    print(f"{who}: error: {text}", file=sys.stderr)
+    print(f"{who}: error: {one_line(text, _LONGEST)}", file=sys.stderr)
     return code
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aiodist.cli.parser import Options, Parser
-from aiodist.environment import job_name
+from aiodist.environment import chosen, company_of_agent, job_name
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.launch.plan import DEFAULT_PREFIX, Plan
@@ -30,6 +30,8 @@ _EXAMPLE = "aiodist run --nproc-per-node 4 train.py"
 def main(argv: Sequence[str]) -> int:
     """Run the command; the job's exit code."""
     plan = make_plan(argv, os.environ)
+    if warning := check_company(plan, os.environ):
+        print(f"aiodist run: {warning}", file=sys.stderr, flush=True)
     from aiodist.launch.agent import run  # asyncio only once the command line is right
 
     return run(plan)
@@ -88,7 +90,31 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         meet_timeout=_number("the timeout in --rdzv-conf or AIODIST_TIMEOUT", timeout),
         shutdown_timeout=_number("--shutdown-timeout", args.shutdown_timeout),
         signals=_signals(args.signals_to_handle),
+        leave_daemons=args.leave_daemons,
     )
+
+
+def check_company(plan: Plan, environ: Mapping[str, str]) -> str:
+    """Refuse to run one of several separate jobs, where another launcher has started several agents.
+
+    Returns:
+        A warning, where that may be innocent; or ''.
+
+    Raises:
+        UsageError: this agent is one of several, and was told of no other node.
+    """
+    if plan.most > 1 or chosen(environ):
+        return ""
+    company = company_of_agent(environ, plan.nproc)
+    if company is None:
+        return ""
+    if company.certain:
+        raise UsageError(
+            f"{company.said}: this agent is one of several that were started together, and each would run a "
+            "job of its own",
+            hint=company.hint,
+        )
+    return f"{company.said}, but this is a job of one node, and of its own. {company.hint}"
 
 
 def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
@@ -112,7 +138,7 @@ def check_room(nproc: int) -> None:
             hint="One worker for each GPU or CPU is usual",
         )
     for limit, needed, flag, what in (
-        (resource.RLIMIT_NPROC, nproc, "-u", "processes"),
+        (resource.RLIMIT_NPROC, 2 * nproc + 1, "-u", "processes"),
         (resource.RLIMIT_NOFILE, _FILES_PER_WORKER * nproc + _OWN_FILES, "-n", "open files"),
     ):
         allowed, _ = resource.getrlimit(limit)
@@ -284,6 +310,7 @@ def _parser(environ: Mapping[str, str]) -> Parser:
     what.switch("-m", "--module", help="the script is a module, as for python -m")
     what.switch("--no-python", help="the script is a program of its own")
     what.value("--shutdown-timeout", default="30", metavar="S", help="seconds from SIGTERM to SIGKILL (30)")
+    what.switch("--leave-daemons", help="leave alone what workers have started in process groups of its own")
     what.value(
         "--signals-to-handle",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",

@@ -54,7 +54,10 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(
             "--job and --jobs contradict each other", hint="--jobs names all jobs that are served"
         )
+    from aiodist.rendezvous.quota import raise_descriptors
+
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    raise_descriptors()
     return asyncio.run(_serve(args))
 
 

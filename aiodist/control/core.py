@@ -11,7 +11,7 @@ Rules
        that it sends is taken any more. What it had said before still goes around: news may come late.
     4. A message for one rank goes to the neighbour that is nearest to it. Where no living neighbour is nearer
        than this rank, it is looked for on all ways, as a flood, which passes each rank once: so it arrives if
-       there is any way over the living.
+       there is any way over the living. Who passes nothing on for now counts as not living, there.
 
 Where two ranks cannot reach each other but others reach both, each accuses the other. Whoever is accused
 first at a third rank is given up there and tells it nothing more; in a larger group both may be given up.
@@ -20,11 +20,14 @@ Which of them goes on is not decided here (membership does that): only that nobo
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aiodist.control.messages import EVERYBODY, Message, Say
 from aiodist.control.overlay import neighbours, next_hop
+from aiodist.errors import WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Drop:
 
 Effect = Transmit | Deliver | Drop
 
+_NAMES = {Say.lost: 0, Say.blocked: 0, Say.left: 1}  # where in its body a message names a rank
+
 HOPS = 64
 """Links that a message for one rank crosses by the short way; then it is looked for."""
 
@@ -63,6 +68,7 @@ class ControlCore:
         silence: of those, how many seconds after its last sign of life that was noticed, where that is known.
         proven: of those, whose end this process has seen for itself: the kernel says that the process ended.
         departed: neighbours that said goodbye.
+        avoided: ranks that pass nothing on for now; messages for others go around them.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -73,14 +79,19 @@ class ControlCore:
         self.silence: dict[int, float] = {}
         self.proven: set[int] = set()
         self.departed: set[int] = set()
-        self._number = 0
+        self.avoided: Collection[int] = ()
+        self._numbers = itertools.count(1)
         # Numbers of one origin rise, but a flood can overtake another on a shorter way: remember which
         # were seen, and forget all below a floor that no message in flight can still carry.
         self._seen: dict[int, set[int]] = {}
 
     def flood(self, say: Say, *body: Any) -> list[Effect]:
         """Tell everybody."""
-        return self._spread(self._message(say, EVERYBODY, body), came_from=None)
+        return self._spread(self.notice(say, *body), came_from=None)
+
+    def notice(self, say: Say, *body: Any) -> Message:
+        """A message to everybody, for whoever sends it to all neighbours itself. For any thread."""
+        return self._message(say, EVERYBODY, body)
 
     def tell(self, target: int, say: Say, *body: Any) -> list[Effect]:
         """Tell one rank; this process itself, too."""
@@ -109,23 +120,31 @@ class ControlCore:
         if rank not in self.lost:
             self.departed.add(rank)
 
+    def check(self, message: Message) -> None:
+        """`WireError` if a message names ranks that there are not: each would be remembered. Whoever passes
+        one on could have seen that."""
+        named = [message.origin, *([message.target] if message.target != EVERYBODY else [])]
+        if message.say in _NAMES:
+            named.append(message.body[_NAMES[message.say]])
+        if not all(0 <= rank < self.size for rank in named):
+            raise WireError(f"it names a rank that is none of {self.size}")
+
     def receive(self, neighbour: int, message: Message) -> list[Effect]:
         """A message came in over the link to `neighbour`."""
         if message.target != EVERYBODY:
             return self._route(message, came_from=neighbour)
         if message.origin == self.rank or not self._first_time(message):
             return []
+        if message.say in (Say.lost, Say.blocked) and message.body[0] in self._gone():
+            return []  # all neighbours were told when this rank learned of it
         if message.say is Say.lost:
-            if message.body[0] in self._gone():
-                return []  # all neighbours were told when this rank learned of it
             return self._give_up(message, came_from=neighbour)
         return [Deliver(message), *self._spread(message, came_from=neighbour)]
 
     # ── routes ───────────────────────────────────────────────────────────────────────────────────────
 
     def _message(self, say: Say, target: int, body: tuple[Any, ...]) -> Message:
-        self._number += 1
-        return Message(say, self.rank, self._number, target, HOPS, body)
+        return Message(say, self.rank, next(self._numbers), target, HOPS, body)
 
     def _give_up(self, message: Message, came_from: int | None) -> list[Effect]:
         """A rank is lost, and this is the news."""
@@ -155,7 +174,7 @@ class ControlCore:
         if target in gone:
             return []
         if not searching:
-            hop = next_hop(self.rank, target, self.size, gone)
+            hop = next_hop(self.rank, target, self.size, gone.union(self.avoided) - {target})
             if hop is not None:
                 return [Transmit(hop, replace(message, hops=message.hops - 1))]
             came_from = None  # the way may lead back

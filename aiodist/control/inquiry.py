@@ -29,9 +29,15 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """These members had not issued the operation when asked. Empty: all had."""
+    """Nobody disagrees.
+
+    Args:
+        ranks: members that had not issued the operation when asked.
+        unheard: members that did not answer. Neither: all had issued it.
+    """
 
     ranks: tuple[int, ...]
+    unheard: tuple[int, ...] = ()
 
 
 class Inquiry:
@@ -65,7 +71,7 @@ class Inquiry:
         return len(self._answers) == len(self._members)
 
     def verdict(self) -> Disagreement | Absence:
-        """What the answers so far say. Who has not answered counts as absent."""
+        """What the answers so far say."""
         known = {
             rank: (signature, words)
             for rank, (arrived, signature, words) in self._answers.items()
@@ -77,5 +83,5 @@ class Inquiry:
             return Disagreement(
                 {rank: said.get(rank, SILENT) for rank in self._members}, len(said) < len(self._members)
             )
-        arrived = {rank for rank, answer in self._answers.items() if answer[0]}
-        return Absence(tuple(sorted(self._members - arrived)))
+        late = {rank for rank, answer in self._answers.items() if not answer[0]}
+        return Absence(tuple(sorted(late)), tuple(sorted(self._members - self._answers.keys())))

@@ -1,86 +1,297 @@
-"""Who gives a sign of life: whom to ping, and who has been silent for too long. Pure.
+"""Who lives, and whose event loop turns: whom to ping, to look at, to tell of, to give up. Pure.
 
-A heartbeat is sent by a process's event loop, by nobody else; any message counts as one. So silence says
-that the loop does not turn: the process was stopped, or is in a call that holds the interpreter. That the
-*host* does not answer is found out sooner, by the kernel: pings make sure that there is always something
-for the peer's kernel to acknowledge (`transport.control_link`).
+These are two facts. *A loop turns* if a message came that only a loop sends, a ping say. *A process lives* if
+its loop turns; if its watchdog speaks, a thread that says that the loop does not turn, and where it is
+(`watchdog`); if somebody on its host looks at it (/proc) and sees that it is not stopped; or if one of those
+says so to all (`Say.blocked`).
 
 Rules
-    1. Silence is counted in time in which this process itself turned. Whoever was stopped, or blocked its
+    1. A loop that does not turn ends nothing. Whoever waits is told, from `warn_after` on.
+    2. A process that is seen to be stopped is given up `evict_after` after its last sign of life.
+    3. A process of which nobody knows anything is given up after `evict_silent_after`. That is minutes: its
+       host answers and its connections stand, so it is stopped, or in a call that holds the interpreter.
+    4. Silence is counted in time in which this process itself turned. Whoever was stopped, or blocked its
        own loop, learns that from its own late timer; the time that it missed accuses nobody.
-    2. What waits in the sockets is read before anybody is judged. That is the shell's duty.
-    3. Peers on this host are not pinged while they are silent: there is no network to try, and what they
-       must find when they wake up (that they were given up) needs room in their socket.
+    5. What waits in the sockets is read before anybody is judged. That is the shell's duty.
+    6. Peers whose loops are silent are not pinged: what they must find when they wake up (that they were
+       given up, say) needs room in their socket. That its host lives the kernel goes on to find out
+       (`transport.control_link`).
+    7. What is known of a silent peer is told to all, once after each doubling of its time: by the watchdog
+       of the peer itself, or, where that cannot speak, by a neighbour. Who has been told already keeps
+       quiet. So a thousand ranks hear of it at the cost of a few floods, and who can see the process answers
+       who cannot.
 """
 
 from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 LATE = 2.0
 """Heartbeats: a timer that comes later than this was not late because of the loop's usual work."""
 
 PATIENCE = 16
-"""Heartbeats without an answer after which a peer on this host is pinged no more until it is heard."""
+"""Heartbeats without a sign of its loop after which a peer is pinged no more until it is heard."""
+
+SLACK = 4.0
+"""Heartbeats that a peer's own word may be late before a neighbour speaks for it."""
+
+WORDS_AT_LEAST = 4
+"""Words about a living process whose loop is blocked in the time after which a silent one is given up."""
 
 
+class State(enum.IntEnum):
+    """What is known of a process whose loop does not turn. Codes are part of the protocol."""
+
+    turns = 0  # again
+    blocked = 1  # its watchdog says so, and where the loop's thread is
+    held = 2  # its process was looked at and is not stopped, but not even its watchdog speaks
+    stopped = 3  # its process was looked at, and is stopped
+    silent = 4  # nobody could look
+
+
+_WORDS = {
+    State.held: "a call holds its interpreter",
+    State.stopped: "it is stopped (by a signal or a debugger)",
+    State.silent: "it gives no sign of life: it is stopped, or a call holds its interpreter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long what may take, in seconds.
+
+    Attributes:
+        heartbeat: between two signs of life.
+        warn_after: until who waits for a loop that does not turn is told.
+        evict_after: until a process that is stopped is given up.
+        evict_silent_after: until one is given up that is silent, and that nobody can look at.
+    """
+
+    heartbeat: float = 0.25
+    warn_after: float = 5.0
+    evict_after: float = 30.0
+    evict_silent_after: float = 600.0
+
+    def next_word(self, told: float) -> float:
+        """When to speak of a blocked loop again: seconds of its time, after it was told of at `told`."""
+        return min(max(2 * told, self.warn_after), told + self.evict_silent_after / WORDS_AT_LEAST)
+
+
+@dataclass(slots=True)
+class Blocked:
+    """A loop that does not turn, as far as is known here.
+
+    Attributes:
+        state: why.
+        where: the line that its thread is in, where its watchdog could say.
+        since: when it turned last, on this process's clock.
+        told: seconds that it had not turned when all were last told.
+    """
+
+    state: State
+    where: str
+    since: float
+    told: float
+
+    def seconds(self, now: float) -> float:
+        """How long it has not turned."""
+        return max(now - self.since, 0.0)
+
+    def describe(self, now: float) -> str:
+        """In words: 'has not turned its event loop for 8 s: train.py:41 in evaluate'."""
+        why = _WORDS.get(self.state) or self.where or "it does not know where"
+        seconds = self.seconds(now)
+        return f"has not turned its event loop for {seconds:.{0 if seconds >= 1 else 1}f} s: {why}"
+
+
+@dataclass(slots=True)
 class _Peer:
-    """What is known of one neighbour: when it was heard, on the clock and in time that counts."""
+    """What is known of one peer. All but `heard` in time that counts."""
 
-    __slots__ = ("counted", "far", "heard")
+    linked: bool
+    heard: float  # anything from itself, on the clock
+    turned: float  # a sign of its loop
+    spoke: float  # a sign from itself
+    lived: float  # a sign of its process, whoever gave it
+    unstopped: float  # known not to be stopped: as `lived`, or by a look
+    stopped: bool | None = None  # as of the last look since its last sign
 
-    def __init__(self, far: bool, heard: float, counted: float) -> None:
-        self.far = far
-        self.heard = heard
-        self.counted = counted
 
+class Progress:
+    """When a watchdog has to speak: its loop has not turned for so long.
 
-class Liveness:
-    """One process's view of its neighbours.
+    Time in which the watchdog itself did not run counts for nothing: its process was stopped, or a call held
+    the interpreter.
 
     Args:
-        every: seconds between two pings.
-        limit: seconds of silence after which a peer is given up.
+        patience: its process's.
         now: the time, in seconds of any steady clock.
     """
 
-    def __init__(self, every: float, limit: float, now: float) -> None:
-        self.every = every
-        self.limit = limit
+    def __init__(self, patience: Patience, now: float) -> None:
+        self.every = min(0.5, patience.warn_after / 4, patience.evict_silent_after / 16)
+        self._patience = patience
+        self._last = now
+        self._turns = -1
+        self._blocked = 0.0
+        self._due = 0.0
+
+    def tick(self, now: float, turns: int) -> float | None:
+        """The watchdog looks, `every` seconds after the last time or later.
+
+        Args:
+            turns: changes whenever the loop turns.
+
+        Returns:
+            → seconds since it turned, if it is time to speak; else None.
+        """
+        passed, self._last = min(max(now - self._last, 0.0), LATE * self.every), now
+        if turns != self._turns:
+            self._turns, self._blocked, self._due = turns, 0.0, self._patience.next_word(0.0)
+            return None
+        self._blocked += passed
+        if self._blocked < self._due:
+            return None
+        self._due = self._patience.next_word(self._blocked)
+        return self._blocked
+
+
+class Liveness:
+    """One process's view of the others.
+
+    Args:
+        patience: the limits.
+        now: the time, in seconds of any steady clock.
+        visible: whose processes can be looked at from here.
+
+    Attributes:
+        blocked: whose loops do not turn, and why: what was told to all, or is now.
+    """
+
+    def __init__(self, patience: Patience, now: float, visible: Iterable[int] = ()) -> None:
+        self.patience = patience
+        self.visible = set(visible)
+        self.blocked: dict[int, Blocked] = {}
         self._last = now
         self._counted = 0.0  # seconds in which this process turned
         self._peers: dict[int, _Peer] = {}
 
-    def attach(self, rank: int, far: bool, now: float) -> None:
-        """A link is up; far: to another host. Its silence begins to count now."""
-        self._peers[rank] = _Peer(far, now, self._counted + self._turned(now))
+    # ── what happens ─────────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, rank: int, now: float) -> None:
+        """A link is up. The peer's silence begins to count now."""
+        counted = self._at(now)
+        self._peers[rank] = _Peer(True, now, counted, counted, counted, counted)
 
     def detach(self, rank: int) -> None:
-        """A link is gone."""
+        """The peer is lost, or has left."""
         self._peers.pop(rank, None)
+        self.blocked.pop(rank, None)
 
-    def heard(self, rank: int, now: float) -> None:
+    def turned(self, rank: int, now: float) -> None:
         """Something came from a peer's loop."""
+        self.blocked.pop(rank, None)
+        peer = self._spoke(rank, now)
+        if peer is not None:
+            peer.turned = peer.spoke
+
+    def lives(self, rank: int, now: float) -> None:
+        """Something came from a peer that does not need its loop."""
+        self._spoke(rank, now)
+
+    def looked(self, rank: int, stopped: bool) -> None:
+        """Its process was looked at, just after a tick: stopped, or not."""
         peer = self._peers.get(rank)
         if peer is not None:
-            peer.heard = now
-            peer.counted = self._counted + self._turned(now)
+            peer.stopped = stopped
+            if not stopped:
+                peer.lived = peer.unstopped = self._counted
+
+    def learn(self, rank: int, state: State, seconds: float, where: str, now: float) -> None:
+        """Somebody says to all what a peer's loop does."""
+        peer, known = self._peers.get(rank), self.blocked.get(rank)
+        if state is State.turns:
+            self.blocked.pop(rank, None)
+            if peer is not None and not peer.linked:
+                del self._peers[rank]
+            return
+        if state is State.silent and known is not None:  # who says so knows less
+            known.told = max(known.told, seconds)
+            return
+        self.blocked[rank] = Blocked(state, where, now - seconds, seconds)
+        if peer is None and rank in self.visible:
+            last = self._at(now) - seconds
+            peer = self._peers[rank] = _Peer(False, now - seconds, last, last, last, last)
+        if peer is not None and state in (State.blocked, State.held):
+            peer.lived = peer.unstopped = self._at(now)
+
+    # ── what to do ───────────────────────────────────────────────────────────────────────────────────
+
+    def tick(self, now: float) -> tuple[int, ...]:
+        """The timer fired, a heartbeat after the last time or later. Returns whom to ping."""
+        self._counted, self._last = self._at(now), now
+        fresh = self._counted - PATIENCE * self.patience.heartbeat
+        return tuple(rank for rank, peer in self._peers.items() if peer.linked and peer.turned >= fresh)
+
+    def unsure(self) -> tuple[int, ...]:
+        """Whom to look at, as of the last tick: those who are silent, and visible."""
+        since = self._counted - LATE * self.patience.heartbeat
+        return tuple(rank for rank in self.visible if rank in self._peers and self._peers[rank].spoke < since)
+
+    def overdue(self) -> dict[int, str]:
+        """Who is to be given up, as of the last tick, and why."""
+        patience, found = self.patience, {}
+        for rank, peer in self._peers.items():
+            if peer.stopped and self._counted - peer.unstopped > patience.evict_after:
+                found[rank] = f"it was stopped for {patience.evict_after:g} s (by a signal or a debugger)"
+            elif self._counted - peer.lived > patience.evict_silent_after:
+                found[rank] = (
+                    f"it gave no sign of life for {patience.evict_silent_after:g} s"
+                    " (it is stopped, or a call holds its interpreter)"
+                )
+        return found
+
+    def news(self, now: float) -> list[tuple[int, State, float]]:
+        """What to tell all, as of the last tick: whose loop does not turn, why, for how many seconds. The
+        caller tells itself, too (`learn`)."""
+        return [
+            (rank, state, self._counted - peer.turned)
+            for rank, peer in self._peers.items()
+            if (state := self._remark(rank, peer, now)) is not None
+        ]
 
     def silence(self, rank: int, now: float) -> float | None:
-        """Seconds since the last sign of life of a peer, by the clock; None where nobody listens to it."""
+        """Seconds since the last sign of life that came from a peer itself, by the clock; None where nobody
+        listens to it."""
         peer = self._peers.get(rank)
         return None if peer is None else max(now - peer.heard, 0.0)
 
-    def tick(self, now: float) -> tuple[int, ...]:
-        """The timer fired, `every` seconds after the last time or later. Returns whom to ping."""
-        self._counted += self._turned(now)
-        self._last = now
-        fresh = self._counted - PATIENCE * self.every
-        return tuple(rank for rank, peer in self._peers.items() if peer.far or peer.counted >= fresh)
+    # ── small things ─────────────────────────────────────────────────────────────────────────────────
 
-    def _turned(self, now: float) -> float:
-        """Of the seconds since the last tick, how many count."""
-        return min(max(now - self._last, 0.0), LATE * self.every)
+    def _spoke(self, rank: int, now: float) -> _Peer | None:
+        peer = self._peers.get(rank)
+        if peer is not None:
+            peer.heard, peer.stopped = now, None
+            peer.spoke = peer.lived = peer.unstopped = self._at(now)
+        return peer
 
-    def overdue(self) -> tuple[int, ...]:
-        """Who has been silent for too long, as of the last tick."""
-        since = self._counted - self.limit
-        return tuple(rank for rank, peer in self._peers.items() if peer.counted < since)
+    def _remark(self, rank: int, peer: _Peer, now: float) -> State | None:
+        """What to say of a peer now, if anything."""
+        patience, known = self.patience, self.blocked.get(rank)
+        state = State.silent if peer.stopped is None else State.stopped if peer.stopped else State.held
+        slack = SLACK * patience.heartbeat
+        if known is None:
+            silent = self._counted - peer.spoke
+            return state if silent >= min(patience.warn_after, patience.evict_after / 2) + slack else None
+        if state is State.stopped or known.state is State.stopped:
+            changed = known.state is not state and state is not State.silent
+        else:
+            changed = known.state is State.silent and state is State.held
+        late = known.seconds(now) >= patience.next_word(known.told) + slack
+        return state if changed or late else None
+
+    def _at(self, now: float) -> float:
+        """A time, in time that counts."""
+        return self._counted + min(max(now - self._last, 0.0), LATE * self.patience.heartbeat)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack
 
+from aiodist.control.liveness import State
 from aiodist.errors import WireError
 from aiodist.wire.bounded import unpack
 
@@ -30,9 +31,10 @@ class Say(enum.IntEnum):
     stalled = 3  # to the leader: my operation makes no progress · (context, seq)
     where = 4  # leader to members: what did you issue under this number? · (context, seq)
     here = 5  # member to leader: this · (context, seq, arrived, signature, words)
-    missing = 6  # leader to members: these have not arrived · (context, seq, ranks)
+    missing = 6  # leader to members: these have not arrived, or not answered · (context, seq, ranks, ranks)
     left = 7  # flood: a member closed its group, having issued so many collectives · (context, rank, issued)
     motion = 8  # flood, or to one: members of an epoch on the next · (context, bytes)
+    blocked = 9  # flood: a loop does not turn, or turns again · (rank, `liveness.State`, ms, where)
 
 
 # The types of each body's values; a `broken` goes on as its code demands.
@@ -42,9 +44,10 @@ _BODIES: dict[Say, tuple[type, ...]] = {
     Say.stalled: (int, int),
     Say.where: (int, int),
     Say.here: (int, int, bool, bytes, str),
-    Say.missing: (int, int, tuple),
+    Say.missing: (int, int, tuple, tuple),
     Say.left: (int, int, int),
     Say.motion: (int, bytes),
+    Say.blocked: (int, int, int, str),
 }
 
 _LOOSE = (Say.broken, Say.missing)  # have values whose types are not checked here
@@ -92,6 +95,8 @@ def decode(data: bytes) -> Message:
         shown = body[:2] if kind is Say.broken else body
         if tuple(map(type, shown)) != _BODIES[kind]:
             raise ValueError(f"{kind.name} with other values than it has")
+        if kind is Say.blocked:
+            State(body[1])
         message = Message(kind, origin, number, target, hops, body)
         if kind in _LOOSE:
             if not _is_plain(body, 2):

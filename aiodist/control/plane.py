@@ -10,22 +10,25 @@ that the others have given up this process meanwhile, which was stopped, say.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from aiodist.control.core import ControlCore, Deliver, Drop, Effect, Transmit
-from aiodist.control.liveness import Liveness
+from aiodist.control.early import Early
+from aiodist.control.liveness import Blocked, Patience, State
 from aiodist.control.messages import PING, Message, Say, decode
-from aiodist.errors import WireError
+from aiodist.control.signs import MAX_WHERE, Look, Signs
+from aiodist.errors import Tampered, WireError
 
 
 class Link(Protocol):
     """What the plane needs of a connection to a neighbour; `transport.base.ControlLink` says more."""
 
-    far: bool
-
     def send(self, message: bytes) -> None:
         """Queue one message."""
+
+    def post(self, message: bytes) -> None:
+        """As `send`, in any thread; dropped where the peer does not read."""
 
     def drain(self) -> None:
         """Deliver now what has reached this process already."""
@@ -46,6 +49,12 @@ class Listener(Protocol):
     def rank_left(self, rank: int) -> None:
         """A global rank has closed its world: it is in no group any more."""
 
+    def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
+        """The loops of these global ranks do not turn. Told at every heartbeat while that is so."""
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Somebody altered what was said between this process and a global rank: some of it is missing."""
+
     def said(self, message: Message) -> None:
         """A message for this group arrived."""
 
@@ -56,6 +65,7 @@ class ControlPlane:
     Args:
         rank: global rank of this process.
         size: number of ranks of the job.
+        exposed: see `transport.base.Endpoint`.
 
     Attributes:
         on_lost: called with each rank that is lost, before the groups are told: whatever else connects this
@@ -63,21 +73,20 @@ class ControlPlane:
         on_proven: called with each rank whose end this process has seen for itself, then.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, exposed: bool = False) -> None:
         self.core = ControlCore(rank, size)
+        self.exposed = exposed
         self.rank = rank
         self.size = size
         self.on_lost: Callable[[int], object] = _ignore
         self.on_proven: Callable[[int], object] = _ignore
         self._links: dict[int, Link] = {}
         self._listeners: dict[int, Listener] = {}
-        self._early: dict[int, list[Message]] = {}
+        self._early = Early()
         self._retired: set[int] = set()
         self._parted: set[int] = set()
         self._closed = False
-        self._liveness: Liveness | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._signs: Signs | None = None
         self._hearing = False
         self._ends: list[tuple[int, str]] = []  # links that ended while all were read
 
@@ -88,9 +97,11 @@ class ControlPlane:
         if neighbour in self.core.lost or self._closed:
             link.kill()
             return
+        if (torn := self._links.get(neighbour)) is not None:
+            torn.kill()  # it was altered on the way, and the neighbour was the first to see it
         self._links[neighbour] = link
-        if self._liveness is not None:
-            self._liveness.attach(neighbour, link.far, self._now())
+        if self._signs is not None:
+            self._signs.attach(neighbour)
 
     def awaited(self) -> set[int]:
         """Neighbours whose link is not up yet."""
@@ -100,17 +111,23 @@ class ControlPlane:
         """Bytes of one message came from a neighbour. Nonsense costs the neighbour its membership."""
         if self._closed or neighbour in self.core.lost:
             return
-        if self._liveness is not None:
-            self._liveness.heard(neighbour, self._now())
-        if data == PING:
-            return
         try:
-            message = decode(data)
+            message = None if data == PING else decode(data)
+            if message is not None:
+                self.core.check(message)
         except WireError as error:
             self.lose(neighbour, f"spoke nonsense on its control link ({error})")
             return
+        if self._signs is not None:
+            self._signs.heard(neighbour, message)
+        if message is None:
+            return
         if message.say is Say.lost and not self._hearing:
-            self._hear([message.body[0]])  # its last words, before its link is closed
+            accused, believed = message.body[0], message.origin not in self.core.lost
+            self._hear([accused])  # its last words, before its link is closed
+            if believed and message.origin in self.core.lost and accused not in self.core.lost:
+                self._bury()
+                return  # the accused had accused first, and is watched from here: see rule 3 of the core
         self._carry_out(self.core.receive(neighbour, message))
         self._bury()
 
@@ -127,48 +144,84 @@ class ControlPlane:
         else:
             self.lose(neighbour, cause)
 
+    def tampered(self, neighbour: int, error: Tampered) -> None:
+        """A link was ended because somebody altered what was sent on it. The neighbour is not lost, and may
+        be linked anew; groups that hold it cannot go on."""
+        if self._closed:
+            return
+        self._links.pop(neighbour, None)
+        self._forget(neighbour)
+        for hearer in list(self._listeners.values()):
+            hearer.tampered(neighbour, error)
+
     # ── signs of life ────────────────────────────────────────────────────────────────────────────────
 
-    def watch(self, loop: asyncio.AbstractEventLoop, every: float, limit: float) -> None:
-        """Ping the neighbours from now on, and give up those whose loops do not turn.
+    def watch(self, loop: asyncio.AbstractEventLoop, patience: Patience) -> None:
+        """Ping the neighbours from now on, and find out who is silent.
 
         Args:
             loop: its timer and clock; it runs, or is about to.
-            every: seconds between two pings.
-            limit: seconds without a sign of life after which a neighbour is lost.
+            patience: for how long what may take.
         """
-        self._loop = loop
-        self._liveness = Liveness(every, limit, loop.time())
-        for neighbour, link in self._links.items():
-            self._liveness.attach(neighbour, link.far, loop.time())
-        self._timer = loop.call_later(every, self._beat)
+        self._signs = Signs(self, loop, patience)
+        self.core.avoided = self._signs.blocked
+        for neighbour in self._links:
+            self._signs.attach(neighbour)
+
+    def see(self, rank: int, look: Look) -> None:
+        """The process of a rank is on this host: `look` says whether it is stopped."""
+        if self._signs is not None and rank not in self.core.lost:
+            self._signs.see(rank, look)
+
+    def blocked(self) -> dict[int, str]:
+        """Whose loops do not turn, as far as is known, in words (`Blocked.describe`)."""
+        return {} if self._signs is None else self._signs.describe()
+
+    def warn(self, blocked: Mapping[int, Blocked], now: float) -> None:
+        """Tell the groups whose loops do not turn."""
+        for hearer in list(self._listeners.values()):
+            hearer.ranks_blocked(blocked, now)
+
+    def ping(self, rank: int, message: bytes) -> None:
+        """Send a neighbour bytes that are no `Message`."""
+        link = self._links.get(rank)
+        if link is not None:
+            link.send(message)
+
+    # Called by the watchdog, in its own thread, while the loop does not turn. The loop may come to life at
+    # any time, so nothing is changed here but a flag.
+
+    @property
+    def turns(self) -> int:
+        """Changes whenever the loop turns."""
+        return 0 if self._signs is None else self._signs.turns
+
+    def say_blocked(self, seconds: float, where: str) -> None:
+        """Tell everybody that this process lives, and that its loop does not turn."""
+        signs = self._signs
+        if signs is not None:
+            signs.confess()
+            self._post(Say.blocked, self.rank, int(State.blocked), round(seconds * 1000), where[:MAX_WHERE])
+
+    def say_ended(self, cause: str) -> None:
+        """Tell everybody that this process will take no further part."""
+        self._post(Say.lost, self.rank, cause, -1)
+
+    def _post(self, say: Say, *body: Any) -> None:
+        if self._closed or self.rank in self.core.lost:
+            return
+        data = self.core.notice(say, *body).encode()
+        for link in list(self._links.values()):
+            link.post(data)
 
     def hear(self) -> None:
         """Take in all that the neighbours have written. For whoever is about to judge without it."""
         self._hear(list(self._links))
         self._bury()
 
-    def _beat(self) -> None:
-        loop, liveness = self._loop, self._liveness
-        if loop is None or liveness is None or self._closed or self.rank in self.core.lost:
-            return
-        self._timer = loop.call_later(liveness.every, self._beat)
-        for neighbour in liveness.tick(loop.time()):
-            link = self._links.get(neighbour)
-            if link is not None:
-                link.send(PING)
-        if liveness.overdue():
-            self.hear()
-            for neighbour in liveness.overdue():
-                words = f"its event loop has not turned for {liveness.limit:g} s"
-                self.lose(neighbour, f"{words} (stopped, or a call that holds the interpreter)")
-
-    def _now(self) -> float:
-        return 0.0 if self._loop is None else self._loop.time()
-
-    def _forget(self, neighbour: int) -> None:
-        if self._liveness is not None:
-            self._liveness.detach(neighbour)
+    def _forget(self, rank: int) -> None:
+        if self._signs is not None:
+            self._signs.detach(rank)
 
     def _hear(self, neighbours: Iterable[int]) -> None:
         """Read links dry. Losses that this brings to light are kept for `_bury`."""
@@ -193,7 +246,7 @@ class ControlPlane:
     def subscribe(self, context: int, listener: Listener) -> None:
         """Hear what concerns a group. What was said of it before is told now."""
         self._listeners[context] = listener
-        for message in self._early.pop(context, ()):
+        for message in self._early.take(context):
             listener.said(message)
         for rank, cause in list(self.core.lost.items()):
             listener.rank_lost(rank, cause, self.core.silence.get(rank))
@@ -210,7 +263,7 @@ class ControlPlane:
     def unsubscribe(self, context: int) -> None:
         """The group is gone for good, or this rank is no member; what is still said of it is dropped."""
         self._listeners.pop(context, None)
-        self._early.pop(context, None)
+        self._early.take(context)
         self._retired.add(context)
 
     def lose(self, rank: int, cause: str, proven: bool = False) -> None:
@@ -232,7 +285,7 @@ class ControlPlane:
     def _lose(self, rank: int, cause: str, proven: bool = False) -> None:
         if self._closed:  # by what was heard
             return
-        silence = None if self._liveness is None else self._liveness.silence(rank, self._now())
+        silence = None if self._signs is None else self._signs.silence(rank)
         self._forget(rank)
         self._carry_out(self.core.lose(rank, cause, silence, proven))
 
@@ -265,9 +318,13 @@ class ControlPlane:
 
     def _stop(self) -> None:
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._loop = self._timer = self._liveness = None
+        self._rest()
+
+    def _rest(self) -> None:
+        """Give and await no signs of life any more."""
+        if self._signs is not None:
+            self._signs.close()
+        self._signs = None
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -296,15 +353,21 @@ class ControlPlane:
     def _deliver(self, message: Message) -> None:
         if message.say is Say.lost:
             rank, cause, _ = message.body
+            if rank == self.rank:
+                self._rest()
             for hearer in list(self._listeners.values()):
                 hearer.rank_lost(rank, cause, self.core.silence.get(rank))
+            return
+        if message.say is Say.blocked:
+            if self._signs is not None and 0 <= message.body[0] < self.size:
+                self._signs.learn(message)
             return
         context = message.body[0]
         listener = self._listeners.get(context)
         if listener is not None:
             listener.said(message)
         elif message.say in (Say.broken, Say.left) and context not in self._retired:
-            self._early.setdefault(context, []).append(message)  # of a group that we have yet to make
+            self._early.keep(context, message)  # of a group that we have yet to make
         elif message.say is Say.where:
             self.tell([message.origin], Say.here, context, message.body[1], False, b"", "")
 

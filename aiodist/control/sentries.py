@@ -66,9 +66,11 @@ def open_thread(tid: int) -> int:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the kernel is taking this process down, or has."""
+    """Whether the kernel is taking this process down, or has. False where that cannot be seen just now."""
     try:
         fields = stat_fields(pid)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # for want of a descriptor, say
+        return False
     return fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)

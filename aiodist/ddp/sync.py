@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numpy.typing import DTypeLike
 
 from aiodist.ddp.buckets import MIB, Bucket, plan
-from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError
+from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
 from aiodist.kernels import copy_into
 from aiodist.tensors import view, wrap
 from aiodist.types import ReduceOp, check_reduction
@@ -112,28 +112,24 @@ class GradientSync:
         state: Iterable[Any] = (),
         min_size: int = 1,
     ) -> None:
-        if not bucket_cap_mb > 0:
-            raise UsageError(f"bucket_cap_mb must be a positive number of MiB, got {bucket_cap_mb!r}")
-        if hasattr(arrays, "shape"):
-            raise UsageError(
-                "arrays is a single array", hint="Pass a list: GradientSync(pg, [weights, bias])"
-            )
+        cap_nbytes = _nbytes(bucket_cap_mb)
         self.pg: Any = pg  # a process group; here it is an Averager, and a Rebuilder where it is elastic
         self._elastic = elastic
         self._min_size = min_size
         if elastic:
             self._rebuilder._must_regroup()
-        tensors = list(arrays)
+        tensors = _listed(arrays, "arrays")
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):
             value = view(tensor, writable=True, what=f"arrays[{index}]").array
             check_reduction(ReduceOp.AVG, value.dtype)
             self._values.append(value)
         self._state = [
-            view(array, writable=True, what=f"state[{index}]").array for index, array in enumerate(state)
+            view(array, writable=True, what=f"state[{index}]").array
+            for index, array in enumerate(_listed(state, "state"))
         ]
         self._tensors = tensors
-        self._buckets = plan([(v.dtype, v.size) for v in self._values], int(bucket_cap_mb * MIB))
+        self._buckets = plan([(v.dtype, v.size) for v in self._values], cap_nbytes)
         self._memory: list[Array] = []
         self._slices: dict[int, Array] = {}
         self._bucket_of: dict[int, int] = {}
@@ -235,7 +231,7 @@ class GradientSync:
             )
         number = self._bucket_of.get(index)
         if number is None:
-            raise UsageError(f"index {index!r} names none of the {len(self._values)} arrays")
+            raise UsageError(f"index {shown(index)} names none of the {len(self._values)} arrays")
         if index not in self._missing[number]:
             raise UsageError(
                 f"gradient {index} is ready for the second time in this step",
@@ -300,3 +296,22 @@ class GradientSync:
         except GroupBroken:
             well = False
         return await self._rebuilder.agree(well)
+
+
+def _nbytes(mebibytes: Any) -> int:
+    """A size in MiB as bytes."""
+    try:
+        if float(mebibytes) > 0:
+            return int(float(mebibytes) * MIB)
+    except Exception:  # of whatever kind of number it is; an infinite one, too
+        pass
+    raise UsageError(f"bucket_cap_mb must be a positive number of MiB, got {shown(mebibytes)}")
+
+
+def _listed(arrays: Any, name: str) -> list[Any]:
+    try:
+        if not hasattr(arrays, "shape"):
+            return list(arrays)
+    except Exception:  # its own errors, whatever it is
+        raise UsageError(f"{name} must be a list of arrays, got {shown(arrays)}") from None
+    raise UsageError(f"{name} is a single array", hint="Pass a list: GradientSync(pg, [weights, bias])")

@@ -138,7 +138,7 @@ def _settings(environ: Environ, place: Placement | UsageError) -> Iterable[Findi
         yield from settings.check_tuning(value if isinstance(value, UsageError) else None)
     origin = secret_origin(environ)
     # Where there is none yet, reading it would make it.
-    key = _tried(lambda: secret(environ)) if origin.startswith("set") else b""
+    key = _tried(lambda: secret(environ)) if origin.startswith(("set", "unusable")) else b""
     insecure = not isinstance(tuned, UsageError) and tuned.allow_insecure
     yield settings.check_secret(origin, key if isinstance(key, UsageError) else None, insecure)
     keys = _tried(lambda: tls(environ))

@@ -12,6 +12,7 @@ KNOWN = frozenset(
     PREFIX + name
     for name in [
         "ALLOW_INSECURE",
+        "ALONE",
         "BLOCK",
         "DEPTH",
         "DIRECT",
@@ -22,6 +23,7 @@ KNOWN = frozenset(
         "ETCD_PASSWORD",
         "ETCD_USER",
         "EVICT_AFTER",
+        "EVICT_SILENT_AFTER",
         "HEARTBEAT",
         "HIERARCHY",
         "HOST",
@@ -46,6 +48,7 @@ KNOWN = frozenset(
         "TLS_CERT",
         "TLS_KEY",
         "TRANSPORT",
+        "WARN_AFTER",
         "WORLD_SIZE",
     ]
 )

@@ -1,6 +1,7 @@
 """What the environment says about this process. Pure tables: variables in, facts out."""
 
-from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, company, placement
+from aiodist.environment.company import Company, chosen, company_of_agent, company_of_script
+from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, placement
 from aiodist.environment.secret import (
     check_open_door,
     given_secret,
@@ -8,6 +9,7 @@ from aiodist.environment.secret import (
     is_loopback,
     secret,
     secret_origin,
+    warn_if_short,
 )
 from aiodist.environment.tls import Tls, tls
 from aiodist.environment.tuning import (
@@ -23,12 +25,15 @@ from aiodist.environment.tuning import (
 
 __all__ = [
     "LAUNCHERS",
+    "Company",
     "Launcher",
     "Placement",
     "Tls",
     "Tuning",
     "check_open_door",
-    "company",
+    "chosen",
+    "company_of_agent",
+    "company_of_script",
     "given_secret",
     "home_secret",
     "is_loopback",
@@ -43,4 +48,5 @@ __all__ = [
     "switch",
     "tls",
     "tuning",
+    "warn_if_short",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from aiodist.environment.company import chosen
 from aiodist.errors import UsageError
 
 Environ = Mapping[str, str]
@@ -53,6 +54,8 @@ class Launcher:
         evidence: it is this launcher if all of these are set.
         any_of: … and, unless empty, at least one of these.
         local_ranks: has the global ranks of all processes on the node, '4,5,6', where nothing counts them.
+        yields: AIODIST_ALONE=1 comes before it. Not before who was told its rank as such: a line in
+            somebody's profile would make separate jobs of one of every job.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Launcher:
     node_rank: tuple[str, ...] = ("GROUP_RANK", "NODE_RANK", "CROSS_RANK")
     node_count: tuple[str, ...] = ("GROUP_WORLD_SIZE", "NNODES", "CROSS_SIZE")
     local_ranks: str = ""
+    yields: bool = False
 
 
 LAUNCHERS = (
@@ -92,6 +96,7 @@ LAUNCHERS = (
         local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         node_rank=(),  # OMPI_COMM_WORLD_NODE_RANK is another number on the node
         node_count=(),
+        yields=True,
     ),
     Launcher(
         "MPICH",  # and Intel MPI: Hydra is the launcher of both
@@ -102,6 +107,7 @@ LAUNCHERS = (
         local_world_size=("MPI_LOCALNRANKS",),
         node_rank=(),
         node_count=(),
+        yields=True,
     ),
     # Of a step: in the shell of a batch script SLURM_PROCID is 0, and that is no rank.
     Launcher(
@@ -114,22 +120,15 @@ LAUNCHERS = (
         local_ranks="SLURM_GTIDS",
         node_rank=("SLURM_NODEID",),
         node_count=("SLURM_STEP_NUM_NODES",),
+        yields=True,
     ),
     # One of these alone is a half-set environment: an error that says what is missing, not a world of 1.
     Launcher(
         "generic",
         (),
         any_of=("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"),
+        yields=True,
     ),
-)
-# They say how many processes there are, and we do not follow those who set them.
-_COUNTS = (
-    "SLURM_NTASKS",
-    "PMI_SIZE",
-    "HOROVOD_SIZE",
-    "JAX_NUM_PROCESSES",
-    "PET_NNODES",
-    "PET_NPROC_PER_NODE",
 )
 _HINT = "Start with `aiodist run`, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
@@ -177,7 +176,7 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
     Args:
         environ: the environment variables, `os.environ` say; an empty one counts as absent.
         rank: explicit global rank, -1 for none.
-        world_size: explicit number of processes, -1 for none.
+        world_size: explicit number of processes, -1 for none. 1 needs no rank: it is a job of its own.
 
     Raises:
         UsageError: a variable is missing, no number or out of range; names it and its value.
@@ -185,6 +184,13 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
     master_addr = environ.get("MASTER_ADDR") or None
     master_port = _port(environ)
     launcher = next((row for row in LAUNCHERS if _matches(row, environ)), None)
+    by_choice = chosen(environ, world_size)
+    if rank == -1 and by_choice and (world_size == 1 or launcher is None or launcher.yields):
+        return Placement(0, 1, 0, 1, 0, 1, None, None, "alone", by_choice)
+    if rank == 0 and world_size == 1:
+        return Placement(
+            0, 1, 0, 1, 0, 1, master_addr, master_port, "arguments", f"rank={rank} world_size={world_size}"
+        )
     if launcher is None:
         if rank == -1 and world_size == -1:
             return Placement(
@@ -226,14 +232,6 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
     )
     _check(found, rank >= 0)
     return found
-
-
-def company(environ: Environ) -> str:
-    """A variable that speaks of several processes, 'SLURM_NTASKS=4', to who seems to be alone; or ''."""
-    several = (
-        f"{name}={environ[name]}" for name in _COUNTS if environ.get(name, "").strip() not in ("", "1")
-    )
-    return next(several, "")
 
 
 def _matches(row: Launcher, environ: Environ) -> bool:

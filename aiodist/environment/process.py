@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 
 def boot_id() -> str:
-    """Names this boot of this host; '' where nobody knows."""
+    """Names this boot of this host; '' where nobody knows. `OSError` where this process can open no file."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # or it would be taken for another host
+            raise
         return ""
 
 
@@ -21,8 +24,8 @@ def host_id() -> str:
 
 def pid_space() -> str:
     """Names what process ids mean here: this boot of this host, and the namespace. '' where nobody knows."""
-    boot = boot_id()
     try:
+        boot = boot_id()
         return boot and f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
@@ -35,3 +38,11 @@ def stat_fields(pid: int) -> list[str]:
     """
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].decode().split()  # behind its name, which may be anything
+
+
+def is_stopped(pid: int) -> bool | None:
+    """Whether a process was stopped, by a signal or a debugger; None where none can be seen."""
+    try:
+        return stat_fields(pid)[0] in "Tt"
+    except (OSError, IndexError):
+        return None

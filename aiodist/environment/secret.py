@@ -2,12 +2,15 @@
 
 In order: AIODIST_SECRET; the file that AIODIST_SECRET_FILE names (our launcher sets one of them); else
 `~/.aiodist/secret`, made on first use with mode 0600, so that a home which the hosts share gives them one
-secret. Where there is no home to write to there is none, and nothing but loopback is served.
+secret. Where there is no home to write to there is none: then nothing but loopback is served, to this user's
+processes only. A home that is there and cannot be read is an error, not a job without a secret.
 """
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -15,8 +18,15 @@ from pathlib import Path
 
 from aiodist.errors import UsageError
 
-_BYTES = 16  # of chance in a secret that is made here
+_BYTES = 32  # of chance in a secret that is made here
 _LONGEST = 4096  # of a file that is read as one
+_SHORT = 16  # bytes, below which guessing is thinkable
+
+_NO_HOME = (errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EACCES, errno.EPERM)  # of making a folder there
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # a file system that cannot do what `_make` needs
+
+_log = logging.getLogger("aiodist")
+_warned = False
 
 
 def secret(environ: Mapping[str, str]) -> bytes:
@@ -36,6 +46,7 @@ def given_secret(environ: Mapping[str, str]) -> bytes:
     """
     text, path = environ.get("AIODIST_SECRET", ""), environ.get("AIODIST_SECRET_FILE", "")
     if text:
+        warn_if_short(text.encode(), "AIODIST_SECRET", environ)
         return text.encode()
     if not path:
         return b""
@@ -48,6 +59,7 @@ def given_secret(environ: Mapping[str, str]) -> bytes:
         raise UsageError(f"AIODIST_SECRET_FILE={path} is empty", hint="Write a random line into it")
     if open_to_all:
         raise UsageError(f"AIODIST_SECRET_FILE={path} can be read by everybody", hint=f"chmod 600 {path}")
+    warn_if_short(content, f"AIODIST_SECRET_FILE={path}", environ)
     return content
 
 
@@ -55,17 +67,24 @@ def home_secret(environ: Mapping[str, str]) -> bytes:
     """The secret in this user's home, made now if there is none; b'' where there is no home to write to.
 
     Raises:
-        UsageError: it is open to others, another user's, or empty.
+        UsageError: it is open to others, another user's, or empty; or there is one, or room for one, and the
+            system does not let this process read or make it (permissions, descriptors, a full disk).
     """
     path = _home_path(environ)
     if path is None:
         return b""
     try:
-        if not path.exists():
-            _make(path)
-        return _read(path)
-    except OSError:  # read-only, somebody else's, gone: as good as none
-        return b""
+        key = _read(path)
+        if key is None and _make(path):
+            key = _read(path)
+    except OSError as error:
+        raise UsageError(
+            f"the secret in {path} cannot be read or made ({error.strerror})",
+            hint="Mend that, or set AIODIST_SECRET to the same on every host",
+        ) from None
+    if key:
+        warn_if_short(key, str(path), environ)
+    return key or b""
 
 
 def secret_origin(environ: Mapping[str, str]) -> str:
@@ -85,8 +104,8 @@ def secret_origin(environ: Mapping[str, str]) -> str:
             path.parent if path.parent.exists() else path.parent.parent, os.W_OK
         ):
             return f"none yet: {path} is made on first use"
-    except OSError:
-        pass
+    except OSError as error:
+        return f"unusable: {path} cannot be read ({error.strerror})"
     return "none: loopback only"
 
 
@@ -124,23 +143,44 @@ def _home_path(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".aiodist" / "secret" if home.startswith("/") else None
 
 
-def _make(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+def _make(path: Path) -> bool:
+    """Make a secret, unless another process does it first; False where there is no place for one."""
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        if error.errno in _NO_HOME or isinstance(error, FileExistsError):
+            return False
+        raise
     fresh = path.with_name(f".secret.{os.getpid()}.{secrets.token_hex(4)}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            return False
+        raise
     try:
         os.write(fd, secrets.token_hex(_BYTES).encode() + b"\n")
         os.fsync(fd)
         os.link(fresh, path)  # complete at once, and only one of several makers wins
     except FileExistsError:
         pass
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
     finally:
         os.close(fd)
         fresh.unlink()
+    return True
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
+def _read(path: Path) -> bytes | None:
+    """What the file holds; None where there is none."""
+    try:
+        file = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with file:
         facts = os.fstat(file.fileno())
         content = file.read(_LONGEST).strip()
     if facts.st_mode & 0o077:
@@ -151,3 +191,22 @@ def _read(path: Path) -> bytes:
     if not content:
         raise UsageError(f"the secret in {path} is empty", hint="Remove it: a new one is made")
     return content
+
+
+def warn_if_short(key: bytes, origin: str, environ: Mapping[str, str] | None = None) -> None:
+    """Say once in a process, and of several ranks by the first, that a secret can be guessed.
+
+    Args:
+        key: the secret; it is not said.
+        origin: where it comes from.
+        environ: of a process that may be a rank.
+    """
+    global _warned
+    if len(key) < _SHORT and not _warned and (environ or {}).get("RANK", "0") == "0":
+        _warned = True
+        _log.warning(
+            "%s is shorter than %d bytes: who records a connection can try guesses on it. "
+            "Better: a line of `openssl rand -hex 32`, the same on every host",
+            origin,
+            _SHORT,
+        )

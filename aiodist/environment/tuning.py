@@ -16,7 +16,9 @@ Environ = Mapping[str, str]
 DEFAULT_JOB = "aiodist"
 DEFAULT_TIMEOUT = 300.0
 HEARTBEAT = 0.25
+WARN_AFTER = 5.0
 EVICT_AFTER = 30.0
+EVICT_SILENT_AFTER = 600.0
 Transport = Literal["auto", "shm", "tcp"]
 TRANSPORTS: tuple[Transport, ...] = ("auto", "shm", "tcp")
 C = TypeVar("C", bound=str)
@@ -38,12 +40,17 @@ class Tuning:
         timeout: AIODIST_TIMEOUT: seconds, for meeting and for operations that say nothing else.
         host: AIODIST_HOST: the address that peers are told, and that is listened on; None: found out.
         interface: AIODIST_SOCKET_IFNAME: take the address of this network interface instead.
-        allow_insecure: AIODIST_ALLOW_INSECURE: serve other hosts without a secret.
+        allow_insecure: AIODIST_ALLOW_INSECURE: serve other hosts and users without a secret.
         tls: whether TCP connections use TLS; see `tls`.
         heartbeat: AIODIST_HEARTBEAT: seconds between two signs of life on a control link. A host that falls
             silent is noticed so much later than its kernel's acknowledgements stop.
-        evict_after: AIODIST_EVICT_AFTER: seconds after which a process whose event loop does not turn counts
-            as lost. Raise it to hold a rank in a debugger.
+        warn_after: AIODIST_WARN_AFTER: seconds after which those who wait for a process whose event loop does
+            not turn are told so. That ends nothing.
+        evict_after: AIODIST_EVICT_AFTER: seconds after which a process that is stopped counts as lost. Raise
+            it to hold a rank in a debugger.
+        evict_silent_after: AIODIST_EVICT_SILENT_AFTER: seconds after which a process counts as lost that
+            gives no sign of life, where nobody can see whether it is stopped. It may be in a call that holds
+            the interpreter. As long as `evict_after` at least.
         limits: where one way of doing things gives way to another; see `thresholds`.
     """
 
@@ -55,7 +62,9 @@ class Tuning:
     allow_insecure: bool = False
     tls: bool = False
     heartbeat: float = HEARTBEAT
+    warn_after: float = WARN_AFTER
     evict_after: float = EVICT_AFTER
+    evict_silent_after: float = EVICT_SILENT_AFTER
     limits: Thresholds = field(default_factory=Thresholds)
 
     @property
@@ -71,7 +80,9 @@ class Tuning:
             "AIODIST_EAGER": str(int(self.eager)),
             "AIODIST_TLS": str(int(self.tls)),
             "AIODIST_HEARTBEAT": f"{self.heartbeat:g}",
+            "AIODIST_WARN_AFTER": f"{self.warn_after:g}",
             "AIODIST_EVICT_AFTER": f"{self.evict_after:g}",
+            "AIODIST_EVICT_SILENT_AFTER": f"{self.evict_silent_after:g}",
             **self.limits.agreed,
         }
 
@@ -88,11 +99,20 @@ def tuning(environ: Environ) -> Tuning:
             f"AIODIST_HOST={host} and AIODIST_SOCKET_IFNAME={interface} are both set", hint="Set one of them"
         )
     heartbeat = _seconds(environ, "AIODIST_HEARTBEAT", HEARTBEAT)
+    warn_after = _seconds(environ, "AIODIST_WARN_AFTER", max(WARN_AFTER, 4 * heartbeat))
     evict_after = _seconds(environ, "AIODIST_EVICT_AFTER", EVICT_AFTER)
-    if evict_after < 4 * heartbeat:
+    for name, value in (("AIODIST_WARN_AFTER", warn_after), ("AIODIST_EVICT_AFTER", evict_after)):
+        if value < 4 * heartbeat:
+            raise UsageError(
+                f"{name}={value:g} is less than four times AIODIST_HEARTBEAT={heartbeat:g}",
+                hint="A rank would be accused because one sign of life is late",
+            )
+    evict_silent_after = _seconds(environ, "AIODIST_EVICT_SILENT_AFTER", max(EVICT_SILENT_AFTER, evict_after))
+    if evict_silent_after < evict_after:
         raise UsageError(
-            f"AIODIST_EVICT_AFTER={evict_after:g} is less than four times AIODIST_HEARTBEAT={heartbeat:g}",
-            hint="A rank would be given up because one sign of life is late",
+            f"AIODIST_EVICT_SILENT_AFTER={evict_silent_after:g} is less than"
+            f" AIODIST_EVICT_AFTER={evict_after:g}",
+            hint="Less is known of a silent process than of a stopped one: give it more time",
         )
     return Tuning(
         transport=_choice(environ, "AIODIST_TRANSPORT", TRANSPORTS, "auto"),
@@ -103,7 +123,9 @@ def tuning(environ: Environ) -> Tuning:
         allow_insecure=switch(environ, "AIODIST_ALLOW_INSECURE", False),
         tls=tls_files(environ) is not None,
         heartbeat=heartbeat,
+        warn_after=warn_after,
         evict_after=evict_after,
+        evict_silent_after=evict_silent_after,
         limits=thresholds(environ),
     )
 

@@ -216,9 +216,9 @@ def all_to_all_single(
     pg = member(group, "all_to_all_single")
     if pg is None:
         return Skipped()
-    return pg.all_to_all(
-        input, output, input_split_sizes or None, output_split_sizes or None, async_op=async_op
-    )
+    ins = input_split_sizes if shapes.given(input_split_sizes) else None
+    outs = output_split_sizes if shapes.given(output_split_sizes) else None
+    return pg.all_to_all(input, output, ins, outs, async_op=async_op)
 
 
 def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> Handle:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, shown
 from aiodist.functional.handles import Group, GroupMember, NonMember, group_rank_of, member
 from aiodist.group import ProcessGroup
+from aiodist.group import arguments as check
 from aiodist.group.default import default_group
-from aiodist.timeouts import Timeout
+from aiodist.group.shapes import given
+from aiodist.timeouts import Timeout, seconds
 
 Made = ProcessGroup | NonMember
 
@@ -20,8 +22,12 @@ async def _named(making: Awaitable[ProcessGroup | None]) -> Made:
 
 
 def _check_backend(world: ProcessGroup, backend: str | None) -> None:
-    if backend is not None and str(backend).lower() not in {world.backend, *world._backend.aliases}:
-        raise UsageError(f"backend={backend!r}: a new group has the backend of its world, '{world.backend}'")
+    if backend is None:
+        return
+    if not isinstance(backend, str) or backend.lower() not in {world.backend, *world._backend.aliases}:
+        raise UsageError(
+            f"backend={shown(backend)}: a new group has the backend of its world, '{world.backend}'"
+        )
 
 
 def new_group(
@@ -52,13 +58,14 @@ def new_group(
     _check_backend(world, backend)
     if not sort_ranks:
         raise UsageError("sort_ranks=False is not supported", hint="Order ranks by `split(color, key)`")
-    if use_local_synchronization and ranks is not None and world.rank not in list(ranks):
+    chosen = check.members(ranks, world.size)
+    if use_local_synchronization and world.rank not in chosen:
         return _outside()
     return _named(
         world.new_group(
-            ranks,
+            chosen,
             timeout=timeout,
-            name=group_desc or "",
+            name=check.text(group_desc, "group_desc"),
             use_local_synchronization=use_local_synchronization,
         )
     )
@@ -89,10 +96,13 @@ async def new_subgroups(
     Returns:
         → this rank's group, and all groups (NON_GROUP_MEMBER for those that it is not in).
     """
-    pg = group if isinstance(group, ProcessGroup) else default_group()
-    size = pg.hosts.count(pg.hosts[pg.rank]) if group_size is None else group_size
-    if size < 1 or pg.size % size:
-        raise UsageError(f"group_size={size} does not divide the {pg.size} ranks of the group")
+    pg = member(group, "new_subgroups")
+    if pg is None:
+        return GroupMember.NON_GROUP_MEMBER, []
+    here = pg.hosts.count(pg.hosts[pg.rank])
+    size = here if group_size is None else check.at_least_1(group_size, "group_size")
+    if pg.size % size:
+        raise UsageError(f"group_size={shown(size)} does not divide the {pg.size} ranks of the group")
     lists = [list(range(start, start + size)) for start in range(0, pg.size, size)]
     return await _divide(pg, lists, timeout, backend, group_desc)
 
@@ -105,11 +115,7 @@ async def new_subgroups_by_enumeration(
     group_desc: str | None = None,
 ) -> tuple[Made, list[Made]]:
     """Make several disjoint groups of global ranks at once. → this rank's, and all, as `new_subgroups`."""
-    listed = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
-    if len(set(listed)) != len(listed):
-        raise UsageError("a rank stands in two subgroups")
-    lists = [list(ranks) for ranks in ranks_per_subgroup_list]
-    return await _divide(default_group(), lists, timeout, backend, group_desc)
+    return await _divide(default_group(), ranks_per_subgroup_list, timeout, backend, group_desc)
 
 
 async def split_group(
@@ -121,22 +127,31 @@ async def split_group(
     backend: str | None = None,
 ) -> ProcessGroup | None:
     """Divide a group by lists of its group ranks. → this rank's new group; None if it is in no list."""
-    pg = parent_pg if isinstance(parent_pg, ProcessGroup) else default_group()
-    if not split_ranks:
+    pg = member(parent_pg, "split_group")
+    if pg is None:
+        return None
+    if not given(split_ranks):
         raise UsageError("split_ranks is missing", hint="Pass lists of ranks of the group")
-    mine, _ = await _divide(pg, [list(ranks) for ranks in split_ranks], timeout, backend, group_desc)
+    mine, _ = await _divide(pg, split_ranks, timeout, backend, group_desc)
     return mine if isinstance(mine, ProcessGroup) else None
 
 
 async def _divide(
     pg: ProcessGroup,
-    lists: list[list[int]],
+    lists: Any,
     timeout: Timeout,
     backend: str | None,
     name: str | None,
 ) -> tuple[Made, list[Made]]:
     _check_backend(pg, backend)
-    making = [pg.new_group(ranks, timeout=timeout, name=name or "") for ranks in lists]
+    kind = "a list of lists of ranks"
+    chosen = [check.members(ranks, pg.size) for ranks in check.some(lists, pg.size + 1, "ranks", kind)]
+    listed = [rank for ranks in chosen for rank in ranks]
+    if len(set(listed)) != len(listed):
+        raise UsageError("a rank stands in two subgroups")
+    limit = pg.timeout if timeout is None else seconds(timeout)
+    label = check.text(name, "group_desc")  # all is checked before the first of them takes a number
+    making = [pg.new_group(ranks, timeout=limit, name=label) for ranks in chosen]
     groups = [await _named(each) for each in making]
     mine = next((made for made in groups if isinstance(made, ProcessGroup)), GroupMember.NON_GROUP_MEMBER)
     return mine, groups
@@ -146,14 +161,14 @@ def get_rank(group: Group = None) -> int:
     """This process's rank in the group; -1 if it is no member."""
     if isinstance(group, NonMember):
         return -1
-    return (group or default_group()).rank
+    return _group(group).rank
 
 
 def get_world_size(group: Group = None) -> int:
     """The number of members of the group; -1 if this process is none."""
     if isinstance(group, NonMember):
         return -1
-    return (group or default_group()).size
+    return _group(group).size
 
 
 def get_backend(group: Group = None) -> str:
@@ -172,14 +187,22 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     """The group rank of a global rank; `UsageError` if it is no member."""
-    return group_rank_of(group, global_rank)
+    return group_rank_of(_group(group), global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     """The global rank of a group rank."""
-    if not 0 <= group_rank < group.size:
-        raise UsageError(f"group '{group.name}' has ranks 0 to {group.size - 1}, not {group_rank}")
-    return group.ranks[group_rank]
+    pg = _group(group)
+    return pg.ranks[check.group_rank(group_rank, pg.size, "group_rank")]
+
+
+def _group(group: object) -> ProcessGroup:
+    """A group of which this process is a member, the default one for None."""
+    if group is None:
+        return default_group()
+    if isinstance(group, ProcessGroup):
+        return group
+    raise UsageError(f"group must be a ProcessGroup or None, got {shown(group)}")
 
 
 def get_pg_count() -> int:

@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Generator
 from typing import Any, Final
 
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, shown
 from aiodist.group import ProcessGroup
+from aiodist.group import arguments as check
 from aiodist.group.default import default_group
 from aiodist.timeouts import Timeout
 from aiodist.work import Work
@@ -59,7 +60,7 @@ def member(group: Group, op: str, depth: int = 3) -> ProcessGroup | None:
         warnings.warn(f"{op}: this process is not a member of the group; nothing is done", stacklevel=depth)
         return None
     if not isinstance(group, ProcessGroup):
-        raise UsageError(f"group must be a ProcessGroup or None, got {group!r}")
+        raise UsageError(f"group must be a ProcessGroup or None, got {shown(group)}")
     return group
 
 
@@ -76,7 +77,8 @@ def rank_in(group: ProcessGroup, global_rank: int | None, group_rank: int | None
 
 def group_rank_of(group: ProcessGroup, global_rank: int) -> int:
     """The group rank of a global rank; `UsageError` if it is no member."""
+    rank = check.integer(global_rank, "a global rank")
     try:
-        return group.ranks.index(global_rank)
+        return group.ranks.index(rank)
     except ValueError:
-        raise UsageError(f"global rank {global_rank} is not a member of group '{group.name}'") from None
+        raise UsageError(f"global rank {shown(rank)} is not a member of group '{group.name}'") from None

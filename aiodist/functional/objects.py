@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, shown
 from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
 from aiodist.group import ProcessGroup
 from aiodist.group import arguments as check
@@ -23,9 +23,9 @@ def _fill(
     """A Work that puts another's result where torch wants it."""
 
     async def rest() -> None:
-        put(await work)
+        put(await work._as_step())
 
-    return pg._composed(work, rest(), async_op)
+    return pg._composed(work, rest, async_op)
 
 
 def _root(pg: ProcessGroup, rank: int | None, group_rank: int | None, name: str) -> int:
@@ -35,6 +35,11 @@ def _root(pg: ProcessGroup, rank: int | None, group_rank: int | None, name: str)
 def _check_list(value: Any, size: int, name: str) -> None:
     if not isinstance(value, list) or len(value) != size:
         raise UsageError(f"{name} must be a list of {size} elements, which are overwritten")
+
+
+def _check_any_list(value: Any) -> None:
+    if not isinstance(value, list):
+        raise UsageError(f"object_list must be a list, got {shown(value)}")
 
 
 def all_gather_object(
@@ -109,8 +114,7 @@ def broadcast_object_list(
     pg = member(group, "broadcast_object_list")
     if pg is None:
         return Skipped()
-    if not isinstance(object_list, list):
-        raise UsageError("object_list must be a list, which is overwritten")
+    _check_any_list(object_list)
     root = _root(pg, src, group_src, "src")
     work = pg.broadcast_object(
         list(object_list) if pg.rank == root else None, root, allow_pickle=allow_pickle, async_op=True
@@ -174,6 +178,7 @@ def send_object_list(
     pg = member(group, "send_object_list")
     if pg is None:
         return Skipped()
+    _check_any_list(object_list)
     return pg.send_object(list(object_list), rank_in(pg, dst, group_dst, "dst"), allow_pickle=allow_pickle)
 
 
@@ -199,13 +204,14 @@ def recv_object_list(
     pg = member(group, "recv_object_list")
     if pg is None:
         return Skipped()
+    _check_any_list(object_list)
     source = None if src is None and group_src is None else rank_in(pg, src, group_src, "src")
     peer = -1 if source is None else check.peer_rank(source, pg.rank, pg.size, "src")
     work = pg._recv_bytes(peer, 0, None)
 
     async def rest() -> int:
-        sender, data = await work
+        sender, data = await work._as_step()
         _replace(object_list, decode(data.data, allow_pickle=allow_pickle))
         return pg.ranks[sender]
 
-    return pg._composed(work, rest(), async_op=False)
+    return pg._composed(work, rest, async_op=False)

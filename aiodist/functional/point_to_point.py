@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, shown
 from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
-from aiodist.group import shapes
+from aiodist.group import ProcessGroup, shapes
 
 
 def send(
@@ -88,14 +88,27 @@ class P2POp:
     group_peer: int | None = None
 
     def __post_init__(self) -> None:
-        if self.op not in (isend, irecv):
-            raise UsageError(f"op must be dist.isend or dist.irecv, got {self.op!r}")
+        if self.op is not isend and self.op is not irecv:
+            raise UsageError(f"op must be dist.isend or dist.irecv, got {shown(self.op)}")
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
     """Start all messages of a batch, so that none waits for another. Await the handles, in any order."""
-    if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
-        raise UsageError("p2p_op_list must be a list of P2POp, and not empty")
+    if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise UsageError(f"p2p_op_list must be a list of P2POp, got {shown(p2p_op_list)}")
+    if not p2p_op_list:
+        raise UsageError("p2p_op_list is empty")
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise UsageError("all messages of a batch must be of one group")
+    pg = member(p2p_op_list[0].group, "batch_isend_irecv")
+    if pg is None:
+        return [Skipped() for _ in p2p_op_list]
+    for op in p2p_op_list:  # all, before any is under way
+        peer = rank_in(pg, op.peer, op.group_peer, "peer") if op.op is isend else _sender(pg, op)
+        shapes.check_message(pg, op.tensor, peer, op.tag, sends=op.op is isend)
     return [op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer) for op in p2p_op_list]
+
+
+def _sender(pg: ProcessGroup, op: P2POp) -> int | None:
+    anybody = op.peer is None and op.group_peer is None
+    return None if anybody else rank_in(pg, op.peer, op.group_peer, "peer")

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from aiodist.backends.base import Array
-from aiodist.errors import UsageError
-from aiodist.tensors import like, overlaps, view
+from aiodist.errors import UsageError, shown
+from aiodist.tensors import check_shape, like, overlaps, view
+from aiodist.types import check_dtype
 
 MAX_TAG = 2**31 - 1  # as many again are those of objects
 
 
+def integer(value: object, name: str, kind: str = "an integer") -> int:
+    """An integer, from any integer type; `UsageError` names the argument."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # torch and others have errors of their own for this
+        raise UsageError(f"{name} must be {kind}, got {shown(value)}") from None
+
+
+def text(value: object, name: str) -> str:
+    """A string; None counts as an empty one."""
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{name} must be a string, got {shown(value)}")
+    return value or ""
+
+
+def at_least_1(value: object, name: str) -> int:
+    """A positive integer."""
+    number = integer(value, name)
+    if number < 1:
+        raise UsageError(f"{name} must be at least 1, got {shown(number)}")
+    return number
+
+
 def group_rank(value: object, size: int, name: str) -> int:
     """A rank of the group, from any integer type; `UsageError` names the argument."""
-    try:
-        rank = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"{name} must be a rank (an integer), got {value!r}") from None
+    rank = integer(value, name, "a rank (an integer)")
     if not 0 <= rank < size:
-        raise UsageError(f"{name}={rank} is not a rank of this group, which has ranks 0 to {size - 1}")
+        raise UsageError(f"{name}={shown(rank)} is not a rank of this group, which has ranks 0 to {size - 1}")
     return rank
 
 
@@ -34,13 +58,27 @@ def peer_rank(value: object, me: int, size: int, name: str) -> int:
 
 def message_tag(value: object) -> int:
     """A tag, 0 to 2³¹ - 2."""
-    try:
-        tag = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"tag must be an integer, got {value!r}") from None
+    tag = integer(value, "tag")
     if not 0 <= tag < MAX_TAG:
-        raise UsageError(f"tag={tag} is outside 0 to {MAX_TAG - 1}")
+        raise UsageError(f"tag={shown(tag)} is outside 0 to {MAX_TAG - 1}")
     return tag
+
+
+def extents(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and dtype of an array that is to be made, one extent or several."""
+    try:
+        kind: np.dtype[Any] = np.dtype(dtype)
+        found = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
+    except Exception:  # whatever the two have of errors of their own
+        raise UsageError(
+            f"empty({shown(shape)}, {shown(dtype)}) is no shape and dtype",
+            hint="Write pg.empty((1000, 3), np.float32)",
+        ) from None
+    check_dtype(kind)
+    if any(extent < 0 for extent in found):
+        raise UsageError(f"shape {shown(found)} has a negative extent")
+    check_shape(found, kind)
+    return found, kind
 
 
 def readable(tensor: Any, name: str) -> Array:
@@ -91,15 +129,20 @@ def members(ranks: Any, size: int) -> tuple[int, ...]:
     """The ranks of a new group: sorted, each once; None means all."""
     if ranks is None:
         return tuple(range(size))
-    try:
-        listed = [group_rank(rank, size, "ranks") for rank in ranks]
-    except TypeError:
-        raise UsageError(f"ranks must be a list of ranks, got {ranks!r}") from None
+    listed = [group_rank(rank, size, "ranks") for rank in some(ranks, size + 1, "ranks", "a list of ranks")]
     if not listed:
         raise UsageError("ranks is empty: a group has at least one member")
     if len(set(listed)) != len(listed):
-        raise UsageError(f"ranks names a rank twice: {listed}")
+        raise UsageError(f"ranks names a rank twice: {shown(listed)}")
     return tuple(sorted(listed))
+
+
+def some(values: Any, most: int, name: str, kind: str) -> list[Any]:
+    """The items of whatever can be iterated, so many at most."""
+    try:
+        return list(islice(values, most))
+    except Exception:  # its own errors, whatever it is
+        raise UsageError(f"{name} must be {kind}, got {shown(values)}") from None
 
 
 def split_axis(array: Array, size: int) -> tuple[int, ...]:
@@ -116,13 +159,22 @@ def split_axis(array: Array, size: int) -> tuple[int, ...]:
 
 def counts(values: Sequence[int], size: int, name: str) -> list[int]:
     """Row counts, one for each rank."""
-    try:
-        rows = [operator.index(value) for value in values]
-    except TypeError:
-        raise UsageError(f"{name} must be a list of {size} row counts, got {values!r}") from None
+    kind = f"a list of {size} row counts"
+    rows = [integer(value, name, kind) for value in some(values, size + 1, name, kind)]
     if len(rows) != size or any(row < 0 for row in rows):
-        raise UsageError(f"{name}={rows} must be {size} counts of rows, one for each rank, none negative")
+        raise UsageError(
+            f"{name}={shown(rows)} must be {size} counts of rows, one for each rank, none negative"
+        )
     return rows
+
+
+def own_part(sent: int, received: int, unit: str) -> None:
+    """Refuse an all_to_all in which this rank expects something else of itself than it sends."""
+    if sent != received:
+        raise UsageError(
+            f"this rank sends {sent} {unit} to itself, and expects {received}",
+            hint="What one rank sends to another and what that one expects must be equal",
+        )
 
 
 def splits(array: Array, values: Sequence[int] | None, size: int, name: str, argument: str) -> list[int]:

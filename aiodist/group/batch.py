@@ -1,65 +1,171 @@
-"""What `coalesce` collects: operations that have their numbers and begin together."""
+"""What `coalesce` holds back: operations that have their numbers, and begin together when the block is left.
+
+A block belongs to the task that entered it; tasks, timers and callbacks that were born inside are others.
+What is held back stands in one line for each group, in the order of issue. Collectives begin in the order of
+their numbers: whatever is to begin has what stands before it begin first. So nobody waits for a number that
+cannot begin, and all ranks divide a batch alike where another task issues something in between.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import Callable
-from contextvars import ContextVar, Token
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from aiodist.backends.base import Backend, Operation
 from aiodist.errors import UsageError
 from aiodist.types import Kind
 from aiodist.work import Work
 
+_stands_for: weakref.WeakKeyDictionary[asyncio.Future[Any], object] = weakref.WeakKeyDictionary()
+
+
+def issuer() -> object:
+    """Who issues now: the task that runs, or whom it stands for; None in a callback."""
+    task = asyncio.current_task()
+    return task if task is None or not _stands_for else _stands_for.get(task, task)
+
+
+def stand_for(task: asyncio.Future[Any], other: object) -> None:
+    """Let what a task issues count as issued by somebody else: by a thread that waits for it."""
+    _stands_for[task] = other
+
+
+class Batches:
+    """The open blocks of one group, and what they hold back.
+
+    Args:
+        backend: the group's.
+        unbegun: numbers of collectives that begin later; those that are held back are added.
+
+    Attributes:
+        open: the block of each who is in one.
+    """
+
+    def __init__(self, backend: Backend, unbegun: set[int]) -> None:
+        self.open: dict[object, Batch] = {}
+        self._backend = backend
+        self._unbegun = unbegun
+        self._line: list[Held] = []
+
+    def hold(self, operation: Operation, start: Callable[[], None], at_once: bool) -> bool:
+        """Hold an operation back if its issuer is in a block. If not, what has to begin before it begins now.
+
+        Args:
+            operation: has its number.
+            start: begins it.
+            at_once: its call cannot be held back.
+        """
+        call, work = operation.call, operation.work
+        message = (call.kind, operation.tag) if call.kind in (Kind.send, Kind.recv) else None
+        batch = self.open.get(issuer())
+        if batch is not None and not at_once:
+            if message is None:
+                self._unbegun.add(call.seq)
+            self._backend.hold(operation)  # now: the caller may use another stream when the block ends
+            self._add(Held(batch, work, start, message))
+            batch.works.append(work)
+            return True
+        if message is None:
+            self.begin()
+        else:  # messages of one tag have an order among each other, and none with anything else
+            due = [held for held in self._line if held.message == message]
+            self._start(due, [held for held in self._line if held.message != message])
+        return False
+
+    def follow(self, first: Work[Any], work: Work[Any], start: Callable[[], None]) -> None:
+        """Start what is made of several operations: held back if the first of them is."""
+        batch = next((held.batch for held in reversed(self._line) if held.work is first), None)
+        if batch is None:
+            start()
+            return
+        self._add(Held(batch, work, start, None))
+        batch.works[-1 - batch.works[::-1].index(first)] = work  # leaving waits for the whole
+
+    def _add(self, held: Held) -> None:
+        held.work._held_back = True
+        self._line.append(held)
+
+    def mine(self) -> bool:
+        """Whether something of the caller's is held back."""
+        if not self.open:
+            return False
+        batch = self.open.get(issuer())
+        return any(held.batch is batch for held in self._line)
+
+    def begin(self, batch: Batch | None = None) -> None:
+        """Begin all that is held back, or all up to the last of one block."""
+        last = len(self._line)
+        while batch is not None and last and self._line[last - 1].batch is not batch:
+            last -= 1
+        self._start(self._line[:last], self._line[last:])
+
+    def _start(self, due: list[Held], others: list[Held]) -> None:
+        if not due:
+            return
+        self._line = others
+        # Each block's in a batch of its own: ranks may leave two blocks in different orders.
+        for _, block in groupby(due, lambda held: id(held.batch)):
+            self._backend.batch(True)
+            try:
+                for held in block:
+                    held.work._held_back = False
+                    held.start()
+            finally:
+                self._backend.batch(False)
+
 
 class Batch:
     """What `coalesce` gives: an async context manager that holds operations back until it is left.
 
     Args:
-        group: whose operations it holds back.
-        backend: the group's.
-        begin: starts one, with its timeout.
+        batches: the group's.
+
+    Attributes:
+        works: of what was issued inside.
     """
 
-    def __init__(self, group: object, backend: Backend, begin: Callable[[Operation, float], None]) -> None:
-        self.group = group
-        self._backend = backend
-        self._begin = begin
+    def __init__(self, batches: Batches) -> None:
         self.works: list[Work[Any]] = []
-        self._operations: list[tuple[Operation, float]] = []
-        self._token: Token[Batch | None] | None = None
-
-    def add(self, operation: Operation, timeout: float) -> None:
-        """Hold an operation back."""
-        operation.work._held_back = True
-        if operation.call.kind is not Kind.send and operation.call.kind is not Kind.recv:
-            self._backend.reserve(operation.call.seq, operation)
-        self.works.append(operation.work)
-        self._operations.append((operation, timeout))
+        self._batches = batches
+        self._issuer: object = None
+        self._used = self._part = False
 
     async def __aenter__(self) -> Batch:
-        if self._token is not None:
+        if self._used:
             raise UsageError("a batch is used once", hint="Call coalesce() again")
-        self._token = current.set(self)
-        return self
+        self._used = True
+        self._issuer = issuer()
+        outer = self._batches.open.setdefault(self._issuer, self)
+        self._part = outer is not self
+        return outer
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        assert self._token is not None
-        current.reset(self._token)
-        self._backend.batch(True)
-        try:
-            for operation, timeout in self._operations:
-                operation.work._held_back = False
-                self._begin(operation, timeout)
-        finally:
-            self._backend.batch(False)
+        if self._part:
+            return
+        self._batches.open.pop(self._issuer, None)
+        self._batches.begin(self)
         waited = [work for work in self.works if not work._awaited]
+        for work in waited:
+            work._awaited = True  # the block is the await
         if kind is None:
             for work in waited:
                 await work
-        for work in waited:
-            work._awaited = True  # the block was the await
 
 
-current: ContextVar[Batch | None] = ContextVar("aiodist_batch", default=None)
-"""The batch that this task collects in."""
+class Held(NamedTuple):
+    """One thing that is held back.
+
+    Attributes:
+        batch: whose.
+        work: its handle.
+        start: begins it.
+        message: kind and tag of a message, which have an order among each other; None for all else.
+    """
+
+    batch: Batch
+    work: Work[Any]
+    start: Callable[[], None]
+    message: tuple[Kind, int] | None

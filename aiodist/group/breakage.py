@@ -13,6 +13,7 @@ from aiodist.errors import (
     GroupAborted,
     GroupBroken,
     PeerLost,
+    Tampered,
     WireError,
 )
 
@@ -28,7 +29,9 @@ def pack(error: GroupBroken) -> tuple[Any, ...]:
         case CollectiveMismatch():
             return ("mismatch", tuple((rank, _cut(words)) for rank, words in _telling(error.said)))
         case CollectiveTimeout():
-            return ("timeout", error.timeout, error.missing)
+            return ("timeout", error.timeout, error.missing, error.unheard, _cut(error.trouble))
+        case Tampered():
+            return ("tampered", _cut(error.message))
         case GroupAborted():
             return ("aborted", error.rank, _cut(error.reason))
         case _:
@@ -42,10 +45,14 @@ def unpack(code: str, values: tuple[Any, ...]) -> GroupBroken:
             return PeerLost(ranks, cause)
         case "mismatch", (tuple(said),) if said and all(_is_statement(item) for item in said):
             return CollectiveMismatch(dict(said))
-        case "timeout", (int(timeout) | float(timeout), tuple(missing)) if _are_ranks(missing):
-            return CollectiveTimeout(timeout, missing)
+        case "timeout", (int(timeout) | float(timeout), tuple(missing), tuple(unheard), str(trouble)) if (
+            _are_ranks(missing + unheard)
+        ):
+            return CollectiveTimeout(timeout, missing, unheard, trouble)
         case "aborted", (int(rank), str(reason)):
             return GroupAborted(rank, reason)
+        case "tampered", (str(message),):
+            return Tampered(message)
         case "broken", (str(message),):
             return GroupBroken(message)
     raise WireError(f"not a verdict: {short(code)[:100]} {short(values)[:100]}")

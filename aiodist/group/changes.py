@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
-from aiodist.errors import GroupBroken, UsageError
+import numpy as np
+
+from aiodist.errors import GroupBroken, RendezvousError, UsageError
 from aiodist.group import arguments as check
 from aiodist.group.objects import Objects
 from aiodist.membership.motions import Ready
 from aiodist.timeouts import Timeout, seconds
+from aiodist.types import Kind
 
 if TYPE_CHECKING:
     from aiodist.group.epochs.regroup import Regroup
@@ -44,9 +47,7 @@ class Changes(Objects):
             QuorumLost: too few are left, or the arbiter cannot be reached: this process must not go on.
             Evicted: the others went on without this process.
         """
-        if min_size < 1:
-            raise UsageError(f"min_size must be at least 1, got {min_size}")
-        return self._next_epoch(min_size, admit, 0, (), timeout)
+        return self._next_epoch(check.at_least_1(min_size, "min_size"), bool(admit), 0, (), timeout)
 
     def shrink(self, exclude: Sequence[int] = (), *, timeout: Timeout = None) -> Awaitable[ProcessGroup]:
         """Go on without some members, and without the lost. All others call it; newcomers wait on.
@@ -59,7 +60,8 @@ class Changes(Objects):
         Returns, Raises: as `rebuild`.
         """
         regroup = self._must_regroup()
-        members = check.members(exclude, self.size) if exclude else ()
+        named = check.some(exclude, self.size, "exclude", "a list of ranks")
+        members = check.members(named, self.size) if named else ()
         if self.rank in members:
             raise UsageError(f"rank {self.rank} cannot exclude itself", hint="Close the group and leave")
         uids = tuple(regroup.uids[member] for member in members)
@@ -81,9 +83,7 @@ class Changes(Objects):
             RendezvousTimeout: they did not come.
             QuorumLost, Evicted: as `rebuild`.
         """
-        if n < 1:
-            raise UsageError(f"n must be at least 1, got {n}")
-        return self._next_epoch(1, True, n, (), timeout)
+        return self._next_epoch(1, True, check.at_least_1(n, "n"), (), timeout)
 
     async def agree(self, flag: bool = True, *, timeout: Timeout = None) -> bool:
         """Whether all members say yes: the same answer on all survivors, whoever dies meanwhile.
@@ -113,12 +113,30 @@ class Changes(Objects):
 
         Args:
             timeout: seconds; None takes the group's.
+
+        Raises:
+            RendezvousError: rank 0, which asks the store, could not.
         """
         regroup = self._must_regroup()
-        count = 0
-        if self.rank == 0:
-            count = await regroup.count_newcomers()
-        found = await self.broadcast_object(count, src=0, timeout=timeout)
+        self._check_here()
+        limit = self.timeout if timeout is None else seconds(timeout)
+        self._batches.begin()
+        number = self._reserve()  # before the store is asked: other tasks may issue meanwhile
+        found = np.full((), -1, np.int64)
+        try:
+            if self.rank == 0:
+                found[...] = await regroup.count_newcomers()
+        finally:
+            arrays = (found, found, found, found)
+            detail = "pending joins"
+            work = self._issue(
+                Kind.broadcast, *arrays, limit, True, root=0, detail=detail, own=True, reserved=number
+            )
+        await work
+        if found < 0:
+            raise RendezvousError(
+                f"rank {self.ranks[0]} could not ask the store who waits", hint="See that rank's output"
+            )
         return int(found)
 
     async def newcomers_here(self) -> int:
@@ -138,6 +156,7 @@ class Changes(Objects):
         limit = self.timeout if timeout is None else seconds(timeout)
         if regroup.moving is None:
             self._check_here()
+            self._batches.begin()
             ready = Ready(regroup.number(), min_size, admit, wanted, excluded)
             regroup.move(self._when_quiet(regroup, ready, limit))
         return regroup.moved()

@@ -11,7 +11,6 @@ import numpy as np
 from aiodist.backends.base import Array
 from aiodist.errors import UsageError
 from aiodist.group import arguments as check
-from aiodist.group.batch import current
 from aiodist.group.core import NO_DATA, GroupCore
 from aiodist.timeouts import Timeout
 from aiodist.types import Kind, Premultiplied, ReduceOp, check_reduction
@@ -43,7 +42,7 @@ class Collectives(GroupCore):
             → `tensor`, or `out`.
         """
         quick = self._quick
-        if quick is not None and out is None and timeout is None and current.get() is None:
+        if quick is not None and out is None and timeout is None and not self._batches.open:
             started = quick.all_reduce(tensor, op, async_op)
             if started is not None:
                 return started
@@ -260,6 +259,7 @@ class Collectives(GroupCore):
             check.same_dtype("out", target, source)
             check.apart("out", target, "tensor", source)
         received = check.splits(target, out_splits, self.size, "out", "out_splits")
+        check.own_part(sent[self.rank], received[self.rank], "rows")
         width = math.prod(source.shape[1:])
         even = in_splits is None and out_splits is None
         return self._issue(

@@ -7,7 +7,6 @@ group breaks. `ProcessGroup` adds what users call.
 from __future__ import annotations
 
 import asyncio
-import operator
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
@@ -27,14 +26,15 @@ from aiodist.errors import (
     GroupClosed,
     UsageError,
 )
-from aiodist.group.batch import Batch, current
+from aiodist.group import arguments as check
+from aiodist.group.batch import Batch, Batches
 from aiodist.group.flight import Flight
-from aiodist.group.places import HOST_PLACE, check_device, common_place, misplaced
+from aiodist.group.places import HOST_PLACE, place_of
 from aiodist.group.reports import GroupReports
 from aiodist.group.watch import Watch
 from aiodist.timeouts import Timeout, seconds
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp, check_dtype
-from aiodist.work import Failures, Pulse, Work, composing
+from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.work import Failures, Pulse, Work
 
 if TYPE_CHECKING:
     from aiodist.group.epochs.regroup import Regroup
@@ -79,6 +79,7 @@ class GroupCore:
         self._successor: GroupCore | None = None  # the next epoch's group; whoever closes this one closes it
         self._family: weakref.WeakSet[GroupCore] = weakref.WeakSet() if family is None else family
         self._issued = 0
+        self._unbegun: set[int] = set()  # numbers that were taken, of collectives that begin later
         self._messages: dict[tuple[Kind, int, int, str], int] = {}  # issued, by kind, peer, tag and place
         self._children = 0
         self._local_children: dict[tuple[int, ...], int] = {}
@@ -95,6 +96,7 @@ class GroupCore:
         self._backend = make_backend(
             context, self.ranks, GroupReports(self.ranks, self._watch.suspect, self._break)
         )
+        self._batches = Batches(self._backend, self._unbegun)
         self._quick = self._flight.quick = self._backend.quick(self, self._note)
         self._watch.start()
         self._family.add(self)  # from here on others abort and close it, too
@@ -131,31 +133,42 @@ class GroupCore:
             → uninitialised, contiguous NumPy array; `torch.from_numpy` shares it. Its memory is freed for
             other such arrays when the last view of it is gone; it never goes back to the system before the
             process ends.
+
+        Raises:
+            UsageError: no room is left in the memory that this process shares, 64 GiB of address space or,
+                under a limit of it (`ulimit -v`), a 64th part of that. Operations go on all the same.
         """
         self._check_here()
-        try:
-            kind: np.dtype[Any] = np.dtype(dtype)
-            extents = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
-        except TypeError:
-            raise UsageError(
-                f"empty({shape!r}, {dtype!r}) is no shape and dtype",
-                hint="Write pg.empty((1000, 3), np.float32)",
-            ) from None
-        check_dtype(kind)
-        if any(extent < 0 for extent in extents):
-            raise UsageError(f"shape {extents} has a negative extent")
+        extents, kind = check.extents(shape, dtype)
         return self._backend.empty(extents, kind)
 
     def issued_count(self) -> int:
         """How many collectives this rank has issued in the group, ended or not."""
         return self._issued
 
+    def _begun(self, seq: int) -> bool:
+        """Whether this rank has begun the collective of a number: not if it is held back, or a later step."""
+        return seq < self._issued and seq not in self._unbegun
+
+    def _seen(self, seq: int) -> set[int]:
+        """Other members, by group rank, that are seen to have begun a collective."""
+        return self._backend.seen(seq)
+
     def _open_groups(self) -> int:
         """How many groups of this process are open, the world's included."""
         return sum(group._closing is None for group in self._family)
 
     async def drain(self) -> None:
-        """Return when nothing that was issued here is in flight any more. Raises nothing: ask the Works."""
+        """Return when nothing that was issued here is in flight any more. Of what failed ask the Works.
+
+        Raises:
+            UsageError: a `coalesce` block of this task holds something back.
+        """
+        if self._batches.mine():
+            raise UsageError(
+                "drain() inside coalesce() would wait for what begins at its end",
+                hint="Leave the block first",
+            )
         await self._flight.drain()
         while self._composed_tasks:
             await asyncio.wait(self._composed_tasks)
@@ -203,6 +216,7 @@ class GroupCore:
             return
         self._closing = self._loop.create_future()
         self._quick = None
+        self._batches.begin()
         try:
             try:
                 if self._closer is not None:
@@ -296,6 +310,7 @@ class GroupCore:
         sent: Sequence[int] | None = None,
         reserved: int | None = None,
         own: bool = False,
+        at_once: bool = False,
     ) -> Work[Any]:
         """Take the number and start. Everything is checked before; nothing here can fail half-way.
 
@@ -303,14 +318,10 @@ class GroupCore:
             agreed: dtype and shape that all ranks have alike, or an array that has them.
             reserved: the number, where it was taken before.
             own: the arrays are the group's own, not the user's: the host engine has it.
+            at_once: it starts also in a `coalesce` block: whoever called awaits it there.
         """
         self._check_here(closed_is_wrong=reserved is None)
-        place = "" if own else common_place(source, target)
-        mark = self._backend.places.get(place) if place else ""
-        if mark is None:
-            raise misplaced(place, self._backend)
-        if place and place != HOST_PLACE:
-            check_device(source, target, self._backend.device)
+        place, mark = ("", "") if own else place_of(source, target, self._backend)
         if mark:
             detail = f"{detail}, {mark}" if detail else mark
         limit = self.timeout if timeout is None else seconds(timeout)
@@ -343,11 +354,11 @@ class GroupCore:
             sent,
             place,
         )
-        batch = current.get()
-        if batch is not None and batch.group is self and reserved is None:
-            batch.add(operation, limit)
-        else:
-            self._start(operation, limit)
+        if self._batches.open and reserved is None:
+            begin = partial(self._begin, operation, limit)
+            if self._batches.hold(operation, begin, at_once):
+                return work
+        self._start(operation, limit)
         return work
 
     def _begin(self, operation: Operation, limit: float) -> None:
@@ -359,12 +370,15 @@ class GroupCore:
 
     def _start(self, operation: Operation, limit: float) -> None:
         call, work = operation.call, operation.work
+        collective = call.kind is not Kind.send and call.kind is not Kind.recv
+        if collective and self._unbegun:
+            self._unbegun.discard(call.seq)
         self._flight.issue(operation, limit)
         self._backend.submit(operation)
-        if call.kind is not Kind.send and call.kind is not Kind.recv and not work.done():
+        if collective and not work.done():
             gone = self._watch.gone(call.seq)
             if gone is not None:
-                self._break(gone, tell=False)
+                self._break(gone)
 
     def _note(self, work: Work[Any]) -> Operation:
         """Enter in flight what the backend has started by itself."""
@@ -373,52 +387,28 @@ class GroupCore:
         self._flight.issue(operation, self.timeout)
         gone = self._watch.gone(work.seq)
         if gone is not None:
-            self._loop.call_soon(partial(self._break, gone, tell=False))
+            self._loop.call_soon(self._break, gone)
         return operation
 
-    def _reserve(self) -> int:
-        """Take a collective's number now, to issue it later."""
-        number = self._issued
-        self._issued += 1
-        if self._error is None:
-            self._backend.reserve(number)
-        return number
-
-    def _composed(self, first: Work[Any], rest: Coroutine[Any, Any, Any], async_op: bool) -> Work[Any]:
-        """The Work of an operation that is made of several; `rest` gives its result."""
-        work: Work[Any] = Work(self, first.call, self._loop, self._pulse, async_op, self._failures)
-
-        async def run() -> None:
-            token = composing.set(True)
-            try:
-                try:
-                    result = await rest
-                finally:
-                    composing.reset(token)
-                work._finish(result)
-            except asyncio.CancelledError:  # the loop is ending
-                work._fail(GroupAborted(self.ranks[self.rank], "the event loop ended"))
-                raise
-            except BaseException as error:
-                work._fail(error)
-
-        task = self._loop.create_task(run())
-        self._composed_tasks.add(task)
-        task.add_done_callback(self._composed_tasks.discard)
-        return work
-
     def coalesce(self) -> Batch:
-        """Collect what this task issues on the group, and start it as one batch.
+        """Hold back what this task issues on the group, and start it as one batch.
 
             async with pg.coalesce():
                 for tensor in tensors:
                     pg.all_reduce(tensor)
 
-        Works are numbered in the call and start when the block is left, also by an exception: peers count on
-        them. Leaving waits for those that have `async_op=False`. Awaiting one inside is a `UsageError`.
+        What the task that enters the block issues in it is numbered in the call, as everywhere, and starts
+        when the block is left, also by an exception: peers count on it. Leaving waits for what has
+        `async_op=False`. Until then awaiting its Work is a `UsageError`.
+
+        What anybody else issues, also tasks, timers and callbacks born inside, is not in the batch and starts
+        at once; so does `new_group` and whatever else has to be awaited in the block: `split`, `agree`,
+        `pending_joins`. A collective that starts so has all that was held back before it start first, and so
+        have closing and rebuilding; a message, the messages of its tag. A block in a block of the same group
+        and task is a part of it.
         """
         self._check_here()
-        return Batch(self, self._backend, self._begin)
+        return Batch(self._batches)
 
     def _refuse(self, work: Work[Any]) -> None:
         assert self._error is not None
@@ -476,15 +466,9 @@ class GroupCore:
             self._watch.ask(operation.call.seq)
 
     def _expired(self, operation: Operation, timeout: float) -> None:
-        call = operation.call
         self._control.hear()  # a process that was stopped finds its time up, and in its sockets, why
-        if self._error is not None:
-            return
-        if call.kind in (Kind.send, Kind.recv):
-            missing: tuple[int, ...] = () if operation.peer < 0 else (self.ranks[operation.peer],)
-        else:
-            missing = self._watch.absent.get(call.seq, ())
-        self._break(CollectiveTimeout(timeout, missing))
+        if self._error is None:
+            self._break(self._watch.expired(operation, timeout))
 
 
 def _after_fork() -> None:

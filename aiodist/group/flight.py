@@ -94,6 +94,10 @@ class Flight:
         kinds = (Kind.send, Kind.recv)
         return [operation.call.seq for operation in self._open if operation.call.kind not in kinds]
 
+    def peers(self) -> set[int]:
+        """Group ranks that messages in flight go to, or come from."""
+        return {operation.peer for operation in self._open if operation.peer >= 0}
+
     def fail_all(self, error: BaseException) -> None:
         """Everything in flight fails; no buffer is touched any more."""
         self._catch_up()

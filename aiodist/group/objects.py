@@ -8,6 +8,7 @@ submitted when the first has ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,16 @@ import numpy as np
 from aiodist.backends.base import Array
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import arguments as check
-from aiodist.group.core import GroupCore
+from aiodist.group.composed import Composed
 from aiodist.timeouts import Timeout, seconds
-from aiodist.types import NO_ROOT, Kind
+from aiodist.types import NO_ROOT, OBJECT_TAGS, OF_OBJECTS, Kind
 from aiodist.wire.objects import decode, encode
 from aiodist.work import Work
 
-_OBJECTS = 2**31  # tags of messages that are objects: apart from those of tensors
 _BYTES = np.dtype(np.uint8)
 
 
-class Objects(GroupCore):
+class Objects(Composed):
     """See `ProcessGroup` for what all calls have in common.
 
     Objects travel as msgpack: None, bool, numbers, str, bytes, list, tuple, set, dict, dates, NumPy scalars
@@ -48,10 +48,11 @@ class Objects(GroupCore):
         Returns:
             → list of `size` objects, in rank order.
         """
+        self._check_pickle(allow_pickle)
         data = _encoded(obj, allow_pickle)
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any]:
-            counts = [int(count) for count in (await sizes)[:, 0]]
+            counts = [int(count) for count in (await sizes._as_step())[:, 0]]
             into = self._room(counts)
             await self._bytes(Kind.all_gather, number, limit, data, into, into, sizes=counts)
             return _decoded(into, counts, allow_pickle)
@@ -72,11 +73,12 @@ class Objects(GroupCore):
         Returns:
             → on `dst`, list of `size` objects, in rank order; None elsewhere.
         """
+        self._check_pickle(allow_pickle)
         root = check.group_rank(dst, self.size, "dst")
         data = _encoded(obj, allow_pickle)
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any] | None:
-            counts = [int(count) for count in (await sizes)[:, 0]]
+            counts = [int(count) for count in (await sizes._as_step())[:, 0]]
             into = self._room(counts) if root == self.rank else None
             await self._bytes(Kind.gather, number, limit, data, into, into, root=root, sizes=counts)
             return None if into is None else _decoded(into, counts, allow_pickle)
@@ -97,6 +99,7 @@ class Objects(GroupCore):
         Returns:
             → the object; on `src`, `obj` itself.
         """
+        self._check_pickle(allow_pickle)
         root = check.group_rank(src, self.size, "src")
         data = _encoded(obj, allow_pickle) if root == self.rank else np.empty(0, np.uint8)
         size = np.array([data.size], np.int64)
@@ -111,12 +114,12 @@ class Objects(GroupCore):
                 timeout,
                 True,
                 root=root,
-                detail="of objects",
+                detail=OF_OBJECTS,
                 own=True,
             )
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> Any:
-            count = int((await sizes)[0])
+            count = int((await sizes._as_step())[0])
             into = data if root == self.rank else self._room([count])
             await self._bytes(Kind.broadcast, number, limit, into, into, into, root=root)
             return obj if root == self.rank else decode(into.data, allow_pickle=allow_pickle)
@@ -140,6 +143,7 @@ class Objects(GroupCore):
         Returns:
             → this rank's object.
         """
+        self._check_pickle(allow_pickle)
         root = check.group_rank(src, self.size, "src")
         sizes = np.zeros(self.size, np.int64)
         joined: Array | None = None
@@ -160,12 +164,12 @@ class Objects(GroupCore):
                 timeout,
                 True,
                 root=root,
-                detail="of objects",
+                detail=OF_OBJECTS,
                 own=True,
             )
 
         async def rest(told: Work[Array], number: int, limit: float) -> Any:
-            counts = [int(count) for count in await told]
+            counts = [int(count) for count in await told._as_step()]
             into = self._room([counts[self.rank]])
             await self._bytes(Kind.scatter, number, limit, joined, into, into, root=root, sizes=counts)
             return decode(into.data, allow_pickle=allow_pickle)
@@ -187,11 +191,21 @@ class Objects(GroupCore):
         Returns:
             → None.
         """
+        self._check_pickle(allow_pickle)
         peer = check.peer_rank(dst, self.rank, self.size, "dst")
         number = check.message_tag(tag)
         data = _encoded(obj, allow_pickle)
         return self._issue(
-            Kind.send, data, data, None, None, timeout, async_op, peer=peer, tag=number + _OBJECTS, own=True
+            Kind.send,
+            data,
+            data,
+            None,
+            None,
+            timeout,
+            async_op,
+            peer=peer,
+            tag=number + OBJECT_TAGS,
+            own=True,
         )
 
     def recv_object(
@@ -208,19 +222,30 @@ class Objects(GroupCore):
         Returns:
             → the object.
         """
+        self._check_pickle(allow_pickle)
         peer = -1 if src is None else check.peer_rank(src, self.rank, self.size, "src")
         work = self._recv_bytes(peer, tag, timeout)
 
         async def rest() -> Any:
-            _, data = await work
+            _, data = await work._as_step()
             return decode(data.data, allow_pickle=allow_pickle)
 
-        return self._composed(work, rest(), async_op)
+        return self._composed(work, rest, async_op)
 
     def _recv_bytes(self, peer: int, tag: int, timeout: Timeout) -> Work[tuple[int, Array]]:
         """Receive a message of any size. → the sender's group rank, and the bytes."""
-        number = check.message_tag(tag) + _OBJECTS
+        number = check.message_tag(tag) + OBJECT_TAGS
+        if self.size == 1:
+            raise UsageError("a group of one has nobody to receive from")
         return self._issue(Kind.recv, (_BYTES, (0,)), None, None, None, timeout, True, peer=peer, tag=number)
+
+    def _check_pickle(self, allowed: bool) -> None:
+        if allowed and self._control.exposed:
+            raise UsageError(
+                "allow_pickle=True is refused in a job without a secret that other hosts can reach: whoever "
+                "does could run code here",
+                hint="Set AIODIST_SECRET to the same on every host, or use TLS",
+            )
 
     # ── the two steps ────────────────────────────────────────────────────────────────────────────────
 
@@ -230,7 +255,7 @@ class Objects(GroupCore):
 
         def first() -> Work[Array]:
             return self._issue(
-                Kind.all_gather, mine, mine, table, table, timeout, True, detail="of objects", own=True
+                Kind.all_gather, mine, mine, table, table, timeout, True, detail=OF_OBJECTS, own=True
             )
 
         return first
@@ -260,9 +285,9 @@ class Objects(GroupCore):
         limit = self.timeout if timeout is None else seconds(timeout)
         self._check_here()
         sizes = first()
-        return self._composed(sizes, rest(sizes, self._reserve(), limit), async_op)
+        return self._composed(sizes, partial(rest, sizes, self._reserve(), limit), async_op)
 
-    def _bytes(
+    async def _bytes(
         self,
         kind: Kind,
         number: int,
@@ -273,11 +298,11 @@ class Objects(GroupCore):
         *,
         root: int = NO_ROOT,
         sizes: Sequence[int] | None = None,
-    ) -> Work[Any]:
+    ) -> None:
         """The second step, under the number that was reserved for it."""
         assert source is not None or target is not None
         total = sum(sizes) if sizes is not None else (source if source is not None else target).size  # type: ignore[union-attr]
-        return self._issue(
+        work = self._issue(
             kind,
             (_BYTES, (total,)),
             source,
@@ -287,10 +312,11 @@ class Objects(GroupCore):
             True,
             root=root,
             sizes=sizes,
-            detail="of objects",
+            detail=OF_OBJECTS,
             reserved=number,
             own=True,
         )
+        await work._as_step()
 
 
 def _encoded(obj: Any, allow_pickle: bool) -> Array:

@@ -12,7 +12,22 @@ from aiodist.backends.plan import CUDA
 from aiodist.errors import UsageError
 from aiodist.tensors.device import DeviceArray
 
-__all__ = ["HOST_PLACE", "check_device", "common_place", "misplaced"]
+__all__ = ["HOST_PLACE", "check_device", "common_place", "misplaced", "place_of"]
+
+
+def place_of(source: Any, target: Any, backend: Backend) -> tuple[str, str]:
+    """Where an operation's arrays lie, and what the backend marks calls there with.
+
+    Raises:
+        UsageError: the backend does not take them there.
+    """
+    place = common_place(source, target)
+    mark = backend.places.get(place) if place else ""
+    if mark is None:
+        raise misplaced(place, backend)
+    if place and place != HOST_PLACE:
+        check_device(source, target, backend.device)
+    return place, mark
 
 
 def common_place(source: Any, target: Any) -> str:

@@ -13,7 +13,9 @@ from aiodist.backends.base import Array
 from aiodist.errors import UsageError
 from aiodist.group import arguments as check
 from aiodist.group.collectives import Op, reducing
+from aiodist.group.places import place_of
 from aiodist.group.process_group import ProcessGroup
+from aiodist.tensors import check_shape
 from aiodist.types import Kind
 from aiodist.work import Work
 
@@ -37,6 +39,7 @@ def all_gather_into_tensor(pg: ProcessGroup, output: Any, tensor: Any, async_op:
         raise UsageError(f"output_tensor has shape {target.shape}, expected {joined} or {stacked}")
     check.same_dtype("output_tensor", target, source)
     check.apart("output_tensor", target, "input_tensor", source)
+    check_shape(stacked, target.dtype)
     rows = target.reshape(stacked)  # splitting the first axis never copies
     return pg._issue(Kind.all_gather, source, source, rows, output, None, async_op)
 
@@ -81,7 +84,7 @@ def gather(
         arrays = _outputs(tensors, [source] * pg.size, "gather_list")
         for index, array in enumerate(arrays):
             check.apart(f"gather_list[{index}]", array, "tensor", source)
-    elif tensors:
+    elif given(tensors):
         raise UsageError(f"gather_list is for dst, this is rank {pg.rank}", hint="Pass None here")
     return pg._issue(Kind.gather, source, source, arrays, tensors, None, async_op, root=root)
 
@@ -97,7 +100,7 @@ def scatter(
         arrays = _inputs(tensors, [target] * pg.size, "scatter_list")
         for index, array in enumerate(arrays):
             check.apart("tensor", target, f"scatter_list[{index}]", array)
-    elif tensors:
+    elif given(tensors):
         raise UsageError(f"scatter_list is for src, this is rank {pg.rank}", hint="Pass None here")
     return pg._issue(Kind.scatter, target, arrays, target, tensor, None, async_op, root=root)
 
@@ -115,6 +118,7 @@ def all_to_all(pg: ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], 
     for index, array in enumerate([*sources, *targets]):
         name = "input_tensor_list" if index < pg.size else "output_tensor_list"
         check.same_dtype(f"{name}[{index % pg.size}]", array, sources[0])
+    check.own_part(sources[pg.rank].size, targets[pg.rank].size, "elements")
     for index, target in enumerate(targets):
         for other, array in enumerate([*sources, *targets[:index]]):
             name = "input_tensor_list" if other < pg.size else "output_tensor_list"
@@ -133,6 +137,18 @@ def all_to_all(pg: ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], 
     )
 
 
+def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, sends: bool) -> None:
+    """All that `send` and `recv` check, before any message of a batch is under way."""
+    pg._check_here()
+    if peer is not None:
+        check.peer_rank(peer, pg.rank, pg.size, "peer")
+    check.message_tag(tag)
+    if sends:
+        place_of(check.readable(tensor, "tensor"), None, pg._backend)
+    else:
+        place_of(None, check.writable(tensor, "tensor"), pg._backend)
+
+
 def recv(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, held: bool) -> Work[int]:
     """Receive from a group rank or anybody. → the sender's global rank."""
     peer = -1 if src is None else check.peer_rank(src, pg.rank, pg.size, "src")
@@ -143,6 +159,11 @@ def recv(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, held: bool) -
     return pg._issue(
         Kind.recv, target, None, target, None, None, held, peer=peer, tag=number, senders=pg.ranks
     )
+
+
+def given(tensors: Any) -> bool:
+    """Whether there is something; torch's scripts pass an empty list, too, where they have nothing."""
+    return tensors is not None and not (isinstance(tensors, list | tuple) and not tensors)
 
 
 def _outputs(tensors: Sequence[Any] | None, likes: Sequence[Array], name: str) -> list[Array]:

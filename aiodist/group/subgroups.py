@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -11,12 +10,12 @@ from typing import Any, Self
 import numpy as np
 
 from aiodist.control.messages import Say
-from aiodist.errors import GroupBroken, UsageError
+from aiodist.errors import GroupBroken, UsageError, shown
 from aiodist.group import arguments as check
 from aiodist.group.breakage import pack
 from aiodist.group.core import NO_DATA, GroupCore
 from aiodist.timeouts import Timeout, seconds
-from aiodist.types import Kind
+from aiodist.types import OF_SPLIT, Kind
 from aiodist.work import Work
 
 
@@ -31,6 +30,9 @@ def context_of(parent: int, number: int, ranks: Sequence[int], name: str = "") -
     """
     text = f"{parent}/{number}/{','.join(map(str, ranks))}/{name}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+_NO_COLOR = -1
 
 
 class Subgroups(GroupCore):
@@ -58,15 +60,18 @@ class Subgroups(GroupCore):
             An awaitable of the new group; of None on ranks that are no members.
         """
         chosen = check.members(ranks, self.size)
+        label = check.text(name, "name")
         limit = self.timeout if timeout is None else seconds(timeout)
         if use_local_synchronization:
-            return self._meet_locally(chosen, limit, name)
+            return self._meet_locally(chosen, limit, label)
         detail = f"ranks {list(chosen)}"
-        work = self._issue(Kind.new_group, NO_DATA, None, None, None, limit, True, detail=detail)
+        work = self._issue(
+            Kind.new_group, NO_DATA, None, None, None, limit, True, detail=detail, at_once=True
+        )
         context = context_of(self.context, self._next_child(), [self.ranks[member] for member in chosen])
         if self._error is None:
             self._backend.divide(context, chosen)
-        return self._after(work, context, chosen, limit, name or f"{self.name}.{self._children}")
+        return self._after(work, context, chosen, limit, label or f"{self.name}.{self._children}")
 
     def split(
         self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
@@ -82,13 +87,16 @@ class Subgroups(GroupCore):
         Returns:
             An awaitable of this rank's new group; of None where `color` is None.
         """
-        mine = np.array([-1 if color is None else _index(color, "color"), _index(key, "key")], np.int64)
+        mine = np.array([_NO_COLOR if color is None else _word(color, "color"), _word(key, "key")], np.int64)
         if color is not None and mine[0] < 0:
-            raise UsageError(f"color must be a non-negative integer or None, got {color!r}")
+            raise UsageError(f"color must be a non-negative integer or None, got {int(mine[0])}")
+        label = check.text(name, "name")
         limit = self.timeout if timeout is None else seconds(timeout)
         table = np.empty((self.size, 2), np.int64)
-        work = self._issue(Kind.all_gather, mine, mine, table, table, limit, True, detail="split", own=True)
-        return self._after_split(work, self._next_child(), int(mine[0]), limit, name)
+        work = self._issue(
+            *(Kind.all_gather, mine, mine, table, table, limit, True), detail=OF_SPLIT, own=True, at_once=True
+        )
+        return self._after_split(work, self._next_child(), int(mine[0]), limit, label)
 
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
 
@@ -185,8 +193,9 @@ class Subgroups(GroupCore):
             raise
 
 
-def _index(value: object, name: str) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"{name} must be an integer, got {value!r}") from None
+def _word(value: object, name: str) -> int:
+    """An integer that travels as 64 bits."""
+    number = check.integer(value, name)
+    if not -(2**63) <= number < 2**63:
+        raise UsageError(f"{name} must be an integer of 64 bits, got {shown(number)}")
+    return number

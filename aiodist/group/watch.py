@@ -11,16 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from aiodist.backends.base import Operation
 from aiodist.control.inquiry import Absence, Disagreement, Inquiry
+from aiodist.control.liveness import Blocked, State
 from aiodist.control.messages import Message, Say
 from aiodist.control.plane import ControlPlane
-from aiodist.errors import CollectiveMismatch, Evicted, GroupBroken, PeerLost, WireError, name_ranks
+from aiodist.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    Evicted,
+    GroupBroken,
+    PeerLost,
+    Tampered,
+    WireError,
+    name_ranks,
+)
 from aiodist.group.breakage import pack, unpack
 from aiodist.group.flight import Flight
-from aiodist.types import describe_signature
+from aiodist.types import Kind, describe_signature
 
 if TYPE_CHECKING:
     from aiodist.group.core import GroupCore
@@ -31,6 +42,7 @@ ANSWERS = 0.25  # seconds that members have to answer before a verdict is given 
 AGAIN = 0.05  # seconds between rounds of questions once members disagree
 ROUNDS = 6  # of questions, at most
 ROOM = 64  # answers that are kept until those about operations that have ended are thrown away
+SHOWN = 4  # members whose troubles an error tells
 SUSPICION = 2.0  # seconds after which a mismatch seen here is told without the leader
 
 
@@ -71,7 +83,9 @@ class Watch:
         self._timers: set[asyncio.TimerHandle] = set()
         self._left: dict[int, int] = {}
         self._suspected: set[int] = set()
-        self.absent: dict[int, tuple[int, ...]] = {}
+        self._warned: dict[int, State] = {}  # whose loops do not turn, and which reason was logged
+        self.absent: dict[int, Absence] = {}
+        self._asked: dict[int, int] = {}  # how often, in vain
         self._room = ROOM
 
     def start(self) -> None:
@@ -93,8 +107,13 @@ class Watch:
     # ── what this rank has to say ────────────────────────────────────────────────────────────────────
 
     def ask(self, seq: int) -> None:
-        """An operation makes no progress: ask the leader."""
-        self._control.tell([self._leader()], Say.stalled, self._context, seq)
+        """An operation makes no progress: ask the leader, or the member after those that did not answer."""
+        tried = 0 if seq in self.absent else self._asked.get(seq, 0)
+        self._control.tell([self._leader(tried)], Say.stalled, self._context, seq)
+        if len(self._asked) >= ROOM:
+            pending = set(self._flight.collectives())
+            self._asked = {s: count for s, count in self._asked.items() if s in pending}
+        self._asked[seq] = tried + 1
 
     def suspect(self, seq: int, peer: int, theirs: bytes) -> None:
         """A peer's signature differs from ours. The leader finds out what all said; if it does not, what is
@@ -123,6 +142,34 @@ class Watch:
         early = [rank for rank, issued in self._left.items() if seq >= issued]
         return self._departure(early) if early else None
 
+    def expired(self, operation: Operation, timeout: float) -> CollectiveTimeout:
+        """What to say of an operation whose time is up."""
+        call, ranks = operation.call, self._group.ranks
+        blocked = self._control.blocked()
+        message = call.kind in (Kind.send, Kind.recv)
+        if message:
+            peer = (ranks[operation.peer],) if operation.peer >= 0 else ()
+            found = Absence((), peer) if blocked.keys() & {*peer} else Absence(peer)
+        else:
+            found = self.absent.get(call.seq) or self._guess(call.seq, blocked)
+        trouble = [f"{self._name(rank)} {blocked[rank]}" for rank in ranks if rank in blocked]
+        # What peers have written into shared memory says more than they do: also that one has come since.
+        seen = set() if message else {ranks[member] for member in self._group._seen(call.seq)}
+        busy = [rank for rank in found.unheard if rank in seen and rank not in blocked]
+        trouble += [f"{self._name(rank)} does not answer: its event loop is busy" for rank in busy]
+        missing, unheard = (
+            [rank for rank in told if rank not in seen] for told in (found.ranks, found.unheard)
+        )
+        return CollectiveTimeout(timeout, missing, unheard, "; ".join(trouble[:SHOWN]))
+
+    def _guess(self, seq: int, blocked: Mapping[int, str]) -> Absence:
+        """Who had not arrived at an operation, where no leader has said that yet."""
+        inquiry = self._inquiries.get(seq)
+        if inquiry is not None and isinstance(verdict := inquiry.verdict(), Absence):
+            return verdict  # this is the leader, and asks
+        silent = tuple(rank for rank in self._group.ranks if rank in blocked)
+        return Absence((), silent or tuple(self._members - self._left.keys() - {self._control.rank}))
+
     # ── Listener ─────────────────────────────────────────────────────────────────────────────────────
 
     def rank_lost(self, rank: int, cause: str, silence: float | None = None) -> None:
@@ -139,6 +186,11 @@ class Watch:
             # Everybody hears of a loss anyway.
             self._breaks(PeerLost([rank], cause, silence=silence), tell=False)
 
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Somebody on the path altered what was said between this process and a rank."""
+        if rank in self._members:
+            self._breaks(error)
+
     def rank_left(self, rank: int) -> None:
         """A rank has left them all. Of a group that it had it said so before; this one it never made."""
         if rank in self._members and rank not in self._left:
@@ -147,7 +199,29 @@ class Watch:
     def _leaves(self, rank: int, issued: int) -> None:
         self._left[rank] = issued
         if any(seq >= issued for seq in self._flight.collectives()):
-            self._breaks(self._departure([rank]), tell=False)
+            # Others may wait for this rank in an earlier one, and have no reason of their own to end it.
+            self._breaks(self._departure([rank]))
+
+    def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
+        """Loops do not turn. If this rank waits for one, it logs that, once, and once more when another
+        reason is known: as a warning if it is the first member whose loop turns, or exchanges messages with
+        that one. A thousand lines would help nobody."""
+        self._warned = {rank: state for rank, state in self._warned.items() if rank in blocked}
+        here = self._members & blocked.keys() - self._left.keys()
+        found = {rank for rank in here if self._warned.get(rank) is not blocked[rank].state}
+        if not found or not len(self._flight):
+            return
+        first = next(r for r in self._group.ranks if r not in self._left and r not in blocked)
+        peers = {self._group.ranks[peer] for peer in self._flight.peers()}
+        collective = bool(self._flight.collectives())
+        for rank in sorted(found):
+            direct = rank in peers
+            if direct or collective:
+                self._warned[rank] = blocked[rank].state
+                first_of_all = collective and first == self._control.rank
+                level = logging.WARNING if direct or first_of_all else logging.INFO
+                words = f"{self._name(rank)} {blocked[rank].describe(now)}"
+                logger.log(level, "%s; group '%s' waits", words, self._group.name)
 
     def said(self, message: Message) -> None:
         """A message for this group. A member that speaks nonsense is as good as lost."""
@@ -172,25 +246,31 @@ class Watch:
             case Say.here:
                 self._learn(message)
             case Say.missing:
-                _, seq, ranks = message.body
+                _, seq, ranks, unheard = message.body
+                if not all(type(rank) is int for rank in ranks + unheard):
+                    raise WireError("ranks that are no numbers")
                 if len(self.absent) >= self._room:
                     pending = set(self._flight.collectives())
                     self.absent = {s: r for s, r in self.absent.items() if s in pending}
                     self._room = 2 * len(self.absent) + ROOM
-                self.absent[seq] = tuple(ranks)
-                if ranks:
+                self.absent[seq] = Absence(ranks, unheard)
+                if ranks or unheard:
                     call = self._flight.call(seq)
                     what = call.describe() if call else "an operation"
-                    logger.info(
-                        "%s #%d of group '%s' waits for %s", what, seq, self._group.name, name_ranks(ranks)
-                    )
+                    late = name_ranks(ranks + unheard)
+                    logger.info("%s #%d of group '%s' waits for %s", what, seq, self._group.name, late)
             case _:
                 raise WireError(f"{message.say.name} is not said to a group")
 
     # ── the leader's part ────────────────────────────────────────────────────────────────────────────
 
-    def _leader(self) -> int:
-        return next((rank for rank in self._group.ranks if rank not in self._left), self._group.ranks[0])
+    def _leader(self, tried: int) -> int:
+        """The first member that has not left and whose loop is not known to stand still, after so many that
+        were asked and did not answer."""
+        here = [rank for rank in self._group.ranks if rank not in self._left] or list(self._group.ranks)
+        blocked = self._control.blocked()
+        able = [rank for rank in here if rank not in blocked] or here[:1]
+        return able[min(tried, len(able) - 1)]
 
     def _inquire(self, seq: int, asker: int) -> None:
         inquiry = self._inquiries.get(seq)
@@ -205,10 +285,12 @@ class Watch:
         asked = inquiry.begin()
         number = inquiry.rounds
         self._later(ANSWERS, lambda: self._judge(inquiry) if inquiry.rounds == number else None)
+        blocked = self._control.blocked()  # they would not read it, and a full window looks like a dead host
+        asked = tuple(rank for rank in asked if rank not in blocked)
         self._control.tell(asked, Say.where, self._context, inquiry.seq)
 
     def _answer(self, seq: int, leader: int) -> None:
-        arrived = seq < self._group.issued_count()
+        arrived = self._group._begun(seq)
         call = self._flight.call(seq) if arrived else None
         signature, words = (call.signature, call.describe()) if call else (b"", "")
         self._control.tell([leader], Say.here, self._context, seq, arrived, signature, words)
@@ -231,11 +313,14 @@ class Watch:
                 self._later(AGAIN, lambda: self._question(inquiry) if inquiry.rounds == number else None)
             case Disagreement(said):
                 self._breaks(CollectiveMismatch(said))
-            case Absence(ranks):
+            case Absence(ranks, unheard):
                 del self._inquiries[inquiry.seq]
-                self._control.tell(inquiry.askers, Say.missing, self._context, inquiry.seq, ranks)
+                self._control.tell(inquiry.askers, Say.missing, self._context, inquiry.seq, ranks, unheard)
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────────
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self._group.hosts[self._group.ranks.index(rank)]})"
 
     def _departure(self, ranks: list[int]) -> PeerLost:
         return PeerLost(

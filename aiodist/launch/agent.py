@@ -25,13 +25,15 @@ from aiodist.launch.nodes.words import Next
 from aiodist.launch.plan import Plan
 from aiodist.launch.report import how_it_ended, render
 from aiodist.launch.verdict import NodeReport, Verdict, judge, signal_name
-from aiodist.launch.worker.guardian import Guardian, die_with_parent
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles
+from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import House
+from aiodist.sanitize import one_line
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _OTHERS = 10.0  # seconds for other nodes to end, beyond their shutdown timeout
+_LONGEST = 2000  # characters of a line to the operator
 _LAST_FLUSH = 1.0  # seconds for a stuck console after the operator asked for the end
 T = TypeVar("T")
 
@@ -45,11 +47,11 @@ def run(plan: Plan) -> int:
         UsageError: the plan cannot be carried out (nothing was started).
         RendezvousError: the nodes could not meet.
     """
-    guardian = Guardian.start()
+    spawner = Spawner.start()
     try:
-        return asyncio.run(Agent(plan, guardian).run())
+        return asyncio.run(Agent(plan, spawner).run())
     finally:
-        guardian.close()
+        spawner.close()
 
 
 class InterruptedEarlyError(Exception):
@@ -63,10 +65,9 @@ class InterruptedEarlyError(Exception):
 class Agent:
     """One node's part of a job."""
 
-    def __init__(self, plan: Plan, guardian: Guardian) -> None:
+    def __init__(self, plan: Plan, spawner: Spawner) -> None:
         self._plan = plan
-        self._guardian = guardian
-        self._tie = die_with_parent()
+        self._spawner = spawner
         self._crew: Crew | None = None
         self._finished = False
 
@@ -76,7 +77,7 @@ class Agent:
         self._interrupt: asyncio.Future[int] = self._loop.create_future()
         self._late: asyncio.Queue[int] = asyncio.Queue()  # signals while none of our workers lives
         self._out, self._err = open_consoles(self._loop)
-        self._house = House(self._plan, self._guardian, self._tie, self._out, self._err, self._say)
+        self._house = House(self._plan, self._spawner, self._out, self._err, self._say)
         self._catch_signals()
         try:
             nodes = await self._unless_interrupted(meet(self._plan, os.environ, self._say))
@@ -142,22 +143,16 @@ class Agent:
 
     def _catch_signals(self) -> None:
         for signum in self._plan.signals:
-            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
-                continue  # started by nohup
+            if signal.getsignal(signum) is signal.SIG_IGN:
+                continue  # by nohup, or in a background job of sh: it was said that this shall not end us
             self._loop.add_signal_handler(signum, self._asked, signum)
         for signum in _PASSED_ON:
             if signum not in self._plan.signals:
                 self._loop.add_signal_handler(signum, self._pass_on, signum)
-        if not hasattr(os, "pidfd_open"):
-            self._loop.add_signal_handler(signal.SIGCHLD, self._poll_workers)
 
     def _pass_on(self, signum: int) -> None:
         if self._crew is not None:
             self._crew.pass_on(signum)
-
-    def _poll_workers(self) -> None:
-        if self._crew is not None:
-            self._crew.poll()
 
     def _asked(self, signum: int) -> None:
         if self._finished:  # only a stuck console keeps us
@@ -261,7 +256,8 @@ class Agent:
         self._say(f"{why}{which} begin again, {nodes.seat.world_size}{on}")
 
     def _say(self, text: str) -> None:
-        self._err.line(b"", f"aiodist run: {text}".encode())
+        """Show one line. Names and errors in it may be of other nodes."""
+        self._err.line(b"", f"aiodist run: {one_line(text, _LONGEST)}".encode())
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:

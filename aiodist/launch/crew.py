@@ -42,7 +42,6 @@ from aiodist.launch.worker.starting import House, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker
 
-_SWEEP_GRACE = 2.0  # seconds, at most, for what a worker left behind
 _LOCKED_OUT = ("RendezvousTimeout", "RendezvousError")  # a group that has ended lets nobody in
 
 
@@ -60,7 +59,6 @@ class Crew:
         self._nodes = nodes
         self._seat = nodes.seat
         self._supervisor = Supervisor(self._plan.nproc, self._plan.shutdown_timeout)
-        self._sweep_grace = min(_SWEEP_GRACE, self._plan.shutdown_timeout)
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._halt = asyncio.Event()  # nobody is started again
@@ -95,7 +93,7 @@ class Crew:
         for local_rank in range(self._plan.nproc):
             self._start(local_rank, self._nodes.roster.restarts)
         for local_rank in range(self._plan.nproc):
-            self._watch(local_rank)
+            self._confirm(local_rank)
         if os.path.isdir("/proc/self"):
             self._loop.call_later(INTERVAL, self._look, Stopped())
 
@@ -153,12 +151,6 @@ class Crew:
         if names:
             self._house.say(f"node {names} is lost; the job goes on with {nnodes - len(lost)}")
 
-    def poll(self) -> None:
-        """Where there is no pidfd: on SIGCHLD."""
-        for local_rank, worker in list(self._workers.items()):
-            if worker.poll():
-                self._ended(local_rank)
-
     def _handle(self, event: Event) -> None:
         self._act(self._supervisor.handle(event, self._loop.time()))
 
@@ -206,8 +198,9 @@ class Crew:
         self._unswept.add(worker)
         self._began[local_rank] = self._loop.time()
 
-    def _watch(self, local_rank: int) -> None:
-        self._workers[local_rank].watch(self._loop, partial(self._ended, local_rank))
+    def _confirm(self, local_rank: int) -> None:
+        self._workers[local_rank].confirm()
+        self._workers[local_rank].watch(partial(self._ended, local_rank))
 
     def _ended(self, local_rank: int) -> None:
         """A worker has ended; its code and its last words are there."""
@@ -250,7 +243,7 @@ class Crew:
             self._house.say(f"rank {ending.rank} failed: {how_it_ended(ending)}{because}{then}")
 
     async def _sweep(self, worker: Worker) -> None:
-        await worker.sweep(self._sweep_grace)
+        await worker.sweep()
         self._unswept.discard(worker)
 
     # -- a worker that may come back ------------------------------------------------------------
@@ -315,13 +308,13 @@ class Crew:
         """Start it again, if that can be done."""
         try:
             self._start(local_rank, used)
+            self._confirm(local_rank)
         except UsageError as error:
             self._house.say(f"rank {ending.rank} cannot be started again: {error}")
             return False
         self._mark(ending, replace(ending, restarted=True))
         self._joined_late.add(local_rank)
         self._handle(Back(local_rank))
-        self._watch(local_rank)
         self._say_idle()
         return True
 
@@ -388,9 +381,6 @@ class Crew:
         await asyncio.gather(*tasks, return_exceptions=True)
         workers = list(self._unswept)
         for worker in workers:
-            if worker.code is None:
-                worker.send(signal.SIGKILL)
-        # Not by pidfd, which is not everywhere; SIGKILL is quick.
-        while any(worker.code is None and not worker.poll() for worker in workers):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        await asyncio.gather(*(worker.sweep(self._sweep_grace) for worker in workers))
+            worker.watch(lambda: None)
+            worker.send(signal.SIGKILL)
+        await asyncio.gather(*(worker.sweep() for worker in workers))

@@ -10,9 +10,12 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from aiodist.errors import WireError
+from aiodist.sanitize import one_line
 
 T = TypeVar("T")
 
+_LONGEST = 2000  # characters of one text
+_INDENT = 40
 _LARGEST = 1 << 63  # of integers, also of those that are no numbers of anything
 
 
@@ -25,13 +28,16 @@ def read(kind: type[T], data: bytes, what: str) -> T:
         data: as it came.
         what: it is, for the error: "a node's report".
 
+    Returns:
+        The value; its texts are one printable line each.
+
     Raises:
         WireError: it is anything else.
     """
     try:
         return _build(kind, json.loads(data))  # type: ignore[no-any-return]
     except (ValueError, TypeError, RecursionError) as error:
-        words = "".join(c if c.isprintable() else "?" for c in str(error)[:200])
+        words = one_line(str(error), 200)
         raise WireError(f"{what} is unreadable: {words or type(error).__name__}") from error
 
 
@@ -54,9 +60,17 @@ def _build(kind: Any, raw: Any) -> Any:
         return tuple(_build(get_args(kind)[0], item) for item in raw)
     if kind is float and type(raw) is int:
         raw = float(raw)
+    if kind is str and type(raw) is str:
+        return shown(raw)
     if type(raw) is not kind or (kind is int and not -_LARGEST <= raw < _LARGEST):
         raise TypeError(f"something else where {kind.__name__} should be")
     return raw
+
+
+def shown(text: str) -> str:
+    """Text is for people: it gives their terminal no orders. How far it is indented stays."""
+    words = text.lstrip(" ")
+    return " " * min(len(text) - len(words), _INDENT) + one_line(words, _LONGEST)
 
 
 @functools.lru_cache

@@ -37,6 +37,7 @@ class Plan:
         meet_timeout: seconds to wait for the other nodes.
         shutdown_timeout: seconds between SIGTERM and SIGKILL.
         signals: numbers of the signals that end the job.
+        leave_daemons: what a worker has started and has left its process group outlives it.
     """
 
     command: tuple[str, ...]
@@ -60,6 +61,7 @@ class Plan:
     meet_timeout: float = 300.0
     shutdown_timeout: float = 30.0
     signals: tuple[int, ...] = (15, 2, 1, 3)
+    leave_daemons: bool = False
 
     def __post_init__(self) -> None:
         if self.nproc < 1:

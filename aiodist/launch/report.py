@@ -1,4 +1,8 @@
-"""The verdict in words: the last lines that a failed or mended job writes. Pure."""
+"""The verdict in words: the last lines that a failed or mended job writes. Pure.
+
+Names, errors and last lines come from workers and from other nodes: in the box they are lines without orders
+to the terminal, and no more than fit there. (What workers write themselves is shown as it is.)
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import re
 import signal
 
 from aiodist.errors import name_ranks
+from aiodist.launch.plain import shown
 from aiodist.launch.verdict import Ending, Verdict, signal_name
 
 _RED, _BOLD, _RESET = "\x1b[31m", "\x1b[1m", "\x1b[0m"
@@ -18,6 +23,8 @@ _HINTS = {
 }
 # Where an error of a group ends and its hint begins, which the box itself makes superfluous.
 _WITHOUT_HINT = re.compile(r"(.*\(in \w+(?: #\d+)? of group '.*?'\))\. ")
+_MOST_WORDS = 40  # last lines of a worker, which its agent has chosen
+_MOST_LOST = 64  # rows about lost nodes
 _MOST_WAYS = 5  # rows about others; ranks that were in many different operations would fill the screen
 
 
@@ -39,7 +46,7 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
         title = f"{name_ranks([verdict.culprit.rank])} failed first"
     elif missed := [node for node in verdict.lost if node not in verdict.spared]:
         several = len(missed) > 1
-        nodes = ", ".join(map(str, missed))
+        nodes = ", ".join(map(str, missed[:_MOST_LOST]))
         title = f"nodes {nodes} were lost" if several else f"node {nodes} was lost"
     rows = [verdict.error, ""] if verdict.error else []
     if verdict.culprit:
@@ -55,7 +62,7 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
     bar = "│"
     if colour:
         top, bottom, bar = f"{_RED}{_BOLD}{top}{_RESET}", f"{_RED}{bottom}{_RESET}", f"{_RED}│{_RESET}"
-    body = "".join(f"{bar} {row}".rstrip() + "\n" for row in rows)
+    body = "".join(f"{bar} {shown(row)}".rstrip() + "\n" for row in rows)
     return f"{top}\n{body}{bottom}\n"
 
 
@@ -82,7 +89,7 @@ def _mended(verdict: Verdict) -> str:
         hidden = len(without) - _MOST_WAYS
         named = ", ".join(without[:_MOST_WAYS]) + (f" and {hidden} more" if hidden > 0 else "")
         parts.append(f"without {named}")
-    return f"aiodist run: the job ended well {', '.join(parts)}\n" if parts else ""
+    return shown(f"aiodist run: the job ended well {', '.join(parts)}") + "\n" if parts else ""
 
 
 def _culprit(ending: Ending) -> list[str]:
@@ -90,7 +97,7 @@ def _culprit(ending: Ending) -> list[str]:
     rows = [f"{how_it_ended(ending)} after {ending.at_ns / 1e9:.2f} s · {where}"]
     if -ending.code in _HINTS:
         rows.append(_HINTS[signal.Signals(-ending.code)])
-    rows += ["", *ending.words] if ending.words else ["it wrote nothing to stderr"]
+    rows += ["", *ending.words[:_MOST_WORDS]] if ending.words else ["it wrote nothing to stderr"]
     return [*rows, ""]
 
 
@@ -110,7 +117,7 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
     rows += [
         f"node {node}: lost; its agent ended or became unreachable without a report"
         + ("; the job went on without it" if node in verdict.spared else "")
-        for node in verdict.lost
+        for node in verdict.lost[:_MOST_LOST]
     ]
     return rows
 

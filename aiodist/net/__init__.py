@@ -2,5 +2,5 @@
 
 `sockets` binds and connects, `listener` takes connections, which wait in the `lobby` until they say a first
 word; `refusals` logs who was refused; `secure` is TLS on a non-blocking socket; `near` is a Unix socket
-beside a TCP port; `polling` looks again before it sleeps.
+beside a TCP port; `descriptors` come over one; `polling` looks again before it sleeps.
 """

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
+from collections.abc import Callable
 
 from aiodist.net.lobby import Enter, Lobby, Turned
+from aiodist.net.shortage import EXHAUSTED
 
 _AT_ONCE = 16  # connections that one turn of the loop accepts: a crowd must not hold it
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE = 1.0  # seconds until it is tried again where nobody can be accepted; the kernel keeps them so long
+_TRIES = 5  # in a row, after which whoever depends on it is told
 
 
 class Listener:
@@ -23,6 +24,7 @@ class Listener:
         on_socket: see `Lobby`.
         turned_away: see `Lobby`.
         log: is told when this process has no descriptor or memory left for a connection.
+        exhausted: called with the error when that has been so for seconds.
     """
 
     def __init__(
@@ -32,11 +34,14 @@ class Listener:
         on_socket: Enter,
         turned_away: Turned,
         log: logging.Logger,
+        exhausted: Callable[[OSError], object] | None = None,
     ) -> None:
         self._loop = loop
         self._socks = socks
         self._log = log
         self._lobby = Lobby(loop, on_socket, turned_away)
+        self._exhausted = exhausted
+        self._failed = 0  # times in a row
         self._paused: asyncio.TimerHandle | None = None
         self._resume()
 
@@ -72,9 +77,13 @@ class Listener:
                 # The socket stays readable: without a pause the loop would do nothing else.
                 self._pause()
                 self._paused = self._loop.call_later(_PAUSE, self._resume)
-                if error.errno not in _EXHAUSTED:
+                if error.errno not in EXHAUSTED:
                     raise  # the loop says it
                 self._log.error("nobody is accepted for %g s: %s", _PAUSE, error.strerror)
+                self._failed += 1
+                if self._failed == _TRIES and self._exhausted is not None:
+                    self._exhausted(error)
                 return
+            self._failed = 0
             sock.setblocking(False)
             self._lobby.add(sock)

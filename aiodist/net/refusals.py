@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 from aiodist.net.near import credentials
-from aiodist.net.secure import SecureSocket
+from aiodist.net.records import RecordSocket
 from aiodist.net.sockets import join_address
-from aiodist.wire.handshake import printable
+from aiodist.sanitize import one_line
 
 LINES = 5
 """Lines in a `PERIOD`."""
@@ -48,7 +48,7 @@ class Refusals:
             self._said = 0
         if self._said < LINES:
             self._said += 1
-            self._log.warning("refused %s: %s", who, printable(why))
+            self._log.warning("refused %s: %s", who, one_line(why))
         else:
             self._unsaid += 1
 
@@ -59,7 +59,7 @@ class Refusals:
             self._unsaid = 0
 
 
-def address_of(sock: socket.socket | SecureSocket) -> str:
+def address_of(sock: socket.socket | RecordSocket) -> str:
     """Who is at the other end, in words."""
     try:
         if sock.family == socket.AF_UNIX:

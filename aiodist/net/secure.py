@@ -8,9 +8,7 @@ What a selector cannot know, this class sees to:
 - *Reading.* Records come whole, so more may be decrypted than was asked for, with nothing left in the socket
   to wake a loop. `recv` therefore returns all of it, also beyond what was asked for; after `recv_into`,
   which cannot, and after shaking hands, `pending` says whether to come again.
-- *Writing.* What was encrypted must leave as it is. Bytes count as sent once their records are in the
-  socket; a caller that is told fewer, or `BlockingIOError`, offers the same bytes again when the socket is
-  writable, as it has to anyway.
+- *Writing.* What was encrypted must leave as it is: see `records`.
 
 An end of the TCP connection reads as the end, with or without TLS's own goodbye: the protocols inside have
 theirs.
@@ -23,28 +21,24 @@ import errno
 import hashlib
 import socket
 import ssl
-from collections.abc import Sequence
 from typing import Any
 
 from aiodist.environment import Tls
 from aiodist.errors import AuthenticationError, WireError
+from aiodist.net.records import Bytes, RecordSocket
 from aiodist.wire.handshake import refuse_plain, refused_plain
 
 HELLO_LIMIT = 32 << 10
 """Bytes of TLS handshake that a stranger may send."""
 
 _RECORD = 16 << 10  # plaintext of one record, at most
-_JOINED = 64 << 10  # up to here header and payload are encrypted in one piece
-_CHUNK = 256 << 10  # plaintext that is encrypted, ciphertext that is read, at a time
+_CHUNK = 256 << 10  # ciphertext that is read at a time
 _QUIET_CHUNK = 20 << 10  # likewise, of a connection that is not busy: one record and some
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
-_NOTHING = memoryview(b"")
 _HINT = "Give every process a certificate that the CA in AIODIST_TLS_CA has signed, and all the same CA"
 
-Bytes = bytes | bytearray | memoryview
 
-
-class SecureSocket:
+class SecureSocket(RecordSocket):
     """TLS over a connected, non-blocking TCP socket, which it owns.
 
     Args:
@@ -57,9 +51,8 @@ class SecureSocket:
     """
 
     def __init__(self, sock: socket.socket, tls: Tls, *, is_server: bool) -> None:
+        super().__init__(sock)
         self.binding = b""
-        self.family = sock.family
-        self._sock = sock
         self._is_server = is_server
         self._certificate = tls.certificate
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -67,8 +60,6 @@ class SecureSocket:
         self._tls = context.wrap_bio(self._in, self._out, server_side=is_server)
         self._hello = 0  # bytes that came for the handshake
         self._heard = False  # the peer has said something behind it
-        self._cipher = _NOTHING  # encrypted, but not in the socket yet
-        self._owed = 0  # so many bytes of what the caller offers next are in there
         self._chunk = _QUIET_CHUNK
         self._ended = False
         self._error: Exception | None = None
@@ -126,21 +117,6 @@ class SecureSocket:
             have += count
         return have
 
-    def recvmsg_into(self, places: Sequence[memoryview]) -> tuple[int]:
-        """As `recv_into`, over several; the first element of what a socket returns."""
-        total = 0
-        for place in places:
-            try:
-                count = self.recv_into(place)
-            except BlockingIOError:
-                if total:
-                    break
-                raise
-            total += count
-            if count < len(place):
-                break
-        return (total,)
-
     def _read(self, nbytes: int, place: memoryview | None, wanted: bool, have: int) -> Any:
         """One record's worth: bytes, or their number where there is a place; None for nothing more now.
 
@@ -196,33 +172,9 @@ class SecureSocket:
 
     # Writing.
 
-    def send(self, data: Bytes, flags: int = 0) -> int:
-        """Send bytes; how many. `BlockingIOError` for none: offer the same again."""
-        return self.sendmsg((data,), (), flags)
-
-    def sendmsg(self, buffers: Sequence[Bytes], ancillary: Sequence[Any] = (), flags: int = 0) -> int:
-        """As `send`, the buffers one after the other. Nothing ancillary can be sent."""
-        assert not ancillary
-        sent = 0
-        if self._cipher:
-            self._flush(flags)
-            sent, self._owed = self._owed, 0
-        for piece in _pieces(buffers, sent):
-            self._tls.write(piece)
-            self._cipher, self._owed = memoryview(self._out.read()), len(piece)
-            try:
-                self._flush(flags)
-            except BlockingIOError:
-                if not sent:
-                    raise
-                break
-            sent += self._owed
-            self._owed = 0
-        return sent
-
-    def _flush(self, flags: int) -> None:
-        while self._cipher:
-            self._cipher = self._cipher[self._sock.send(self._cipher, flags) :]
+    def _wrap(self, piece: Bytes) -> bytes:
+        self._tls.write(piece)
+        return self._out.read()
 
     # The handshake.
 
@@ -264,51 +216,6 @@ class SecureSocket:
         if "alert" in words:
             return AuthenticationError(f"the {other} does not accept this process ({words})", hint=_HINT)
         return AuthenticationError(f"no TLS connection with the {other} ({words})")
-
-    # What a socket has besides.
-
-    def fileno(self) -> int:
-        """The descriptor to watch; -1 once closed."""
-        return self._sock.fileno()
-
-    def setsockopt(self, level: int, name: int, value: Any) -> None:
-        """As a socket's; but that a number of bytes wakes a reader means nothing where they are encrypted."""
-        if (level, name) != (socket.SOL_SOCKET, socket.SO_RCVLOWAT):
-            self._sock.setsockopt(level, name, value)
-
-    def setblocking(self, flag: bool) -> None:
-        """It is, and stays, non-blocking."""
-        assert not flag
-
-    def getsockopt(self, level: int, name: int) -> int:
-        """As a socket's."""
-        return self._sock.getsockopt(level, name)
-
-    def getsockname(self) -> Any:
-        """As a socket's."""
-        return self._sock.getsockname()
-
-    def getpeername(self) -> Any:
-        """As a socket's."""
-        return self._sock.getpeername()
-
-    def close(self) -> None:
-        """Close the connection, without a word: the protocol inside has said goodbye, or did not want to."""
-        self._sock.close()
-
-
-def _pieces(buffers: Sequence[Bytes], skip: int) -> list[Bytes]:
-    """What to encrypt at a time, without the first `skip` bytes."""
-    total = sum(len(buffer) for buffer in buffers) - skip
-    if total <= _JOINED:
-        joined = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
-        return [joined[skip:]] if total > 0 else []
-    pieces: list[Bytes] = []
-    for buffer in buffers:
-        view = memoryview(buffer)[skip:]
-        skip = max(0, skip - len(buffer))
-        pieces += [view[at : at + _CHUNK] for at in range(0, len(view), _CHUNK)]
-    return pieces
 
 
 def _broken(error: ssl.SSLError) -> OSError:

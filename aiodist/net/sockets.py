@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.errors import AiodistError, RendezvousError, UsageError
+from aiodist.net.shortage import EXHAUSTED, shortage
 
 BACKLOG = 1024  # asyncio's default of 100 drops connects when a large job starts
 _LISTEN = "0A"  # in /proc/net/tcp
@@ -144,6 +145,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, AiodistError):
         return error.message
     if isinstance(error, OSError):
+        if error.errno in EXHAUSTED and (lack := shortage(error)) is not None:
+            return f"this process {lack.what}"
         if error.errno is not None and error.errno > 0 and not isinstance(error, socket.gaierror):
             return os.strerror(error.errno)
         return error.strerror or str(error)

@@ -6,24 +6,25 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context, ContextVar, Token, copy_context
+from contextvars import Context, copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from aiodist import runtime
+from aiodist.backends.cuda.streams import current_streams
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.group import ProcessGroup
+from aiodist.group.batch import stand_for
 from aiodist.portal.loop_thread import LoopThread, Reply
 from aiodist.timeouts import Timeout, seconds
 from aiodist.work import Work
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Inside `with pg.coalesce()` and the like: the context in which the loop runs this thread's calls.
-_context: ContextVar[Context | None] = ContextVar("aiodist_portal_context", default=None)
+Streams = list[contextlib.AbstractContextManager[Any]]
 
 
 class Portal(LoopThread):
@@ -35,6 +36,7 @@ class Portal(LoopThread):
     def __init__(self) -> None:
         self._world: ProcessGroup | None = None
         self._groups: weakref.WeakValueDictionary[int, SyncProcessGroup] = weakref.WeakValueDictionary()
+        self._seats: dict[object, Seat] = {}  # of those who are inside `with pg.coalesce()` and the like
         super().__init__()
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -51,7 +53,7 @@ class Portal(LoopThread):
             UsageError: called on the loop itself, which would wait for itself.
             Exception: what the function, or its Work, raised.
         """
-        reply = self._ask(_context.get(), function, args, kwargs)
+        reply = self._ask(self._seats.get(_caller()) if self._seats else None, function, args, kwargs)
         reply.wait()
         return reply.get()
 
@@ -82,37 +84,59 @@ class Portal(LoopThread):
 
     def _ask(
         self,
-        context: Context | None,
+        seat: Seat | None,
         function: Callable[..., Any],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Reply:
-        given = tuple(map(_unwrapped, args))
         named = {name: _unwrapped(value) for name, value in (kwargs or {}).items()}
-        return self.post(functools.partial(self._issue, context, function, given, named), context)
+        asked = functools.partial(function, *map(_unwrapped, args), **named)
+        # A thread has streams of its own, and what it passes is computed on those.
+        device = None if self._world is None else self._world.device
+        streams = [] if device is None else current_streams(device)
+        return self.post(functools.partial(self._answer_asked, seat, streams, asked))
 
     # ── in the loop's thread ─────────────────────────────────────────────────────────────────────────
 
-    def _issue(
-        self,
-        context: Context | None,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        reply: Reply,
+    def _answer_asked(
+        self, seat: Seat | None, streams: Streams, asked: functools.partial[Any], reply: Reply
     ) -> None:
-        made = function(*args, **kwargs)
+        if seat is None:
+            awaited = self._issue(streams, asked, reply)
+            if awaited is not None:
+                self.start(awaited, functools.partial(self._wrap_up, reply))
+            return
+
+        async def answer() -> tuple[Any, ...]:
+            awaited = self._issue(streams, asked, reply)
+            return () if awaited is None else (await awaited,)
+
+        def ended(result: tuple[Any, ...] | None, error: BaseException | None) -> None:
+            # Only now, so that the callbacks of the Works that a block has waited for come first.
+            if result != ():
+                self._wrap_up(reply, None if result is None else result[0], error)
+
+        stand_for(self.start(answer(), ended, seat.context), seat)
+
+    def _issue(self, streams: Streams, asked: functools.partial[Any], reply: Reply) -> Awaitable[Any] | None:
+        """Call a function and let what it returns settle the reply. → what has to be awaited first, if so."""
+        with contextlib.ExitStack() as stack:
+            for stream in streams:
+                stack.enter_context(stream)
+            made = asked()
+        held = bool(asked.keywords.get("async_op"))
         if isinstance(made, Work):
-            if made._held_back or kwargs.get("async_op"):  # what is held back starts later: no waiting here
+            if made._held_back or held:  # what is held back starts later: no waiting here
                 work = SyncWork(self, made)
-                made._awaited = bool(kwargs.get("async_op"))
+                made._awaited = held
                 self.settle(reply, work)
             else:
                 self._follow(made, reply)
         elif inspect.isawaitable(made):
-            self.start(made, functools.partial(self._wrap_up, reply), context)
+            return made
         else:
             self._wrap_up(reply, made)
+        return None
 
     def _wrap_up(self, reply: Reply, value: Any, error: BaseException | None = None) -> None:
         self.settle(reply, self._wrapped(value), error)
@@ -238,28 +262,58 @@ class SyncWork(Generic[T]):
         return f"<Sync{repr(self._work)[1:]}"
 
 
+class Seat:
+    """Whoever is inside a `with` of the portal: for the loop one issuer, in one context, as a task would be.
+
+    Attributes:
+        context: in which the loop runs the calls.
+        depth: blocks that are entered and not left.
+    """
+
+    __slots__ = ("context", "depth")
+
+    def __init__(self) -> None:
+        self.context: Context = copy_context()
+        self.depth = 0
+
+
+def _caller() -> object:
+    """Who calls: this thread, or, where it runs a loop of its own, the task."""
+    task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+    return threading.current_thread() if task is None else task
+
+
 class _SyncContext:
-    """An async context manager as a plain one. It and the calls of this thread inside it share a context, as
-    they would in a task."""
+    """An async context manager as a plain one. It and the calls of whoever entered it share a seat."""
 
     def __init__(self, portal: Portal, manager: Any) -> None:
         self._portal = portal
         self._manager = manager
-        self._token: Token[Context | None] | None = None
-        self._shared: Context = copy_context()
+        self._seat: Seat | None = None
+        self._entrant: object = None
 
     def __enter__(self) -> Any:
-        self._shared = (_context.get() or copy_context()).copy()
-        reply = self._portal._ask(self._shared, self._manager.__aenter__)
-        reply.wait()
+        portal, caller = self._portal, _caller()
+        seat = portal._seats.get(caller) or Seat()
+        reply = portal._ask(seat, self._manager.__aenter__)
+        try:
+            reply.wait()
+        except BaseException as error:  # Ctrl-C: the block is not entered, so nobody will leave it
+            portal._ask(seat, self._manager.__aexit__, (type(error), error, error.__traceback__))
+            raise
         entered = reply.get()
-        self._token = _context.set(self._shared)
+        portal._seats[caller] = self._seat = seat
+        self._entrant = caller
+        seat.depth += 1
         return self if isinstance(entered, _SyncContext) else entered
 
     def __exit__(self, *error: Any) -> Any:
-        if self._token is not None:
-            _context.reset(self._token)
-        reply = self._portal._ask(self._shared, self._manager.__aexit__, error)
+        seat, portal = self._seat, self._portal
+        assert seat is not None
+        seat.depth -= 1
+        if not seat.depth:
+            del portal._seats[self._entrant]
+        reply = portal._ask(seat, self._manager.__aexit__, error)
         reply.wait()
         return reply.get()
 

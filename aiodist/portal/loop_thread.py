@@ -105,7 +105,7 @@ class LoopThread:
         """Whether this is the loop's thread, which must not wait for itself."""
         return threading.get_ident() == self._thread.ident
 
-    def post(self, answer: Callable[[Reply], None], context: Context | None = None) -> Reply:
+    def post(self, answer: Callable[[Reply], None]) -> Reply:
         """Have the loop call `answer(reply)` soon; that, or what it starts, settles the reply.
 
         Raises:
@@ -126,7 +126,7 @@ class LoopThread:
         self._replies.add(reply)  # first: the end of the loop fails what is in here
         try:
             assert self._loop is not None
-            self._loop.call_soon_threadsafe(partial(self._answer, answer, reply), context=context)
+            self._loop.call_soon_threadsafe(partial(self._answer, answer, reply))
         except RuntimeError:  # the loop is closed
             self._replies.discard(reply)
             raise GroupClosed("the portal is closed") from None
@@ -169,7 +169,7 @@ class LoopThread:
         coroutine: Awaitable[Any],
         done: Callable[[Any, BaseException | None], None],
         context: Context | None = None,
-    ) -> None:
+    ) -> asyncio.Future[Any]:
         """Run an awaitable as a task; `done` gets its result or its error."""
         if context is not None and asyncio.iscoroutine(coroutine):
             task: asyncio.Future[Any] = asyncio.get_running_loop().create_task(coroutine, context=context)
@@ -177,6 +177,7 @@ class LoopThread:
             task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(partial(self._task_ended, done))
+        return task
 
     def _task_ended(
         self, done: Callable[[Any, BaseException | None], None], task: asyncio.Future[Any]

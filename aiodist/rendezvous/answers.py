@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from aiodist.errors import WireError
-from aiodist.wire.handshake import printable
+from aiodist.sanitize import one_line
+
+_LONGEST = 4000  # characters of a failure
 
 Fits = Callable[[list[Any], Any], bool]
 """(arguments of the request, the answer) → whether the one can be the other."""
@@ -70,7 +72,8 @@ def check_failure(value: Any) -> tuple[str, str, str, list[int]]:
         case [str(kind), str(message), str(hint), list(missing)] if all(
             type(rank) is int for rank in missing
         ):
-            return kind, message, hint, missing
+            # Names of keys are in there, which any member may have chosen.
+            return kind, one_line(message, _LONGEST), one_line(hint, _LONGEST), missing
     raise WireError("the store's failure says nothing that can be read")
 
 
@@ -83,7 +86,7 @@ def check_news(value: Any) -> list[Any]:
 
 def words_of(value: Any) -> str:
     """Why a store ends, in its words; '' where these are none."""
-    return printable(value, 200) if type(value) is str else ""
+    return one_line(value, 200) if type(value) is str else ""
 
 
 def _is_news(item: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import random
@@ -16,6 +17,7 @@ from aiodist.errors import (
     RendezvousError,
     RendezvousTimeout,
     StoreReplaced,
+    Tampered,
     UsageError,
     WireError,
 )
@@ -30,7 +32,8 @@ from aiodist.rendezvous.schema import CHANGES
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
 from aiodist.rendezvous.store import Watch, check_key, closed_error
 from aiodist.rendezvous.store_card import StoreCard
-from aiodist.timeouts import Timeout
+from aiodist.sanitize import says
+from aiodist.timeouts import Timeout, spoken
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.wire.messages import Encoder, Status, split_response
 
@@ -39,6 +42,8 @@ REFUSED_SECONDS = 2.0  # a store listens as long as it lives: who is refused for
 GOODBYE_SECONDS = 1.0
 _GRACE = 1.0  # the server keeps the deadlines; this much later the client stops believing in it
 _BACKOFF = (0.01, 0.5)  # seconds between attempts: the first, the longest
+_ALTERED = 3  # connections in a row that somebody on the path altered; the next is the last
+_log = logging.getLogger("aiodist.store")
 
 
 _MEETS = frozenset(("wait", "gather"))  # waits for other clients: the answer is not to be had in microseconds
@@ -83,9 +88,11 @@ class TcpStore(MachineStore):
         self._connection: Connection | None = None
         self._connections = 0  # so far
         self._opening: tuple[Connection, asyncio.Future[None]] | None = None
-        self._stage = ""
+        self._cause = ""  # why the last attempt to connect failed
+        self._accepted: float | None = None  # when the attempt under way was, loop time; None: not yet
         self._card: StoreCard | None = None
-        self._away = ""  # why the store said that it stops
+        self._away = ""  # why the store said that it ends the connection, and may take the next one
+        self._vain = 0  # connections in a row that have ended without an answer
         self._acknowledged = 0  # the highest id of a change that the store has confirmed
         self._resume_id = 0
         self._reconnecting: asyncio.Task[None] | None = None
@@ -168,7 +175,8 @@ class TcpStore(MachineStore):
             raise
         if not pending.done:  # the patrol found it
             raise RendezvousTimeout(
-                f"the store at {self._where()} gave no answer to {pending.method} within {patience:g} s",
+                f"the store at {self._where()} gave no answer to {pending.method} within {spoken(patience)}"
+                f"{self._words()}",
                 hint="See whether the process that hosts it still runs and can be reached",
             )
 
@@ -276,7 +284,9 @@ class TcpStore(MachineStore):
                     except (AuthenticationError, StoreReplaced):
                         raise
                     except (OSError, RendezvousError, WireError) as error:
-                        cause = self._stage = describe(error)
+                        said = "it accepts connections, but does not answer as a store: "
+                        self._cause = said * (self._accepted is not None) + describe(error)
+                        self._accepted = None
                         if not isinstance(error, ConnectionRefusedError):
                             deadline = self._loop.time() + refused
                         elif self._loop.time() >= deadline:
@@ -287,19 +297,30 @@ class TcpStore(MachineStore):
                     # Many ranks that start together must not come back together.
                     await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
                     delay = min(2 * delay, _BACKOFF[1])
-                    self._stage = cause
         except TimeoutError:
-            away = f"; it stopped because {self._away}" if self._away else ""
             raise RendezvousTimeout(
-                f"cannot reach the store at {self._where()} ({self._stage}{away}) after {patience:g} s",
+                f"cannot reach the store at {self._where()} ({self._progress()}{self._words()}) "
+                f"after {spoken(patience)}",
                 hint="See whether its host (rank 0, or the launcher) is running, and is at that address",
             ) from None
         self.address = connection.local_host
 
+    def _words(self) -> str:
+        """What it said when it ended the last connection."""
+        return f"; {says('it', self._away)}" if self._away else ""
+
+    def _progress(self) -> str:
+        """How far connecting has come when its time is over."""
+        if self._accepted is None:
+            return self._cause or "no answer"
+        waited = spoken(self._loop.time() - self._accepted)
+        accepted = f"the time was over {waited} after it had accepted a connection, before any answer"
+        return f"{self._cause}; then {accepted}" if self._cause else accepted
+
     async def _dial_once(self) -> Connection:
-        self._stage = self._stage or "no answer"
+        self._accepted = None
         sock, address = await connect_to_store(self.host, self.port)
-        self._stage = "it accepts connections, but does not answer as a store"
+        self._accepted = self._loop.time()
         handshake = Handshake.client(self._identity, self._secret, os.urandom(NONCE_BYTES))
         secure: socket.socket | SecureSocket = sock
         if self._tls is not None and sock.family != socket.AF_UNIX:
@@ -320,6 +341,7 @@ class TcpStore(MachineStore):
             raise
         finally:
             self._opening = None
+        self._cause, self._accepted = "", None
         return connection
 
     def _reconnect(self) -> None:
@@ -327,6 +349,9 @@ class TcpStore(MachineStore):
             self._reconnecting = self._loop.create_task(self._reconnect_now())
 
     async def _reconnect_now(self) -> None:
+        if self._away or self._vain > 1:  # it is there, and brings nothing: give it time
+            delay = min(_BACKOFF[0] * 2 ** min(self._vain, 10), _BACKOFF[1])
+            await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
         patience, refused = RECONNECT_SECONDS, REFUSED_SECONDS
         if self._card is not None and self._card.durable:
             # It may take whoever runs it a while to start it again; each call has its own end meanwhile.
@@ -349,6 +374,8 @@ class TcpStore(MachineStore):
 
     def _ready(self, connection: Connection) -> None:
         assert connection.handshake.peer is not None
+        if why := connection.why_not(bool(self._secret or self._tls)):
+            raise AuthenticationError(f"another process answers as the store at {self._where()}: {why}")
         self._recognize(StoreCard.decode(connection.handshake.peer.card))
         self._connection = connection
         self._connections += 1
@@ -362,7 +389,6 @@ class TcpStore(MachineStore):
         """Refuse a store that is not the one that was there before, or was started from an older copy."""
         before, self._card = self._card, card
         self.instance, self.generation = card.instance, card.generation
-        self._away = ""
         if before is None:
             return
         if card.instance != before.instance:
@@ -401,6 +427,9 @@ class TcpStore(MachineStore):
         for payload in payloads:
             id, status, value = split_response(payload)
             if status == _REPLY:
+                self._vain = 0
+                if id == self._resume_id:
+                    self._away = ""
                 self._answered(id, value, None)
             elif status == _PUSH:
                 if id in self._watches:
@@ -436,9 +465,13 @@ class TcpStore(MachineStore):
             return
         self._connection = None
         self._lost.set()
-        if isinstance(error, WireError):
-            self._finish(RendezvousError(f"lost the store at {self._where()}: {error.message}"))
-        elif self._closed is None and (self._pending or self._watches):
+        self._vain += 1
+        if isinstance(error, Tampered) and self._vain <= _ALTERED:
+            _log.warning("the connection with the store at %s has ended: %s", self._where(), error)
+        elif isinstance(error, WireError):
+            lost = f"lost the store at {self._where()}: {error.message}"
+            self._finish(RendezvousError(lost, hint=error.hint))
+        if self._closed is None and (self._pending or self._watches):
             self._reconnect()
 
     def _finish(self, error: RendezvousError) -> None:

@@ -14,8 +14,11 @@ from collections.abc import Callable
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
 from aiodist.net.polling import Poller
+from aiodist.net.records import RecordSocket
 from aiodist.net.refusals import address_of
+from aiodist.net.sealed import SealedSocket
 from aiodist.net.secure import SecureSocket
+from aiodist.net.users import why_not
 from aiodist.wire.handshake import Handshake
 from aiodist.wire.messages import FrameParser
 
@@ -43,7 +46,7 @@ class Connection:
 
     def __init__(
         self,
-        sock: socket.socket | SecureSocket,
+        sock: socket.socket | RecordSocket,
         handshake: Handshake,
         on_ready: Callable[[Connection], None],
         on_frames: Callable[[Connection, list[bytes]], None],
@@ -56,7 +59,7 @@ class Connection:
         self.serves = False  # at a server: it answers, and looks for the next request once it has
         self._loop = asyncio.get_running_loop()
         self.poller = Poller(self._loop)
-        self._sock = sock
+        self._sock: socket.socket | RecordSocket = sock
         self._on_ready = on_ready
         self._on_frames = on_frames
         self._on_lost = on_lost
@@ -72,6 +75,11 @@ class Connection:
         self._parser = FrameParser()
         self._deadline: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is written: it has ended, or ends."""
+        return self._closing
 
     def start(self, deadline: float | None = None) -> None:
         """Begin the handshake, to be done by `deadline` (loop time); `HANDSHAKE_SECONDS` from now if None."""
@@ -94,6 +102,10 @@ class Connection:
         """Call these from now on; for a server, which learns from the handshake whose the connection is."""
         self._on_frames = on_frames
         self._on_lost = on_lost
+
+    def why_not(self, vouched: bool) -> str:
+        """What the kernel says against the process at the other end: see `users.why_not`."""
+        return why_not(self._sock, vouched)
 
     def pause(self) -> None:
         """Take in nothing more, but for what `read` is called for, until `resume`."""
@@ -228,7 +240,7 @@ class Connection:
                 self._heard = True
                 if not self._shake_hands(data):
                     return True
-                data = self.handshake.leftover
+                data = self._first_words()
             if payloads := self._parser.feed(data):
                 self._on_frames(self, payloads)
         except AiodistError as error:
@@ -252,10 +264,28 @@ class Connection:
         self._flush_handshake()
         if not self.handshake.done:
             return False
+        self._seal()
         self._open = True
         self._stop_deadline()
         self._on_ready(self)
         return True
+
+    def _seal(self) -> None:
+        """Authenticate what follows, where neither TLS nor the kernel does."""
+        sock, keys = self._sock, self.handshake.keys
+        if isinstance(sock, socket.socket) and sock.family != getattr(socket, "AF_UNIX", None) and keys[0]:
+            if self._queue:  # a few hundred bytes on a fresh connection always fit
+                raise WireError("the peer does not read its handshake")
+            self._sock = SealedSocket(sock, keys, self.handshake.leftover)
+
+    def _first_words(self) -> bytes:
+        """What came behind the handshake."""
+        if not isinstance(self._sock, SealedSocket):
+            return self.handshake.leftover
+        try:
+            return self._sock.recv(self._chunk) if self._sock.pending() else b""
+        except BlockingIOError:
+            return b""
 
     def _flush_handshake(self) -> None:
         if data := self.handshake.data_to_send():
@@ -270,7 +300,7 @@ class Connection:
             self._deadline = None
 
 
-def _keep_alive(sock: socket.socket | SecureSocket) -> None:
+def _keep_alive(sock: socket.socket | RecordSocket) -> None:
     """Notice within about 25 s that the other host is gone, however quiet the connection is."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -33,13 +34,14 @@ from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.machine_store import MachineStore, again, check_use, error_of
 from aiodist.rendezvous.schema import RefusedError, check_args
 from aiodist.rendezvous.store import Watch, check_key, closed_error
-from aiodist.timeouts import Timeout
+from aiodist.timeouts import Timeout, spoken
 
 GRACE_SECONDS = 1.0
 """What a waiting call may take beyond its timeout to hear from etcd what is missing."""
 
 GOODBYE_SECONDS = 1.0
 
+_log = logging.getLogger("aiodist.store")
 _TIMED = frozenset(("multi_get", "wait", "gather"))
 
 
@@ -119,7 +121,15 @@ class EtcdStore(MachineStore):
             RendezvousTimeout: no member answered in time; says what the network said.
             AuthenticationError: etcd refused this user, or its certificate was refused.
         """
-        gateway = Gateway(place(url, os.environ if environ is None else environ))
+        environ = os.environ if environ is None else environ
+        where = place(url, environ)
+        if where.tells_password and environ.get("RANK", "0") == "0":
+            _log.warning(
+                "AIODIST_ETCD_PASSWORD goes to etcd at %s as it is, for whoever listens on the network: use "
+                "etcds://",
+                where,
+            )
+        gateway = Gateway(where)
         try:
             self = cls(gateway, timeout)
             deadline = self._loop.time() + self.timeout
@@ -310,7 +320,7 @@ class EtcdStore(MachineStore):
         look = words.get_all(self._key(prefix), names_only=True)
         found, _ = await self._run.txn([], [look], deadline=call.deadline)
         cut = len(self._keys)
-        return sorted(item.key[cut:].decode() for item in found.ranges[0].items)
+        return sorted(item.key[cut:].decode(errors="replace") for item in found.ranges[0].items)
 
     async def _num_keys(self, call: _Call, prefix: str) -> int:
         look = words.count_all(self._key(prefix))
@@ -333,7 +343,7 @@ class EtcdStore(MachineStore):
             listed = ", ".join(f"'{key}'" for key in absent[:5])
             listed += f" and {len(absent) - 5} more" if len(absent) > 5 else ""
             raise RendezvousTimeout(
-                f"nobody set {listed} within {round(call.timeout, 3):g} s",
+                f"nobody set {listed} within {spoken(call.timeout)}",
                 hint="See whether the process that sets it runs",
             )
         return [item.value for item in items if item is not None]

@@ -21,10 +21,12 @@ import json
 import os
 import random
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
 from aiodist.environment import Tls, is_loopback
+from aiodist.environment.files import UntrustedError, open_file
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import connect, join_address
 from aiodist.rendezvous.client import TcpStore
@@ -32,9 +34,10 @@ from aiodist.rendezvous.machine_store import MachineStore
 from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.store import DEFAULT_TIMEOUT, Watch
-from aiodist.timeouts import Timeout, seconds
+from aiodist.timeouts import Timeout, seconds, spoken
 
 LINGER_SECONDS = 5.0
+_NOBODY = 65534  # whom root's files belong to on a network file system that does not trust root
 _POLL = 0.02  # seconds between attempts to lock the file
 PROBE_SECONDS = 1.0  # for a host that the file names to answer, before the lock is given up
 
@@ -79,36 +82,36 @@ class FileStore(MachineStore):
             tls: for connections over TCP; None: they go without.
 
         Raises:
-            UsageError: the file cannot be made, or holds something else.
+            UsageError: the file cannot be made, is another user's, or holds something else.
             RendezvousTimeout: the host that the file names does not answer.
             AuthenticationError: its store is of another job, version or secret.
         """
         file = Path(path)
         patience = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
-        place = ""
+        waits_for = f"the lock on {file}, which another process holds"
         try:
             async with asyncio.timeout(patience):
                 while True:
                     handle = await _locked(file)
                     try:
                         found = _read(handle, file)
-                        place = "" if found is None else _place(found)
-                        gone, client = (
-                            (True, None) if found is None else await _look(found, job, secret, rank, tls)
-                        )
-                        server = None
-                        if gone:
-                            server, client = await _host(handle, host, job, secret, rank, tls)
+                        server = client = None
+                        if found is not None:
+                            waits_for = f"an answer from the host of the store ({_place(found)})"
+                            client = await _look(found, job, secret, rank, tls)
+                        if client is None:
+                            server, client = await _host(handle, host, job, secret, patience, rank, tls)
                     finally:
                         os.close(handle)  # and with it the lock
-                    if client is not None:
+                    if isinstance(client, str):
+                        waits_for = client
+                    else:
                         client.timeout = patience
                         return cls(file, client, server, linger)
                     await asyncio.sleep(_POLL)
         except TimeoutError:
-            where = f"the host of the store ({place}, says {file})" if place else f"the lock on {file}"
             raise RendezvousTimeout(
-                f"no answer from {where} within {patience:g} s",
+                f"no store by the rendezvous file {file} within {spoken(patience)}: waited for {waits_for}",
                 hint=f"If that job is gone, remove {file}; else see whether its host can be reached",
             ) from None
 
@@ -132,13 +135,16 @@ async def _locked(file: Path) -> int:
     """A descriptor of the file, locked; the file is made if need be."""
     while True:
         try:
-            handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = open_file(file, os.O_RDWR | os.O_CREAT)
+        except UntrustedError as error:
+            raise _unsafe(file, str(error.strerror)) from None
         except OSError as error:
             raise UsageError(
                 f"the rendezvous file {file} cannot be opened ({error.strerror})",
                 hint="Name a file in a folder that exists and that every rank can write to",
             ) from None
         try:
+            _check_own(os.fstat(handle), file)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
@@ -153,6 +159,24 @@ async def _locked(file: Path) -> int:
             if os.path.samestat(os.fstat(handle), os.stat(file)):
                 return handle
         os.close(handle)
+
+
+def _check_own(facts: os.stat_result, file: Path) -> None:
+    """Refuse a file that another user may have put there; in it stands whom this process connects to."""
+    me = os.geteuid()
+    if not stat.S_ISREG(facts.st_mode):
+        raise _unsafe(file, "it is no plain file")
+    if facts.st_nlink > 1:  # 0: removed since
+        raise _unsafe(file, "it has another name, too (a hard link)")
+    if facts.st_uid != me and not (me == 0 and facts.st_uid == _NOBODY):
+        raise _unsafe(file, f"it belongs to user {facts.st_uid}, and this process runs as user {me}")
+
+
+def _unsafe(file: Path, why: str) -> UsageError:
+    return UsageError(
+        f"the rendezvous file {file} is not safe ({why})",
+        hint="Name a file that does not exist yet, best in a folder to which nobody else can write",
+    )
 
 
 def _read(handle: int, file: Path) -> dict[str, Any] | None:
@@ -179,14 +203,14 @@ def _place(found: dict[str, Any]) -> str:
 
 
 async def _host(
-    handle: int, host: str, job: str, secret: bytes, rank: int, tls: Tls | None
+    handle: int, host: str, job: str, secret: bytes, patience: float, rank: int, tls: Tls | None
 ) -> tuple[StoreServer, TcpStore]:
     """Host the store here, and say so in the file."""
     server = await StoreServer.start(host, 0, job, secret, rank=rank, tls=tls)
     client = None
     try:
         client = await TcpStore.connect(
-            *(server.host, server.port, job, secret, PROBE_SECONDS), rank=rank, tls=tls
+            *(server.host, server.port, job, secret, patience), rank=rank, tls=tls
         )
         found = {
             "host": server.host,
@@ -207,8 +231,8 @@ async def _host(
 
 async def _look(
     found: dict[str, Any], job: str, secret: bytes, rank: int, tls: Tls | None
-) -> tuple[bool, TcpStore | None]:
-    """Whether the store that the file names is provably gone, and a client of it if it answers."""
+) -> TcpStore | str | None:
+    """A client of the store that the file names; None where that is provably gone; else what to wait for."""
     here = found.get("on") == socket.gethostname()
     if is_loopback(found["host"]) and not here:
         raise UsageError(
@@ -223,18 +247,20 @@ async def _look(
             *(found["host"], found["port"], job, secret, PROBE_SECONDS), rank=rank, tls=tls
         )
     except ConnectionRefusedError:
-        return True, None
+        return None
     except AuthenticationError:
         if dead:  # somebody else has its port now
-            return True, None
+            return None
         raise
     except (OSError, RendezvousTimeout):
-        return dead, None
+        return None if dead else f"an answer from the host of the store ({_place(found)})"
     meant = client.instance.hex() == found["store"]
     if meant and not met_before(client.instance):
-        return False, client
+        return client
     await client.aclose()
-    return not meant, None  # else a later store, on the port of the one that is meant
+    if not meant:  # a later store, on the port of the one that is meant
+        return None
+    return f"the end of the group before, which met at the store of {_place(found)}"
 
 
 def _exists(pid: Any) -> bool:

@@ -18,7 +18,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aiodist.environment import Placement, company, split_address, store_address, store_url, tuning
+from aiodist.environment import (
+    Placement,
+    chosen,
+    company_of_script,
+    split_address,
+    store_address,
+    store_url,
+    tuning,
+)
 from aiodist.errors import UsageError
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.hash_store import HashStore
@@ -100,15 +108,16 @@ def _number(query: dict[str, list[str]], name: str, url: str) -> int:
 async def _env(invitation: Invitation) -> Meeting:
     environ = invitation.environ
     place = invitation.placement()
+    if place.launcher == "alone" and chosen(environ, invitation.world_size):
+        return _alone(invitation)
     if (url := store_url(environ)) is not None:
         return await _etcd(replace(invitation, url=url))
     if (address := store_address(environ)) is not None:
         return await join(invitation, place, *address)
     if place.world_size == 1 and place.master_addr is None:
-        if place.launcher == "alone" and (others := company(environ)):
-            _log.warning("%s, but nothing says which of them this is: it is a job of its own", others)
-        store = HashStore(invitation.timeout)
-        return Meeting(store, 0, 1, None, told_address(invitation.tuning, "127.0.0.1"))
+        if place.launcher == "alone":
+            _look_around(environ)
+        return _alone(invitation)
     if (meeting := await meet_by_launcher(invitation, place)) is not None:
         return meeting
     if place.master_addr is None or place.master_port is None:
@@ -118,6 +127,27 @@ async def _env(invitation: Invitation) -> Meeting:
             hint="Start with `aiodist run`, or set MASTER_ADDR to rank 0's host and MASTER_PORT to a port",
         )
     return await host_or_join(invitation, place, place.master_addr, place.master_port)
+
+
+def _look_around(environ: Mapping[str, str]) -> None:
+    """Refuse, or warn of, a job of one where others seem to have been started with this process."""
+    company = company_of_script(environ)
+    if company is None:
+        return
+    if company.certain:
+        raise UsageError(
+            f"{company.said}, but nothing says where this process meets the others: each would be a job of "
+            "its own",
+            hint=company.hint,
+        )
+    _log.warning(
+        "%s, but nothing says which of them this is: it is a job of its own. %s", company.said, company.hint
+    )
+
+
+def _alone(invitation: Invitation) -> Meeting:
+    store = HashStore(invitation.timeout)
+    return Meeting(store, 0, 1, None, told_address(invitation.tuning, "127.0.0.1"))
 
 
 async def _tcp(invitation: Invitation) -> Meeting:

@@ -19,6 +19,7 @@ from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
+from aiodist.timeouts import spoken
 
 _log = logging.getLogger("aiodist.rendezvous")
 _EVERYWHERE = ("0.0.0.0", "::")
@@ -57,6 +58,11 @@ async def host(
                 address,
                 server.host,
             )
+        if server.host in _EVERYWHERE:
+            _log.warning(
+                "the store listens on every address of this host, as %s says; name the one that others use",
+                address,
+            )
         reached = address if server.host in _EVERYWHERE else server.host
         if tell is not None:
             await tell(join_address(reached, server.port))
@@ -94,23 +100,33 @@ async def join(invitation: Invitation, place: Placement, host: str, port: int, a
     """
     loop = asyncio.get_running_loop()
     deadline, left = loop.time() + invitation.timeout, invitation.timeout
-    while True:
-        store = await TcpStore.connect(
-            *(host, port, invitation.job, invitation.secret, left),
-            rank=place.rank,
-            tls=invitation.tls,
-        )
-        store.timeout = invitation.timeout
-        if not anew or not met_before(store.instance):
-            break
-        await store.aclose()
-        left = deadline - loop.time()
-        if left <= 0:
-            raise RendezvousTimeout(
-                f"rank 0 has not ended the group before at {join_address(host, port)}",
-                hint="Close a group on every rank before the next one is made",
+    found_old = False
+    while left > 0:
+        try:
+            store = await TcpStore.connect(
+                *(host, port, invitation.job, invitation.secret, left),
+                rank=place.rank,
+                tls=invitation.tls,
             )
+        except RendezvousTimeout:
+            if not found_old:
+                raise
+            break
+        if not anew or not met_before(store.instance):
+            return await _met(invitation, place, store)
+        found_old = True
+        await store.aclose()
         await asyncio.sleep(_AGAIN)
+        left = deadline - loop.time()
+    raise RendezvousTimeout(
+        f"no store for the next group at {join_address(host, port)} within {spoken(invitation.timeout)}: the "
+        "last one that answered there was that of the group before",
+        hint="Close a group on every rank before the next one is made; rank 0 hosts the next store",
+    )
+
+
+async def _met(invitation: Invitation, place: Placement, store: TcpStore) -> Meeting:
+    store.timeout = invitation.timeout
     try:
         address = told_address(invitation.tuning, store.address)
     except BaseException:

@@ -30,10 +30,11 @@ from aiodist.rendezvous.events import (
     Wake,
 )
 from aiodist.rendezvous.machine import StoreMachine
-from aiodist.wire.messages import Encoder, Status, encode_response, pack, split_request
+from aiodist.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack, split_request
 
 MAX_SLOW = 256 << 20  # bytes that may wait for all clients that do not read; the slowest go first
 MAX_HELD = 256 << 20  # bytes of answers that may wait for the disk; who asks for more is listened to later
+MAX_NEWS = 512 << 20  # bytes that may wait when one change is told to all who watch; the others are cut off
 MAX_BACKLOG = 64 << 20  # bytes of requests that may wait for the disk, until nobody is listened to
 _SLOW = 1 << 20
 _MANY = 16 << 20  # bytes of answers that leave before more are made
@@ -178,19 +179,31 @@ class JobStore:
 
     def _handle(self, event: Event) -> None:
         effects = self.machine.handle(event, self._loop.time())
+        several = len(effects) > 1
         for effect in effects:
             if isinstance(effect, Wake):
                 if self._timer is not None:
                     self._timer.cancel()
                 if self._open:
                     self._timer = self._loop.call_at(effect.at, self._tick)
-            elif (connection := self.clients.get(effect.client)) is not None:
-                answer = self._encode(effect, len(effects) > 1)
+            elif (connection := self.clients.get(effect.client)) is not None and not connection.is_over:
+                if several and self._made > _MANY and not self._has_room_for_news(connection):
+                    continue
+                answer = self._encode(effect, several)
                 self._made += len(answer)
                 if connection in self._outbox:
                     self._outbox[connection].append(answer)
                 else:
                     self._outbox[connection] = [answer]
+
+    def _has_room_for_news(self, connection: Connection) -> bool:
+        """Whether an event with many effects may tell more; else this client is cut off, and comes back."""
+        self._flush()
+        if self._held_bytes + self._made <= MAX_NEWS:
+            return True
+        _log.warning("cut off %s: too much is told at once", connection.peer_address)
+        connection.abort()
+        return False
 
     def _tick(self) -> None:
         """Time has passed: but first, what has arrived in time counts, however late this loop looks."""
@@ -293,13 +306,27 @@ class JobStore:
         try:
             if isinstance(effect, Reply):
                 if not shared:
+                    _check_size(effect.value)
                     return self._encoder.reply(id, effect.value)
-                if effect.value is not self._packed[0]:  # a gather's answer goes to many
-                    self._packed = (effect.value, pack(effect.value))
-                return encode_response(id, Status.reply, self._packed[1])
+                return encode_response(id, Status.reply, self._pack_once(effect.value))
             if isinstance(effect, Push):
-                return encode_response(id, Status.push, pack(effect.value))
+                return encode_response(id, Status.push, self._pack_once(effect.value))
             failure: list[Any] = [effect.kind, effect.message[:_WORDS], effect.hint, effect.missing]
         except WireError as error:
             failure = ["usage", f"the answer is {error.message}", "Ask for fewer keys at a time", []]
         return encode_response(id, Status.failure, pack(failure))
+
+    def _pack_once(self, value: Any) -> bytes:
+        """What goes to many: a gather's answer, and news."""
+        if value is not self._packed[0]:
+            _check_size(value)
+            self._packed = (value, pack(value))
+        return self._packed[1]
+
+
+def _check_size(value: Any) -> None:
+    """Refuse a list that is too large before it is packed: it may be one value, asked for a million times."""
+    if type(value) is list and len(value) > 1:
+        size = sum(len(part) for part in value if part is not None)
+        if size > MAX_FRAME:
+            raise WireError(f"a message of over {size} bytes; at most {MAX_FRAME} are allowed")

@@ -1,9 +1,9 @@
 """Whose secret is it: the jobs that a server serves, each with its own.
 
 A server of many jobs reads them from a folder (a file for each job: its name is the job's, what it holds is
-the secret), or from one file with a line for each: the job's name, a space, the secret. Only their owner may
-be able to read them. They are read again for each client that connects: a job is added, changed or ended
-while the server runs.
+the secret), or from one file with a line for each: the job's name, a space, the secret. They are this user's
+or root's, and nobody else may be able to read them. They are looked at again for each client that connects,
+and read again where they have changed: a job is added, changed or ended while the server runs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from aiodist.errors import UsageError
+from aiodist.environment import warn_if_short
+from aiodist.environment.files import UntrustedError, open_file, others_may_write
+from aiodist.errors import RendezvousError, UsageError
 from aiodist.wire.handshake import MAX_JOB
 
+T = TypeVar("T")
+
 MAX_SECRET = 4096
+_SETTLED = 2.0  # seconds after its last change until a file is what its times say: they may be so coarse
 _log = logging.getLogger("aiodist.store")
 
 
@@ -27,19 +35,18 @@ class JobSecrets:
         path: the folder, or the file.
 
     Raises:
-        UsageError: there is neither, or somebody else than its owner may read it.
+        UsageError: there is neither, or somebody else than its owner may read or change it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._told: set[str] = set()
+        self._kept: dict[str, _Kept[bytes]] = {}
         try:
             self._is_folder = self.path.is_dir()
-            if not self._is_folder:
-                self._lines()
-            for job in self.names():
-                if self._is_folder:
-                    _read(self.path / job)
+            self._listed = _Kept(self.path, self._list if self._is_folder else self._lines)
+            for job, secret in self._all().items():
+                warn_if_short(self._read(job) if self._is_folder else secret, f"a secret in {self.path}")
         except OSError as error:
             raise UsageError(
                 f"the secrets of the jobs, {self.path}, cannot be read ({error.strerror})",
@@ -47,24 +54,53 @@ class JobSecrets:
             ) from None
 
     def names(self) -> list[str]:
-        """The jobs that there are now, sorted."""
-        if not self._is_folder:
-            return sorted(self._lines())
-        return sorted(entry.name for entry in self.path.iterdir() if entry.is_file() and _is_name(entry.name))
+        """The jobs that there are now, sorted.
+
+        Raises:
+            RendezvousError: that cannot be seen now.
+            UsageError: the file or folder cannot be trusted any more.
+        """
+        try:
+            return sorted(self._all())
+        except OSError as error:
+            raise self._unreadable(error) from None
 
     def secret_of(self, job: str) -> bytes | None:
-        """What the clients of a job know; None where there is no such job, or its file cannot be used."""
+        """What the clients of a job know; None where there is no such job, or its file cannot be used.
+
+        Raises:
+            RendezvousError: that cannot be seen now, for want of descriptors, say.
+        """
         try:
             if not self._is_folder:
-                return self._lines().get(job)
-            return _read(self.path / job) if _is_name(job) else None
-        except FileNotFoundError:
+                return self._all().get(job)
+            return self._read(job) if _is_name(job) else None
+        except (FileNotFoundError, NotADirectoryError):
+            self._kept.pop(job, None)
             return None
-        except (OSError, UsageError) as error:
+        except (PermissionError, UntrustedError, UsageError) as error:
             if job not in self._told and len(self._told) < 1000:
                 self._told.add(job)
                 _log.error("no client of a job gets in: %s", error)
             return None
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> RendezvousError:
+        return RendezvousError(f"the secrets of the jobs cannot be read now ({error.strerror}); try again")
+
+    def _all(self) -> dict[str, bytes]:
+        """All jobs; with their secrets, where these are in one file."""
+        return self._listed.get()
+
+    def _list(self) -> dict[str, bytes]:
+        facts = os.stat(self.path)
+        if facts.st_uid not in (0, os.geteuid()):
+            raise UsageError(f"{self.path} belongs to another user", hint="Make a folder of your own")
+        if others_may_write(facts) and not facts.st_mode & stat.S_ISVTX:
+            raise UsageError(f"others may write to {self.path}", hint=f"chmod 700 {self.path}")
+        with os.scandir(self.path) as entries:
+            return {entry.name: b"" for entry in entries if _is_name(entry.name) and entry.is_file()}
 
     def _lines(self) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
@@ -77,13 +113,51 @@ class JobSecrets:
             found[job.decode("utf-8", "replace")] = secret.strip()
         return found
 
+    def _read(self, job: str) -> bytes:
+        kept = self._kept.get(job)
+        if kept is None:
+            path = self.path / job
+            os.stat(path)  # nothing is kept of a job that is not there
+            kept = self._kept[job] = _Kept(path, lambda: _secret(path))
+        return kept.get()
+
+
+class _Kept(Generic[T]):
+    """What was made of a file or folder, until that is another or has changed.
+
+    To look costs no descriptor, so those who have used them all up keep nobody out.
+
+    Args:
+        path: of the file or folder.
+        make: reads it.
+    """
+
+    def __init__(self, path: Path, make: Callable[[], T]) -> None:
+        self._path = path
+        self._make = make
+        self._of: tuple[int, ...] | None = None
+        self._value: T
+
+    def get(self) -> T:
+        """What it holds now; errors as of `make` and `os.stat`."""
+        facts = os.stat(self._path)
+        seen = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        if self._of == seen:
+            return self._value
+        now = time.time()
+        self._of = None
+        self._value = self._make()
+        if max(facts.st_mtime, facts.st_ctime) + _SETTLED < now:
+            self._of = seen
+        return self._value
+
 
 def _is_name(job: str) -> bool:
     plain = job and "/" not in job and "\0" not in job and not job.startswith(".")
     return bool(plain) and len(job.encode()) <= MAX_JOB
 
 
-def _read(path: Path) -> bytes:
+def _secret(path: Path) -> bytes:
     secret = _private(path, MAX_SECRET).strip()
     if not secret:
         raise UsageError(f"the secret in {path} is empty", hint="Write a random line into it")
@@ -91,11 +165,13 @@ def _read(path: Path) -> bytes:
 
 
 def _private(path: Path, limit: int | None) -> bytes:
-    """A file's contents, if nobody but its owner may read or change it."""
-    with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
+    """A file's contents, if it is this user's or root's, and nobody else may read or change it."""
+    with os.fdopen(open_file(path), "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
             raise UsageError(f"{path} is no file")
-        if mode & 0o077:
+        if facts.st_uid not in (0, os.geteuid()):
+            raise UsageError(f"{path} belongs to another user", hint="chown it, or remove it")
+        if facts.st_mode & 0o077:
             raise UsageError(f"{path} is open to others", hint=f"chmod 600 {path}")
         return file.read(-1 if limit is None else limit)

@@ -7,6 +7,7 @@ import socket
 
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.rendezvous.store import Store
+from aiodist.sanitize import one_line
 
 _RANKS = "aiodist/rank"
 
@@ -46,5 +47,4 @@ async def release_rank(store: Store, rank: int, description: bytes) -> None:
 
 
 def _shown(description: bytes) -> str:
-    text = description.decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "?" for c in text[:200])
+    return one_line(description, 200)

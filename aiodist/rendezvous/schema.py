@@ -21,6 +21,10 @@ class RefusedError(Exception):
         self.message, self.hint, self.kind = message, hint, kind
 
 
+MAX_KEY = 4096
+"""Characters of a key, a name or a prefix."""
+
+
 class _Is:
     def __init__(self, *types: type) -> None:
         self.types = types
@@ -82,6 +86,12 @@ for _method, _checks in METHODS.items():
     _choices = [check.types for check in _checks if isinstance(check, _Is)]
     if len(_choices) == len(_checks):
         _PLAIN.update((_method, *types) for types in itertools.product(*_choices))
+
+
+def check_name(name: str) -> None:
+    """Refuse a key, name or prefix that is to be kept, and that no client of ours would send."""
+    if len(name) > MAX_KEY:
+        raise RefusedError(f"a store's keys have at most {MAX_KEY} characters, this one {len(name)}")
 
 
 def check_args(method: str, args: list[Any]) -> None:

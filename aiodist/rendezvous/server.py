@@ -9,24 +9,28 @@ import os
 import socket
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from aiodist.environment import Tls
-from aiodist.errors import AiodistError, WireError
+from aiodist.errors import AiodistError, Tampered, WireError
 from aiodist.net.listener import Listener
 from aiodist.net.lobby import places
-from aiodist.net.near import is_stranger, listen_near
+from aiodist.net.near import listen_near
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.secure import SecureSocket
-from aiodist.net.sockets import describe, listen
+from aiodist.net.sockets import describe, join_address, listen
+from aiodist.net.users import send_away, why_not
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.durable.data_folder import DataFolder
 from aiodist.rendezvous.durable.disk import Disk
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.machine import DEFAULT_LIMIT, StoreMachine
+from aiodist.rendezvous.quota import clients_of_each, descriptors
 from aiodist.rendezvous.store_card import StoreCard, instance_of
+from aiodist.sanitize import one_line
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
-from aiodist.wire.messages import Status
+from aiodist.wire.messages import Status, encode_response, pack
 
 CLIENT_ID_BYTES = 16
 _DISK_THREADS = 8  # commits, and snapshots, that are written at the same time
@@ -83,6 +87,7 @@ class StoreServer:
         self._secrets = secrets
         self._identity = identity  # of the one job that it serves
         self._tls = tls
+        self._vouched = tls is not None or identity is None or bool(secrets.secret_of(identity.job))
         self._data = data
         self._limit = limit
         self._key = os.urandom(32) if data is None else data.key
@@ -90,6 +95,8 @@ class StoreServer:
         self._pool = None if data is None else ThreadPoolExecutor(_DISK_THREADS, "aiodist-store")
         self._refusals = Refusals(_log)
         self._most_strangers = places()
+        self._descriptors = descriptors()
+        self._jobs: set[str] = set()  # that there were when somebody last looked
         self._loop = asyncio.get_running_loop()
         self._server: Listener | None = None
         self._strangers: dict[Connection, None] = {}  # in order of arrival
@@ -187,6 +194,8 @@ class StoreServer:
                 folder.close()
             raise
         self.host, self.port = sock.getsockname()[:2]
+        named = "" if host == self.host else f", which is what '{one_line(host)}' means here"
+        _log.info("a store listens on %s%s", join_address(self.host, self.port), named)
         near = listen_near(self.host, self.port)
         socks = [sock] if near is None else [sock, near]
         self._server = Listener(self._loop, socks, self._accept, self._turned_away, _log)
@@ -245,7 +254,7 @@ class StoreServer:
                 connection.abort()
         self._refusals.rest()
         await self._close_stores(status, why)
-        if not self.clients and self._strangers:
+        if not self.clients and not self._empty.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._empty.wait()
@@ -267,6 +276,7 @@ class StoreServer:
 
     def _choose(self, job: str) -> tuple[Identity, bytes]:
         """For the handshake: who to be for clients of a job, and what they must know."""
+        # Where that cannot be seen now it raises: the connection ends without a verdict, and they ask again.
         secret = self._secrets.secret_of(job)
         if secret is None:
             secret = os.urandom(32)  # nobody knows it, so this looks as if theirs were wrong
@@ -292,7 +302,7 @@ class StoreServer:
             self._retire()
             self._stores[job] = await self._recover(job)
         except (AiodistError, OSError) as failure:
-            _log.error("the store of job '%s' cannot be opened: %s", job, failure)
+            _log.error("the store of job '%s' cannot be opened: %s", one_line(job), one_line(str(failure)))
             error = failure
         early = self._early.pop(job)
         for connection, payloads in early.items():
@@ -304,7 +314,7 @@ class StoreServer:
                     connection.close(wrong)
                 connection.resume()
             else:
-                connection.abort()
+                self._turn_back(connection, "the store of this job cannot be opened now")
 
     def _retire(self) -> None:
         """Let go of stores in memory whose jobs are over: no secret, no client. Files stay."""
@@ -337,9 +347,9 @@ class StoreServer:
     # Connections.
 
     def _accept(self, sock: socket.socket, deadline: float) -> None:
-        if is_stranger(sock):
-            self._turned_away(sock, "it runs under another user")
-            sock.close()
+        if why := why_not(sock, self._vouched):
+            self._turned_away(sock, why)
+            send_away(sock, why)
             return
         if len(self._strangers) >= self._most_strangers:
             oldest = next(iter(self._strangers))
@@ -371,19 +381,50 @@ class StoreServer:
         if len(client) != CLIENT_ID_BYTES:
             raise WireError(f"a client id of {len(client)} bytes")
         connection.client = client
-        if (store := self._stores.get(job)) is not None:
+        self._strangers.pop(connection, None)
+        if why := self._too_many(job, client):
+            self._turn_back(connection, why)
+        elif (store := self._stores.get(job)) is not None:
             self._admit(connection, store)
-            return
-        if job not in self._early:
-            self._early[job] = {}
-            self._spawn(self._open(job))
-        self._early[job][connection] = []
-        connection.pause()
+        else:
+            if job not in self._early:
+                self._early[job] = {}
+                self._spawn(self._open(job))
+            self._early[job][connection] = []
+            connection.pause()
 
     def _admit(self, connection: Connection, store: JobStore) -> None:
-        self._strangers.pop(connection, None)
-        connection.hand_over(store.frames, store.lost)
+        connection.hand_over(store.frames, partial(self._client_lost, store))
         store.connected(connection)
+
+    def _too_many(self, job: str, client: bytes) -> str:
+        """Why a client has to wait until others of its job have left; '' where there is room for it.
+
+        A job that has a server to itself locks out nobody else.
+        """
+        if self._identity is not None:
+            return ""
+        store = self._stores.get(job)
+        if store is not None and client in store.clients:
+            return ""  # it takes the place that it has
+        here = len(self._early.get(job, ())) + (0 if store is None else len(store.clients))
+        with contextlib.suppress(AiodistError):  # it cannot be seen now: as many as before
+            self._jobs = set(self._secrets.names())
+        jobs = len(self._jobs | {name for name, store in self._stores.items() if store.clients})
+        most = clients_of_each(jobs, self._most_strangers, self._descriptors)
+        if here < most:
+            return ""
+        return (
+            f"{most} clients of this job are connected, and no job may have more: the server has "
+            f"{self._descriptors} descriptors (ulimit -n) for {jobs} jobs"
+        )
+
+    def _turn_back(self, connection: Connection, why: str) -> None:
+        """End the connection of a client that has proved itself, and may come back."""
+        self._refusals.say(connection.peer_address, why)
+        connection.write(encode_response(0, Status.away, pack(why)))
+        connection.close()
+        self._count()
 
     def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
         """Requests arrived with the handshake: of a client whose store was there, or is not yet."""
@@ -397,12 +438,18 @@ class StoreServer:
             early.pop(connection, None)
         if connection in self._strangers:
             del self._strangers[connection]
-            self._count()
             if isinstance(error, AiodistError):
                 self._refusals.say(connection.peer_address, str(error))
+        self._count()
+
+    def _client_lost(self, store: JobStore, connection: Connection, error: Exception | None) -> None:
+        """A client's connection ended."""
+        if isinstance(error, Tampered):
+            self._refusals.say(connection.peer_address, str(error))
+        store.lost(connection, error)
 
     def _count(self) -> None:
-        if self._strangers or self.clients:
+        if self._strangers or self.clients or any(self._early.values()):
             self._empty.clear()
         else:
             self._empty.set()

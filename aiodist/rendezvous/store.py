@@ -13,6 +13,7 @@ from typing import Self
 
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.rendezvous.lease import Lease
+from aiodist.rendezvous.schema import MAX_KEY
 from aiodist.rendezvous.watch import Watch, WatchEvent
 from aiodist.timeouts import Timeout, seconds
 
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT = 300.0
-MAX_KEY = 4096
 
 Value = bytes | bytearray | memoryview | str
 

@@ -74,7 +74,8 @@ async def init_process_group(
         init_method: 'env://' (the default: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or what a launcher
             sets), 'tcp://host:port', 'file:///path', or a scheme given to `register_rendezvous_handler`.
         timeout: seconds, or a timedelta, for meeting; also the default of the group's operations. 300 s.
-        world_size: number of processes; -1 takes it from `init_method`.
+        world_size: number of processes; -1 takes it from `init_method`. 1: a job of its own, by whatever this
+            process was started; it needs no rank.
         rank: of this process; -1 takes it from `init_method`. With backend 'mpi' both are MPI's, and it says
             where to meet, if nothing else does.
         store: meet over this store instead of `init_method`; needs `rank` and `world_size`. It stays yours.
@@ -88,7 +89,8 @@ async def init_process_group(
         `destroy_process_group`.
 
     Raises:
-        UsageError: arguments or environment variables without meaning.
+        UsageError: arguments or environment variables without meaning; or others were started with this
+            process, and nothing says where to meet them: each would be a job of its own.
         RendezvousTimeout: not all came in time; names who is missing.
         RendezvousError: the processes cannot work together (two with one rank, other versions…).
         BackendUnavailable: the backend is not here.

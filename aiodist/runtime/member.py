@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 import os
 from collections.abc import Mapping
 from functools import partial
 
 from aiodist.backends.plan import Plan
+from aiodist.control.liveness import Patience
 from aiodist.environment import Tls, Tuning, check_open_door, job_id, secret, split_address, tls
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import ProcessGroup
@@ -39,6 +42,8 @@ ELASTIC = "aiodist/elastic"
 has begun. Whoever fails before that has the whole job start again. b'over': the job has ended, and well."""
 
 _HASTE = 1.0  # seconds that a store lingers for its clients when a rank was lost
+
+_log = logging.getLogger("aiodist")
 
 _PARTING = 1.0  # seconds that a store which no longer answers may delay closing
 
@@ -87,8 +92,9 @@ class Member:
         settings = Settings(
             *(name, self._job_id, tuned.transport, tuned.agreed, timeout),
             limits=tuned.limits,
-            heartbeat=tuned.heartbeat,
-            evict_after=tuned.evict_after,
+            patience=Patience(
+                *(tuned.heartbeat, tuned.warn_after, tuned.evict_after, tuned.evict_silent_after)
+            ),
             uid=uid,
             hosts_store=hosted is not None,
             plan=plan,
@@ -118,18 +124,20 @@ class Member:
         world = World(endpoint, meeting.world_size, job.settings, job.end)
         group = await first_epoch(job, world, job.store)
         meeting.formed()
-        self._stay()
+        self._stay(group)
         return group
 
     async def join(self, timeout: float) -> ProcessGroup:
         """Wait to be admitted to an epoch of a job that runs."""
         group = await join_running(self.job, timeout)
-        self._stay()
+        self._stay(group)
         return group
 
-    def _stay(self) -> None:
+    def _stay(self, group: ProcessGroup) -> None:
         """Have newcomers see that somebody of the run lives, where the store alone does not show it."""
         job = self.job
+        if self._tls is not None and group.rank == 0:
+            warn_of_plain_traffic(group.backend)
         if outlives_jobs(self._meeting.store) and not job.store_host:
             self._presence = Presence(job.store, job.uid, self._me)
 
@@ -220,6 +228,18 @@ class Member:
             await self._meeting.aclose(linger)
             for server in self._servers:
                 await server.aclose(linger)
+
+
+@functools.cache  # once in a process
+def warn_of_plain_traffic(backend: str) -> None:
+    """Say that TLS is not for what another library moves by itself; `backend`: as in `get_backend`."""
+    others = sorted({part.rpartition(":")[2] for part in backend.split(",")} - {"host"})
+    if others:
+        _log.warning(
+            "TLS is set, but backend %s moves tensors by its own connections, which are not encrypted, and "
+            "asks nobody for a certificate; keep its network apart, or use backend 'host'",
+            " and ".join(f"'{name}'" for name in others),
+        )
 
 
 def _hosted(meeting: Meeting) -> StoreServer | None:

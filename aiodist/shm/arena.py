@@ -17,14 +17,16 @@ import sys
 from collections.abc import Iterable
 
 from aiodist.errors import BackendUnavailable, WireError
+from aiodist.net.shortage import EXHAUSTED
 
 PAGE = 4096
 """Bytes at the start of an arena that hold its nonce; what the owner shares begins behind them."""
 
 NONCE_BYTES = 32
 
-ARENA_LIMIT = 1 << 40
-"""Bytes of the largest arena that a peer's word is taken for."""
+USABLE_LIMIT = 64 << 30
+"""Usable bytes of the largest arena: of a home where nothing limits it. They are address space, not memory,
+of which a process has 128 TiB; a peer that says more would take that from the others."""
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
@@ -122,6 +124,7 @@ class Window:
 
     Raises:
         WireError: it is not a sealed arena of that size.
+        OSError: this process has no memory, or no descriptor, for it.
 
     Attributes:
         nonce: what its owner wrote at the start.
@@ -129,17 +132,27 @@ class Window:
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
+        try:
+            self._map = self._mapped(fd, nbytes)
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                raise
+            # Descriptors of pipes, of files that may not be read, and the like: what was sent is at fault.
+            raise WireError(f"an arena that cannot be mapped ({error.strerror})") from None
+        self.nbytes = nbytes
+        self.view = memoryview(self._map)
+        self.nonce = bytes(self.view[:NONCE_BYTES])
+
+    @staticmethod
+    def _mapped(fd: int, nbytes: int) -> mmap.mmap:
         import fcntl
 
-        if not PAGE < nbytes <= ARENA_LIMIT or nbytes % PAGE or os.fstat(fd).st_size != nbytes:
+        if not PAGE < nbytes <= PAGE + USABLE_LIMIT or nbytes % PAGE or os.fstat(fd).st_size != nbytes:
             raise WireError(f"an arena of {nbytes} bytes that has {os.fstat(fd).st_size}")
         # Without the seal on its size, its owner could cut it off under us (SIGBUS).
         if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
             raise WireError("an arena that is not sealed")
-        self.nbytes = nbytes
-        self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
-        self.view = memoryview(self._map)
-        self.nonce = bytes(self.view[:NONCE_BYTES])
+        return mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def advise(self, *advice: int) -> None:
         """As `Arena.advise`."""

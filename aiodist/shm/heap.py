@@ -28,21 +28,27 @@ class Heap:
         self._free: list[tuple[int, int]] = [(self.start, stop)]  # (start, stop), in order, never touching
         self._taken: dict[int, int] = {}
 
-    def take(self, nbytes: int, align: int = ALIGN) -> int:
+    def take(self, nbytes: int, align: int = ALIGN, stop: int | None = None) -> int:
         """The offset of a piece.
+
+        Args:
+            nbytes: its size.
+            align: what its offset is a multiple of.
+            stop: it ends here at the latest; None: anywhere.
 
         Raises:
             MemoryError: no piece is large enough.
         """
+        limit = self.stop if stop is None else stop
         size = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
-        for number, (start, stop) in enumerate(self._free):
+        for number, (start, end) in enumerate(self._free):
             at = -(-start // align) * align
-            if at + size <= stop:
-                rest = [(a, b) for a, b in ((start, at), (at + size, stop)) if a < b]
+            if at + size <= min(end, limit):
+                rest = [(a, b) for a, b in ((start, at), (at + size, end)) if a < b]
                 self._free[number : number + 1] = rest
                 self._taken[at] = size
                 return at
-        raise MemoryError(f"no {nbytes} bytes left of {self.stop - self.start} that are shared")
+        raise MemoryError(f"no {nbytes} bytes left of {limit - self.start} that are shared")
 
     def free(self, at: int) -> None:
         """Give a piece back."""

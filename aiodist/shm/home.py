@@ -13,9 +13,9 @@ import resource
 import weakref
 
 from aiodist.errors import BackendUnavailable, WireError
-from aiodist.shm.arena import Arena, Window
+from aiodist.shm.arena import USABLE_LIMIT, Arena, Window
 
-HOME_BYTES = 64 << 30
+HOME_BYTES = USABLE_LIMIT
 """Bytes of a home where nothing limits them: address space, not memory."""
 
 _SHARE = 64  # of a limited address space a home takes this part: those of all neighbours are mapped, too
@@ -86,7 +86,7 @@ class Neighbour:
         nonce: of its home, as it says.
 
     Raises:
-        WireError: these are not a sealed arena with that nonce and two descriptors that never block.
+        WireError: these are not a sealed arena with that nonce and two eventfds that never block.
         OSError: the memory cannot be mapped here.
 
     Attributes:
@@ -103,8 +103,11 @@ class Neighbour:
         self.pid = pid
         memory, self.loop_bell, self.bulk_bell = descriptors
         try:
-            if os.get_blocking(self.loop_bell) or os.get_blocking(self.bulk_bell):
-                raise WireError("a bell that could hold whoever rings it")
+            for bell in (self.loop_bell, self.bulk_bell):
+                if os.get_blocking(bell):
+                    raise WireError("a bell that could hold whoever rings it")
+                if not _is_eventfd(bell):
+                    raise WireError("a bell that is none")
             self.window = Window(memory, nbytes)
             if self.window.nonce != nonce:
                 self.window.close()
@@ -135,6 +138,14 @@ def home_bytes() -> int:
     """A size for a home that leaves room for its neighbours' where the address space is limited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return HOME_BYTES if limit == resource.RLIM_INFINITY else min(HOME_BYTES, max(limit // _SHARE, _SMALLEST))
+
+
+def _is_eventfd(descriptor: int) -> bool:
+    """Whether it is one, as far as /proc can say: to ring anything else would write into it."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[eventfd]"
+    except OSError:
+        return not os.path.isdir("/proc/self/fd")
 
 
 def _ring(bell: int) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiodist.tensors.family import like, wrap
+from aiodist.tensors.family import check_shape, like, wrap
 from aiodist.tensors.overlap import overlaps
 from aiodist.tensors.view import TensorView, view
 
-__all__ = ["TensorView", "like", "overlaps", "view", "wrap"]
+__all__ = ["TensorView", "check_shape", "like", "overlaps", "view", "wrap"]

@@ -146,6 +146,21 @@ def geometry(
 def _of_torch(torch: Any, tensor: Any, what: str) -> DeviceArray | None:
     if tensor.device.type != "cuda":
         return None
+    check_torch(torch, tensor, what)
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = BFLOAT16 if name == "bfloat16" else _dtype_named(name, what)
+    strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
+    return geometry(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, tensor)
+
+
+def check_torch(torch: Any, tensor: Any, what: str) -> None:
+    """Refuse torch tensors whose memory does not hold, in strides, what they show."""
+    if tensor.is_nested:
+        raise UsageError(
+            f"{what} is nested: its parts differ in shape", hint=f"Pass {what}.values(), or padded"
+        )
+    if tensor.is_quantized:
+        raise UsageError(f"{what} is quantized", hint=f"Pass {what}.int_repr(), or {what}.dequantize()")
     if tensor.layout != torch.strided:
         raise UsageError(f"{what} is sparse ({tensor.layout})", hint=f"Pass {what}.to_dense()")
     if tensor.is_conj() or tensor.is_neg():
@@ -153,10 +168,6 @@ def _of_torch(torch: Any, tensor: Any, what: str) -> DeviceArray | None:
             f"{what} is a lazy conjugate or negative: its memory holds other values than it shows",
             hint=f"Pass {what}.resolve_conj().resolve_neg()",
         )
-    name = str(tensor.dtype).removeprefix("torch.")
-    dtype = BFLOAT16 if name == "bfloat16" else _dtype_named(name, what)
-    strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
-    return geometry(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, tensor)
 
 
 def _dtype_named(name: str, what: str) -> np.dtype[Any]:

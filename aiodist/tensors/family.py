@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.errors import UsageError
+from aiodist.errors import UsageError, shown
 from aiodist.tensors.device import device_array
 from aiodist.tensors.view import view
 from aiodist.types import BFLOAT16
 
 Array = npt.NDArray[Any]
+
+MAX_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 
 
 def wrap(tensor: Any, array: Array) -> Any:
@@ -39,9 +42,21 @@ def like(tensor: Any, shape: Sequence[int], dtype: np.dtype[Any] | None = None) 
     seen = device_array(tensor, "tensor") if type(tensor) is not np.ndarray else None
     if dtype is None:
         dtype = view(tensor, writable=False, device=True).dtype
+    check_shape(tuple(shape), dtype)
     if seen is not None:
         return _on_device(tensor, seen.cuda, tuple(shape), dtype)
     return wrap(tensor, np.empty(tuple(shape), dtype))
+
+
+def check_shape(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse more dimensions than arrays have, and more bytes than an address space has."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise UsageError(
+            f"an array of {len(shape)} dimensions is needed, and NumPy's have {MAX_DIMENSIONS} at most",
+            hint="Pass a tensor of fewer: reshape(-1)",
+        )
+    if math.prod(extent for extent in shape if extent) * dtype.itemsize > sys.maxsize:
+        raise UsageError(f"an array of shape {shown(shape)} is larger than any memory")
 
 
 def _on_device(tensor: Any, index: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

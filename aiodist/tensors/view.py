@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.errors import UsageError
-from aiodist.tensors.device import device_array
+from aiodist.errors import UsageError, shown
+from aiodist.tensors.device import check_torch, device_array
 from aiodist.types import BFLOAT16, DTYPES, check_dtype
 
 Array = npt.NDArray[Any]
@@ -86,7 +86,7 @@ def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False
         UsageError: it is no tensor, lies on a device, is read-only or overlaps itself where it would be
             written, or has a dtype or byte order that cannot be communicated.
     """
-    array = obj if type(obj) is np.ndarray else _array_of(obj, what, device)
+    array = obj if type(obj) is np.ndarray else _seen(obj, what, device)
     dtype = array.dtype
     if not dtype.isnative:
         raise UsageError(
@@ -97,6 +97,20 @@ def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False
     if writable:
         _check_writable(array, what)
     return TensorView(obj, array)
+
+
+def _seen(obj: Any, what: str, device: bool) -> Array:
+    """`_array_of`, with one kind of error: what foreign objects raise when they are asked is without end."""
+    try:
+        return _array_of(obj, what, device)
+    except (UsageError, MemoryError):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{what}, a {type(obj).__name__}, cannot be read as an array ({type(error).__name__}: {said})",
+            hint="Pass a NumPy array, or a torch tensor, that holds the same values",
+        ) from error
 
 
 def _array_of(obj: Any, what: str, device: bool) -> Array:
@@ -114,7 +128,7 @@ def _array_of(obj: Any, what: str, device: bool) -> Array:
     if isinstance(obj, bool | int | float | complex | np.generic):
         raise UsageError(
             f"{what} is a single {type(obj).__name__}, and has no memory to share",
-            hint=f"Wrap it in an array: np.array({obj!r})",
+            hint=f"Wrap it in an array: np.array({shown(obj)})",
         )
     if isinstance(obj, str | list | tuple | dict | set) or obj is None:
         raise _no_tensor(obj, what)
@@ -130,14 +144,12 @@ def _array_of(obj: Any, what: str, device: bool) -> Array:
 def _torch_array(torch: Any, tensor: Any, what: str) -> Array:
     if tensor.device.type != "cpu":
         raise _on_device(what, f"device {tensor.device}")
-    if tensor.layout != torch.strided:
-        raise UsageError(f"{what} is sparse ({tensor.layout})", hint=f"Pass {what}.to_dense()")
-    if tensor.is_conj() or tensor.is_neg():
-        raise UsageError(
-            f"{what} is a lazy conjugate or negative: its memory holds other values than it shows",
-            hint=f"Pass {what}.resolve_conj().resolve_neg()",
-        )
+    check_torch(torch, tensor, what)
     tensor = tensor.detach()
+    if tensor.numel() and not tensor.data_ptr():
+        raise UsageError(
+            f"{what} has no memory: its storage was freed", hint="Give it its storage back first"
+        )
     bits = _BITS_DTYPE.get(str(tensor.dtype))
     try:
         if bits is None:
@@ -169,7 +181,10 @@ def _buffer_array(obj: Any, what: str) -> Array | None:
 def _interface_array(obj: Any, what: str) -> Array | None:
     if not hasattr(obj, "__array_interface__"):
         return None
-    return np.asarray(obj)
+    array = np.asarray(obj)
+    if array.size and not array.ctypes.data:
+        raise UsageError(f"{what} has no memory: its __array_interface__ names address 0")
+    return array
 
 
 def _dlpack_array(obj: Any, what: str) -> Array | None:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 
+from aiodist.errors import GroupBroken, Tampered
 from aiodist.transport.base import Endpoint, Into, Key, Sink
 
 
@@ -35,6 +36,9 @@ class Recorder:
         self.arrivals: list[tuple[int, Key, bytes, int]] = []
         self.losses: list[tuple[int, str]] = []
         self.goodbyes: list[int] = []
+        self.crowds: list[int] = []
+        self.tamperings: list[tuple[int, Tampered]] = []
+        self.failures: list[tuple[int | None, GroupBroken]] = []
         self.on_arrival: Callable[[Key], None] | None = None
         self._changed = asyncio.Event()
 
@@ -48,6 +52,21 @@ class Recorder:
     def lost(self, rank: int, cause: str) -> None:
         """A peer is gone."""
         self.losses.append((rank, cause))
+        self._changed.set()
+
+    def crowded(self, rank: int) -> None:
+        """A peer offers more than is remembered."""
+        self.crowds.append(rank)
+        self._changed.set()
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Somebody altered what a peer sent."""
+        self.tamperings.append((rank, error))
+        self._changed.set()
+
+    def unable(self, rank: int | None, error: GroupBroken) -> None:
+        """This process lacks something for a connection."""
+        self.failures.append((rank, error))
         self._changed.set()
 
     def goodbye(self, rank: int) -> None:

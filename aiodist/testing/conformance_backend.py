@@ -16,8 +16,9 @@ import numpy as np
 
 from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
-from aiodist.testing.programs import Step, laid_out, program, reduced, same, splits, value
-from aiodist.types import Kind, ReduceOp, premul_sum
+from aiodist.testing.issued import perform
+from aiodist.testing.programs import program
+from aiodist.types import ReduceOp, premul_sum
 from aiodist.work import Work
 
 
@@ -59,86 +60,6 @@ async def check_concurrent(pg: ProcessGroup, seed: int, length: int) -> None:
     async with asyncio.TaskGroup() as tasks:
         for step in program(seed, pg.size, length):
             tasks.create_task(perform(pg, step))
-
-
-async def perform(pg: ProcessGroup, step: Step) -> None:
-    """One step of a program on this rank, its result checked."""
-    mine = laid_out(value(step, pg.rank), step.layout)
-    before = mine.copy()
-    match step.kind:
-        case Kind.barrier:
-            await pg.barrier()
-        case Kind.all_reduce if step.separate:
-            out = laid_out(np.zeros(step.shape, step.dtype), step.layout)
-            assert await pg.all_reduce(mine, step.op, out) is out
-            same(out, reduced(step, pg.size), step)
-            same_bytes(mine, before, step)
-        case Kind.all_reduce:
-            assert await pg.all_reduce(mine, step.op) is mine
-            same(mine, reduced(step, pg.size), step)
-        case Kind.broadcast:
-            assert await pg.broadcast(mine, step.root) is mine
-            same_bytes(mine, value(step, step.root), step)
-        case Kind.reduce:
-            result = await pg.reduce(mine, step.root, step.op)
-            if pg.rank == step.root:
-                assert result is mine
-                same(mine, reduced(step, pg.size), step)
-            else:
-                assert result is None
-                same_bytes(mine, before, step)
-        case Kind.all_gather:
-            rows = laid_out(np.zeros((pg.size, *step.shape), step.dtype), step.layout)
-            result = await pg.all_gather(mine, rows if step.separate else None)
-            assert result is rows or not step.separate
-            same_bytes(result, np.stack([value(step, rank) for rank in range(pg.size)]), step)
-            same_bytes(mine, before, step)
-        case Kind.reduce_scatter:
-            result = await pg.reduce_scatter(mine, op=step.op)
-            part = step.shape[0] // pg.size
-            same(result, reduced(step, pg.size)[pg.rank * part : (pg.rank + 1) * part], step)
-            same_bytes(mine, before, step)
-        case Kind.gather:
-            rows = laid_out(np.zeros((pg.size, *step.shape), step.dtype), step.layout)
-            given = rows if step.separate and pg.rank == step.root else None
-            result = await pg.gather(mine, step.root, given)
-            if pg.rank == step.root:
-                same_bytes(result, np.stack([value(step, rank) for rank in range(pg.size)]), step)
-            else:
-                assert result is None
-            same_bytes(mine, before, step)
-        case Kind.scatter:
-            dealt = laid_out(value(step, step.root, pg.size), step.layout) if pg.rank == step.root else None
-            assert await pg.scatter(mine, dealt, step.root) is mine
-            same_bytes(mine, value(step, step.root, pg.size)[pg.rank], step)
-        case Kind.all_to_all:
-            table = splits(step, pg.size)
-            sent = laid_out(value(step, pg.rank, sum(table[pg.rank])), step.layout)
-            counts = [table[source][pg.rank] for source in range(pg.size)]
-            if step.separate:
-                result = await pg.all_to_all(sent)
-            else:
-                result = await pg.all_to_all(sent, None, table[pg.rank], counts)
-            parts = []
-            for source in range(pg.size):
-                start = sum(table[source][: pg.rank])
-                theirs = value(step, source, sum(table[source]))
-                parts.append(theirs[start : start + table[source][pg.rank]])
-            same_bytes(result, np.concatenate(parts), step)
-        case Kind.send:
-            target = (step.root + 1) % pg.size
-            if pg.rank == step.root:
-                await pg.send(mine, target, tag=step.salt)
-                same_bytes(mine, before, step)
-            elif pg.rank == target:
-                into = laid_out(np.zeros(step.shape, step.dtype), step.layout)
-                assert await pg.recv(into, step.root, tag=step.salt) == step.root
-                same_bytes(into, value(step, step.root), step)
-
-
-def same_bytes(got: Any, expected: Any, step: Step) -> None:
-    """Fail unless two arrays hold the same bytes."""
-    assert np.asarray(got).tobytes() == np.asarray(expected).tobytes(), step.describe()
 
 
 async def check_large(pg: ProcessGroup) -> None:

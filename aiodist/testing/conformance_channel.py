@@ -17,6 +17,7 @@ from aiodist.testing.channel_pair import Pair, Recorder, content, signature, tur
 from aiodist.transport.base import (
     CONTROL_MESSAGE,
     EAGER_MESSAGE,
+    REMEMBERED,
     SEGMENT,
     ControlLink,
     Endpoint,
@@ -150,6 +151,42 @@ async def check_stall(pair: Pair, budget: int) -> None:
     assert not any(future.done() for future in stuck)
     pending = pair.inc.pending(6, 0)
     assert pending == [(seq, SEGMENT * 8, signature(Key(6, 0, seq, 0))) for seq in range(20)]
+
+
+async def check_crowd(pair: Pair, budget: int) -> None:
+    """More offers than are remembered: none is lost, whoever comes first, whatever its size."""
+    count, nbytes, data = REMEMBERED + budget // 100 + 100, 100, bytes(range(100))
+    keys = [Key(20, 1, seq, 0) for seq in range(count)]
+    sent = [pair.send(key, data) for key in keys]
+    crowd = pair.at_receiver
+    await crowd.until(lambda: bool(crowd.crowds))
+    await pair.passes(Key(21, 1, 0, 0), SEGMENT)
+    assert len(crowd.arrivals) < count
+    asked, other_size, last = keys[-3:]
+    pair.inc.ask(asked)
+    received = pair.recv(other_size, nbytes + 1, Into(memoryview(bytearray(nbytes + 1))))
+    for key in (asked, other_size):
+        await crowd.until(lambda: (0, key, signature(key), nbytes) in crowd.arrivals)  # noqa: B023
+    sinks = {key: bytearray(nbytes) for key in (last, *reversed(keys[:-2]))}
+    await asyncio.gather(*(pair.recv(key, nbytes, Into(memoryview(sink))) for key, sink in sinks.items()))
+    assert all(sink == data for sink in sinks.values())
+    assert [future.done() for future in sent] == [key != other_size for key in keys]
+    assert not received.done()
+    assert sorted(key for _, key, _, _ in crowd.arrivals if key.context == 20) == keys
+    assert crowd.crowds == [0]
+
+
+async def check_many_places(pair: Pair, budget: int) -> None:
+    """More receives than the sender remembers READYs of."""
+    nbytes = EAGER_MESSAGE + 1
+    data = (bytes(range(251)) * 33)[:nbytes]
+    keys = [Key(22, 0, seq, 0) for seq in range(REMEMBERED + 100)]
+    pieces = {key: bytearray() for key in keys}
+    received = [pair.recv(key, nbytes, Fold(partial(_append, pieces[key], nbytes))) for key in keys]
+    await pair.passes(Key(23, 0, 0, 0), SEGMENT)
+    await asyncio.gather(*(pair.send(key, data) for key in reversed(keys)), *received)
+    assert all(piece == data for piece in pieces.values())
+    assert sorted(key for _, key, _, _ in pair.at_receiver.arrivals if key.context == 22) == keys
 
 
 async def check_cancel_send(pair: Pair, budget: int) -> None:
@@ -386,6 +423,8 @@ CHECKS: tuple[Callable[[Pair, int], Awaitable[None]], ...] = (
     check_interleaving,
     check_budget,
     check_stall,
+    check_crowd,
+    check_many_places,
     check_cancel_send,
     check_cancel_recv,
     check_retire,

@@ -1,13 +1,14 @@
 """Random programs: the same seed gives every rank the same operations, and tells what each must give.
 
 Values are small integers, in whatever dtype, so that every reduction is exact and results are compared
-bit by bit. They differ between ranks and between elements: constant tensors hide wrong indexing.
+bit by bit. They differ between ranks and between elements: constant tensors hide wrong indexing. Tensors
+lie in memory in many ways: strided, at any byte, in memory that other ranks read.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,12 @@ COLLECTIVES = (
     Kind.all_to_all,
 )
 
+BYTES = tuple(dtype for dtype in DTYPES if dtype.itemsize == 1)
+"""Dtypes of one byte: their tensors are cut anywhere. They are drawn more often than others."""
+
+Room = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
+"""Makes uninitialised, contiguous arrays."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -45,6 +52,8 @@ class Step:
         root: group rank.
         separate: whether the result goes to an `out` of its own.
         salt: makes the values of this step differ from those of others.
+        moved: whether the tensors begin at any byte, on every rank at another, and some of them in memory
+            that the other ranks of the host read; else at the start of memory of their own.
     """
 
     kind: Kind
@@ -55,11 +64,12 @@ class Step:
     root: int
     separate: bool
     salt: int
+    moved: bool = False
 
     def describe(self) -> str:
         """The step in a line, for a failing test."""
-        shape = list(self.shape)
-        return f"{self.kind.name} {self.dtype.name}{shape} {self.layout} {self.op.name} root={self.root}"
+        what = f"{self.kind.name} {self.dtype.name}{list(self.shape)} {self.layout} {self.op.name}"
+        return f"{what} root={self.root}{' separate' * self.separate}{' moved' * self.moved}"
 
 
 def program(
@@ -72,7 +82,7 @@ def program(
 
 def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Step:
     kind = rng.choice([k for k in kinds if size > 1 or k is not Kind.send])
-    dtype = rng.choice(DTYPES)
+    dtype = rng.choice(DTYPES if rng.random() < 0.7 else BYTES)
     dims = rng.choice([0, 1, 1, 1, 2, 2, 3])
     shape = tuple(
         rng.choice([0, 1, 2, 3, 5, rng.randint(1, max(1, int(big ** (1 / max(dims, 1)))))])
@@ -91,6 +101,7 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
         rng.randrange(size),
         rng.random() < 0.4,
         rng.randrange(1000),
+        rng.random() < 0.6,
     )
 
 
@@ -133,19 +144,40 @@ def value(step: Step, rank: int, rows: int | None = None) -> Array:
     return np.asarray(numbers).astype(step.dtype).reshape(shape)
 
 
-def laid_out(array: Array, layout: str) -> Array:
+def room(step: Step, rank: int, shared: Callable[[int], Array]) -> Room:
+    """Where a rank's tensors of a step lie.
+
+    Args:
+        step: the step.
+        rank: the rank.
+        shared: makes uint8 arrays that other ranks read, `ProcessGroup.empty` for instance.
+    """
+    rng = random.Random(step.salt * 64 + rank)
+
+    def make(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        if not step.moved:
+            return np.empty(shape, dtype)
+        offset, nbytes = rng.randrange(64), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = shared(offset + nbytes) if rng.random() < 0.6 else np.empty(offset + nbytes, np.uint8)
+        return memory[offset:].view(dtype).reshape(shape)
+
+    return make
+
+
+def laid_out(array: Array, layout: str, make: Room = np.empty) -> Array:
     """A copy of an array that lies in memory as asked."""
-    if array.ndim == 0 or layout == "C":
-        return array.copy()
     if layout == "F":
-        return np.asarray(array, order="F").copy(order="F")
-    if layout == "reversed":
-        copy: Array = array[::-1].copy()[::-1]
-        return copy
-    wide = np.zeros((*array.shape[:-1], array.shape[-1] * 3), array.dtype)
-    view = wide[..., 1::3]
-    view[...] = array
-    return view
+        copy = make(array.shape[::-1], array.dtype).T
+    elif layout == "reversed" and array.ndim:
+        copy = make(array.shape, array.dtype)[::-1]
+    elif layout == "strided" and array.ndim:
+        wide = make((*array.shape[:-1], array.shape[-1] * 3), array.dtype)
+        wide[...] = 0
+        copy = wide[..., 1::3]
+    else:
+        copy = make(array.shape, array.dtype)
+    copy[...] = array
+    return copy
 
 
 def reduced(step: Step, size: int) -> Array:

@@ -134,7 +134,7 @@ async def launch(
         env: further environment variables.
         prefixes: by rank, what its command begins with.
     """
-    secret = secrets.token_hex(16)
+    secret = secrets.token_hex(32)
     server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
     processes: list[asyncio.subprocess.Process] = []
     ended: list[int] = []

@@ -10,8 +10,9 @@ The rules that every implementation obeys (`testing.conformance_channel` checks 
    They return False when `done` will be called once, later; never from inside `send` or `recv`.
 2. From the call until it is over the buffer is borrowed; the caller keeps it alive and unchanged.
 3. After `cancel(context)` has returned, no buffer of that context is touched, no `done` of it is called.
-4. No payload byte travels without a place, beyond the eager budget of a (channel, context). A
-   stalled context delays no other.
+4. No payload byte travels without a place, beyond the eager budget of a (channel, context), and that of
+   EAGER_SHARES contexts a channel. A stalled context delays no other. What a peer makes this process
+   remember is bounded, and what a program has in flight is not (REMEMBERED).
 5. The end of a peer is reported once: `Observer.lost`, or `Observer.goodbye` if it closed on purpose.
 6. Everything happens on the event loop's thread; callbacks may call any method again.
 """
@@ -22,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+from aiodist.errors import GroupBroken, Tampered
 from aiodist.shm.home import Home, Neighbour
 
 SEGMENT = 256 * 1024
@@ -29,6 +31,15 @@ SEGMENT = 256 * 1024
 
 EAGER_MESSAGE = 8 * 1024
 """Bytes of the largest message that may travel before its receive is posted."""
+
+EAGER_SHARES = 16
+"""Contexts whose eager budgets one channel may have spent at once. Beyond that its messages wait for their
+receives: a peer may name any number of contexts, also some that this process never makes."""
+
+REMEMBERED = 4096
+"""Offers, and READYs, that one end of a channel remembers of what the other says before it is asked for. What
+comes beyond is forgotten, and said again when it is asked for; so a program may have any number of operations
+in flight, and a peer's inventions cost no more memory than this."""
 
 CONTROL_MESSAGE = 64 * 1024
 """Bytes of the largest message of a `ControlLink`."""
@@ -95,7 +106,8 @@ class Observer(Protocol):
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
         """A message, or the offer of one, came in from `rank`. Once a message, before it is matched and
-        before any of its bytes reach a sink.
+        before any of its bytes reach a sink. Not told of what was offered without being remembered, until
+        it is asked for (`crowded`).
 
         A message whose `nbytes` differs from the posted receive's is not delivered: the receive stays
         pending, so that whoever compares signatures here can say who disagreed.
@@ -103,6 +115,18 @@ class Observer(Protocol):
 
     def lost(self, rank: int, cause: str) -> None:
         """A connection with `rank` could not be made, or ended without goodbye. At most once a rank."""
+
+    def crowded(self, rank: int) -> None:
+        """`rank` offers more than is remembered: from now on, whoever waits for a message of it without
+        having posted a receive must `Incoming.ask` for it. At most once a rank."""
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Somebody on the path altered what `rank` sent. That channel carries nothing any more, and `rank`
+        was told so; nothing is known against it."""
+
+    def unable(self, rank: int | None, error: GroupBroken) -> None:
+        """This process has not what a connection with `rank` takes (None: with anybody), descriptors say: no
+        fault of the rank's, and no messages pass. Instead of `lost`, but that may follow."""
 
     def goodbye(self, rank: int) -> None:
         """`rank` closed its endpoint on purpose; all it sent has arrived. At most once a rank, instead of
@@ -120,7 +144,7 @@ class Outgoing(ABC):
         has nothing better to do than to wait."""
 
     @abstractmethod
-    def send(self, key: Key, signature: bytes, data: memoryview, done: Done) -> bool:
+    def send(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool = False) -> bool:
         """Start sending one message.
 
         Args:
@@ -130,6 +154,8 @@ class Outgoing(ABC):
                 means that the buffer may be reused, not that the peer has the message.
             done: called once, later, if this returns False, unless the context is cancelled or the
                 peer is lost first.
+            sealed: somebody will make sense of the bytes (objects): without TLS they have to be
+                authenticated, which those of tensors are not.
 
         Returns:
             True if the buffer is free again already.
@@ -180,6 +206,11 @@ class Incoming(ABC):
         """
 
     @abstractmethod
+    def ask(self, key: Key) -> None:
+        """A message of any size is waited for, and no receive can be posted before it arrives. Only needed
+        once the observer has heard that the peer's offers are `crowded`; may be repeated."""
+
+    @abstractmethod
     def cancel(self, context: int) -> None:
         """Forget all posted receives of a context; what still arrives for them is dropped.
 
@@ -193,8 +224,8 @@ class Incoming(ABC):
 
     @abstractmethod
     def pending(self, context: int, stream: int) -> list[tuple[int, int, bytes]]:
-        """The messages that arrived or were offered in a stream and match no posted receive, as
-        (seq, nbytes, signature), in order of seq (messages of `part` 0 only)."""
+        """The messages that arrived or were offered in a stream, are remembered, and match no posted receive,
+        as (seq, nbytes, signature), in order of seq (messages of `part` 0 only)."""
 
 
 class ControlLink(ABC):
@@ -205,6 +236,9 @@ class ControlLink(ABC):
         on_message: called with each message (bytes). Nothing at all is delivered before it is set.
         on_closed: called once as (goodbye, cause) when the peer closes (goodbye True) or is gone (False).
             Not called after this side's own `close` or `kill`. Set it before `on_message`.
+        on_tampered: called instead, once, where somebody between the two altered what one of them sent. The
+            link is gone; nothing is known against the peer, which may be dialed again. Both ends hear of it,
+            unless who did it sees to it that one does not. Set it before `on_message`.
         far: whether a network lies between: then the peer's host may fall silent, which ends the link as soon
             as something that was sent is not acknowledged in time.
     """
@@ -213,6 +247,7 @@ class ControlLink(ABC):
     far: bool
     on_message: Callable[[bytes], None]
     on_closed: Callable[[bool, str], None]
+    on_tampered: Callable[[Tampered], None]
 
     @abstractmethod
     def send(self, message: bytes) -> None:
@@ -220,6 +255,11 @@ class ControlLink(ABC):
 
         A peer that reads nothing while a bounded queue fills up counts as lost.
         """
+
+    @abstractmethod
+    def post(self, message: bytes) -> None:
+        """As `send`, but in any thread, also while the loop does not turn. It is dropped where earlier
+        messages wait for the peer to read. The link's closing waits for it, microseconds."""
 
     @abstractmethod
     def drain(self) -> None:
@@ -243,8 +283,10 @@ class Endpoint(ABC):
         card: what peers must know to dial (msgpack-able, secret-free). Complete once the endpoint exists.
         observer: told what comes from peers; set it before the first channel is asked for.
         on_control: called as (rank, link) for each control link that a peer dialed.
+        exposed: whether whoever reaches it over the network may pose as a rank, for want of a secret and TLS.
     """
 
+    exposed: bool = False
     rank: int
     card: dict[str, Any]
     observer: Observer
@@ -252,7 +294,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
-        """Learn the cards of peers. Needed before dialing them."""
+        """Learn the cards of peers. Needed before dialing them, and before they are let in."""
 
     @property
     @abstractmethod
@@ -302,7 +344,8 @@ class Endpoint(ABC):
 
     @abstractmethod
     def link_control(self, rank: int) -> Awaitable[ControlLink]:
-        """Dial a control link to `rank`. Raises `PeerLost` if that cannot be done."""
+        """Dial a control link to `rank`. Raises `PeerLost` if that cannot be done, and another `GroupBroken`
+        where that is this process's own fault."""
 
     @abstractmethod
     def peer_pid(self, rank: int) -> int | None:

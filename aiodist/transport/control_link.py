@@ -1,6 +1,10 @@
 """Control links: small messages both ways, over a socket or inside a process.
 
-On a socket each message goes as a 32-bit little-endian length and its bytes; the length 0 is goodbye.
+On a socket each message goes as a 32-bit little-endian length and its bytes; the length 0 is goodbye, and the
+largest says that what came was altered on the way (only where messages are authenticated: `net.sealed`).
+
+Another thread may `post` while the loop is stuck in a call, or comes back from it. So whoever touches the
+socket, or what waits to be written, holds a lock; never across a callback. Nothing under it blocks.
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ import contextlib
 import errno
 import socket
 import struct
+import threading
 from abc import abstractmethod
 from collections.abc import Callable
 
-from aiodist.errors import UsageError
+from aiodist.errors import Tampered, UsageError, WireError
 from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
 from aiodist.transport.link import NO_GOODBYE
 from aiodist.transport.pipe import Delay, Pipe
@@ -29,10 +34,19 @@ UNACKNOWLEDGED = 0.9
 so whatever its process does. Linux counts from the first retransmission, some 0.2 s after the sending. Not
 for links with bulk: a full window, too, looks like silence."""
 
+KEEPALIVE = 1
+"""Seconds without a message after which the kernels ask each other, likewise: a peer whose loop does not turn
+is sent nothing else for a while (`control.liveness`)."""
+
+AGAIN = 0.05
+"""Seconds until it is tried again where this host's kernel has no memory for a message."""
+
+_NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 _DRAIN = 64  # reads at most: somebody may write without end
 _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 _LENGTH = struct.Struct("<I")
 _GOODBYE = _LENGTH.pack(0)
+_ALTERED = 0xFFFFFFFF
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -48,6 +62,7 @@ class CallbackControl(ControlLink):
         self.rank = rank
         self.far = False
         self.on_closed = _ignore
+        self.on_tampered = _ignore
         self._handler: Callable[[bytes], None] | None = None
         self._forget = forget
 
@@ -94,7 +109,11 @@ class SocketControl(CallbackControl):
         if self.far and hasattr(socket, "TCP_USER_TIMEOUT"):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNACKNOWLEDGED * 1000))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._sock = sock
+        self._lock = threading.Lock()
         self._fd = sock.fileno()
         self._in = bytearray(leftover)
         self._out = bytearray()
@@ -114,6 +133,26 @@ class SocketControl(CallbackControl):
             self._loop.call_soon(
                 self._lost, f"it does not read its control link ({QUEUE_LIMIT >> 20} MiB wait)"
             )
+
+    def post(self, message: bytes) -> None:
+        check_message(message)
+        frame = _LENGTH.pack(len(message)) + message
+        with self._lock:
+            if self._over or self._closing or self._answering or self._out:
+                return
+            try:
+                sent = self._sock.send(frame, _NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                sent = 0  # it may be under way all the same: TLS has to be offered the same bytes again
+            except OSError as error:
+                if error.errno not in _NO_MEMORY:
+                    return  # the loop finds that out for itself
+                sent = 0
+            self._out += frame[sent:]
+            if not self._out:
+                return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._await_room)
 
     def close(self) -> None:
         if self._over or self._closing or self._answering:
@@ -136,45 +175,59 @@ class SocketControl(CallbackControl):
 
     def _begin(self) -> None:
         self._loop.call_soon(self._parse)
+        pending = getattr(self._sock, "pending", None)
+        if pending is not None and pending():  # of what was read already no selector tells
+            self._loop.call_soon(self._readable)
         self._read()
 
     # Writing.
 
     def _write(self, data: bytes) -> None:
         sent = 0
-        if not self._out:
-            try:
-                sent = self._sock.send(data, _NOSIGNAL)
-            except (BlockingIOError, InterruptedError):
-                pass
-            except OSError as error:
-                self._loop.call_soon(self._broken, error)
-                return
-        if sent < len(data):
+        with self._lock:
+            if not self._out:
+                try:
+                    sent = self._sock.send(data, _NOSIGNAL)
+                except (BlockingIOError, InterruptedError):
+                    pass
+                except OSError as error:
+                    if error.errno not in _NO_MEMORY:
+                        self._loop.call_soon(self._broken, error)
+                        return
             self._out += data[sent:]
-            if not self._writing:
-                self._writing = True
-                self._loop.add_writer(self._fd, self._flush)
+        self._await_room()
+
+    def _await_room(self) -> None:
+        """Write on when there is room, if something waits."""
+        if self._out and not self._writing and not self._over:
+            self._writing = True
+            self._loop.add_writer(self._fd, self._flush)
 
     def _flush(self) -> None:
         try:
-            sent = self._sock.send(self._out, _NOSIGNAL)
+            with self._lock:
+                del self._out[: self._sock.send(self._out, _NOSIGNAL)]
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._broken(error)
+            if error.errno in _NO_MEMORY:  # of this host: no fault of the peer's
+                self._rest()
+                self._loop.call_later(AGAIN, self._await_room)
+            else:
+                self._broken(error)
             return
-        del self._out[:sent]
         if not self._out:
-            self._writing = False
-            self._loop.remove_writer(self._fd)
+            self._rest()
             if self._answering:
                 self._shut()
 
+    def _rest(self) -> None:
+        self._writing = False
+        self._loop.remove_writer(self._fd)
+
     def _broken(self, error: OSError) -> None:
-        """Writing failed; what the peer said before is still worth reading, up to the end."""
-        while not self._over and not self._answering and self._readable():
-            pass
+        """Writing failed; what the peer said before is still worth reading."""
+        self.drain()
         self._lost(self._words(error))
 
     def _words(self, error: OSError) -> str:
@@ -191,12 +244,22 @@ class SocketControl(CallbackControl):
 
     def _readable(self) -> bool:
         """Read once; whether there may be more."""
+        if self._over:
+            return False
         try:
-            data = self._sock.recv(CONTROL_MESSAGE)
+            with self._lock:
+                data = self._sock.recv(CONTROL_MESSAGE)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
             self._lost(self._words(error))
+            return False
+        except Tampered as error:
+            self._write(_LENGTH.pack(_ALTERED))
+            self._tampered(error)
+            return False
+        except WireError as error:
+            self._lost(f"protocol error: {error.message}")
             return False
         if not data:
             self._lost(NO_GOODBYE)
@@ -209,6 +272,9 @@ class SocketControl(CallbackControl):
         buffer = self._in
         while not self._over and not self._answering and len(buffer) >= _LENGTH.size:
             (nbytes,) = _LENGTH.unpack_from(buffer)
+            if nbytes == _ALTERED:
+                self._tampered(Tampered())
+                return
             if nbytes > CONTROL_MESSAGE:
                 self._lost(f"protocol error: a control message of {nbytes} bytes")
                 return
@@ -243,13 +309,30 @@ class SocketControl(CallbackControl):
         if self._over:
             return
         report = not self._closing and not self._answering
+        self._stop()
+        try:
+            if report:  # before the socket closes: a peer that spoke nonsense must not hear of it first
+                self.on_closed(False, cause)
+        finally:
+            self._release()
+
+    def _tampered(self, error: Tampered) -> None:
+        """Somebody altered what one of us sent. What else is said here may be missing, or made up."""
+        report = not self._over and not self._closing and not self._answering
         self._shut()
         if report:
-            self.on_closed(False, cause)
+            self.on_tampered(error)
 
     def _shut(self) -> None:
-        if self._over:
-            return
+        if not self._over:
+            self._stop()
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:  # or the number of the descriptor may be another's before somebody has written there
+            self._sock.close()
+
+    def _stop(self) -> None:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -257,8 +340,8 @@ class SocketControl(CallbackControl):
             self._loop.remove_reader(self._fd)
             if self._writing:
                 self._loop.remove_writer(self._fd)
-        self._out.clear()
-        self._sock.close()
+        with self._lock:
+            self._out.clear()
         self._forget(self)
 
 
@@ -284,6 +367,9 @@ class MemoryControl(CallbackControl):
         check_message(message)
         if not self._over:
             self._out.push(bytes(message))
+
+    def post(self, message: bytes) -> None:
+        self._loop.call_soon_threadsafe(self.send, message)
 
     def drain(self) -> None:
         """Nothing waits here: what is under way is in the loop's queue."""

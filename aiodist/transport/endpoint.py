@@ -9,6 +9,7 @@ cards only save the attempt between hosts.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
 import socket
@@ -16,14 +17,25 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from aiodist.environment import Tls
+from aiodist.environment import Tls, is_loopback
 from aiodist.environment.process import host_id
 from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import AiodistError, AuthenticationError, BackendUnavailable, PeerLost, UsageError
+from aiodist.errors import (
+    AiodistError,
+    AuthenticationError,
+    BackendUnavailable,
+    GroupBroken,
+    PeerLost,
+    UsageError,
+    WireError,
+    name_ranks,
+)
 from aiodist.net.listener import Listener
 from aiodist.net.lobby import PATIENCE, places
 from aiodist.net.near import is_stranger
 from aiodist.net.refusals import Refusals, address_of
+from aiodist.net.shortage import shortage
+from aiodist.net.users import send_away, why_not
 from aiodist.shm.arena import available
 from aiodist.shm.home import Home, Neighbour
 from aiodist.transport.base import ControlLink, Route
@@ -41,6 +53,9 @@ Mode = Literal["tcp", "shm", "auto"]
 
 DIAL_DEADLINE = 20.0
 """Seconds in which a connection must stand."""
+
+CONTROL_LINKS = 4
+"""Control links with one rank, at most: it needs one, and a moment for the next after the end of that."""
 
 _log = logging.getLogger("aiodist.transport")
 
@@ -87,9 +102,12 @@ class SocketEndpoint(ChannelEndpoint):
         self._job = job
         self._secret = secret
         self._tls = tls
+        self._vouched = bool(secret or tls)
+        self.exposed = not (self._vouched or is_loopback(host))
         self._mode = mode
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._cards: dict[int, Mapping[str, Any]] = {}
+        self._introduced = asyncio.Event()
         self._routes: dict[int, Route] = {}
         self._dialing: dict[int, asyncio.Task[bool]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -98,20 +116,27 @@ class SocketEndpoint(ChannelEndpoint):
         self._incoming: dict[Greeting, asyncio.Task[None]] = {}  # strangers, in order of arrival
         self._most_strangers = places()
         self._refusals = Refusals(_log)
-        listening = [listen_tcp(host)]
-        port: int = listening[0].getsockname()[1]
-        self.card = {"nonce": self._nonce, "tcp": [host, port]}
         self._mail: Mailbox | None = None
-        if mode != "tcp" and available():
-            try:
+        listening: list[socket.socket] = []
+        try:
+            listening.append(listen_tcp(host))
+            self.card = {"nonce": self._nonce, "tcp": [host, listening[0].getsockname()[1]]}
+            if mode != "tcp" and available():
                 self._mail = Mailbox(loop, rank, job, secret, self._nonce, home_nbytes)
                 name, unix = listen_unix()
-            except BaseException:
-                listening[0].close()
-                raise
-            listening.append(unix)
-            self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._mail.name}
-        self._listener = Listener(loop, listening, self._welcome, self._turned_away, _log)
+                listening.append(unix)
+                self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._mail.name}
+        except BaseException as error:
+            for sock in listening:
+                sock.close()
+            if self._mail is not None:
+                self._mail.close()
+            if isinstance(error, OSError):
+                raise not_mine(host, error) from error
+            raise
+        self._listener = Listener(
+            loop, listening, self._welcome, self._turned_away, _log, self._nobody_accepted
+        )
 
     @classmethod
     async def open(
@@ -151,6 +176,7 @@ class SocketEndpoint(ChannelEndpoint):
 
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
         self._cards.update(cards)
+        self._introduced.set()
         if self._mail is not None:
             others = {rank: card for rank, card in cards.items() if rank != self.rank}
             self._mail.introduce({r: card for r, card in others.items() if self._may_be_local(card)})
@@ -176,7 +202,18 @@ class SocketEndpoint(ChannelEndpoint):
             except BackendUnavailable:
                 if self._mode == "shm":
                     raise
+            self._tell_lack(candidates - proved, self._mail.lacking)
         return proved
+
+    def _tell_lack(self, ranks: set[int], error: OSError | None) -> None:
+        """Ranks of this host could not be proved to share memory, perhaps for want of something here."""
+        lack = shortage(error) if ranks else None
+        if lack is None:
+            return
+        words = f"rank {self.rank} {lack.what}, so it cannot share memory with {name_ranks(sorted(ranks))}"
+        if self._mode == "shm":
+            raise BackendUnavailable(words, hint=lack.hint)
+        _log.warning("%s; messages go over TCP. %s", words, lack.hint)
 
     def keep_neighbours(self, ranks: Collection[int]) -> None:
         if self._mail is not None:
@@ -205,7 +242,7 @@ class SocketEndpoint(ChannelEndpoint):
         try:
             return await task
         except (OSError, AiodistError, TimeoutError) as error:
-            raise PeerLost([rank], _cannot(error)) from error
+            raise self._unable(rank, error) or PeerLost([rank], _cannot(error)) from error
 
     def kill(self) -> None:
         self._listener.close()
@@ -233,7 +270,12 @@ class SocketEndpoint(ChannelEndpoint):
             link = await self._first(peer.rank, Purpose.data, self._ways(peer.rank))
         except (OSError, AiodistError, TimeoutError) as error:
             del self._dialing[peer.rank]
-            self._lost(peer, _cannot(error))
+            own = self._unable(peer.rank, error)
+            if own is None:
+                self._lost(peer, _cannot(error))
+            elif not self._closing:
+                peer.sender.fail()
+                self.observer.unable(peer.rank, own)
             return False
         self._connected(peer, link)
         return True
@@ -243,6 +285,19 @@ class SocketEndpoint(ChannelEndpoint):
         self._dialing.pop(peer.rank, None)
         peer.over = "shm" if isinstance(link, MappedLink) else "tcp"
         peer.sender.attach(link)
+
+    def _unable(self, rank: int | None, error: BaseException) -> GroupBroken | None:
+        """What to say if a connection with a rank, or any, failed for want of something of this process's."""
+        lack = shortage(error)
+        if lack is None:
+            return None
+        what = "take connections" if rank is None else f"connect with rank {rank}"
+        return GroupBroken(f"rank {self.rank} {lack.what}, so it cannot {what}", hint=lack.hint)
+
+    def _nobody_accepted(self, error: OSError) -> None:
+        own = self._unable(None, error)
+        if own is not None and not self._closing:
+            self.observer.unable(None, own)
 
     async def _dial_control(self, rank: int) -> ControlLink:
         control = await self._first(rank, Purpose.control, self._ways(rank, routed=False))
@@ -286,17 +341,24 @@ class SocketEndpoint(ChannelEndpoint):
                 if "unix" not in card or not available():
                     raise UsageError(f"rank {rank} shares no memory with this process")
                 sock = await connect_unix(unix_address(card["unix"]))
+                # A rank of another user; or a thief: names are free once a process died.
+                if is_stranger(sock):
+                    sock.close()
+                    raise PermissionError(errno.EACCES, "another user listens there")
             else:
                 sock = await connect_tcp(self._loop, *card["tcp"])
             greeting = self._greeting(sock)
             try:
                 mine = Identity(self._job, purpose, self.rank, self._nonce)
-                handshake = Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
+                nonce = secrets.token_bytes(NONCE_BYTES)
+                handshake = Handshake.client(mine, self._secret, nonce, to=card["nonce"])
                 if self._tls is not None and not greeting.is_unix:
                     handshake.bind(await greeting.secure(self._tls, is_server=False))
                 theirs = await greeting.shake(handshake)
                 if theirs.rank != rank or theirs.card != card["nonce"]:
                     raise AuthenticationError(f"another process has taken the address of rank {rank}")
+                if why := greeting.why_not(self._vouched):
+                    raise AuthenticationError(f"another process answers as rank {rank}: {why}")
                 return await self._link(greeting, rank, purpose, dialed=True)
             finally:
                 greeting.close()
@@ -333,9 +395,9 @@ class SocketEndpoint(ChannelEndpoint):
 
     def _welcome(self, sock: socket.socket, deadline: float) -> None:
         """A connection came in, and has something to say."""
-        if is_stranger(sock):
-            self._turned_away(sock, "it runs under another user")
-            sock.close()
+        if why := why_not(sock, self._vouched):
+            self._turned_away(sock, why)
+            send_away(sock, why)
             return
         if len(self._incoming) >= self._most_strangers:
             oldest = next(iter(self._incoming))
@@ -351,6 +413,7 @@ class SocketEndpoint(ChannelEndpoint):
 
     async def _greet(self, greeting: Greeting, deadline: float) -> None:
         """See who dialed, and hand the connection over."""
+        rank = -1
         try:
             async with asyncio.timeout_at(deadline):
                 mine = Identity(self._job, Purpose.data, self.rank, self._nonce)
@@ -358,12 +421,16 @@ class SocketEndpoint(ChannelEndpoint):
                 if self._tls is not None and not greeting.is_unix:
                     handshake.bind(await greeting.secure(self._tls, is_server=True))
                 theirs = await greeting.shake(handshake)
+            async with asyncio.timeout(DIAL_DEADLINE):
+                await self._introduced.wait()  # it may have our card before we have its
                 card = self._cards.get(theirs.rank)
-                if theirs.rank < 0 or (card is not None and card["nonce"] != theirs.card):
+                if card is None or card["nonce"] != theirs.card:
                     raise AuthenticationError(f"it is not the rank {theirs.rank} of this job")
-                peer = self._peer(theirs.rank)
+                peer, rank = self._peer(theirs.rank), theirs.rank
                 if theirs.purpose is Purpose.data and (peer.ended or peer.receiver.link is not None):
                     return
+                if theirs.purpose is Purpose.control and self._links_of(theirs.rank) >= CONTROL_LINKS:
+                    raise AuthenticationError(f"rank {theirs.rank} has {CONTROL_LINKS} control links already")
                 link = await self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
             if isinstance(link, SocketControl):
                 self.on_control(theirs.rank, link)
@@ -373,14 +440,21 @@ class SocketEndpoint(ChannelEndpoint):
                 peer.receiver.attach(link)
         except AiodistError as error:  # it was told why; strangers are no concern of the group
             self._refusals.say(greeting.peer_address, str(error))
+            if rank >= 0 and isinstance(error, WireError):  # but this is no stranger
+                self._lost(self._peer(rank), f"protocol error: {error.message}")
         except TimeoutError:
             self._refusals.say(greeting.peer_address, f"it did not prove itself within {PATIENCE:g} s")
-        except OSError:
-            pass  # it went away
+        except OSError as error:
+            own = self._unable(rank, error) if rank >= 0 else None  # what strangers lack is no concern either
+            if own is not None and not self._closing:
+                self.observer.unable(rank, own)  # before it sees that the connection ends
         finally:
             greeting.close()
             self._greetings.discard(greeting)
             self._incoming.pop(greeting, None)
+
+    def _links_of(self, rank: int) -> int:
+        return sum(control.rank == rank for control in self._controls)
 
     def _greeting(self, sock: socket.socket) -> Greeting:
         greeting = Greeting(self._loop, sock)

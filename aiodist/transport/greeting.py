@@ -6,18 +6,20 @@ the handshake's own limits plus one frame, and every descriptor that a stranger 
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import socket
-import struct
 from typing import cast
 
 from aiodist.environment import Tls
 from aiodist.errors import AiodistError, WireError
+from aiodist.net.descriptors import receive
 from aiodist.net.near import credentials
+from aiodist.net.records import RecordSocket
 from aiodist.net.refusals import address_of
+from aiodist.net.sealed import SealedSocket
 from aiodist.net.secure import SecureSocket
+from aiodist.net.users import why_not
 from aiodist.shm.arena import NONCE_BYTES, Arena, Window
 from aiodist.transport.mapped import ARENA_BYTES
 from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
@@ -45,6 +47,7 @@ class Greeting:
         self._sock: socket.socket | SecureSocket | None = sock
         self.is_unix = sock.family == socket.AF_UNIX
         self.peer_address = address_of(sock)
+        self._keys = (b"", b"")
         self._fds: list[int] = []
         self._watched = -1
 
@@ -82,6 +85,7 @@ class Greeting:
                     pass
             raise
         self.leftover = handshake.leftover
+        self._keys = handshake.keys
         assert handshake.peer is not None
         return handshake.peer
 
@@ -123,6 +127,11 @@ class Greeting:
             raise
         return window
 
+    def why_not(self, vouched: bool) -> str:
+        """What the kernel says against the process at the other end: see `users.why_not`."""
+        assert self._sock is not None
+        return why_not(self._sock, vouched)
+
     def peer_pid(self) -> int | None:
         """The process at the other end, as the kernel says; None if it is not on this host."""
         if not isinstance(self._sock, socket.socket) or not self.is_unix:
@@ -131,10 +140,14 @@ class Greeting:
         return pid if pid > 0 else None  # 0: of another namespace
 
     def release(self) -> socket.socket:
-        """The socket, which is the caller's from now on; with TLS what behaves like one (`SecureSocket`)."""
+        """The socket, which is the caller's from now on; over TCP what behaves like one, and encrypts
+        (`SecureSocket`) or authenticates (`SealedSocket`, which takes `leftover` with it)."""
+        sock: socket.socket | RecordSocket | None
         sock, self._sock = self._sock, None
         assert sock is not None
         self._close_fds()
+        if isinstance(sock, socket.socket) and not self.is_unix and self._keys[0]:
+            sock, self.leftover = SealedSocket(sock, self._keys, self.leftover), b""
         return cast("socket.socket", sock)
 
     def close(self) -> None:
@@ -165,12 +178,8 @@ class Greeting:
             if isinstance(sock, SecureSocket) or not self.is_unix:
                 data = sock.recv(_READ)
             else:
-                data, ancillary, _flags, _address = sock.recvmsg(
-                    _READ, socket.CMSG_SPACE(struct.calcsize("i"))
-                )
-                for level, kind, payload in ancillary:
-                    if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                        self._fds.extend(array.array("i", payload[: len(payload) // 4 * 4]))
+                data, descriptors = receive(sock, _READ, 1)
+                self._fds += descriptors
         except BlockingIOError:
             return b""
         if len(self._fds) > 1:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
+from aiodist.errors import Tampered
 from aiodist.transport.base import SEGMENT, Key
 from aiodist.wire.frame import Frame
 
@@ -37,8 +38,9 @@ class LinkUser(Protocol):
     def writable(self) -> None:
         """`room` is True again, and what was borrowed by `write` is free."""
 
-    def ended(self, goodbye: bool, cause: str) -> None:
-        """The peer closed on purpose (goodbye), or the connection is lost. Once."""
+    def ended(self, goodbye: bool, cause: str | Tampered) -> None:
+        """The peer closed on purpose (goodbye), or the connection is lost, or somebody between the two
+        altered what it sent (`Tampered` as the cause): then nothing is known against the peer. Once."""
 
 
 class Link(ABC):
@@ -54,17 +56,38 @@ class Link(ABC):
     segment: int = SEGMENT
     on_closed: Callable[[], None] | None = None
 
+    @property
+    def idle(self) -> bool:
+        """Whether what is posted leaves at once. When it is False, `LinkUser.writable` will be called later.
+        What answers frames of the peer waits for that: one that reads nothing would fill memory."""
+        return True
+
     @abstractmethod
     def start(self, user: LinkUser) -> None:
         """Begin to deliver frames (never from inside this call)."""
 
     @abstractmethod
-    def post(self, header: bytes, payload: memoryview | None = None) -> None:
-        """Send a small frame. The payload is copied where it cannot leave at once. Never calls back."""
+    def post(self, header: bytes, payload: memoryview | None = None, sealed: bool = False) -> None:
+        """Send a small frame. The payload is copied where it cannot leave at once. Never calls back.
+
+        Args:
+            sealed: see `write`.
+        """
 
     @abstractmethod
-    def write(self, key: Key, payload: memoryview, offset: int, total: int, signature: bytes) -> bool:
+    def write(
+        self,
+        key: Key,
+        payload: memoryview,
+        offset: int,
+        total: int,
+        signature: bytes,
+        sealed: bool = False,
+    ) -> bool:
         """Send a segment as DATA; only while `room`. Never calls back.
+
+        Args:
+            sealed: its bytes have to be authenticated, where the link's frames are. Others need not.
 
         Returns:
             True if the payload has been taken; False if it is borrowed until `writable` or `keep`.

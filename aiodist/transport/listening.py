@@ -6,6 +6,7 @@ import secrets
 import socket
 
 from aiodist.errors import RendezvousError
+from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.net.sockets import BACKLOG
 
 
@@ -15,15 +16,17 @@ def listen_tcp(host: str) -> socket.socket:
     Raises:
         RendezvousError: it is no address of this host.
     """
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock: socket.socket | None = None
     try:
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind((host, 0))
         sock.listen(BACKLOG)
     except OSError as error:
-        sock.close()
+        if sock is not None:
+            sock.close()
         raise not_mine(host, error) from error
     return sock
 
@@ -50,6 +53,9 @@ def unix_address(name: bytes) -> bytes:
 
 def not_mine(host: str, error: OSError) -> RendezvousError:
     """What to raise when an address cannot be listened on."""
+    lack = shortage(error) if error.errno in EXHAUSTED else None
+    if lack is not None:
+        return RendezvousError(f"this process {lack.what}, so it cannot listen", hint=lack.hint)
     return RendezvousError(
         f"cannot listen on {host} ({error.strerror or error})",
         hint="Set AIODIST_HOST to an address of this host that its peers can reach",

@@ -1,52 +1,48 @@
-"""Proof by mail that two processes share a host: each sends the other its memory and its bells.
+"""Proof that two processes share a host: each passes the other its memory and its bells.
 
-Every process has a datagram socket in the abstract namespace of Unix sockets. A letter carries the
-descriptors of the sender's home; who can verify, map and find the right nonce in it sees that memory, and
-has the sender's process id from the kernel. No connection is needed, so n ranks meet with n² datagrams.
-A letter may bring a *line*, too, one end of a socket pair: a control link that nobody has to dial or greet.
+Every process listens under a fresh name in the abstract namespace of Unix sockets, which its card announces.
+What is said on a connection is in `exchange`: who can verify, map and find the right nonce in what comes sees
+that memory, and has the sender's process id from the kernel. The connection itself can stay as a *line*: a
+control link that nobody has to dial or greet.
 
-Nothing is read before the cards are known: the kernel keeps a few letters, then makes senders wait. A letter
-that is refused leaves no descriptor behind. That it came from another process of the job is the MAC's to
-say; that it goes to one follows from the name, which is fresh, random, and announced over the store alone.
+The higher rank of a pair dials. The lower one waits a little, and dials, too, in case the other is not about
+to, or cannot be reached; whoever has dialed does not let that in.
+
+Nobody is let in before the cards are known: the kernel keeps who dials, then makes others wait. Another user
+of this host is turned away at both ends before anything is said.
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
-import contextlib
-import errno
+import logging
 import os
-import secrets
 import socket
-import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
-from aiodist.errors import AiodistError, BackendUnavailable, WireError
-from aiodist.net.near import CREDENTIALS
+from aiodist.errors import BackendUnavailable
+from aiodist.net.listener import Listener
+from aiodist.net.near import credentials
+from aiodist.net.refusals import Refusals, address_of
+from aiodist.net.shortage import shortage
 from aiodist.shm.arena import NONCE_BYTES
 from aiodist.shm.home import Home, Neighbour, home_bytes
-from aiodist.transport.listening import unix_address
-from aiodist.wire.letter import LETTER_BYTES, Letter, seal, unseal
+from aiodist.transport.exchange import FULL, Exchange, Me
+from aiodist.transport.listening import listen_unix, unix_address
 
 ANSWER_DEADLINE = 5.0
 """Seconds in which a neighbour must have answered."""
 
-_PAUSES = (0.0005, 0.001, 0.002, 0.005)  # seconds until a full mailbox is tried again; then the last
-_FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
-_INT = struct.calcsize("i")
-_HOME_DESCRIPTORS = 3  # and a fourth for a line
-_ANCILLARY = (  # what does not fit here, the kernel closes
-    socket.CMSG_SPACE((_HOME_DESCRIPTORS + 1) * _INT) + socket.CMSG_SPACE(CREDENTIALS.size)
-    if hasattr(socket, "CMSG_SPACE")
-    else 0
-)
-_LETTERS_A_TURN = 16  # a flood of letters must not hold the loop
+_HOLD = 0.05  # seconds in which a higher rank may dial before it is dialed
+_PAUSES = (0.0005, 0.001, 0.002, 0.005)  # seconds until a crowded neighbour is dialed again; then the last
+_STRANGERS = 64  # connections besides those that may be neighbours': more, and the oldest goes
+
+_log = logging.getLogger("aiodist.transport")
 
 
 class Mailbox:
-    """One process's mail. It accepts letters from `introduce` on, and answers who writes first.
+    """One process's exchanges with its neighbours. It lets them in from `introduce` on.
 
     Args:
         loop: the event loop.
@@ -58,8 +54,10 @@ class Mailbox:
 
     Attributes:
         name: where it is, for the card.
-        home: this process's own memory, once somebody was written to.
+        home: this process's own memory, once somebody was to be shown it.
         neighbours: who was proved to be local.
+        cards: of those who may be.
+        lacking: what kept others from being proved that was this process's own fault: an error of the system.
     """
 
     def __init__(
@@ -71,77 +69,74 @@ class Mailbox:
         nonce: bytes,
         home_nbytes: int | None = None,
     ) -> None:
-        self.name = b"aiodist-" + secrets.token_hex(16).encode()
         self.home: Home | None = None
         self.neighbours: dict[int, Neighbour] = {}
+        self.cards: dict[int, Mapping[str, Any]] = {}
+        self.lacking: OSError | None = None
         self._loop = loop
-        self._rank = rank
-        self._job = job
-        self._secret = secret
-        self._nonce = nonce
+        self._me = Me(rank, job, secret, nonce)
         self._home_nbytes = home_nbytes
         self._homeless: BackendUnavailable | None = None
-        self._cards: dict[int, Mapping[str, Any]] = {}
-        self._to_send: set[int] = set()
-        self._linked: set[int] = set()  # who is sent a line with the letter
-        self._own_lines: dict[int, socket.socket] = {}  # our ends of those
-        self._their_lines: dict[int, socket.socket] = {}  # ends that came with letters
+        self._to_dial: set[int] = set()
+        self._linked: set[int] = set()  # with whom the connection is to stay as a line
+        self._own_lines: dict[int, socket.socket] = {}
+        self._their_lines: dict[int, socket.socket] = {}  # of those who dialed
         self._kept = False
-        self._sent: set[int] = set()
+        self._dialed: set[int] = set()
         self._strangers: set[int] = set()  # who turned out not to be local
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._exchanges: dict[Exchange, None] = {}  # in order of arrival
         self._timer: asyncio.TimerHandle | None = None
         self._tries = 0
-        self._reading = False
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            sock.bind(unix_address(self.name))
-        except BaseException:
-            sock.close()
-            raise
-        self._sock: socket.socket | None = sock
+        self._refusals = Refusals(_log)
+        self._listener: Listener | None = None
+        self._open = True
+        self.name, self._sock = listen_unix()
 
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
-        """Learn the cards of those who may be local; their letters are read from now on."""
-        self._cards.update(cards)
-        if not self._reading and self._sock is not None:
-            self._reading = True
-            self._loop.add_reader(self._sock.fileno(), self._read)
+        """Learn the cards of those who may be local; they are let in from now on."""
+        self.cards.update(cards)
+        if self._listener is None and self._open:
+            self._listener = Listener(
+                self._loop, [self._sock], lambda sock, deadline: self._welcome(sock), self._turned_away, _log
+            )
 
     async def prove(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = ANSWER_DEADLINE
     ) -> set[int]:
-        """Exchange letters with `ranks`, which were introduced; those who are neighbours in the end.
-        Those in `linked` are sent a line, too. Who does not answer in `patience` seconds is none.
+        """Have exchanges with `ranks`, which were introduced; those who are neighbours in the end. With those
+        in `linked` the connection stays as a line where this process dials it. Who does not answer in
+        `patience` seconds is no neighbour.
 
         Raises:
             BackendUnavailable: this process can have no home.
         """
         asked = set(ranks)
-        if self._sock is None:
+        if not self._open:
             return asked & self.neighbours.keys()
         self._linked.update(linked)
         missing = asked - self.neighbours.keys() - self._strangers
         for rank in missing:
             self._waiting.setdefault(rank, self._loop.create_future())
-        self._to_send |= missing - self._sent
-        self._flush()
-        pending = [self._waiting[rank] for rank in missing if rank in self._waiting]
+        pending = [self._waiting[rank] for rank in missing]
+        self.home_for_others()
+        above = {rank for rank in missing if rank > self._me.rank}
+        self._dial(missing - above)
+        held = self._loop.call_later(_HOLD, self._dial, above)
         if pending and self._homeless is None:
             await asyncio.wait(pending, timeout=min(patience, ANSWER_DEADLINE))
+            held.cancel()
         for rank in missing:
             self._decided(rank)
         if self._homeless is not None:
-            raise self._homeless
+            raise self._homeless  # exchanges go on: the others are told, so that they do not wait
         return asked & self.neighbours.keys()
 
     def keep(self, ranks: Collection[int]) -> dict[int, socket.socket]:
-        """All is agreed: let go of the neighbours that are not among `ranks`, take no more letters.
+        """All is agreed: let go of the neighbours that are not among `ranks`, let nobody in any more.
 
         Returns:
-            The lines that came from those who stay; the caller's from now on.
+            The lines that those who stay have dialed; the caller's from now on.
         """
         self._close_box()
         self._kept = True
@@ -167,124 +162,108 @@ class Mailbox:
             self.home.close()
             self.home = None  # it stays mapped while a user's array is in it, and not for our sake
 
-    # Sending.
+    # Dialing.
 
-    def _flush(self) -> None:
-        """Send what is to be sent; try again soon what a full mailbox does not take."""
-        self._timer = None
-        if self._sock is None:
+    def _dial(self, ranks: Set[int] = frozenset()) -> None:
+        """Dial ranks, and whom this process has yet to; try again soon where a crowd waits to be let in."""
+        if not self._open:
             return
-        # Those above this rank first, so that not all write to rank 0 at once.
-        for rank in sorted(self._to_send, key=lambda rank: (rank < self._rank, rank)):
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        under_way = {exchange.rank for exchange in self._exchanges}
+        self._to_dial |= ranks - self.neighbours.keys() - self._strangers - self._dialed - under_way
+        # The nearest rank first, so that not all dial rank 0 at once.
+        for rank in sorted(self._to_dial, reverse=True):
             try:
-                self._send(self._sock, rank)
+                sock = self._connect(rank)
             except OSError as error:
-                if error.errno in _FULL:
+                if error.errno in FULL:
                     continue
-                self._strangers.add(rank)  # most likely of another network namespace: its name is not here
-                self._decided(rank)
-            self._to_send.discard(rank)
-        if self._to_send:
-            self._timer = self._loop.call_later(_PAUSES[min(self._tries, len(_PAUSES) - 1)], self._flush)
+                self._note(error)
+                self._stranger(rank)  # most likely of another network namespace: its name is not here
+            else:
+                self._dialed.add(rank)
+                exchange = Exchange(self._loop, sock, self._me, self, rank, rank in self._linked)
+                self._exchanges[exchange] = None
+                exchange.begin()
+            self._to_dial.discard(rank)
+        if self._to_dial:
+            self._timer = self._loop.call_later(_PAUSES[min(self._tries, len(_PAUSES) - 1)], self._dial)
             self._tries += 1
 
-    def _send(self, sock: socket.socket, rank: int) -> None:
-        card, home = self._cards[rank], self._make_home()
-        descriptors = array.array("i", home.descriptors() if home else ())
-        nbytes, home_nonce = (home.nbytes, home.arena.nonce) if home else (0, bytes(NONCE_BYTES))
-        letter = Letter(self._rank, self._nonce, nbytes, home_nonce)
-        data = seal(letter, self._secret, self._job, rank, card["nonce"])
-        line = None
-        if home and rank in self._linked:
-            line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            descriptors.append(theirs.detach())
+    def _connect(self, rank: int) -> socket.socket:
+        """A connection to whoever listens under a rank's name, if that is a process of this user."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)] if descriptors else []
-            sock.sendmsg([data], rights, 0, unix_address(card["mail"]))
+            sock.setblocking(False)
+            sock.connect(unix_address(self.cards[rank]["mail"]))
+            if (user := credentials(sock)[1]) != os.geteuid():
+                _log.warning("uid %d listens under the name of rank %d on this host: left alone", user, rank)
+                raise PermissionError
         except BaseException:
-            if line is not None:
-                line.close()
+            sock.close()
             raise
-        finally:
-            for fd in descriptors[_HOME_DESCRIPTORS:]:
-                os.close(fd)
-        if line is not None:
-            self._own_lines[rank] = line
-        self._sent.add(rank)
+        return sock
 
-    def _make_home(self) -> Home | None:
+    # Letting in.
+
+    def _welcome(self, sock: socket.socket) -> None:
+        """Somebody dialed, and has something to say."""
+        if credentials(sock)[1] != os.geteuid():
+            self._turned_away(sock, "it runs under another user")
+            sock.close()
+            return
+        strangers = [one for one in self._exchanges if one.rank is None]
+        if len(strangers) >= len(self.cards) + _STRANGERS:  # a neighbour needs a moment
+            strangers[0].close()
+            del self._exchanges[strangers[0]]
+            self._refusals.say(address_of(sock), "too many connections that say nothing: the oldest goes")
+        self._exchanges[Exchange(self._loop, sock, self._me, self)] = None
+
+    def _turned_away(self, sock: socket.socket, why: str) -> None:
+        self._refusals.say(address_of(sock), why)
+
+    # Owner of exchanges.
+
+    def admits(self, rank: int) -> bool:
+        """Whether an exchange that a rank has dialed goes on: one of a pair does, where both have."""
+        return rank > self._me.rank or rank not in self._to_dial | self._dialed
+
+    def home_for_others(self) -> Home | None:
+        """This process's own memory, made when it is first needed."""
         if self.home is None and self._homeless is None:
             try:
                 self.home = Home(self._home_nbytes or home_bytes(), os.urandom(NONCE_BYTES))
             except BackendUnavailable as error:
-                self._homeless = error  # the neighbours are told, so that they do not wait
+                self._homeless = error
         return self.home
 
-    # Receiving.
-
-    def _read(self) -> None:
-        for _ in range(_LETTERS_A_TURN):
-            if self._sock is None:
-                return
-            try:
-                data, ancillary, _flags, _address = self._sock.recvmsg(
-                    LETTER_BYTES + 1, _ANCILLARY, socket.MSG_CMSG_CLOEXEC
-                )
-            except OSError:
-                return  # nothing more
-            descriptors = array.array("i")
-            pid, user = 0, -1
-            for level, kind, payload in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    descriptors.frombytes(payload[: len(payload) // _INT * _INT])
-                elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    pid, user, _ = CREDENTIALS.unpack(payload)
-            if user != os.geteuid():  # it comes over TCP, as from another host
-                while descriptors:
-                    os.close(descriptors.pop())
-            self._letter(data, list(descriptors), pid)
-
-    def _letter(self, data: bytes, descriptors: list[int], pid: int) -> None:
-        """One datagram. Nothing of it is believed, and no descriptor looked at, before the MAC is right."""
-        try:
-            letter = unseal(data, self._secret, self._job, self._rank, self._nonce)
-            rank = letter.sender
-            card = self._cards.get(rank)
-            if card is None or card["nonce"] != letter.card_nonce or rank in self.neighbours:
-                return
-            try:
-                self._move_in(letter, descriptors, pid)
-            except (AiodistError, OSError, ValueError):
-                self._strangers.add(rank)
-            self._decided(rank)
-            if rank not in self._sent and rank not in self._to_send:  # it wrote first: it waits for an answer
-                self._to_send.add(rank)
-                self._flush()
-        except AiodistError:
-            pass  # strangers are no concern of the group
-        finally:
-            for fd in descriptors:
-                os.close(fd)
-
-    def _move_in(self, letter: Letter, descriptors: list[int], pid: int) -> None:
-        """Make a neighbour of who wrote a letter. What found another owner is taken off the list."""
-        if not letter.nbytes or not _HOME_DESCRIPTORS <= len(descriptors) <= _HOME_DESCRIPTORS + 1:
-            raise WireError("a letter without a home")
-        with contextlib.ExitStack() as refused:
-            line: socket.socket | None = None
-            if len(descriptors) > _HOME_DESCRIPTORS:
-                line = refused.enter_context(socket.socket(fileno=descriptors[-1]))
-                descriptors.pop()
-                if (line.family, line.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
-                    raise WireError("a line that is none")
-            memory, loop_bell, bulk_bell = descriptors
-            descriptors.clear()
-            self.neighbours[letter.sender] = Neighbour(
-                letter.sender, pid, (memory, loop_bell, bulk_bell), letter.nbytes, letter.home_nonce
-            )
-            refused.pop_all()
+    def moves_in(self, exchange: Exchange, neighbour: Neighbour, line: socket.socket | None) -> None:
+        """An exchange has made a neighbour."""
+        del self._exchanges[exchange]
+        rank = neighbour.rank
+        self.neighbours[rank] = neighbour
         if line is not None:
-            self._their_lines[letter.sender] = line
+            (self._own_lines if rank < self._me.rank else self._their_lines)[rank] = line
+        self._decided(rank)
+
+    def stays_out(self, exchange: Exchange, error: BaseException | None) -> None:
+        """An exchange came to nothing. One with a higher rank that did not answer may do so because that rank
+        has dialed itself."""
+        self._exchanges.pop(exchange, None)
+        if exchange.rank is not None:  # what strangers make this process lack is no concern of the group
+            self._note(error)
+        if exchange.rank is not None and (exchange.answered or exchange.rank < self._me.rank):
+            self._stranger(exchange.rank)
+
+    def _note(self, error: BaseException | None) -> None:
+        if isinstance(error, OSError) and shortage(error) is not None:
+            self.lacking = error
+
+    def _stranger(self, rank: int) -> None:
+        self._strangers.add(rank)
+        self._decided(rank)
 
     def _decided(self, rank: int) -> None:
         future = self._waiting.pop(rank, None)
@@ -294,15 +273,16 @@ class Mailbox:
     # Ending.
 
     def _close_box(self) -> None:
-        sock, self._sock = self._sock, None
+        self._open = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if sock is not None:
-            if self._reading and not self._loop.is_closed():
-                with contextlib.suppress(RuntimeError):
-                    self._loop.remove_reader(sock.fileno())
-            sock.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._sock.close()
+        self._refusals.rest()
+        while self._exchanges:
+            self._exchanges.popitem()[0].close()
         if not self._loop.is_closed():
             for rank in list(self._waiting):
                 self._decided(rank)

@@ -54,7 +54,15 @@ class MappedLink(StreamLink):
 
     # Sending end.
 
-    def write(self, key: Key, payload: memoryview, offset: int, total: int, signature: bytes) -> bool:
+    def write(
+        self,
+        key: Key,
+        payload: memoryview,
+        offset: int,
+        total: int,
+        signature: bytes,
+        sealed: bool = False,
+    ) -> bool:
         nbytes = len(payload)
         pool = self._pool
         if nbytes <= INLINE or pool is None:
@@ -70,6 +78,8 @@ class MappedLink(StreamLink):
         return True
 
     def _make_room(self) -> None:
+        if self._to_release:
+            self._give_back()
         if not self._starved:
             super()._make_room()
 
@@ -99,6 +109,8 @@ class MappedLink(StreamLink):
         block, rest = divmod(frame.word - PAGE, SEGMENT)
         if self._pool is not None or rest or not 0 <= block < BLOCKS or frame.nbytes > SEGMENT:
             raise WireError(f"a segment of {frame.nbytes} bytes at {frame.word} of the arena")
+        if self._to_release >> block & 1:
+            raise WireError(f"a segment in block {block} of the arena, which was not given back yet")
         payload = self._view[frame.word : frame.word + frame.nbytes]
         try:
             super()._dispatch(Frame(_DATA, *frame[1:]), payload)
@@ -114,13 +126,14 @@ class MappedLink(StreamLink):
             self._give_back()
 
     def _give_back(self) -> None:
-        blocks, self._to_release = self._to_release, 0
-        self.post(pack(_RELEASE, word=blocks))
+        """Unless the peer does not read: then it has no use for blocks, and they are kept back."""
+        if self.idle:
+            blocks, self._to_release = self._to_release, 0
+            self.post(pack(_RELEASE, word=blocks))
 
     # Ending.
 
-    def _shut(self) -> None:
-        if not self._over:
-            super()._shut()
-            self._view = memoryview(b"")
-            self._memory.close()
+    def _release(self) -> None:
+        super()._release()
+        self._view = memoryview(b"")
+        self._memory.close()

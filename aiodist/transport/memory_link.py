@@ -45,11 +45,19 @@ class MemoryLink(Link):
     def start(self, user: LinkUser) -> None:
         self._user = user
 
-    def post(self, header: bytes, payload: memoryview | None = None) -> None:
+    def post(self, header: bytes, payload: memoryview | None = None, sealed: bool = False) -> None:
         if not self._over:
             self._out.push((header, b"" if payload is None else bytes(payload)))
 
-    def write(self, key: Key, payload: memoryview, offset: int, total: int, signature: bytes) -> bool:
+    def write(
+        self,
+        key: Key,
+        payload: memoryview,
+        offset: int,
+        total: int,
+        signature: bytes,
+        sealed: bool = False,
+    ) -> bool:
         nbytes = len(payload)
         self._in_flight += nbytes
         self.room = self._in_flight < WINDOW
@@ -95,8 +103,8 @@ class MemoryLink(Link):
             if not self._closing:
                 user.received(frame, memoryview(payload) if payload else _NOTHING)
         except WireError as error:
-            self._out.push(None)
             self._end(False, f"protocol error: {error.message}")
+            self._out.push(None)
             return
         if frame.type == Type.DATA:
             self._other._landed(len(payload))

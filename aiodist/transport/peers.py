@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 
 from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import UsageError
+from aiodist.errors import GroupBroken, Tampered, UsageError
 from aiodist.transport.base import (
     ControlLink,
     Endpoint,
@@ -30,7 +30,16 @@ class Silent:
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
         """Nothing."""
 
+    def crowded(self, rank: int) -> None:
+        """Nothing."""
+
     def lost(self, rank: int, cause: str) -> None:
+        """Nothing."""
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Nothing."""
+
+    def unable(self, rank: int | None, error: GroupBroken) -> None:
         """Nothing."""
 
     def goodbye(self, rank: int) -> None:
@@ -182,17 +191,26 @@ class ChannelEndpoint(Endpoint):
             self._check_open()
             budget = self._eager_budget
             sender = Sender(rank, self._dial_rank, self._ended, eager_budget=budget)
-            receiver = Receiver(rank, self._arrived, self._ended, eager_budget=budget, retired=self._retired)
+            receiver = Receiver(
+                *(rank, self._arrived, self._ended),
+                crowded=self._crowded,
+                eager_budget=budget,
+                retired=self._retired,
+            )
             peer = self._peers[rank] = Peer(rank, sender, receiver)
         return peer
 
     def _lost(self, peer: Peer, cause: str) -> None:
-        """Report a loss, once, and end all that connects us."""
-        peer.sender.fail()
-        peer.receiver.kill()
-        if not peer.ended and not self._closing:
-            peer.ended = True
-            self.observer.lost(peer.rank, cause)
+        """Report a loss, once, and end all that connects us: in this order. A peer that broke the protocol
+        still lives, and takes the end of its connections for this process's: the others must have heard by
+        then whose fault it is, or they give up the wrong one."""
+        try:
+            if not peer.ended and not self._closing:
+                peer.ended = True
+                self.observer.lost(peer.rank, cause)
+        finally:
+            peer.sender.fail()
+            peer.receiver.kill()
 
     def _dial_rank(self, rank: int) -> None:
         self._dial(self._peers[rank])
@@ -200,9 +218,15 @@ class ChannelEndpoint(Endpoint):
     def _arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
         self.observer.arrived(rank, key, signature, nbytes)
 
-    def _ended(self, rank: int, goodbye: bool, cause: str) -> None:
+    def _crowded(self, rank: int) -> None:
+        self.observer.crowded(rank)
+
+    def _ended(self, rank: int, goodbye: bool, cause: str | Tampered) -> None:
         peer = self._peers[rank]
-        if not goodbye:
+        if isinstance(cause, Tampered):
+            if not peer.ended and not self._closing:
+                self.observer.tampered(rank, cause)
+        elif not goodbye:
             self._lost(peer, cause)
         elif not peer.ended and not self._closing:
             peer.ended = True

@@ -4,6 +4,11 @@ READY is said once for a message: when a receive larger than EAGER_MESSAGE is po
 receive and an offer meet. From then on the bytes have a place: they go straight into the sink, or
 through one scratch segment into a `Fold`. What arrives for a receive that was cancelled meanwhile goes to the
 same scratch and is forgotten.
+
+A peer may name any number of messages and contexts. Of its offers so many are remembered (REMEMBERED); the
+sender keeps the others, and is asked for each when its receive is posted: READY says then that the offer may
+have been forgotten. Eager messages cannot be forgotten, so their bytes are counted, in each context and in
+all, just as the sender counts them: one that sends more breaks the protocol.
 """
 
 from __future__ import annotations
@@ -11,40 +16,64 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import UsageError, WireError
-from aiodist.transport.base import EAGER_MESSAGE, SEGMENT, Done, Incoming, Into, Key, Sink
+from aiodist.errors import Tampered, UsageError, WireError
+from aiodist.transport.base import (
+    EAGER_MESSAGE,
+    EAGER_SHARES,
+    REMEMBERED,
+    SEGMENT,
+    Done,
+    Incoming,
+    Into,
+    Key,
+    Sink,
+)
 from aiodist.transport.link import Link
-from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Frame, Type, pack
+from aiodist.wire.frame import HEADER, MESSAGE_LIMIT, PAYLOAD_LIMIT, Frame, Type, Word, pack
 
 _EAGER, _OFFER, _DATA = int(Type.EAGER), int(Type.OFFER), int(Type.DATA)
+_ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 Arrived = Callable[[int, Key, bytes, int], None]
 
 
+def _ignore(_rank: int) -> None:
+    pass
+
+
 class _Receive:
-    """A posted receive; `got` counts the bytes that its sink has."""
+    """A posted receive.
 
-    __slots__ = ("announced", "done", "got", "key", "nbytes", "ready", "sink")
+    Attributes:
+        got: bytes that its sink has.
+        announced: the observer knows of the message.
+        ready: READY was said, so that the sender may have remembered it.
+        asked: READY was said of a message whose offer may have been forgotten: it may be offered twice.
+    """
 
-    def __init__(self, key: Key, nbytes: int, sink: Sink, done: Done, announced: bool) -> None:
+    __slots__ = ("announced", "asked", "done", "got", "key", "nbytes", "ready", "sink")
+
+    def __init__(self, key: Key, nbytes: int, sink: Sink, done: Done) -> None:
         self.key = key
         self.nbytes = nbytes
         self.sink = sink
         self.done = done
         self.got = 0
+        self.announced = False
         self.ready = False
-        self.announced = announced
+        self.asked = False
 
 
 class _Stored:
     """A message that no receive was posted for: its bytes, or None where it is only offered."""
 
-    __slots__ = ("data", "nbytes", "signature")
+    __slots__ = ("asked", "data", "nbytes", "signature")
 
-    def __init__(self, nbytes: int, signature: bytes, data: bytes | None) -> None:
+    def __init__(self, nbytes: int, signature: bytes, data: bytes | None, asked: bool) -> None:
         self.nbytes = nbytes
         self.signature = signature
         self.data = data
+        self.asked = asked
 
 
 class Receiver(Incoming):
@@ -54,7 +83,9 @@ class Receiver(Incoming):
         rank: the peer.
         arrived: the observer's method, called as (rank, key, signature, nbytes).
         on_end: called as (rank, goodbye, cause) when the link ends by the peer or by accident.
+        crowded: the observer's method, called as (rank).
         eager_budget: the sender's; a quarter of it is returned at a time, and no more is kept of a context.
+            Likewise that of all contexts together, which is EAGER_SHARES times as much.
         retired: contexts that are dead; shared by the channels of an endpoint, of which there may be many.
     """
 
@@ -62,21 +93,30 @@ class Receiver(Incoming):
         self,
         rank: int,
         arrived: Arrived,
-        on_end: Callable[[int, bool, str], None],
+        on_end: Callable[[int, bool, str | Tampered], None],
         *,
+        crowded: Callable[[int], None] = _ignore,
         eager_budget: int = EAGER_BUDGET,
         retired: set[int] | None = None,
     ) -> None:
         self.rank = rank
         self.link: Link | None = None
         self._arrived = arrived
+        self._crowded = crowded
         self._on_end = on_end
         self._budget = eager_budget
+        self._budgets = eager_budget * EAGER_SHARES
         self._batch = eager_budget // 4
         self._posted: dict[Key, _Receive] = {}
         self._stored: dict[Key, _Stored] = {}
+        self._offers = 0  # of those, how many are only offered
+        self._forgot = False  # an offer was not remembered
+        self._questions: set[Key] = set()  # asked for, but no receive is posted yet
         self._kept: dict[int, int] = {}  # context → eager bytes that are stored, with their headers
         self._owed: dict[int, int] = {}  # context → credit not yet returned
+        # Of all contexts: what the sender counts as spent, and what of it is stored no more.
+        self._spent_all = 0
+        self._owed_all = 0
         self._retired = set() if retired is None else retired
         self._cancelled: set[int] = set()
         self._arriving: _Receive | None = None  # its segment is being received piecemeal
@@ -92,16 +132,26 @@ class Receiver(Incoming):
         stored = self._stored.get(key)
         matches = stored is not None and stored.nbytes == nbytes
         if stored is not None and matches:
-            del self._stored[key]
+            self._unstore(key, stored)
             if stored.data is not None:
-                self._kept[key[0]] -= nbytes + HEADER
                 self._deliver(sink, memoryview(stored.data))
                 self._credit(key[0], nbytes)
                 return True
-        receive = self._posted[key] = _Receive(key, nbytes, sink, done, stored is not None)
-        if matches or (stored is None and nbytes > EAGER_MESSAGE):
-            self._say_ready(receive)
+        receive = self._posted[key] = _Receive(key, nbytes, sink, done)
+        if stored is not None:
+            receive.announced = True
+            receive.asked = stored.asked
+            if matches:
+                self._say_ready(receive, _ANSWER)
+        elif nbytes > EAGER_MESSAGE or self._forgot:
+            self._say_ahead(receive)
         return False
+
+    def ask(self, key: Key) -> None:
+        if self._forgot and key not in self._questions and key not in self._stored:
+            self._questions.add(key)
+            if self.link is not None:  # no message is so large: it does not fit, and is offered
+                self.link.post(pack(Type.READY, *key, total=MESSAGE_LIMIT, word=_ANSWER | _AGAIN))
 
     def poll(self) -> None:
         if self.link is not None:
@@ -111,6 +161,7 @@ class Receiver(Incoming):
         self._cancelled.add(context)
         for key in [key for key in self._posted if key.context == context]:
             del self._posted[key]
+        self._questions = {key for key in self._questions if key.context != context}
         arriving = self._arriving
         if arriving is not None and arriving.key.context == context:
             self._arriving = None
@@ -122,9 +173,10 @@ class Receiver(Incoming):
         self.cancel(context)
         self._cancelled.discard(context)
         self._owed.pop(context, None)
-        self._kept.pop(context, None)
+        self._owed_all += self._kept.pop(context, 0)
         for key in [key for key in self._stored if key.context == context]:
-            del self._stored[key]
+            self._offers -= self._stored.pop(key).data is None
+        self._return_credit(0)
 
     def pending(self, context: int, stream: int) -> list[tuple[int, int, bytes]]:
         return sorted(
@@ -140,8 +192,8 @@ class Receiver(Incoming):
         self.link = link
         link.start(self)
         for receive in self._posted.values():
-            if receive.nbytes > EAGER_MESSAGE and not receive.announced:
-                self._say_ready(receive)
+            if not receive.announced:
+                self._say_ahead(receive)
 
     def close(self, on_closed: Callable[[], None]) -> None:
         """Tell the peer goodbye and forget everything; `on_closed` is called when the link is gone."""
@@ -196,51 +248,93 @@ class Receiver(Incoming):
         self._advance(receive, nbytes)
 
     def writable(self) -> None:
-        pass
+        for context in list(self._owed):  # the peer reads again
+            self._return_credit(context)
+        self._return_credit(0)
 
-    def ended(self, goodbye: bool, cause: str) -> None:
+    def ended(self, goodbye: bool, cause: str | Tampered) -> None:
         self._forget()
         self._on_end(self.rank, goodbye, cause)
 
     # Inside.
 
     def _eager(self, frame: Frame, payload: memoryview) -> None:
-        context = frame.context
+        context, nbytes = frame.context, frame.nbytes
+        if nbytes > EAGER_MESSAGE:
+            raise WireError(f"an EAGER frame of {nbytes} bytes")
+        self._spent_all += nbytes + HEADER
+        if self._spent_all > self._budgets:
+            raise WireError(f"more than {self._budgets} bytes were sent before they were asked for")
         if context in self._retired:
+            self._owed_all += nbytes + HEADER
+            self._return_credit(0)
             return
         key = Key(context, frame.stream, frame.seq, frame.part)
-        if key in self._stored:
-            raise WireError(f"a second message under {key}")
-        self._arrived(self.rank, key, frame.signature, frame.nbytes)
         receive = self._posted.get(key)
-        if receive is not None and receive.nbytes == frame.nbytes and not receive.ready:
+        if key in self._stored or (receive is not None and receive.announced):
+            raise WireError(f"a second message under {key}")
+        self._questions.discard(key)
+        self._arrived(self.rank, key, frame.signature, nbytes)
+        receive = self._posted.get(key)
+        if receive is not None and receive.nbytes == nbytes:
             del self._posted[key]
             self._deliver(receive.sink, payload)
-            self._credit(context, frame.nbytes)
+            self._credit(context, nbytes)
             receive.done()
-        elif context not in self._retired:
-            kept = self._kept.get(context, 0) + frame.nbytes + HEADER
+        elif context in self._retired:
+            self._owed_all += nbytes + HEADER
+            self._return_credit(0)
+        else:
+            kept = self._kept.get(context, 0) + nbytes + HEADER
             if kept > self._budget:
                 raise WireError(f"more than {self._budget} bytes were sent before they were asked for, {key}")
             self._kept[context] = kept
-            self._stored[key] = _Stored(frame.nbytes, frame.signature, bytes(payload))
+            self._store(key, _Stored(nbytes, frame.signature, bytes(payload), False), receive)
 
     def _offer(self, frame: Frame) -> None:
         if frame.context in self._retired:
             return
         key = Key(frame.context, frame.stream, frame.seq, frame.part)
-        if key in self._stored:
-            raise WireError(f"a second message under {key}")
         receive = self._posted.get(key)
+        stored = self._stored.get(key)
+        if stored is not None or (receive is not None and receive.announced):
+            if (stored is not None and stored.asked) or (receive is not None and receive.asked):
+                return  # the first was under way when we asked for it
+            raise WireError(f"a second message under {key}")
+        asked = receive.asked if receive is not None else self._is_answer(key)
+        if receive is None and not asked and self._offers >= REMEMBERED:
+            return  # it stays with the sender
+        # Stored before anybody hears of it, because the observer may post the receive right there.
+        self._store(key, _Stored(frame.total, frame.signature, None, asked), receive)
+        self._arrived(self.rank, key, frame.signature, frame.total)
+        stored, receive = self._stored.get(key), self._posted.get(key)
+        if stored is not None and receive is not None and receive.nbytes == frame.total:
+            self._unstore(key, stored)
+            if not receive.ready or frame.word & _FORGOT:
+                self._say_ready(receive, _ANSWER)
+
+    def _is_answer(self, key: Key) -> bool:
+        """Whether an offer was asked for. The first that is too many makes whoever waits say so."""
+        if self._offers >= REMEMBERED and not self._forgot:
+            self._forgot = True
+            self._crowded(self.rank)
+        if key in self._questions:
+            self._questions.discard(key)
+            return True
+        return False
+
+    def _store(self, key: Key, stored: _Stored, receive: _Receive | None) -> None:
         if receive is not None:
             receive.announced = True
-        # Stored before anybody hears of it, because the observer may post the receive right there.
-        self._stored[key] = _Stored(frame.total, frame.signature, None)
-        self._arrived(self.rank, key, frame.signature, frame.total)
-        receive = self._posted.get(key)
-        if key in self._stored and receive is not None and receive.nbytes == frame.total:
-            del self._stored[key]
-            self._say_ready(receive)
+        self._stored[key] = stored
+        self._offers += stored.data is None
+
+    def _unstore(self, key: Key, stored: _Stored) -> None:
+        del self._stored[key]
+        if stored.data is None:
+            self._offers -= 1
+        else:
+            self._kept[key[0]] -= stored.nbytes + HEADER
 
     def _expect(self, frame: Frame) -> _Receive | None:
         """The receive that a DATA frame belongs to; None if it was cancelled.
@@ -250,7 +344,7 @@ class Receiver(Incoming):
         """
         key = Key(frame.context, frame.stream, frame.seq, frame.part)
         receive = self._posted.get(key)
-        if receive is None or not receive.ready:
+        if receive is None or not (receive.ready or receive.asked):
             if key.context in self._retired or key.context in self._cancelled:
                 return None
             raise WireError(f"bytes of a message that was not asked for, {key}")
@@ -278,17 +372,39 @@ class Receiver(Incoming):
         if len(payload):
             _hand_over(sink, payload, 0)
 
-    def _say_ready(self, receive: _Receive) -> None:
-        if self.link is not None and not receive.ready:
+    def _say_ahead(self, receive: _Receive) -> None:
+        """There is a place for a message that was not heard of yet, or whose offer was forgotten."""
+        again = _AGAIN if self._forgot else 0
+        if again:
+            self._questions.discard(receive.key)
+        if receive.nbytes > EAGER_MESSAGE:
+            self._say_ready(receive, again)
+        elif again and self.link is not None:  # if it was not offered, it is on its way, or will be
+            self.link.post(pack(Type.READY, *receive.key, total=receive.nbytes, word=again | _ANSWER))
+        receive.asked = bool(again)
+
+    def _say_ready(self, receive: _Receive, word: int) -> None:
+        if self.link is not None:
             receive.ready = True
-            self.link.post(pack(Type.READY, *receive.key, total=receive.nbytes))
+            self.link.post(pack(Type.READY, *receive.key, total=receive.nbytes, word=word))
 
     def _credit(self, context: int, nbytes: int) -> None:
-        owed = self._owed.get(context, 0) + nbytes + HEADER
-        if owed >= self._batch and self.link is not None:
-            self.link.post(pack(Type.CREDIT, context, word=owed))
-            owed = 0
-        self._owed[context] = owed
+        """An eager message is stored no more."""
+        self._owed[context] = self._owed.get(context, 0) + nbytes + HEADER
+        self._owed_all += nbytes + HEADER
+        self._return_credit(context)
+
+    def _return_credit(self, context: int) -> None:
+        """Return the credit of a context, or that of all of them together, once it is much. It waits while
+        the peer reads nothing, which would otherwise fill our memory with it."""
+        owed = self._owed.get(context, 0)
+        much = (owed and owed >= self._batch) or self._owed_all * 4 >= self._budgets
+        if much and self._owed_all + owed and self.link is not None and self.link.idle:
+            self.link.post(pack(Type.CREDIT, context, total=self._owed_all, word=owed))
+            self._spent_all -= self._owed_all
+            self._owed_all = 0
+            if owed:
+                self._owed[context] = 0
 
     def _scratch_of(self, nbytes: int) -> memoryview:
         if self._scratch is None or len(self._scratch) < nbytes:

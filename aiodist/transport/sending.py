@@ -4,6 +4,10 @@ A message of at most EAGER_MESSAGE bytes goes at once while its context has budg
 copied by the connection, so that `send` is over when it returns. Any other message is offered, unless
 the peer's READY is here already, and its segments follow when READY comes. Segments of several ready
 messages take turns, so that a long one does not hold up the others.
+
+What a peer says is remembered within bounds, whatever it says: of the READYs that come before their
+messages so many, of its credit as much as was spent. Neither side ever refuses the other for operations
+that are many: what was forgotten is said again (`frame.Word`).
 """
 
 from __future__ import annotations
@@ -12,26 +16,30 @@ from collections import deque
 from collections.abc import Callable
 
 from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import WireError
-from aiodist.transport.base import EAGER_MESSAGE, Done, Key, Outgoing
+from aiodist.errors import Tampered, WireError
+from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, REMEMBERED, SEGMENT, Done, Key, Outgoing
 from aiodist.transport.link import Link
-from aiodist.wire.frame import HEADER, NO_SIGNATURE, Frame, Type, pack
+from aiodist.wire.frame import HEADER, NO_SIGNATURE, Frame, Type, Word, pack
 
 _CREDIT, _READY = int(Type.CREDIT), int(Type.READY)
+_ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 
 class _Message:
-    """A message under way; `sent` counts the bytes that were given to the link."""
+    """A message under way; `sent` counts the bytes that were given to the link, `told` says that it was
+    offered."""
 
-    __slots__ = ("data", "done", "key", "nbytes", "sent", "signature")
+    __slots__ = ("data", "done", "key", "nbytes", "sealed", "sent", "signature", "told")
 
-    def __init__(self, key: Key, signature: bytes, data: memoryview, done: Done) -> None:
+    def __init__(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool) -> None:
         self.key = key
         self.signature = signature
         self.data = data
         self.done = done
         self.nbytes = len(data)
+        self.sealed = sealed
         self.sent = 0
+        self.told = False
 
 
 class Sender(Outgoing):
@@ -53,7 +61,7 @@ class Sender(Outgoing):
         self,
         rank: int,
         dial: Callable[[int], None],
-        on_end: Callable[[int, bool, str], None],
+        on_end: Callable[[int, bool, str | Tampered], None],
         *,
         eager_budget: int = EAGER_BUDGET,
     ) -> None:
@@ -63,11 +71,14 @@ class Sender(Outgoing):
         self._dial = dial
         self._on_end = on_end
         self._budget = eager_budget
+        self._budgets = eager_budget * EAGER_SHARES
         self._spent: dict[int, int] = {}  # context → eager bytes that were not matched yet
+        self._spent_all = 0  # of all contexts: bytes that the peer holds, or has not said to have let go
         self._backlog: list[_Message] = []  # sent before there was a link
         self._offered: dict[Key, _Message] = {}
         self._to_offer: list[Key] = []  # of those, what the peer has not been told yet
         self._ready: dict[Key, int] = {}  # READY came before the send → bytes that are expected
+        self._forgot = False  # one that came before its send was not remembered
         self._active: deque[_Message] = deque()
         self._leaving: _Message | None = None  # the link still borrows its last segment given
         self._cancelled: set[int] = set()
@@ -77,14 +88,14 @@ class Sender(Outgoing):
 
     # Outgoing.
 
-    def send(self, key: Key, signature: bytes, data: memoryview, done: Done) -> bool:
+    def send(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool = False) -> bool:
         if self.over or self._closing or key[0] in self._cancelled:
             return False
         if self.link is None:
-            self._backlog.append(_Message(key, signature, data, done))
+            self._backlog.append(_Message(key, signature, data, done, sealed))
             self._dial(self.rank)
             return False
-        return self._start(self.link, key, signature, data, done)
+        return self._start(self.link, key, signature, data, done, sealed)
 
     def poll(self) -> None:
         if self.link is not None:
@@ -133,7 +144,7 @@ class Sender(Outgoing):
             # A `done` may cancel or kill meanwhile.
             if self.over or message.key.context in self._cancelled:
                 continue
-            if self._start(link, message.key, message.signature, message.data, message.done):
+            if self._start(link, message.key, message.signature, message.data, message.done, message.sealed):
                 message.done()
         self._close_if_idle()
 
@@ -146,25 +157,34 @@ class Sender(Outgoing):
     def received(self, frame: Frame, payload: memoryview) -> None:
         kind, context = frame.type, frame.context
         if kind == _CREDIT:
+            self._spent_all = max(0, self._spent_all - frame.total)
             spent = self._spent.get(context, 0) - frame.word
             if spent > 0:
                 self._spent[context] = spent
             else:
                 self._spent.pop(context, None)
-            return
-        if kind != _READY:
+        elif kind == _READY:
+            if not self._closing and context not in self._cancelled:
+                self._place_is_ready(Key(context, frame.stream, frame.seq, frame.part), frame)
+        else:
             raise WireError(f"a {Type(kind).name} frame from a receiver")
-        if self._closing or context in self._cancelled:
-            return
-        key = Key(context, frame.stream, frame.seq, frame.part)
+
+    def _place_is_ready(self, key: Key, frame: Frame) -> None:
         message = self._offered.get(key)
         if message is None:
-            self._ready[key] = frame.total
+            if frame.word & _ANSWER:
+                pass  # to an offer: what it is about is under way, or was cancelled
+            elif len(self._ready) < REMEMBERED:
+                self._ready[key] = frame.total
+            else:
+                self._forgot = True
         elif message.nbytes == frame.total:
-            # Where sizes differ the peer sees that by our offer; both sides wait until somebody cancels.
             del self._offered[key]
             self._active.append(message)
             self._pump()
+        elif frame.word & _AGAIN and message.told and self.link is not None:
+            # The peer sees by our offer that sizes differ. Both sides wait until somebody cancels.
+            self._tell(self.link, message)
 
     def place(self, frame: Frame, at: int) -> memoryview:
         raise WireError("a DATA frame from a receiver")
@@ -178,25 +198,29 @@ class Sender(Outgoing):
             message.done()
         self._pump()
 
-    def ended(self, goodbye: bool, cause: str) -> None:
+    def ended(self, goodbye: bool, cause: str | Tampered) -> None:
         self._forget()
         self._on_end(self.rank, goodbye, cause)
 
     # Inside.
 
-    def _start(self, link: Link, key: Key, signature: bytes, data: memoryview, done: Done) -> bool:
+    def _start(
+        self, link: Link, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool
+    ) -> bool:
         nbytes = len(data)
         if nbytes <= EAGER_MESSAGE:
             context = key[0]
             spent = self._spent.get(context, 0) + nbytes + HEADER
-            if spent <= self._budget:
+            spent_all = self._spent_all + nbytes + HEADER
+            if spent <= self._budget and spent_all <= self._budgets:
                 self._spent[context] = spent
+                self._spent_all = spent_all
                 if self._to_offer:
                     self._announce()  # what came first is heard of first
                 header = pack(Type.EAGER, *key, nbytes=nbytes, total=nbytes, signature=signature)
-                link.post(header, data if nbytes else None)
+                link.post(header, data if nbytes else None, sealed)
                 return True
-        return self._begin(link, _Message(key, signature, data, done))
+        return self._begin(link, _Message(key, signature, data, done, sealed))
 
     def _begin(self, link: Link, message: _Message) -> bool:
         """Have a message offered, or send it right away where READY is here; True if all of it left."""
@@ -228,7 +252,14 @@ class Sender(Outgoing):
         for key in keys:
             message = self._offered.get(key)
             if message is not None and self.link is not None:
-                self.link.post(pack(Type.OFFER, *key, total=message.nbytes, signature=message.signature))
+                message.told = True
+                self._tell(self.link, message)
+
+    def _tell(self, link: Link, message: _Message) -> None:
+        word = _FORGOT if self._forgot else 0
+        link.post(
+            pack(Type.OFFER, *message.key, total=message.nbytes, word=word, signature=message.signature)
+        )
 
     def _write_out(self, link: Link, message: _Message) -> bool:
         """Segments of one message as long as there is room; True if the last has left."""
@@ -242,9 +273,11 @@ class Sender(Outgoing):
     def _write(self, link: Link, message: _Message) -> bool:
         """Give the next segment to the link; True if that was the last and nothing of it is borrowed."""
         start = message.sent
-        stop = message.sent = min(start + link.segment, message.nbytes)
-        signature = NO_SIGNATURE if start else message.signature
-        if link.write(message.key, message.data[start:stop], start, message.nbytes, signature):
+        # What is authenticated is gone through on the loop: in pieces that do not hold it.
+        segment = min(link.segment, SEGMENT) if message.sealed else link.segment
+        stop = message.sent = min(start + segment, message.nbytes)
+        signature, data = NO_SIGNATURE if start else message.signature, message.data[start:stop]
+        if link.write(message.key, data, start, message.nbytes, signature, message.sealed):
             return stop == message.nbytes
         self._leaving = message
         return False

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from aiodist.errors import WireError
+from aiodist.errors import Tampered, WireError
 from aiodist.transport.base import EAGER_MESSAGE
 from aiodist.transport.link import BURST, NO_GOODBYE, LinkUser
 from aiodist.transport.writing import WritingLink
@@ -20,6 +20,7 @@ from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
 
 _STAGING = 64 * 1024
 _OVERFLOW = 2 * 1024  # staging offered behind a large payload: some headers, not much of the next payload
+_WEIGHT = 2 * BURST // _STAGING  # of bytes in small frames: acting on a buffer of them takes that much longer
 _SMALL = EAGER_MESSAGE  # payloads up to this size go through the staging buffer
 _DATA, _GOODBYE = int(Type.DATA), int(Type.GOODBYE)
 _NOTHING = memoryview(b"")
@@ -64,6 +65,8 @@ class StreamLink(WritingLink):
         self._loop.add_reader(self._fd, self._readable)
         if self._end:
             self._resume_later()
+        elif self._pending is not None and self._pending():
+            self._loop.call_soon(self._read_rest)
 
     def divert(self, place: memoryview) -> None:
         if self._frame is not None:
@@ -121,10 +124,11 @@ class StreamLink(WritingLink):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
 
     def _read(self) -> int:
-        """Read at most about BURST bytes; returns how many."""
+        """Read at most about BURST bytes, of small frames one buffer; returns how many, by weight."""
         total = 0
         try:
             while total < BURST and not self._over:
+                staged = self._frame is None
                 if self._frame is not None:
                     rest = self._place[self._filled :]
                     asked = len(rest)
@@ -138,14 +142,16 @@ class StreamLink(WritingLink):
                 if not nbytes:
                     self._finish(NO_GOODBYE)
                     break
-                total += nbytes
                 self._took(nbytes)
+                total += nbytes * _WEIGHT if staged and self._frame is None else nbytes
                 if nbytes < asked:
                     break  # the socket is most likely empty: asking again would cost a call
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
             self._finish(error.strerror or str(error))
+        except Tampered as error:
+            self._tampered(error)
         except WireError as error:
             self._finish(f"protocol error: {error.message}")
         if total >= BURST and self._pending is not None and not self._over and self._pending():
@@ -157,8 +163,8 @@ class StreamLink(WritingLink):
         return total
 
     def _read_rest(self) -> None:
-        """Go on with what TLS has decrypted already."""
-        if not self._over:
+        """Go on with what was read from the socket already."""
+        if not self._over and not self._finishing:
             self._readable()
 
     def _took(self, nbytes: int) -> None:
@@ -281,19 +287,46 @@ class StreamLink(WritingLink):
             user.ended(True, "")
 
     def _finish(self, cause: str) -> None:
-        """The connection is gone without the peer's goodbye."""
+        """The connection is gone without the peer's goodbye, or the peer broke the protocol. In that case the
+        others hear of it before the peer does: see `ChannelEndpoint._lost`."""
+        if self._over:
+            return
         user = self._user
-        self._shut()
+        self._stop()
+        try:
+            if self._closing:
+                if self.on_closed is not None:
+                    self.on_closed()
+            elif user is not None:
+                user.ended(False, cause)
+        finally:
+            self._release()
+
+    def _tampered(self, error: Tampered) -> None:
+        """What came is not what the peer sent. Nothing of it is read any more, and it is told goodbye, or it
+        would take us for dead."""
+        user, self._user = self._user, None
         if self._closing:
-            if self.on_closed is not None:
-                self.on_closed()
-        elif user is not None:
-            user.ended(False, cause)
+            self._finish("")
+            return
+        self._frame = None
+        self.keep()
+        self.post(pack(_GOODBYE))
+        self._closing = self._finishing = True
+        self._loop.remove_reader(self._fd)
+        if not self._queue:
+            self._shut()
+        if user is not None:
+            user.ended(False, error)
 
     def _shut(self) -> None:
         """Close the socket and drop everything; nobody is called."""
-        if self._over:
-            return
+        if not self._over:
+            self._stop()
+            self._release()
+
+    def _stop(self) -> None:
+        """Read and write no more."""
         self._over = True
         self.room = False
         self._user = None
@@ -306,6 +339,9 @@ class StreamLink(WritingLink):
             if self._armed:
                 self._loop.remove_writer(self._fd)
         self._armed = False
+
+    def _release(self) -> None:
+        """Close what the link owns, after `_stop`."""
         self._sock.close()
         if self.on_gone is not None:
             self.on_gone()

@@ -61,6 +61,14 @@ class Type(enum.IntEnum):
     GOODBYE = 9  # nothing follows; this end is closed on purpose
 
 
+class Word(enum.IntFlag):
+    """What READY and OFFER add in `word`, because neither side remembers all that the other says ahead."""
+
+    ANSWER = 1  # READY: to a message that was offered; where there is none, it is nothing to remember
+    AGAIN = 2  # READY: the offer may have been forgotten; if the message is of another size, offer it again
+    FORGOT = 4  # OFFER: a READY may have been forgotten; if there was one for this message, say it again
+
+
 class Frame(NamedTuple):
     """A parsed header.
 
@@ -68,9 +76,9 @@ class Frame(NamedTuple):
         type: see `Type`; kept as a plain int, because this is made for every frame.
         nbytes: payload bytes that follow the header.
         offset: of the payload in its message.
-        total: bytes of the whole message.
+        total: bytes of the whole message; for CREDIT those that are free again in all contexts together.
         word: for MAPPED the offset in the arena, for CREDIT bytes, for RELEASE a bit set of blocks, for
-            ARENA its size.
+            ARENA its size, for READY and OFFER a `Word`.
         signature: 32 bytes; given with EAGER, OFFER, DATA and MAPPED.
     """
 

@@ -1,18 +1,27 @@
 """The handshake that opens every connection: who is there, for what, and do both know the secret.
 
-Three messages, one round trip before the client may send:
+Four messages, two round trips before the client may send:
 
-    client → server   HELLO   version, byte order, nonce, purpose, rank, job, card
-    server → client   WELCOME the same of the server, then HMAC-SHA256(secret, "server" + transcript)
-    client → server   PROOF   HMAC-SHA256(secret, "client" + transcript)
+    client → server   HELLO      version, byte order, nonce, purpose, rank, job, card, whom it looks for
+    server → client   CHALLENGE  version, nonce
+    client → server   PROOF      HMAC-SHA256(secret, "client" + transcript)
+    server → client   WELCOME    HMAC-SHA256(secret, "server" + transcript), the server's rank and card
 
-The transcript is HELLO and WELCOME (without its proof), so that each proof binds both nonces, both
-identities and the job; the role in front makes a reflected proof worthless. With an empty secret the
-proofs still bind the job, but prove nothing about who is there. Inside TLS both certificates stand in front
-of the transcript (`bind`): whoever sits in between with another certificate has another transcript.
+The client proves first: whoever connects and does not know the secret gets nothing that was made with it, so
+nothing to try guesses on, and is not told the job's name. (Whom a client dials gets the client's proof. That
+one, and who records a genuine handshake, can try guesses on it: no guessing finds 32 random bytes.)
+
+The transcript is all that was said so far, so that each proof binds both nonces, both roles, what each has
+said of itself, the job and whom the client looks for: a proof that is relayed to another process is worth
+nothing there. With an empty secret the proofs still bind the job, but prove nothing about who is there.
+Inside TLS both certificates stand in front of the transcript (`bind`): whoever sits in between with another
+certificate has another transcript.
+
+Both ends then have a key for each direction (`keys`), made of the secret and the whole transcript. With them
+`wire.seal` authenticates what follows on connections that have no TLS.
 
 Either side may answer with REFUSED instead: one line that says why, worded for its reader, so that
-both ends of a failed connection report the same cause.
+both ends of a failed connection report the same cause. It is authenticated by nothing.
 
 Rules of this module:
 - Nothing is allocated on a stranger's word: a message is at most `MAX_MESSAGE` bytes, a handshake of
@@ -31,8 +40,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiodist.errors import AiodistError, AuthenticationError, UsageError, WireError
+from aiodist.sanitize import one_line, says
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NONCE_BYTES = 16
 MAX_JOB = 255
 MAX_CARD = 1024
@@ -42,13 +52,19 @@ _MAGIC = b"AIODIST"
 _PREFIX = struct.Struct("<7sBHH")  # magic, kind, version, bytes that follow
 _ORDER_MARKER = struct.pack("=I", 0x01020304)  # native order, on purpose
 _ORDER_CHAR = sys.byteorder[:1].encode()
-_HELLO = struct.Struct("<4sc16sBiBH")  # marker, order, nonce, purpose, rank, len(job), len(card)
+_HELLO = struct.Struct("<4sc16sBiBHB")  # marker, order, nonce, purpose, rank, len(job), len(card), len(to)
+_PROOF_BYTES = 32
+_WELCOME = struct.Struct("<32siH")  # proof, rank, len(card)
 _SAME_VERSION = "Install the same aiodist on every host"
 _SAME_SECRET = (
     "Set AIODIST_SECRET to the same on every host, or copy ~/.aiodist/secret from one of them to the others: "
     "hosts that share no home each made their own"
 )
 _SAME_TLS = "Set AIODIST_TLS_CERT, AIODIST_TLS_KEY and AIODIST_TLS_CA in every process of the job, or in none"
+_SAME_ORDER = "All hosts of a job need the same byte order"
+_OWN_PORTS = "Two jobs share an address; give each its own port"
+_CHECK_ADDRESS = "Check host and port"
+_ADVICE = frozenset((_SAME_VERSION, _SAME_SECRET, _SAME_TLS, _SAME_ORDER, _OWN_PORTS, _CHECK_ADDRESS))
 _TLS_FIRST_BYTE = b"\x16"
 
 
@@ -70,9 +86,10 @@ _ACCEPTS = {
 
 class _Kind(enum.IntEnum):
     hello = 1
-    welcome = 2
+    challenge = 2
     proof = 3
     refused = 4
+    welcome = 5
 
 
 @dataclass(frozen=True)
@@ -111,6 +128,8 @@ class Handshake:
         done: the peer is proven; nothing more will arrive for the handshake.
         peer: who the other side says it is; trust it only once `done`.
         leftover: bytes that arrived behind the handshake; they belong to the next protocol.
+        keys: for what this side sends and what it receives, 32 bytes each, once `done`; b"" each where the
+            secret is empty, and so nothing can be authenticated.
     """
 
     def __init__(
@@ -120,6 +139,7 @@ class Handshake:
         nonce: bytes,
         *,
         is_server: bool,
+        to: bytes = b"",
         choose: Choose | None = None,
     ) -> None:
         if len(nonce) != NONCE_BYTES:
@@ -127,24 +147,32 @@ class Handshake:
         self.done = False
         self.peer: Identity | None = None
         self.leftover = b""
+        self.keys = (b"", b"")
         self._identity = identity
         self._secret = secret
         self._nonce = nonce
         self._is_server = is_server
         self._choose = choose
+        self._to = b""  # whom the client looks for
         self._failed = False
+        self._expected = _Kind.hello if is_server else _Kind.challenge
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._transcript = b""
         self._binding = b""
         if not is_server:
-            self._transcript = _message(_Kind.hello, _pack_hello(identity, nonce))
+            self._transcript = _message(_Kind.hello, _pack_hello(identity, nonce, to))
             self._outbox += self._transcript
 
     @classmethod
-    def client(cls, identity: Identity, secret: bytes, nonce: bytes) -> Handshake:
-        """The side that dialled. `nonce`: 16 fresh random bytes."""
-        return cls(identity, secret, nonce, is_server=False)
+    def client(cls, identity: Identity, secret: bytes, nonce: bytes, to: bytes = b"") -> Handshake:
+        """The side that dialled.
+
+        Args:
+            nonce: 16 fresh random bytes.
+            to: the card of whom this process looks for, at most 255 bytes; b"": whoever has the secret.
+        """
+        return cls(identity, secret, nonce, is_server=False, to=to)
 
     @classmethod
     def server(
@@ -230,20 +258,43 @@ class Handshake:
     def _handle(self, kind: int, version: int, body: bytes, raw: bytes) -> bool:
         """One message; returns whether the handshake is done with it."""
         if kind == _Kind.refused:
-            raise _refusal(body, self._other())
-        if self._is_server and kind == _Kind.hello and self.peer is None:
-            self._check_hello(version, body)
-            answer = _message(_Kind.welcome, _pack_hello(self._echoed(), self._nonce))
-            self._transcript = raw + answer
-            self._outbox += answer + self._proof(b"server")
-        elif not self._is_server and kind == _Kind.welcome and self.peer is None:
-            self._check_hello(version, body)
-            self._transcript += raw
-        elif kind == _Kind.proof and version == PROTOCOL_VERSION and self.peer is not None:
-            self._check_proof(body)
-        else:
+            raise _refusal(body)
+        if kind != self._expected or (version != PROTOCOL_VERSION and kind != _Kind.hello):
             raise WireError(f"handshake message {kind} from the {self._other()} out of turn")
+        match self._expected:
+            case _Kind.hello:
+                self._check_hello(version, body)
+                self._transcript += raw
+                self._answer(_Kind.challenge, self._nonce, _Kind.proof)
+            case _Kind.challenge:
+                self._check_challenge(body)
+                self._transcript += raw
+                self._answer(_Kind.proof, self._digest(b"client"), _Kind.welcome)
+            case _Kind.proof:
+                self._check_proof(body)
+                self._transcript += raw
+                me = _pack_self(self._identity)
+                self._answer(_Kind.welcome, self._digest(b"server", me) + me, _Kind.refused)
+                self._finish()
+            case _Kind.welcome:
+                self._check_welcome(body)
+                self._transcript += raw
+                self._finish()
         return self.done
+
+    def _answer(self, kind: _Kind, body: bytes, expected: _Kind) -> None:
+        """Say something, and what the other side has to say next."""
+        answer = _message(kind, body)
+        self._outbox += answer
+        self._transcript += answer
+        self._expected = expected
+
+    def _finish(self) -> None:
+        self.done = True
+        if self._secret:
+            root = self._digest(b"keys")
+            mine, theirs = (b"server", b"client") if self._is_server else (b"client", b"server")
+            self.keys = (hmac.digest(root, mine, "sha256"), hmac.digest(root, theirs, "sha256"))
 
     def _check_hello(self, version: int, body: bytes) -> None:
         mine = self._identity
@@ -255,64 +306,79 @@ class Handshake:
                 f"{me} speaks protocol {PROTOCOL_VERSION}, this process {version}",
                 _SAME_VERSION,
             )
-        peer, marker, order, nonce = _unpack_hello(body)
-        theirs = printable(peer.job)
+        peer, marker, order, nonce, self._to = _unpack_hello(body)
         if marker != _ORDER_MARKER or order != _ORDER_CHAR:
             raise self._refuse(
                 f"{them} has the other byte order than this process ({sys.byteorder}-endian)",
                 f"{me} has the other byte order than this process",
-                "All hosts of a job need the same byte order",
+                _SAME_ORDER,
             )
         if hmac.compare_digest(nonce, self._nonce):
             raise WireError(f"the {self._other()} sends this process its own words back")
         if self._choose is not None:
             self._identity, self._secret = self._choose(peer.job)
             mine = self._identity
-        if peer.job != mine.job:
-            raise self._refuse(
-                f"{them} belongs to job '{theirs}', this process to '{mine.job}'",
-                f"{me} belongs to job '{mine.job}', this process to '{theirs}'",
-                "Two jobs share an address; give each its own port",
-            )
-        if peer.purpose not in (_ACCEPTS[mine.purpose] if self._is_server else (mine.purpose,)):
+        if peer.purpose not in _ACCEPTS[mine.purpose]:
             raise self._refuse(
                 f"{them} wants a {peer.purpose.name} connection, this is for {mine.purpose.name}",
                 f"this process wants a {peer.purpose.name} connection, {me} is for {mine.purpose.name}",
-                "Check host and port",
+                _CHECK_ADDRESS,
             )
         self.peer = peer
 
+    def _check_challenge(self, body: bytes) -> None:
+        if len(body) != NONCE_BYTES:
+            raise WireError(f"a handshake challenge of {len(body)} bytes")
+        if hmac.compare_digest(body, self._nonce):
+            raise WireError("the server sends this process its own words back")
+
     # Proofs.
 
-    def _proof(self, role: bytes) -> bytes:
-        return _message(_Kind.proof, self._digest(role))
-
-    def _digest(self, role: bytes) -> bytes:
-        return hmac.digest(self._secret, role + self._binding + self._transcript, "sha256")
+    def _digest(self, role: bytes, behind: bytes = b"") -> bytes:
+        return hmac.digest(self._secret, role + self._binding + self._transcript + behind, "sha256")
 
     def _check_proof(self, body: bytes) -> None:
-        role = b"client" if self._is_server else b"server"
-        expected = self._digest(role)
         assert self.peer is not None
-        if not hmac.compare_digest(body, expected):
-            them = self._name(self.peer.rank, not self._is_server)
-            me = self._name(self._identity.rank, self._is_server)
+        if not hmac.compare_digest(body, self._digest(b"client")):
+            raise self._other_secret(self.peer.rank)
+        mine, job = self._identity.job, self.peer.job
+        if job != mine:  # looked at only now: names are told to who knows the secret
+            them, me = self._name(self.peer.rank, False), self._name(self._identity.rank, True)
+            theirs = one_line(job)
             raise self._refuse(
-                f"{them} has another secret than this process",
-                f"{me} has another secret than this process",
-                _SAME_SECRET,
+                f"{them} belongs to job '{theirs}', this process to '{mine}'",
+                f"{me} belongs to job '{mine}', this process to '{theirs}'",
+                _OWN_PORTS,
             )
-        if not self._is_server:
-            self._outbox += self._proof(b"client")
-        self.done = True
+
+        if self._to and self._to != self._identity.card:
+            raise self._refuse(
+                f"{self._name(self.peer.rank, False)} looks for another process at this address",
+                "another process has taken that address",
+                _CHECK_ADDRESS,
+            )
+
+    def _check_welcome(self, body: bytes) -> None:
+        try:
+            proof, rank, size = _WELCOME.unpack_from(body)
+        except struct.error as error:
+            raise WireError(f"a handshake welcome that cannot be read ({error})") from None
+        card = body[_WELCOME.size :]
+        if len(card) != size or size > MAX_CARD:
+            raise WireError("a handshake welcome whose lengths contradict each other")
+        if not hmac.compare_digest(proof, self._digest(b"server", body[_PROOF_BYTES:])):
+            raise self._other_secret(rank)
+        self.peer = Identity(self._identity.job, self._identity.purpose, rank, card)
+
+    def _other_secret(self, rank: int) -> AuthenticationError:
+        them, me = self._name(rank, not self._is_server), self._name(self._identity.rank, self._is_server)
+        return self._refuse(
+            f"{them} has another secret than this process",
+            f"{me} has another secret than this process",
+            _SAME_SECRET,
+        )
 
     # Wording.
-
-    def _echoed(self) -> Identity:
-        """The server's identity with the purpose that the client asked for."""
-        assert self.peer is not None
-        mine = self._identity
-        return Identity(mine.job, self.peer.purpose, mine.rank, mine.card)
 
     def _other(self) -> str:
         return "client" if self._is_server else "server"
@@ -325,7 +391,7 @@ class Handshake:
         return "the peer"
 
     def _refuse(self, for_me: str, for_them: str, hint: str) -> AuthenticationError:
-        self._outbox += _message(_Kind.refused, f"{for_them}\n{hint}".encode()[:MAX_MESSAGE])
+        self._outbox += refuse(for_them, hint)
         return AuthenticationError(for_me, hint=hint)
 
 
@@ -333,30 +399,48 @@ def _message(kind: _Kind, body: bytes) -> bytes:
     return _PREFIX.pack(_MAGIC, kind, PROTOCOL_VERSION, len(body)) + body
 
 
-def _pack_hello(identity: Identity, nonce: bytes) -> bytes:
-    job = identity.job.encode()
+def _pack_hello(identity: Identity, nonce: bytes, to: bytes = b"") -> bytes:
+    job, card = identity.job.encode(), identity.card
     fixed = _HELLO.pack(
-        _ORDER_MARKER, _ORDER_CHAR, nonce, identity.purpose, identity.rank, len(job), len(identity.card)
+        _ORDER_MARKER,
+        _ORDER_CHAR,
+        nonce,
+        identity.purpose,
+        identity.rank,
+        len(job),
+        len(card),
+        len(to),
     )
-    return fixed + job + identity.card
+    return fixed + job + card + to
 
 
-def _unpack_hello(body: bytes) -> tuple[Identity, bytes, bytes, bytes]:
-    """→ identity, order marker, order character, nonce."""
+def _pack_self(identity: Identity) -> bytes:
+    """What a welcome says behind its proof."""
+    return _WELCOME.pack(b"", identity.rank, len(identity.card))[_PROOF_BYTES:] + identity.card
+
+
+def _unpack_hello(body: bytes) -> tuple[Identity, bytes, bytes, bytes, bytes]:
+    """→ identity, order marker, order character, nonce, whom it looks for."""
     try:
-        marker, order, nonce, purpose, rank, job_size, card_size = _HELLO.unpack_from(body)
+        marker, order, nonce, purpose, rank, job_size, card_size, to_size = _HELLO.unpack_from(body)
         at = _HELLO.size + job_size
-        if len(body) != at + card_size:
+        end = at + card_size
+        if len(body) != end + to_size:
             raise WireError("a handshake hello whose lengths contradict each other")
-        identity = Identity(body[_HELLO.size : at].decode(), Purpose(purpose), rank, body[at:])
+        identity = Identity(body[_HELLO.size : at].decode(), Purpose(purpose), rank, body[at:end])
     except (struct.error, ValueError) as error:  # UsageError, of Identity, is a ValueError
         raise WireError(f"a handshake hello that cannot be read ({error})") from None
-    return identity, marker, order, nonce
+    return identity, marker, order, nonce, body[end:]
+
+
+def refuse(why: str, hint: str = "") -> bytes:
+    """What a server answers to a client that it does not even listen to."""
+    return _message(_Kind.refused, f"{why}\n{hint}".encode()[:MAX_MESSAGE])
 
 
 def refuse_plain() -> bytes:
     """What a server that uses TLS answers to a client that does not, so that it knows why."""
-    return _message(_Kind.refused, f"this process does not use TLS, the server does\n{_SAME_TLS}".encode())
+    return refuse("this process does not use TLS, the server does", _SAME_TLS)
 
 
 def refused_plain(start: bytes, *, is_server: bool) -> AuthenticationError | None:
@@ -369,13 +453,9 @@ def refused_plain(start: bytes, *, is_server: bool) -> AuthenticationError | Non
     return None
 
 
-def printable(text: str, limit: int = 400) -> str:
-    """A stranger's words as one line that a terminal or a log takes no orders from."""
-    return "".join(c if c.isprintable() else " " for c in text)[:limit]
-
-
-def _refusal(body: bytes, other: str) -> AuthenticationError:
-    """A stranger's words: shown as one printable line each, nothing else."""
-    message, _, hint = body.decode("utf-8", "replace").partition("\n")
-    message, hint = printable(message), printable(hint)
-    return AuthenticationError(message or f"the {other} refused this process without a reason", hint=hint)
+def _refusal(body: bytes) -> AuthenticationError:
+    """What somebody who has proved nothing gives as its reason: shown as its words. Its advice is ours only
+    where we would have said the same."""
+    message, _, advice = body.partition(b"\n")
+    hint = advice.decode("utf-8", "replace")
+    return AuthenticationError(says("the peer", message), hint=hint if hint in _ADVICE else "")

@@ -1,13 +1,15 @@
-"""The letter with which a process hands its memory to a neighbour on the same host. Pure.
+"""The letters with which two processes of a host prove who they are, and pass their memory. Pure.
 
-One datagram, with the descriptors beside it:
+Four on a connection: each says hello, then each says what home the descriptors beside the letter belong to.
 
-    magic | version | sender's rank | sender's card nonce | bytes of its home | the home's nonce | MAC
+    magic | version | sender's rank | sender's card nonce | bytes of its home | token | flags | MAC
 
-The MAC is HMAC-SHA256(secret, label | job | receiver's rank and card nonce | all before it). Card nonces are
-fresh in every process, so a letter is worth nothing to another process, in the other direction or in another
-job; the home's nonce ties the memory to the letter. With an empty secret the MAC proves nothing about who
-wrote it. A letter with 0 bytes says that its sender has no home to share.
+The token is random in a hello; then it is the home's nonce, which ties the memory to the letter. The MAC is
+HMAC-SHA256(secret, label | job | receiver's rank and card nonce | all letters before, both ways | this one).
+Card nonces are fresh in every process and tokens on every connection, so a letter is worth nothing to another
+process, on another connection, in the other direction or in another job; and whoever has answered a hello
+knows the secret now. With an empty secret the MAC proves nothing about who wrote it. A letter with 0 bytes
+that is no hello says that its sender has no home to share.
 
 It stays on one host: numbers are little-endian for the sake of order only.
 """
@@ -23,11 +25,12 @@ from aiodist.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION
 
 _MAGIC = b"AIODIST mail"
 _LABEL = b"aiodist letter"
-_BODY = struct.Struct(f"<12sHi{NONCE_BYTES}sQ32s")
-_TO = struct.Struct(f"<i{NONCE_BYTES}sH")
+_BODY = struct.Struct(f"<12sHi{NONCE_BYTES}sQ32s?")
+_TO = struct.Struct(f"<i{NONCE_BYTES}sHI")
 _MAC_BYTES = 32
 
 LETTER_BYTES = _BODY.size + _MAC_BYTES
+TOKEN_BYTES = 32
 
 
 class Letter(NamedTuple):
@@ -36,33 +39,46 @@ class Letter(NamedTuple):
     Args:
         sender: global rank.
         card_nonce: the sender's, as its card has it.
-        nbytes: of its home; 0: it has none.
-        home_nonce: what stands at the start of that.
+        nbytes: of its home; 0: it has none, or this is a hello.
+        token: what stands at the start of that; in a hello TOKEN_BYTES random bytes.
+        linked: the connection is to become a control link. Said by the side that dialed, with its home.
     """
 
     sender: int
     card_nonce: bytes
     nbytes: int
-    home_nonce: bytes
+    token: bytes
+    linked: bool = False
 
 
-def seal(letter: Letter, secret: bytes, job: str, receiver: int, receiver_nonce: bytes) -> bytes:
-    """The bytes of a letter to `receiver`, whose card bears `receiver_nonce`."""
+def seal(
+    letter: Letter, secret: bytes, job: str, receiver: int, receiver_nonce: bytes, said: bytes = b""
+) -> bytes:
+    """The bytes of a letter to `receiver`, whose card bears `receiver_nonce`.
+
+    Args:
+        said: the letters before it on this connection, both ways, in order.
+    """
     body = _BODY.pack(_MAGIC, PROTOCOL_VERSION, *letter)
-    return body + _mac(body, secret, job, receiver, receiver_nonce)
+    return body + _mac(body, secret, job, receiver, receiver_nonce, said)
 
 
-def unseal(data: bytes, secret: bytes, job: str, receiver: int, receiver_nonce: bytes) -> Letter:
+def unseal(
+    data: bytes, secret: bytes, job: str, receiver: int, receiver_nonce: bytes, said: bytes = b""
+) -> Letter:
     """Read a letter to this process.
+
+    Args:
+        said: as for `seal`.
 
     Raises:
         WireError: it is no letter.
         AuthenticationError: it was not written to this process by one that knows the secret.
     """
     if len(data) != LETTER_BYTES or not data.startswith(_MAGIC):
-        raise WireError("a datagram that is no letter")
+        raise WireError("bytes that are no letter")
     body, mac = data[: _BODY.size], data[_BODY.size :]
-    if not hmac.compare_digest(mac, _mac(body, secret, job, receiver, receiver_nonce)):
+    if not hmac.compare_digest(mac, _mac(body, secret, job, receiver, receiver_nonce, said)):
         raise AuthenticationError("a letter whose writer is not of this job, or that was meant for another")
     _magic, version, *fields = _BODY.unpack(body)
     if version != PROTOCOL_VERSION:
@@ -70,7 +86,7 @@ def unseal(data: bytes, secret: bytes, job: str, receiver: int, receiver_nonce: 
     return Letter(*fields)
 
 
-def _mac(body: bytes, secret: bytes, job: str, receiver: int, receiver_nonce: bytes) -> bytes:
+def _mac(body: bytes, secret: bytes, job: str, receiver: int, receiver_nonce: bytes, said: bytes) -> bytes:
     name = job.encode()
-    to = _TO.pack(receiver, receiver_nonce, len(name))
-    return hmac.digest(secret, _LABEL + to + name + body, "sha256")
+    to = _TO.pack(receiver, receiver_nonce, len(name), len(said))
+    return hmac.digest(secret, _LABEL + to + name + said + body, "sha256")

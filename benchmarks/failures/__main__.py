@@ -1,6 +1,6 @@
 """Inject faults, count what happens, and make the table of figures.
 
-Each of the twenty tests has a number; docs/failures.md lists them. Linux; rows 5 and 7 need root, for network
+Each test has a number; docs/failures.md lists them. Linux; rows 5 and 7 need root, for network
 namespaces, and are left out without. Figures of rows that are not run again are kept in the results file.
 """
 

@@ -13,7 +13,7 @@ class Figures:
     """One line.
 
     Attributes:
-        row: number of the test, 1 to 20.
+        row: number of the test.
         what: which variant, in a few words.
         ranks: how many there were, in words.
         repeats: how often it was done.

@@ -1,4 +1,4 @@
-"""The twenty tests: what is injected, what is expected, and who counts it."""
+"""The tests: what is injected, what is expected, and who counts it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ ROWS: dict[int, Row] = {
         "`PeerLost` at the limit; the resumed rank gets `Evicted`",
         frozen.stopped,
     ),
-    4: Row("a 5 s call that holds the interpreter", "nobody is given up", frozen.busy),
+    4: Row(
+        "a call that holds the interpreter, also for longer than AIODIST_EVICT_AFTER",
+        "nobody is given up; who waits longer than AIODIST_WARN_AFTER is told",
+        frozen.held,
+    ),
     5: Row("a host that the network swallows", "an error within 1.5 s", holes.run),
     6: Row(
         "FIN, RST, half-close, a frame cut off",
@@ -137,5 +141,10 @@ ROWS: dict[int, Row] = {
         "operations that disagree, awaits cancelled, loops ended, forks",
         "`CollectiveMismatch` naming ranks; peers complete; no task is left over",
         mistakes.run,
+    ),
+    21: Row(
+        "an event loop that is blocked for 60 s",
+        "nobody is given up; who waits longer than AIODIST_WARN_AFTER is told the rank and the line",
+        frozen.blocked,
     ),
 }

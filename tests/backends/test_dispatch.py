@@ -13,8 +13,10 @@ import pytest
 import aiodist as dist
 from aiodist.backends.dispatch import Dispatch
 from aiodist.backends.foreign import ForeignBackend
+from aiodist.backends.host.local import board
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
+from aiodist.transport import SocketEndpoint
 from aiodist.types import Kind
 from tests.backends.foreign.device_box import DeviceBox, OnDevice
 from tests.backends.foreign.postbox import PostboxEngine
@@ -104,6 +106,45 @@ async def test_messages_of_one_tag_are_in_order_in_each_place(backend: str) -> N
         assert np.array_equal(here, np.arange(7))
 
     await run_cluster(2, main, backend=backend, timeout=5)
+
+
+@pytest.mark.parametrize("backend", ["postbox", "cpu:host,cuda:device-box"])
+async def test_old_word_in_a_slot_is_no_new_operation(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host engine comes to the same slots again after as many numbers as its words can tell apart."""
+    monkeypatch.setattr(board, "NUMBER_BITS", 7)
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+
+    async def main(pg: ProcessGroup) -> None:
+        local = pg._backend._host._local  # type: ignore[attr-defined]
+        assert local is not None
+        first = pg.issued_count()
+        for turn in range(3):
+            assert await pg.broadcast_object(("turn", turn, pg.rank)) == ("turn", turn, 0)
+            await pg.barrier()
+            while (pg.issued_count() - first) % 128:
+                mine = np.arange(3) + pg.rank
+                there = OnDevice(mine) if "cuda" in backend else mine
+                await pg.all_reduce(there)
+                assert np.array_equal(mine, np.arange(3) * 2 + 1)
+        if pg.rank == 0:
+            await asked.wait()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await pg.broadcast_object("new")
+        else:
+            work = pg.broadcast_object(None, async_op=True)
+            asked.set()
+            for _ in range(10):
+                local.progress()
+                await asyncio.sleep(0)
+            assert not work.done()
+            assert await work == "new"
+
+    def endpoint(rank: int) -> SocketEndpoint:
+        return SocketEndpoint(loop, rank, "job", b"", boot="one host")
+
+    await run_cluster(2, main, backend=backend, endpoint=endpoint)
 
 
 async def test_place_is_part_of_what_ranks_agree_on() -> None:

@@ -124,7 +124,7 @@ def test_broken_libraries(tmp_path: Path) -> None:
 
 
 def test_variables(tmp_path: Path) -> None:
-    environ = {"AIODIST_TIMOUT": "hush", "AIODIST_SECRET": "hush", "AIODIST_POLL": "70"}
+    environ = {"AIODIST_TIMOUT": "hush", "AIODIST_SECRET": "hush" * 4, "AIODIST_POLL": "70"}
     code, works, found = report(HOME=str(tmp_path), **environ)
     assert (code, works) == (0, True)
     assert "did you mean AIODIST_TIMEOUT?" in found["settings", "AIODIST_TIMOUT"]["value"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.cli.run import make_plan, workers_per_node
+from aiodist.cli.run import check_company, make_plan, workers_per_node
 from aiodist.errors import UsageError
 from aiodist.launch.plan import DEFAULT_PREFIX, Plan
 
@@ -138,7 +138,7 @@ def test_a_range_of_nodes(script: str) -> None:
     [
         (
             "RLIMIT_NPROC",
-            "--nproc-per-node 8 needs 8 processes, and the limit here is 7. Raise it with ulimit -u",
+            "--nproc-per-node 8 needs 17 processes, and the limit here is 7. Raise it with ulimit -u",
         ),
         (
             "RLIMIT_NOFILE",
@@ -285,3 +285,22 @@ def test_no_gpu_means_cpus() -> None:
     assert workers_per_node("auto", none) == workers_per_node("cpu", none)
     with pytest.raises(UsageError, match="there is no GPU here"):
         workers_per_node("gpu", none)
+
+
+STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize("options", [[], ["--standalone"], ["--nnodes", "1"], ["--nproc-per-node", "2"]])
+def test_one_of_several_agents_with_a_job_of_its_own_is_refused(script: str, options: list[str]) -> None:
+    made = plan(*options, script)
+    with pytest.raises(UsageError, match=r"^SLURM_STEP_NUM_TASKS=2: this agent is one of several .*--nnodes"):
+        check_company(made, STEP)
+    assert check_company(made, {**STEP, "AIODIST_ALONE": "1"}) == ""
+    warned = check_company(made, {"JOB_COMPLETION_INDEX": "1"})
+    assert warned.startswith("JOB_COMPLETION_INDEX=1, but this is a job of one node, and of its own. ")
+
+
+def test_agents_that_meet_may_be_started_by_others(script: str) -> None:
+    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1")
+    assert check_company(plan("--nnodes", "2", *meet, script), STEP) == ""
+    assert check_company(plan("--nnodes", "1:2", *meet, script), STEP) == ""

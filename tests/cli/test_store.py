@@ -19,6 +19,7 @@ from aiodist.cli.main import main
 from aiodist.rendezvous import TcpStore
 from tests.rendezvous.store_life import until
 
+SECRET = "known to the tests alone"
 ROOT = Path(aiodist.errors.__file__).parents[1]
 HOST = "127.0.0.1"
 
@@ -33,7 +34,7 @@ def store(*options: str, limit: int | None = None) -> Iterator[tuple[subprocess.
 
     process = subprocess.Popen(
         [sys.executable, "-m", "aiodist", "store", "--port", "0", *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "AIODIST_SECRET": "secret"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "AIODIST_SECRET": SECRET},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,7 +49,9 @@ def store(*options: str, limit: int | None = None) -> Iterator[tuple[subprocess.
         process.communicate()
 
 
-async def connect(port: int, job: str = "j", secret: bytes = b"secret", timeout: float = 60) -> TcpStore:
+async def connect(
+    port: int, job: str = "j", secret: bytes = SECRET.encode(), timeout: float = 60
+) -> TcpStore:
     return await TcpStore.connect(HOST, port, job, secret, timeout)
 
 

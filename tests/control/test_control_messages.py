@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiodist.control.liveness import State
 from aiodist.control.messages import EVERYBODY, MAX_BYTES, PING, Message, Say, decode
 from aiodist.errors import WireError
 
@@ -21,9 +22,10 @@ BODIES: dict[Say, st.SearchStrategy[tuple[Any, ...]]] = {
     Say.stalled: st.tuples(WORD, WORD),
     Say.where: st.tuples(WORD, WORD),
     Say.here: st.tuples(WORD, WORD, st.booleans(), st.binary(max_size=32), TEXT),
-    Say.missing: st.tuples(WORD, WORD, st.lists(RANK, max_size=20).map(tuple)),
+    Say.missing: st.tuples(WORD, WORD, *[st.lists(RANK, max_size=20).map(tuple)] * 2),
     Say.left: st.tuples(WORD, RANK, WORD),
     Say.motion: st.tuples(WORD, st.binary(max_size=50)),
+    Say.blocked: st.tuples(RANK, st.sampled_from(State).map(int), st.integers(0, 2**40), TEXT),
 }
 MESSAGES = st.sampled_from(Say).flatmap(
     lambda say: st.builds(

@@ -237,6 +237,33 @@ def test_message_to_one_rank_arrives_there_alone(size: int, seed: int) -> None:
     assert (message.origin, message.body) == (origin, (1, 2))
 
 
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(3, 100), seed=st.integers(0, 2**32))
+def test_messages_go_around_who_passes_nothing_on(size: int, seed: int) -> None:
+    """Loops that do not turn read nothing. Everybody knows whose; the others reach each other all the same,
+    and what is for one of those waits in its socket."""
+    rng = random.Random(seed)
+    overlay = Overlay(size, rng)
+    origin, target = rng.sample(range(size), 2)
+    stuck = set(rng.sample(range(size), rng.randrange(min(size - 1, 4)))) - {origin}
+    overlay.dead = frozenset(stuck - {target})
+    for core in overlay.cores:
+        core.avoided = stuck
+    overlay.carry_out(origin, overlay.cores[origin].tell(target, Say.where, 1, 2))
+    overlay.run()
+    reachable = target in connected(size, overlay.dead, origin)
+    assert [rank for rank, messages in overlay.delivered.items() if messages] == [target] * reachable
+
+
+def test_a_loss_ends_what_was_said_of_a_loop() -> None:
+    core = ControlCore(0, 4)
+    blocked = Message(Say.blocked, 2, 1, EVERYBODY, 64, (2, 1, 5000, "train.py:41"))
+    assert Deliver(blocked) in core.receive(2, blocked)
+    core.lose(2, "process 5 ended")
+    late = Message(Say.blocked, 3, 1, EVERYBODY, 64, (2, 2, 6000, ""))
+    assert core.receive(3, late) == []
+
+
 def test_message_without_a_way_is_dropped() -> None:
     overlay = Overlay(12, random.Random(1))
     core = overlay.cores[0]

@@ -31,7 +31,7 @@ def test_absent_are_those_who_say_so_and_those_who_say_nothing() -> None:
     inquiry.answer(0, True, *said(5))
     inquiry.answer(2, False, b"", "")
     assert not inquiry.complete()
-    assert inquiry.verdict() == Absence((1, 2, 3))
+    assert inquiry.verdict() == Absence((2,), (1, 3))
 
 
 def test_the_next_round_asks_all_who_had_not_arrived() -> None:
@@ -93,4 +93,4 @@ def test_strangers_are_not_counted() -> None:
     inquiry.answer(7, True, *said(6))
     inquiry.answer(0, True, *said(5))
     assert not inquiry.complete()
-    assert inquiry.verdict() == Absence((1,))
+    assert inquiry.verdict() == Absence((), (1,))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgpack
 import pytest
 
-from aiodist.control.liveness import PATIENCE
+from aiodist.control.liveness import PATIENCE, Blocked, Patience, State
 from aiodist.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.control.plane import ControlPlane
+from aiodist.errors import Tampered
 from aiodist.group import ProcessGroup
 from aiodist.testing import VirtualLoop, run_cluster, run_virtual
 
@@ -15,11 +18,11 @@ from aiodist.testing import VirtualLoop, run_cluster, run_virtual
 class FakeLink:
     """Records what a neighbour would get; `waiting` is what it wrote and nobody has read, None its end."""
 
-    def __init__(self, plane: ControlPlane, rank: int, far: bool = True) -> None:
+    def __init__(self, plane: ControlPlane, rank: int) -> None:
         self.sent: list[Message] = []
+        self.posted: list[Message] = []
         self.pings = 0
         self.ending = ""
-        self.far = far
         self.waiting: list[bytes | None] = []
         self.plane = plane
         self.rank = rank
@@ -30,6 +33,9 @@ class FakeLink:
             self.pings += 1
         else:
             self.sent.append(decode(message))
+
+    def post(self, message: bytes) -> None:
+        self.posted.append(decode(message))
 
     def drain(self) -> None:
         while self.waiting and not self.ending:
@@ -55,6 +61,14 @@ class Ear:
         self.lost: list[tuple[int, str]] = []
         self.silence: list[float | None] = []
         self.heard: list[Message] = []
+        self.blocked: list[dict[int, str]] = []
+        self.altered: list[tuple[int, str]] = []
+
+    def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
+        self.blocked.append({rank: one.describe(now) for rank, one in blocked.items()})
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        self.altered.append((rank, str(error)))
 
     def rank_left(self, rank: int) -> None:
         raise AssertionError(rank)
@@ -186,6 +200,21 @@ def test_who_was_given_up_hears_that_before_it_accuses(by: str) -> None:
     assert ear.lost == [(0, "stopped")]
 
 
+def test_of_two_who_accuse_each_other_the_first_is_believed() -> None:
+    """Rank 1 broke the protocol of rank 2, which told everybody and hung up; rank 1 saw only the end."""
+    plane, links = make()
+    ear = Ear()
+    plane.subscribe(11, ear)
+    of_2 = Message(Say.lost, 2, 1, EVERYBODY, 64, (1, "protocol error: nonsense", -1))
+    of_1 = Message(Say.lost, 1, 1, EVERYBODY, 64, (2, "connection ended without goodbye", -1))
+    links[2].waiting = [of_2.encode()]
+    plane.received(1, of_1.encode())
+    assert ear.lost == [(1, "protocol error: nonsense")]
+    assert not links[2].ending
+    plane.received(3, Message(Say.lost, 3, 1, EVERYBODY, 64, (2, "process 4711 ended", -1)).encode())
+    assert [rank for rank, _ in ear.lost] == [1, 2]  # by others it can be lost all the same
+
+
 def test_goodbye_is_told_to_nobody() -> None:
     plane, links = make()
     ear = Ear()
@@ -248,6 +277,8 @@ NONSENSE = [
     msgpack.packb([int(Say.broken), 2, 1, -1, 64, [{}, "lost"]]),
     msgpack.packb([int(Say.here), 2, 1, 0, 64, [1, 2, 3, 4, 5]]),
     msgpack.packb([int(Say.left), 2, 1, -1, 64, [[], 2, 0]]),
+    msgpack.packb([int(Say.blocked), 2, 1, -1, 64, [3, 99, 8000, "train.py:41"]]),
+    msgpack.packb([int(Say.blocked), 2, 1, -1, 64, [3, 1, 8.0, "train.py:41"]]),
 ]
 
 
@@ -292,14 +323,20 @@ def test_lost_neighbours_are_not_awaited() -> None:
 
 
 class Clocked:
-    """A plane that watches its neighbours, in virtual time."""
+    """A plane that watches its neighbours, in virtual time.
 
-    def __init__(self, near: tuple[int, ...] = ()) -> None:
+    Args:
+        stopped: what a look at each rank's process says; the others cannot be looked at.
+    """
+
+    def __init__(self, stopped: dict[int, bool | None] | None = None) -> None:
         self.loop = VirtualLoop()
         self.plane = ControlPlane(0, 4)
-        self.links = {rank: FakeLink(self.plane, rank, rank not in near) for rank in (1, 2, 3)}
+        self.links = {rank: FakeLink(self.plane, rank) for rank in (1, 2, 3)}
         self.plane.attach(1, self.links[1])
-        self.plane.watch(self.loop, 0.25, 30.0)
+        self.plane.watch(self.loop, Patience())
+        for rank in stopped or {}:
+            self.plane.see(rank, lambda rank=rank: (stopped or {})[rank])  # type: ignore[misc]
         self.plane.attach(2, self.links[2])
         self.plane.attach(3, self.links[3])
         self.ear = Ear()
@@ -318,13 +355,21 @@ class Clocked:
         """The loop does not turn for so long."""
         self.loop._clock.now += seconds
 
+    def told(self, to: int) -> list[tuple[int, State, float]]:
+        """What was told a neighbour of loops that do not turn."""
+        return [
+            (message.body[0], State(message.body[1]), message.body[2] / 1000)
+            for message in self.links[to].sent
+            if message.say is Say.blocked
+        ]
+
     def close(self) -> None:
         self.plane.close()
         self.loop.close()
 
 
-def test_who_pings_lives_and_who_does_not_is_lost() -> None:
-    all_of_it = Clocked()
+def test_who_pings_lives_and_who_is_stopped_is_lost() -> None:
+    all_of_it = Clocked({2: True})
     all_of_it.run(100, alive=(1, 2, 3))
     assert all(395 <= link.pings <= 405 for link in all_of_it.links.values())
     assert not all_of_it.ear.lost
@@ -333,18 +378,146 @@ def test_who_pings_lives_and_who_does_not_is_lost() -> None:
     all_of_it.run(2, alive=(1, 3))
     [(rank, cause)] = all_of_it.ear.lost
     assert rank == 2
-    assert cause.startswith("its event loop has not turned for 30 s (stopped, or")
+    assert cause == "it was stopped for 30 s (by a signal or a debugger)"
     [silence] = all_of_it.ear.silence
     assert silence is not None
     assert 30 <= silence <= 31
     assert all_of_it.links[2].ending == "killed"
     all_of_it.run(100, alive=(1, 3))
     assert len(all_of_it.ear.lost) == 1
+    assert not all_of_it.plane.blocked()
     all_of_it.close()
 
 
+@pytest.mark.parametrize("sight", ["none", "not stopped", "gone"])
+def test_a_silent_one_that_nobody_sees_stopped_is_given_minutes_or_for_ever(sight: str) -> None:
+    stopped: dict[str, dict[int, bool | None]] = {"none": {}, "not stopped": {2: False}, "gone": {2: None}}
+    silent = Clocked(stopped[sight])
+    silent.run(599, alive=(1, 3))
+    assert not silent.ear.lost
+    silent.run(3, alive=(1, 3))
+    if sight == "not stopped":
+        assert not silent.ear.lost
+    else:
+        cause = "it gave no sign of life for 600 s (it is stopped, or a call holds its interpreter)"
+        assert silent.ear.lost == [(2, cause)]
+    silent.close()
+
+
+def word(rank: int, number: int, seconds: float, where: str = "train.py:41 in evaluate") -> bytes:
+    """What a rank's watchdog says."""
+    body = (rank, int(State.blocked), round(seconds * 1000), where)
+    return Message(Say.blocked, rank, number, EVERYBODY, 64, body).encode()
+
+
+def test_groups_hear_of_a_blocked_loop_until_it_turns_and_nobody_is_lost() -> None:
+    blocked = Clocked({2: False})
+    blocked.run(5, alive=(1, 2, 3))
+    blocked.run(5, alive=(1, 3))
+    assert not blocked.ear.blocked
+    blocked.plane.received(2, word(2, 1, 5.0))
+    pings = blocked.links[2].pings
+    blocked.run(3, alive=(1, 3))
+    assert blocked.links[2].pings <= pings + 4  # its room is kept
+    assert blocked.ear.blocked[-1] == {2: "has not turned its event loop for 8 s: train.py:41 in evaluate"}
+    assert blocked.plane.blocked() == blocked.ear.blocked[-1]
+    assert blocked.told(1) == [(2, State.blocked, 5.0)]  # passed on
+    assert list(blocked.plane.core.avoided) == [2]
+    blocked.run(0.25, alive=(1, 2, 3))
+    count = len(blocked.ear.blocked)
+    blocked.run(30, alive=(1, 2, 3))
+    assert len(blocked.ear.blocked) == count
+    assert not blocked.plane.blocked()
+    assert not blocked.ear.lost
+    blocked.close()
+
+
+def test_a_held_interpreter_is_told_of_by_who_sees_its_process() -> None:
+    held = Clocked({2: False})
+    held.run(13, alive=(1, 3))
+    [(rank, state, seconds), (_, _, again)] = held.told(3)
+    assert (rank, state) == (2, State.held)
+    assert 6 <= seconds <= 7
+    assert again >= 12
+    assert held.ear.blocked[-1][2].endswith(" s: a call holds its interpreter")
+    held.close()
+
+
+def test_a_rank_answers_for_a_process_that_it_sees_and_has_no_link_with() -> None:
+    """Of a group over hosts, only ranks of other hosts are linked with one that falls silent."""
+    loop = VirtualLoop()
+    plane = ControlPlane(0, 20)
+    links = {neighbour: FakeLink(plane, neighbour) for neighbour in plane.core.neighbours}
+    assert 6 not in links
+    plane.watch(loop, Patience())
+    for neighbour, link in links.items():
+        plane.attach(neighbour, link)
+    plane.see(6, lambda: True)
+    silent = Message(Say.blocked, 4, 1, EVERYBODY, 64, (6, int(State.silent), 6000, ""))
+    plane.received(4, silent.encode())
+    for _ in range(4):
+        for neighbour in links:
+            plane.received(neighbour, PING)
+        loop.call_later(0.25, loop.stop)
+        loop.run_forever()
+    [first, second] = [message for message in links[1].sent if message.say is Say.blocked]
+    assert (first.origin, second.origin) == (4, 0)
+    assert second.body[:2] == (6, State.stopped)
+    plane.close()
+    loop.close()
+
+
+def test_this_process_says_that_its_loop_turns_again_once_the_others_think_that_it_does_not() -> None:
+    for by in ("its watchdog", "another"):
+        woken = Clocked()
+        woken.run(1, alive=(1, 2, 3))
+        if by == "another":
+            body = (0, int(State.silent), 6000, "")
+            woken.plane.received(1, Message(Say.blocked, 1, 1, EVERYBODY, 64, body).encode())
+        else:
+            assert woken.plane.turns > 0
+            woken.plane.say_blocked(5.0, "train.py:41 in evaluate" + 300 * "!")
+            for link in woken.links.values():
+                [message] = link.posted
+                assert (message.say, message.origin, message.body[:3]) == (Say.blocked, 0, (0, 1, 5000))
+                assert len(message.body[3]) == 200
+        assert not woken.told(2) or by == "another"
+        woken.run(3, alive=(1, 2, 3))
+        assert woken.told(2)[-1] == (0, State.turns, 0.0)
+        assert [state for _, state, _ in woken.told(2)].count(State.turns) == 1
+        assert not woken.plane.blocked()
+        woken.close()
+
+
+def test_a_process_whose_loop_is_closed_says_so() -> None:
+    plane, links = make()
+    plane.say_ended("its event loop was closed while its groups were open")
+    for link in links.values():
+        [message] = link.posted
+        assert (message.say, message.body) == (
+            Say.lost,
+            (0, "its event loop was closed while its groups were open", -1),
+        )
+    plane.close()
+    plane.say_ended("again")
+    plane.say_blocked(5.0, "")
+    assert all(len(link.posted) == 1 for link in links.values())
+
+
+def test_where_a_loop_is_takes_no_orders_and_no_room() -> None:
+    rude = Clocked()
+    rude.plane.received(2, word(2, 1, 6.0, "\x1b[31mred\nline" + 5000 * "x"))
+    rude.plane.received(3, Message(Say.blocked, 3, 1, EVERYBODY, 64, (2**60, 1, 1000, "")).encode())
+    rude.run(1, alive=(1, 3))
+    text = rude.plane.blocked()[2]
+    assert text.isprintable()
+    assert len(text) < 300
+    assert rude.plane.blocked().keys() == {2}
+    rude.close()
+
+
 def test_whoever_was_stopped_reads_first_and_accuses_nobody() -> None:
-    woken = Clocked()
+    woken = Clocked({1: True, 2: True, 3: True})
     woken.run(10, alive=(1, 2, 3))
     woken.block(3600)
     for link in woken.links.values():
@@ -365,8 +538,8 @@ def test_whoever_was_stopped_reads_first_and_accuses_nobody() -> None:
     woken.close()
 
 
-def test_silent_neighbours_of_this_host_are_not_pinged_for_long() -> None:
-    near = Clocked(near=(1, 2))
+def test_neighbours_whose_loops_are_silent_are_not_pinged_for_long() -> None:
+    near = Clocked()
     near.run(20, alive=(2, 3))
     assert [link.pings > PATIENCE + 1 for link in near.links.values()] == [False, True, True]
     near.close()
@@ -377,7 +550,7 @@ def test_nothing_is_due_after_the_end() -> None:
         over = Clocked()
         over.run(1)
         getattr(over.plane, ending)()
-        assert over.plane._timer is None
+        assert over.plane._signs is None
         over.loop.run_until_complete(_nothing())
         over.loop.close()
 
@@ -388,15 +561,42 @@ async def _nothing() -> None:
 
 def test_simulations_have_no_heartbeat() -> None:
     async def main(pg: ProcessGroup) -> bool:
-        return pg._control._liveness is None and pg._control._timer is None
+        return pg._control._signs is None
 
     assert all(run_virtual(run_cluster(3, main)))
 
 
 def test_a_neighbour_that_left_is_not_watched() -> None:
-    left = Clocked()
+    left = Clocked({1: True})
     left.plane.ended(1, True, "")
     left.run(40, alive=(2, 3))
     assert not left.ear.lost
     assert left.links[1].pings == 0
     left.close()
+
+
+def test_a_torn_link_is_no_loss_and_may_be_made_anew() -> None:
+    """Everybody who listens is told; the neighbour is awaited again, and heard on its new link alone."""
+    plane, links = make()
+    ear = Ear()
+    plane.subscribe(11, ear)
+    plane.tampered(2, Tampered("between rank 0 and rank 2"))
+    assert [rank for rank, _ in ear.altered] == [2] and not ear.lost and not plane.core.lost
+    assert plane.awaited() == {2}
+    again = FakeLink(plane, 2)
+    plane.attach(2, again)
+    assert plane.awaited() == set()
+    third = FakeLink(plane, 2)
+    plane.attach(2, third)  # the neighbour saw first that the second was torn, too
+    assert again.ending and not third.ending
+    plane.flood(Say.left, 11, 0, 5)
+    assert (len(links[2].sent), len(again.sent), len(third.sent)) == (0, 0, 1)
+
+
+def test_a_torn_link_of_a_plane_that_is_closed_is_nobody_s_concern() -> None:
+    plane, _ = make()
+    ear = Ear()
+    plane.subscribe(11, ear)
+    plane.close()
+    plane.tampered(2, Tampered())
+    assert not ear.altered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import pytest
 import uvloop
 
 from aiodist.control.process import ProcessWatch
+from aiodist.environment.process import is_stopped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pidfd is Linux's")
 
@@ -77,3 +79,17 @@ async def test_process_that_is_gone_cannot_be_watched() -> None:
 async def test_platform_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     assert not ProcessWatch(asyncio.get_running_loop()).watch(os.getpid(), print)
+
+
+def test_whether_a_process_is_stopped() -> None:
+    pid, pipe = child()
+    assert is_stopped(pid) is False
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    assert is_stopped(pid) is True
+    os.kill(pid, signal.SIGCONT)
+    os.waitpid(pid, os.WCONTINUED)
+    assert is_stopped(pid) is False
+    os.close(pipe)
+    os.waitpid(pid, 0)
+    assert is_stopped(pid) is None

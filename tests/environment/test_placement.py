@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.environment import Placement, company, placement
+from aiodist.environment import Placement, placement
 from aiodist.errors import UsageError
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -98,12 +98,38 @@ def test_a_list_of_ranks_that_is_none() -> None:
 def test_the_shell_of_a_batch_script_is_no_rank() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
     assert placement(environ).launcher == "alone"
-    assert company(environ) == "SLURM_NTASKS=4"
 
 
-def test_company_is_of_more_than_one() -> None:
-    assert company({"SLURM_NTASKS": "1", "PMI_SIZE": " ", "HOROVOD_SIZE": ""}) == ""
-    assert company({"PMI_SIZE": "1", "HOROVOD_SIZE": "2"}) == "HOROVOD_SIZE=2"
+ALONE = (0, 1, 0, 1, 0, 1, None)
+
+
+def alone(found: Placement) -> bool:
+    """Whether it is a job of one, with nothing of others in it."""
+    return (
+        *(found.rank, found.world_size, found.local_rank, found.local_world_size),
+        *(found.node_rank, found.node_count, found.master_addr),
+    ) == ALONE
+
+
+@pytest.mark.parametrize("environ", [{}, OPEN_MPI, HYDRA, SRUN, MASTER, {"LOCAL_RANK": "1"}])
+def test_who_shall_be_alone_is(environ: dict[str, str]) -> None:
+    found = placement({**environ, "AIODIST_ALONE": "1"})
+    assert alone(found) and (found.launcher, found.evidence) == ("alone", "AIODIST_ALONE=1")
+    found = placement(environ, world_size=1)
+    assert alone(found) and (found.launcher, found.evidence) == ("alone", "world_size=1")
+    found = placement(environ, rank=0, world_size=1)
+    assert alone(replace(found, master_addr=None)) and found.launcher == "arguments"
+    assert found.master_addr == environ.get("MASTER_ADDR")
+
+
+@pytest.mark.parametrize("more", [{}, {"TORCHELASTIC_RUN_ID": "j"}, {"AIODIST_STORE": "h:1"}])
+def test_who_was_told_its_rank_is_not_alone_by_a_variable(more: dict[str, str]) -> None:
+    environ = {"RANK": "1", "WORLD_SIZE": "2", **more}
+    assert placement({**environ, "AIODIST_ALONE": "1"}) == placement(environ)
+    assert alone(placement({**environ, "AIODIST_ALONE": "1"}, world_size=1))
+    assert placement({**OPEN_MPI, "AIODIST_ALONE": "0"}).world_size == 8
+    with pytest.raises(UsageError, match="AIODIST_ALONE='perhaps' is neither yes nor no"):
+        placement({"AIODIST_ALONE": "perhaps"})
 
 
 def test_aiodist_variables_come_before_all_others() -> None:

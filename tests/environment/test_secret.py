@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -50,7 +52,7 @@ def test_a_file_that_cannot_be_trusted(tmp_path: Path, content: str | None, mode
 
 def test_the_home_s_is_made_once_and_kept(tmp_path: Path) -> None:
     first = secret(environ(tmp_path))
-    assert len(first) == 32 and secret(environ(tmp_path)) == first
+    assert len(first) == 64 and secret(environ(tmp_path)) == first
     [path] = (tmp_path / ".aiodist").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -69,7 +71,7 @@ def test_ranks_that_start_together_make_one(tmp_path: Path) -> None:
         for _ in range(4)
     ]
     said = {one.communicate(timeout=60)[0] for one in started}
-    assert len(said) == 1 and len(said.pop().strip()) == 32
+    assert len(said) == 1 and len(said.pop().strip()) == 64
     assert [path.name for path in (tmp_path / ".aiodist").iterdir()] == ["secret"]
 
 
@@ -104,6 +106,64 @@ def test_no_home_no_secret(tmp_path: Path) -> None:
     for home in ("", "relative", str(tmp_path / "nowhere"), str(tmp_path / "file"), "/proc"):
         assert secret({"HOME": home}) == home_secret({"HOME": home}) == b""
     assert secret({}) == b""
+
+
+def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: int) -> None:
+        def failing(*args: object, **more: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(Path, "mkdir", failing)
+
+    for code in (errno.EACCES, errno.EROFS, errno.EPERM):
+        refuse(code)
+        assert secret(environ(tmp_path)) == b""
+
+
+@pytest.mark.parametrize(
+    "code", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES, errno.ENOSPC, errno.ESTALE, errno.ENOMEM]
+)
+def test_trouble_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """A job must not go on without a secret because a descriptor, a right or a disk was missing."""
+
+    def failing(*args: object, **more: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:  # there is none, and it cannot be made
+        patched.setattr(os, "open", failing)
+        with pytest.raises(UsageError, match=re.escape(os.strerror(code))):
+            secret(environ(tmp_path))
+    assert list((tmp_path / ".aiodist").iterdir()) == []
+    assert secret(environ(tmp_path))
+    with monkeypatch.context() as patched:  # there is one, and it cannot be read
+        patched.setattr(Path, "open", failing)
+        with pytest.raises(UsageError, match=r"cannot be read or made .*AIODIST_SECRET"):
+            secret(environ(tmp_path))
+
+
+def test_a_home_without_links_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*args: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    assert secret(environ(tmp_path)) == b""
+    assert list((tmp_path / ".aiodist").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which needs root")
+def test_a_home_of_another_user_that_is_closed(tmp_path: Path) -> None:
+    """HOME of root in a process of nobody: its secret is there, and is not for us."""
+    code = (
+        "import os; from aiodist.environment import secret\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(secret(os.environ))"
+    )
+    (tmp_path / ".aiodist").mkdir(mode=0o700)
+    tmp_path.chmod(0o700)
+    env = os.environ | {"HOME": str(tmp_path), "AIODIST_SECRET": ""}
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert "cannot be read or made (Permission denied)" in result.stderr
 
 
 def test_where_it_comes_from_in_words(tmp_path: Path) -> None:

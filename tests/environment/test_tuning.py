@@ -66,11 +66,19 @@ def test_values_without_meaning(name: str, value: str, hint: str) -> None:
 
 def test_signs_of_life() -> None:
     found = tuning({"AIODIST_HEARTBEAT": "0.5", "AIODIST_EVICT_AFTER": "3600"})
-    assert (found.heartbeat, found.evict_after) == (0.5, 3600.0)
+    assert (found.heartbeat, found.warn_after, found.evict_after) == (0.5, 5.0, 3600.0)
+    assert found.evict_silent_after == 3600.0  # never less than for who is known to be stopped
     # Who says nothing for longer than the others expect would be given up.
-    assert found.agreed.items() >= {"AIODIST_HEARTBEAT": "0.5", "AIODIST_EVICT_AFTER": "3600"}.items()
-    with pytest.raises(UsageError, match="is less than four times AIODIST_HEARTBEAT"):
-        tuning({"AIODIST_HEARTBEAT": "0.5", "AIODIST_EVICT_AFTER": "1"})
+    agreed = {"AIODIST_HEARTBEAT": "0.5", "AIODIST_EVICT_AFTER": "3600", "AIODIST_EVICT_SILENT_AFTER": "3600"}
+    assert found.agreed.items() >= {**agreed, "AIODIST_WARN_AFTER": "5"}.items()
+    usual = tuning({})
+    assert (usual.warn_after, usual.evict_after, usual.evict_silent_after) == (5.0, 30.0, 600.0)
+    assert tuning({"AIODIST_HEARTBEAT": "3"}).warn_after == 12.0
+    for name in ("AIODIST_EVICT_AFTER", "AIODIST_WARN_AFTER"):
+        with pytest.raises(UsageError, match=f"{name}=1 is less than four times AIODIST_HEARTBEAT"):
+            tuning({"AIODIST_HEARTBEAT": "0.5", name: "1"})
+    with pytest.raises(UsageError, match="AIODIST_EVICT_SILENT_AFTER=20 is less than AIODIST_EVICT_AFTER=30"):
+        tuning({"AIODIST_EVICT_SILENT_AFTER": "20"})
 
 
 def test_host_or_interface() -> None:

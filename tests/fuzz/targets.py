@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz import (
     targets_control,
     targets_meeting,
+    targets_seal,
     targets_store,
     targets_strangers,
     targets_transport,
@@ -13,6 +14,7 @@ from tests.fuzz import (
 
 TARGETS = [
     *targets_wire.TARGETS,
+    *targets_seal.TARGETS,
     *targets_control.TARGETS,
     *targets_transport.TARGETS,
     *targets_strangers.TARGETS,

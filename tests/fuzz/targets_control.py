@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from aiodist.control.liveness import State
 from aiodist.control.messages import EVERYBODY, MAX_BYTES, Message, Say, decode
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import (
@@ -47,7 +48,7 @@ def bodies() -> list[tuple[Say, tuple[Any, ...]]]:
     """What is said of a group, and of ranks."""
     signature = CALLS[4].signature
     return [
-        (Say.lost, (5, "connection ended without goodbye")),
+        (Say.lost, (5, "connection ended without goodbye", -1)),
         *((Say.broken, (CONTEXT, *pack(error))) for error in ERRORS),
         (Say.broken, (ELSEWHERE, *pack(ERRORS[0]))),
         (Say.stalled, (CONTEXT, 4)),
@@ -55,15 +56,17 @@ def bodies() -> list[tuple[Say, tuple[Any, ...]]]:
         (Say.where, (ELSEWHERE, 4)),
         (Say.here, (CONTEXT, 4, True, signature, "all_reduce(float32[4])")),
         (Say.here, (CONTEXT, 4, False, b"", "")),
-        (Say.missing, (CONTEXT, 4, (2, 3))),
+        (Say.missing, (CONTEXT, 4, (2, 3), (1,))),
         (Say.left, (CONTEXT, 3, 9)),
         (Say.left, (ELSEWHERE, 3, 9)),
+        (Say.blocked, (2, int(State.blocked), 8000, "train.py:41 in evaluate")),
+        (Say.blocked, (RANK, int(State.silent), 8000, "")),
     ]
 
 
 def messages() -> list[bytes]:
     """One of each kind; for everybody, for this rank, and for another."""
-    flood = (Say.lost, Say.broken, Say.left)
+    flood = (Say.lost, Say.broken, Say.left, Say.blocked)
     return [
         Message(say, origin, number, EVERYBODY if say in flood else target, 64, body).encode()
         for number, (say, body) in enumerate(bodies())
@@ -129,9 +132,9 @@ class Group:
         self.broken: GroupBroken | None = None
         self.watch: Watch
 
-    def issued_count(self) -> int:
+    def _begun(self, seq: int) -> bool:
         """As a group's."""
-        return 6
+        return seq < 6
 
     def breaks(self, error: GroupBroken, *, tell: bool = True) -> None:
         """As a group's `_break`."""
@@ -145,8 +148,6 @@ class Group:
 class Wire:
     """A link that only looks at what is sent."""
 
-    far = False
-
     def drain(self) -> None:
         """Nothing is under way."""
 
@@ -155,6 +156,10 @@ class Wire:
         if not 0 < len(message) <= MAX_BYTES:
             raise Judgement(f"{len(message)} bytes for a control link")
         decode(message)
+
+    def post(self, message: bytes) -> None:
+        """As `send`."""
+        self.send(message)
 
     def close(self) -> None:
         """Nothing."""

@@ -64,7 +64,7 @@ class Connection:
         self.poller = _Poller()
         self.client, self.serves, self.local_host = b"", False, "127.0.0.1"
         self.peer_address = "a fuzzer"
-        self.unread = 0
+        self.unread, self.is_over = 0, False
         self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
@@ -74,6 +74,10 @@ class Connection:
     def read(self) -> bool:
         """Nothing has arrived."""
         return False
+
+    def why_not(self, vouched: bool) -> str:
+        """Nothing is known against it."""
+        return ""
 
     def pause(self) -> None:
         """Nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -13,14 +14,14 @@ from typing import Any
 
 from aiodist.errors import AuthenticationError, WireError
 from aiodist.shm.arena import Arena, Window
+from aiodist.transport.exchange import Exchange
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.mail import Mailbox
 from aiodist.transport.mapped import ARENA_BYTES
 from aiodist.wire.frame import HEADER, Type, pack
 from aiodist.wire.handshake import Handshake
-from aiodist.wire.letter import Letter, seal
+from aiodist.wire.letter import LETTER_BYTES, Letter, seal
 from tests.fuzz.engine import Judgement
-from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.mutate import Corpus, headers, raw
 from tests.fuzz.target import Run, Target
 from tests.fuzz.targets_transport import Ends
@@ -142,18 +143,21 @@ def open_greeting() -> Iterator[Run]:
 
 
 def mail() -> list[bytes]:
-    """A byte that says whether the MAC is made right again, one with the descriptors, then the letter."""
+    """A byte that says whose MACs are made right again, one with the descriptors, then what a caller says: a
+    hello, and its home."""
     nbytes = Arena.file_bytes(ARENA_BYTES)
-    made = [
+    homes = [
         Letter(1, A, nbytes, b"n" * 32),
+        Letter(1, A, nbytes, b"n" * 32, linked=True),
         Letter(1, A, 0, bytes(32)),
         Letter(1, A, 1 << 40, b"n" * 32),
         Letter(2, A, nbytes, b"n" * 32),
     ]
+    hello = seal(Letter(1, A, 0, b"t" * 32), SECRET, JOB, 0, B)
     return [
-        bytes([how, kinds]) + seal(letter, SECRET, JOB, 0, B)
-        for letter in made
-        for how in (0, 1)
+        bytes([how, kinds]) + hello + seal(home, SECRET, JOB, 0, B, hello)
+        for home in homes
+        for how in (0, 1, 2, 3)
         for kinds in (0, 3, 4, 11, 0x83)
     ]
 
@@ -164,23 +168,40 @@ def open_mail() -> Iterator[Run]:
 
     def run(sequence: bytes) -> str:
         before = descriptors()
-        loop = HandLoop()
-        box = Mailbox(loop, 0, JOB, SECRET, B, 1 << 20)  # type: ignore[arg-type]
+        ends = Ends()
+        loop: Any = ends.loop
+        box = Mailbox(loop, 0, JOB, SECRET, B, 1 << 20)
+        given: list[int] = []
         try:
             box.introduce(cards)
-            box._sent |= {1, 2}
             how, kinds = (*sequence[:2], 0, 0)[:2]
-            sealed = resealed(sequence[2:]) if how & 1 else sequence[2:]
+            hello, home = sequence[2 : 2 + LETTER_BYTES], sequence[2 + LETTER_BYTES :]
+            if how & 1:
+                hello = resealed(hello)
             count = kinds & 7
-            usual = (0, 3, 3, 5)  # memory, two bells, a line
+            usual = (0, 3, 3, 5)  # memory, two bells, and one too many
             given = [_descriptor(usual[n] if n < 4 and kinds < 128 else kinds // 8 + n) for n in range(count)]
-            box._letter(sealed, given, 4711)
-            given = []
-            if box.neighbours and not how & 1 and sequence[2:] not in _MAIL:
+            box._exchanges[exchange := Exchange(loop, ends.near, box._me, box)] = None
+            ends.far.sendall(hello)
+            loop.turn(2)
+            heard = b""
+            if exchange in box._exchanges and len(hello) == LETTER_BYTES:
+                heard = ends.far.recv(1000)
+                if len(heard) != LETTER_BYTES:
+                    raise Judgement("no answer to a hello")
+            if how & 2 and heard:
+                home = resealed(home, hello + heard)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(given)}i", *given))]
+            with contextlib.suppress(OSError):  # it hung up
+                ends.far.sendmsg([home or b"x"], rights if given else [])
+            loop.turn(3)
+            loop.settle()
+            if box.neighbours and not (how & 2 and heard):
                 raise Judgement("a stranger has moved in")
-            return "" if box.neighbours else "refused"
+            return "" if box.neighbours else "refused" if exchange not in box._exchanges else "waits"
         finally:
             box.close()
+            ends.close()
             for fd in given:
                 os.close(fd)
             if descriptors() - before:
@@ -188,8 +209,6 @@ def open_mail() -> Iterator[Run]:
 
     yield run
 
-
-_MAIL = frozenset(one[2:] for one in mail())
 
 TARGETS = [
     Target(

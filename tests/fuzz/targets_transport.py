@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aiodist.errors import WireError
+from aiodist.errors import Tampered, WireError
 from aiodist.shm.arena import PAGE, Arena, Window
 from aiodist.transport.base import SEGMENT, Fold, Into, Key
 from aiodist.transport.mapped import ARENA_BYTES, MappedLink
@@ -200,7 +200,7 @@ def _arrived(rank: int, key: Key, signature: bytes, nbytes: int) -> None:
     pass
 
 
-def _ended(rank: int, goodbye: bool, cause: str) -> None:
+def _ended(rank: int, goodbye: bool, cause: str | Tampered) -> None:
     pass
 
 
@@ -212,9 +212,9 @@ class Ends:
         self.near, self.far = socket.socketpair()
         self.near.setblocking(False)
         self.far.setblocking(False)
-        self.ends: list[tuple[bool, str]] = []
+        self.ends: list[tuple[bool, str | Tampered]] = []
 
-    def on_end(self, rank: int, goodbye: bool, cause: str) -> None:
+    def on_end(self, rank: int, goodbye: bool, cause: str | Tampered) -> None:
         """As a channel's owner."""
         self.ends.append((goodbye, cause))
 
@@ -253,6 +253,8 @@ class Ends:
         if len(self.ends) != 1:
             raise Judgement(f"ended {len(self.ends)} times: {self.ends}")
         goodbye, cause = self.ends[0]
+        if isinstance(cause, Tampered):
+            return "tampered"
         if not cause.isprintable() or len(cause) > 500:
             raise Judgement(f"words that cannot be shown: {cause!r:.200}")
         return "" if goodbye else "protocol error" if cause.startswith("protocol error") else "lost"

@@ -120,22 +120,24 @@ def open_handshake(is_server: bool) -> Any:
         def run(data: bytes) -> str:
             make = Handshake.server if is_server else Handshake.client
             side = make(_identity(rank=0 if is_server else 1), SECRET, B if is_server else A)
-            said = len(side.data_to_send())
+            words = side.data_to_send()
             step = data[0] if data and data[0] else len(data) or 1
             rest = data[1:]
             try:
                 for at in range(0, len(rest), step):
                     side.receive(rest[at : at + step])
-                    said += len(side.data_to_send())
+                    words += side.data_to_send()
             except (AuthenticationError, WireError):
-                said += len(side.data_to_send())
+                words += side.data_to_send()
                 side.receive(right)
                 if side.done or side.data_to_send():
                     raise Judgement("a handshake that failed goes on") from None
                 raise
             finally:
-                if said > 4096:
-                    raise Judgement(f"{said} bytes said to a stranger")
+                if len(words) > 4096:
+                    raise Judgement(f"{len(words)} bytes said to a stranger")
+                if is_server and not side.done and b"AIODIST\x05" in words:
+                    raise Judgement(f"a welcome before the proof: {words!r:.300}")
             if side.done and not any(rest.startswith(known) for known in _PROVEN):
                 raise Judgement("done without the proof")
             return "" if side.done else "waits"
@@ -153,15 +155,15 @@ def letters() -> list[bytes]:
     made = [
         letter.Letter(1, A, 1 << 20, b"n" * 32),
         letter.Letter(0, B, 0, bytes(32)),
-        letter.Letter(-1, A, (1 << 64) - 1, b"n" * 32),
+        letter.Letter(-1, A, (1 << 64) - 1, b"n" * 32, True),
     ]
     return [bytes([how]) + letter.seal(one, SECRET, JOB, 0, B) for one in made for how in (0, 1)]
 
 
-def resealed(data: bytes) -> bytes:
+def resealed(data: bytes, said: bytes = b"") -> bytes:
     """A letter of this content that knows the secret."""
     body = data[: letter._BODY.size].ljust(letter._BODY.size, b"\0")
-    return body + letter._mac(body, SECRET, JOB, 0, B)
+    return body + letter._mac(body, SECRET, JOB, 0, B, said)
 
 
 @contextmanager

@@ -1,9 +1,14 @@
-"""These tests need a CUDA device. Elsewhere each is skipped, with what is missing."""
+"""These tests need a CUDA device. Elsewhere each is skipped, with what is missing.
+
+Where AIODIST_TEST_GPU=1 nothing may be missing: what would be skipped fails. `tests/gpu/run` sets it.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import warnings
+from typing import NoReturn
 
 import pytest
 
@@ -12,6 +17,14 @@ from aiodist.backends.nccl import NcclEngine, communicators, sharing
 from aiodist.errors import BackendUnavailable
 
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+STRICT = "AIODIST_TEST_GPU"
+
+
+def missing(what: str) -> NoReturn:
+    """Skip the test; fail it where nothing may be missing."""
+    if os.environ.get(STRICT, "0") not in ("", "0"):
+        pytest.fail(f"{what} ({STRICT} is set)", pytrace=False)
+    pytest.skip(what)
 
 
 @functools.cache
@@ -32,7 +45,7 @@ def device() -> None:
     try:
         NcclEngine.check()
     except BackendUnavailable as error:
-        pytest.skip(str(error))
+        missing(str(error))
     torch_lacks()  # what it opens for good is open before the first test
 
 
@@ -41,14 +54,14 @@ def several(device: None) -> None:
     """Skip where three ranks cannot have NCCL."""
     count, version = library.count_devices(library.load()), communicators.version()
     if count < 3 and not sharing.can_share(version, SHARED):
-        pytest.skip(f"{count} devices for 3 ranks, and NCCL {sharing.dotted(version)} lets none be shared")
+        missing(f"{count} devices for 3 ranks, and NCCL {sharing.dotted(version)} lets none be shared")
 
 
 @pytest.fixture(scope="session")
 def torch_with_cuda(device: None) -> None:
     """Skip where there is no torch for devices."""
     if lacks := torch_lacks():
-        pytest.skip(lacks)
+        missing(lacks)
 
 
 @pytest.fixture

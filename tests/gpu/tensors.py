@@ -97,9 +97,22 @@ def library(name: str, pg: ProcessGroup) -> Library:
     return Torch(pg.device) if name == "torch" else Cupy(pg.device)
 
 
-def occupy(cupy: Any) -> None:
+async def passed_by_all(pg: ProcessGroup) -> None:
+    """Rank 0 goes on when all ranks have come here, whatever it then does to the group; the others at once.
+
+    After a barrier another rank may still be in that, and hear there of the group's end.
+    """
+    if pg.rank:
+        pg.send(np.zeros(1), 0, async_op=True)  # it is under way, and nobody minds how it ends
+    else:
+        for peer in range(1, pg.size):
+            await pg.recv(np.zeros(1), peer)
+
+
+def occupy(cupy: Any, times: int = 1) -> None:
     """Keep CuPy's current stream busy. What comes behind must not be compiled first: that takes longer."""
-    cupy.RawKernel(_SPIN, "spin")((1,), (1,), (np.int64(CYCLES),))
+    for _ in range(times):
+        cupy.RawKernel(_SPIN, "spin")((1,), (1,), (np.int64(CYCLES),))
 
 
 def _spread(array: Array) -> Array:

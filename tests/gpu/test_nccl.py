@@ -12,7 +12,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.gpu.conformance import check_programs
-from tests.gpu.tensors import library
+from tests.gpu.tensors import library, passed_by_all
 
 pytestmark = pytest.mark.gpu
 
@@ -33,9 +33,12 @@ async def test_programs_on_one_rank(pg: ProcessGroup, lib: str) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 @spmd(backend=BACKEND, env=SHARED, timeout=240)
 async def test_programs_on_several_ranks(pg: ProcessGroup, lib: str, world_size: int) -> None:
+    import cupy
+
     assert pg.size == world_size
     work = pg.all_reduce(library(lib, pg).put(np.ones(3)), async_op=True)
-    work.synchronize()  # so it is NCCL: there is no stream to wait for where tensors go through the host
+    # So it is NCCL: no stream can wait for what goes through the host.
+    work.synchronize(cupy.cuda.Stream(non_blocking=True))
     await work
     await check_programs(pg, library(lib, pg), pg.size)
 
@@ -119,7 +122,9 @@ async def test_lost_peer_frees_the_device_and_the_process_lives_on(pg: ProcessGr
     await pg.all_reduce(lib.put(np.ones(3)))
     tensor = lib.put(np.arange(1000.0))
     if pg.rank == 1:
+        await pg.recv(np.zeros(1), 0)  # the first one is over there
         os.kill(os.getpid(), 9)
+    await pg.send(np.zeros(1), 1)
     with pytest.raises(dist.PeerLost, match="rank 1"):
         await pg.all_reduce(tensor)
     cupy.cuda.Device().synchronize()
@@ -139,6 +144,7 @@ async def test_abort_with_an_operation_under_way(pg: ProcessGroup) -> None:
 
     lib = library("cupy", pg)
     await pg.all_reduce(lib.put(np.ones(3)))
+    await passed_by_all(pg)
     if pg.rank == 0:
         work = pg.all_reduce(lib.put(np.ones(1 << 20)), async_op=True)
         await asyncio.sleep(0)  # the other never comes
@@ -149,5 +155,5 @@ async def test_abort_with_an_operation_under_way(pg: ProcessGroup) -> None:
             work.synchronize()
     else:
         with pytest.raises(dist.GroupAborted, match="enough"):
-            await pg.barrier()
+            await pg.recv(np.zeros(1), 0)  # never comes
     cupy.cuda.Device().synchronize()

@@ -11,7 +11,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.gpu.conformance import check_programs
-from tests.gpu.tensors import library, occupy
+from tests.gpu.tensors import library, occupy, passed_by_all
 
 pytestmark = pytest.mark.gpu
 
@@ -80,6 +80,44 @@ async def test_copies_wait_for_the_callers_stream(pg: ProcessGroup) -> None:
 
 
 @spmd(world_size=2, backend=BACKEND)
+async def test_operation_in_a_batch_is_copied_after_the_stream_of_its_call(pg: ProcessGroup) -> None:
+    import cupy
+
+    lib = library("cupy", pg)
+    ready, tensor = lib.put(np.arange(COUNT) + pg.rank), lib.put(np.zeros(COUNT, np.int64))
+    cupy.cuda.Device().synchronize()
+    async with pg.coalesce():
+        with cupy.cuda.Stream(non_blocking=True):
+            occupy(cupy)
+            cupy.copyto(tensor, ready)
+            work = pg.all_gather(tensor, async_op=True)
+    assert np.array_equal(lib.get(await work), [np.arange(COUNT), np.arange(COUNT) + 1])
+
+
+@spmd(world_size=2, backend=BACKEND)
+async def test_messages_are_copied_after_what_their_streams_were_given(pg: ProcessGroup) -> None:
+    """A send after what is written, a receive after what is read."""
+    import cupy
+
+    lib, peer = library("cupy", pg), 1 - pg.rank
+    ready, tensor = lib.put(np.arange(COUNT) + pg.rank), lib.put(np.zeros(COUNT, np.int64))
+    into, kept = lib.put(np.full(COUNT, -1 - pg.rank)), lib.put(np.zeros(COUNT, np.int64))
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        occupy(cupy)
+        cupy.copyto(tensor, ready)
+        sent = pg.send(tensor, peer, async_op=True)
+    with cupy.cuda.Stream(non_blocking=True):
+        occupy(cupy, 2)
+        cupy.copyto(kept, into)
+        received = pg.recv(into, peer, async_op=True)
+    await sent
+    assert await received == peer
+    assert np.array_equal(lib.get(into), np.arange(COUNT) + peer)
+    assert np.array_equal(lib.get(kept), np.full(COUNT, -1 - pg.rank))
+
+
+@spmd(world_size=2, backend=BACKEND)
 async def test_abort_beside_a_caller_that_computes(pg: ProcessGroup) -> None:
     import cupy
 
@@ -89,6 +127,7 @@ async def test_abort_beside_a_caller_that_computes(pg: ProcessGroup) -> None:
     with cupy.cuda.Stream(non_blocking=True):
         occupy(cupy)
         work = pg.all_reduce(tensor, async_op=True)
+    await passed_by_all(pg)
     if pg.rank == 0:
         pg.abort("enough")
     with pytest.raises(dist.GroupAborted, match="enough"):

@@ -72,6 +72,48 @@ async def test_torch_streams_are_torchs(pg: ProcessGroup) -> None:
 
 
 @spmd(world_size=1, backend=BACKEND)
+async def test_operation_in_a_batch_begins_after_the_stream_of_its_call(pg: ProcessGroup) -> None:
+    """Not after the one that is current when the block ends."""
+    import cupy
+
+    lib = library("cupy", pg)
+    ready, tensor, out = (lib.put(np.arange(COUNT) * sign) for sign in (1, 0, -1))
+    cupy.cuda.Device().synchronize()
+    async with pg.coalesce():
+        with cupy.cuda.Stream(non_blocking=True):
+            occupy(cupy)
+            cupy.copyto(tensor, ready)
+            work = pg.all_reduce(tensor, out=out, async_op=True)
+    await work
+    assert np.array_equal(lib.get(out), np.arange(COUNT))
+
+
+@spmd(world_size=1, backend=BACKEND)
+async def test_tensor_may_be_freed_after_synchronize(pg: ProcessGroup) -> None:
+    """Its memory is given to what comes behind on the stream: not before the operation is through with it."""
+    import cupy
+
+    lib = library("cupy", pg)
+    ready = lib.put(np.arange(COUNT))
+    out, read = lib.put(np.zeros((1, COUNT), np.int64)), lib.put(np.zeros((1, COUNT), np.int64))
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        tensor = cupy.empty_like(ready)
+        occupy(cupy)
+        cupy.copyto(tensor, ready)
+        work = pg.all_gather(tensor, out, async_op=True)
+        work.synchronize()
+        del tensor, work
+        for _ in range(50):
+            cupy.zeros(COUNT, np.int64)  # takes what was given back
+        cupy.copyto(read, out)
+    stream.synchronize()
+    assert np.array_equal(lib.get(read), [np.arange(COUNT)])
+    await pg.drain()
+
+
+@spmd(world_size=1, backend=BACKEND)
 async def test_memory_that_nobody_holds_is_kept_until_the_operation_is_over(pg: ProcessGroup) -> None:
     import cupy
 

@@ -18,6 +18,7 @@ from aiodist.errors import (
     GroupBroken,
     PeerLost,
     QuorumLost,
+    Tampered,
     WireError,
 )
 from aiodist.group.breakage import pack, unpack
@@ -26,10 +27,11 @@ RANKS = st.lists(st.integers(0, 5000), min_size=1, max_size=9, unique=True)
 WORDS = st.text(max_size=100)
 ERRORS: st.SearchStrategy[GroupBroken] = st.one_of(
     st.builds(PeerLost, RANKS, WORDS),
-    st.builds(CollectiveTimeout, st.floats(0.001, 1e6), RANKS | st.just([])),
+    st.builds(CollectiveTimeout, st.floats(0.001, 1e6), *[RANKS | st.just([])] * 2, WORDS),
     st.builds(CollectiveMismatch, st.dictionaries(st.integers(0, 5000), WORDS, min_size=1, max_size=9)),
     st.builds(GroupAborted, st.integers(0, 5000), WORDS),
     st.builds(GroupBroken, WORDS),
+    st.builds(Tampered, WORDS),
 )
 
 
@@ -45,7 +47,7 @@ def test_roundtrip(error: GroupBroken) -> None:
     got = travel(error)
     assert type(got) is type(error)
     assert got.message == error.message
-    for name in ("ranks", "cause", "timeout", "missing", "said", "rank", "reason"):
+    for name in ("ranks", "cause", "timeout", "missing", "unheard", "trouble", "said", "rank", "reason"):
         assert getattr(got, name, None) == getattr(error, name, None)
 
 
@@ -64,7 +66,7 @@ def test_the_longest_errors_fit_a_control_message() -> None:
     text = "\N{SNOWMAN}" * 2000
     for error in (
         PeerLost(range(5000), text),
-        CollectiveTimeout(1.5, range(10_000)),
+        CollectiveTimeout(1.5, range(5000), range(5000, 10_000), text),
         CollectiveMismatch(dict.fromkeys(range(300), text)),
         GroupAborted(1, text),
         GroupBroken(text),
@@ -117,8 +119,11 @@ def test_nonsense_is_a_wire_error_or_an_error_that_can_be_shown(code: Any, value
         ("lost", ((), "cause")),
         ("lost", ("abc", "cause")),
         ("lost", ((1,), 5)),
-        ("timeout", ("3", ())),
-        ("timeout", (3.0, "ab")),
+        ("timeout", ("3", (), (), "")),
+        ("timeout", (3.0, "ab", (), "")),
+        ("timeout", (3.0, (), ("ab",), "")),
+        ("timeout", (3.0, (), (), 5)),
+        ("timeout", (3.0, ())),
         ("mismatch", ()),
         ("mismatch", ((),)),
         ("mismatch", (((1, 2),),)),

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 import aiodist as dist
 from aiodist.backends.host.hierarchy import Hierarchy
+from aiodist.backends.host.local.board import TOOK
 from aiodist.environment.thresholds import Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.collectives import Op
 from aiodist.testing import run_cluster, run_virtual
-from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program, perform
+from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
+from aiodist.testing.issued import perform
 from aiodist.testing.programs import operations, program
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
@@ -149,6 +151,43 @@ async def test_arrays_of_every_kind_of_memory() -> None:
             assert np.array_equal(wide, np.tile(np.array([0, 4], np.float32), (count, 1)))
 
     await connected("aaabbb", main)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.bool_], ids=str)
+@pytest.mark.parametrize("hosts", ["aabb", "aaabbb"])
+async def test_pieces_are_cut_at_any_byte(hosts: str, dtype: Any) -> None:
+    """Strided arrays are staged in the home: pieces at odd bytes of it come without `pg.empty`, too."""
+
+    async def main(pg: ProcessGroup) -> None:
+        size, members = pg.size, range(pg.size)
+        for count in (1023, 4099, 50_001):
+            of = [((np.arange(2 * count) * 7 + 3 * rank) % 11 % 5).astype(dtype) for rank in members]
+            total = np.sum([row.astype(np.int64) for row in of], 0).astype(dtype)
+
+            def laid_out(kind: str, array: Any = of[pg.rank]) -> Any:
+                if kind == "fortran":
+                    return np.asfortranarray(array.reshape(2, -1))
+                if kind == "strided":
+                    wide = np.zeros((array.size, 3), dtype)
+                    wide[:, 1] = array
+                    return wide[:, 1]
+                raw = pg.empty(array.size + 1, dtype)
+                raw[1:] = array
+                return raw[1:] if kind == "odd" else raw[1 : array.size]  # an odd length, too
+
+            for kind in ("fortran", "strided", "odd", "shorter"):
+                mine = laid_out(kind)
+                want = [row[: mine.size] for row in of]
+                tensor = laid_out(kind)
+                await pg.broadcast(tensor, size - 1)
+                assert np.array_equal(tensor.reshape(-1), want[-1])
+                tensor = laid_out(kind)
+                await pg.all_reduce(tensor)
+                assert np.array_equal(tensor.reshape(-1), total[: mine.size])
+                rows = await pg.all_gather(mine)
+                assert all(np.array_equal(row.reshape(-1), want[rank]) for rank, row in enumerate(rows))
+
+    await connected(hosts, main)
 
 
 def test_lists_of_tensors() -> None:
@@ -376,3 +415,56 @@ def test_a_member_that_closes_early_is_missed() -> None:
             assert caught.value.ranks == (3,)
 
     simulated("aabb", main)
+
+
+async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result() -> None:
+    """Rank 0's part of the result lies in its home, for rank 1 to read, and is freed when the group fails."""
+    count = 100_000
+
+    def has_taken(local: Any) -> bool:
+        """Whether it has read rank 1's part, and only waits until rank 1 has read its own."""
+        running = [one for one in local._running.values() if one.operation.call.kind is Kind.all_gather]
+        return bool(running and local.board.words[running[0].base + TOOK])
+
+    async def main(pg: ProcessGroup) -> None:
+        group = await pg.new_group()
+        assert group is not None
+        await pg.barrier()
+        local: Any = hierarchy(group).inner.backend._local
+        watch: Any = group._watch
+        step, hear = local._step, watch.said
+        unheard: list[Any] = []
+        if pg.rank == 1:  # its loop is busy: it neither goes on nor hears
+            local._step = lambda one: one.operation.call.kind is not Kind.all_gather and step(one)
+            watch.said = unheard.append
+        work = group.all_reduce(np.arange(count) + pg.rank, async_op=True)
+        if pg.rank == 0:
+            while not has_taken(local):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            group.abort("enough")
+            with pytest.raises(dist.GroupAborted):
+                await work
+            await group.aclose()
+            junk = []
+            for _ in range(50):
+                junk.append(pg.empty(count // 10, np.int64))
+                junk[-1][...] = -7
+            del junk, work
+            await pg.barrier()
+        elif pg.rank == 1:
+            await pg.barrier()
+            local._step = step
+            for _ in range(10):
+                local.progress()
+            assert not work.done()
+            watch.said = hear
+            for message in unheard:
+                hear(message)
+            with pytest.raises(dist.GroupAborted):
+                await work
+        else:  # all that they need was there
+            assert np.array_equal(await work, np.arange(count) * 4 + 6)
+            await pg.barrier()
+        await pg.barrier()
+
+    await connected("aabb", main, Thresholds(hierarchy=1))

@@ -133,7 +133,7 @@ OVERLAPS: list[tuple[str, Callable[[ProcessGroup, Any], Any]]] = [
     ("scatter", lambda pg, b: pg.scatter(b[:4], b[2:10].reshape(2, 4), pg.rank)),
     ("scatter list", lambda pg, b: dist.scatter(b[:4], [b[4:8], b[:4]], pg.rank)),
     ("all_to_all", lambda pg, b: pg.all_to_all(b[:4], b[2:6])),
-    ("all_to_all list", lambda pg, b: dist.all_to_all([b[:4], b[3:5]], [b[6:8], b[8:10]])),
+    ("all_to_all list", lambda pg, b: dist.all_to_all([b[:2], b[1:3]], [b[6:8], b[8:10]])),
     ("all_to_all in and out", lambda pg, b: dist.all_to_all([b[:2], b[3:5]], [b[6:8], b[4:6]])),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 
 import aiodist as dist
 from aiodist.backends.foreign.moves import Move
-from aiodist.backends.mpi import process, progress, tables
+from aiodist.backends.mpi import meeting, process, progress, tables
 from aiodist.backends.mpi.engine import MpiEngine
 from aiodist.backends.mpi.library import load
 from aiodist.backends.mpi.progress import Posted
@@ -221,9 +222,9 @@ async def open_but_all_end() -> None:
 
 
 async def open_and_one_hangs() -> None:
-    """Another rank never ends."""
-    process.LINGER = 0.5
+    """Another rank never ends. The job ends when the patience of rank 0 does, which alone has said why."""
     rank = await rank_of_job()
+    process.LINGER = 5.0 if rank == 0 else 50.0
     await abort(rank == 0, "a collective that does not end")
     if rank == 1:
         time.sleep(1000)
@@ -231,7 +232,7 @@ async def open_and_one_hangs() -> None:
 
 async def one_hangs() -> None:
     """One rank never comes."""
-    process.LINGER = 0.5
+    process.LINGER = 5.0
     async with await dist.init_process_group("mpi", timeout=60) as pg:
         if pg.rank == 1:
             time.sleep(1000)
@@ -268,6 +269,32 @@ async def contradiction() -> None:
 async def one_is_wrong() -> None:
     """All say that they are rank 0. Nobody catches anything: the job has to end by itself."""
     await dist.init_process_group("mpi", rank=0, world_size=2)
+
+
+async def wiretapped() -> None:
+    """Print what rank 0 tells by MPI when all meet, as whoever listens on MPI's network has it."""
+    heard: list[bytes] = []
+    read = meeting._read
+
+    def listen(told: Any) -> tuple[str, str]:
+        heard.append(told.tobytes().rstrip(b"\0"))
+        return read(told)
+
+    meeting._read = listen
+    async with await dist.init_process_group("mpi", timeout=60) as pg:
+        assert (await pg.all_reduce(np.array([pg.rank + 1])))[0] == sum(range(pg.size + 1))
+    [words] = heard
+    print(f"heard: {words.decode()!r}")
+
+
+async def one_has_no_secret() -> None:
+    """The operator's secret reached some ranks only."""
+    if await rank_of_job() == 1:
+        del os.environ["AIODIST_SECRET"]
+    try:
+        await dist.init_process_group("mpi", timeout=60)
+    except dist.RendezvousError as error:
+        print(f"refused: {error}")
 
 
 async def one_is_wrong_elsewhere() -> None:

@@ -8,17 +8,24 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
+import logging
 import os
+import re
 import signal
 import subprocess
+import tempfile
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.control.liveness import PATIENCE
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.channel_pair import turn_until
+from aiodist.testing.spmd import launch
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 COUNT = 100
@@ -81,7 +88,7 @@ async def test_the_last_words_of_a_process_are_heard(pg: ProcessGroup, transport
         await pg.all_reduce(np.zeros(100))
 
 
-# ── its loop does not turn ───────────────────────────────────────────────────────────────────────────────
+# ── it is stopped ────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def stop_and_go(pg: ProcessGroup, victim: int, late: bool) -> None:
@@ -90,7 +97,7 @@ async def stop_and_go(pg: ProcessGroup, victim: int, late: bool) -> None:
     if pg.rank == victim:
         work = pg.all_reduce(np.zeros(COUNT, np.float32), async_op=True)
         os.kill(os.getpid(), signal.SIGSTOP)
-        with pytest.raises(dist.Evicted, match="the others count this process as lost: its event loop"):
+        with pytest.raises(dist.Evicted, match="the others count this process as lost: it was stopped"):
             await work
             while True:  # it was complete when the others had all they needed of it
                 await pg.all_reduce(np.zeros(COUNT, np.float32))
@@ -102,7 +109,7 @@ async def stop_and_go(pg: ProcessGroup, victim: int, late: bool) -> None:
         atexit.register(os.kill, pid, signal.SIGCONT)
     lost = await until_lost(pg)
     assert lost.ranks == (victim,)
-    assert lost.cause.startswith("its event loop has not turned for 2 s")
+    assert lost.cause == "it was stopped for 2 s (by a signal or a debugger)"
     assert lost.silence is not None
     assert lost.silence >= 2
     assert pg._control.core.proven == set()
@@ -124,21 +131,153 @@ async def test_a_stopped_rank_of_another_host(pg: ProcessGroup) -> None:
     await stop_and_go(pg, 3, late=False)
 
 
-@TRANSPORTS
-@spmd(world_size=3)
-async def test_a_call_that_holds_the_interpreter_evicts_nobody(pg: ProcessGroup, transport: str) -> None:
+# ── its loop does not turn ───────────────────────────────────────────────────────────────────────────────
+
+QUICK = {
+    "AIODIST_HEARTBEAT": "0.05",
+    "AIODIST_WARN_AFTER": "0.3",
+    "AIODIST_EVICT_AFTER": "0.5",
+    "AIODIST_EVICT_SILENT_AFTER": "600",
+}
+LONG = 2.0
+"""Seconds in which a loop does not turn: four times as long as a process may be stopped."""
+
+
+class Warnings(logging.Handler):
+    """Keeps what is logged as a warning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self._changed = asyncio.Event()
+        logging.getLogger("aiodist").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self.said.append(record.getMessage())
+            self._changed.set()
+
+    async def until(self, pattern: str) -> None:
+        """Return when something was said."""
+        while not any(re.fullmatch(pattern, words) for words in self.said):
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def evaluate(seconds: float) -> None:
+    """A long step in the loop's thread."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(10_000))
+
+
+def hold(seconds: float) -> None:
+    """A long step in the loop's thread that no other thread can run beside."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # PyDLL: with the interpreter held
+
+
+async def block(pg: ProcessGroup, how: str) -> None:
+    """One rank is busy for long while the others wait for it; then all goes on."""
+    warnings, step = Warnings(), evaluate if how == "blocked" else hold
+    over = Path(await pg.broadcast_object(tempfile.mktemp()))
     for _ in range(3):
         await pg.all_reduce(np.zeros(10))
     work = pg.all_reduce(np.full(10, pg.rank), async_op=True)
     if pg.rank == 1:
-        pg.all_reduce(np.zeros(10), async_op=True)
-        ctypes.PyDLL(None).sleep(5)  # PyDLL: with the interpreter held
+        ahead = pg.all_reduce(np.zeros(10), async_op=True)
+        step(LONG)  # between two operations that the others have seen
         await work
+        await ahead
     else:
         await work
-        pg.all_reduce(np.zeros(10), async_op=True)
+        await pg.all_reduce(np.zeros(10))
+    barrier = None
+    if pg.rank == 1:
+        step(LONG)  # and before one that they wait for, until they have been told
+        while not over.exists():
+            step(LONG)
+    elif pg.rank == 0:
+        barrier = pg.barrier(async_op=True)
+        why = r"\S*test_detection\.py:\d+ in \w+" if how == "blocked" else "a call holds its interpreter"
+        about = r"rank 1 \(\S+\) has not turned its event loop"
+        await warnings.until(rf"{about} for [\d.]+ s: {why}; group 'world' waits")
+        over.touch()
+    await (barrier or pg.barrier())
+    assert (await pg.all_reduce(np.full(4, pg.rank)))[0] == sum(range(pg.size))
+    assert not pg._control.core.lost
+    if pg.rank == 0:
+        over.unlink()
+    await turn_until(lambda: not pg._control.blocked())
+    await pg.barrier()
+
+
+HOWS = pytest.mark.parametrize("how", ["blocked", "held"])
+
+
+@TRANSPORTS
+@HOWS
+@spmd(world_size=3, env=QUICK)
+async def test_a_long_step_evicts_nobody_and_who_waits_is_told(
+    pg: ProcessGroup, how: str, transport: str
+) -> None:
+    await block(pg, how)
+
+
+@HOWS
+@spmd(world_size=4, hosts=2, env=QUICK)
+async def test_a_long_step_on_another_host(pg: ProcessGroup, how: str) -> None:
+    await block(pg, how)
+
+
+@spmd(world_size=3, env=QUICK)
+async def test_all_ranks_are_busy_at_once(pg: ProcessGroup) -> None:
+    await pg.barrier()
+    evaluate(LONG)
+    await pg.barrier()
+    (evaluate if pg.rank else hold)(LONG)
     assert (await pg.all_reduce(np.full(4, pg.rank)))[0] == 3
     assert not pg._control.core.lost
+    await turn_until(lambda: not pg._control.blocked())
+    await pg.barrier()
+
+
+@spmd(world_size=3, env=QUICK)
+async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_turn(pg: ProcessGroup) -> None:
+    await pg.barrier()
+    if pg.rank == 0:
+        evaluate(LONG)
+        with pytest.raises(dist.CollectiveTimeout, match="rank 0 did not answer"):
+            while True:  # who is late finds what the others had said in time
+                await pg.barrier()
+        return
+    with pytest.raises(dist.CollectiveTimeout) as caught:
+        await pg.barrier(timeout=LONG / 2)
+    assert (caught.value.missing, caught.value.unheard) == ((), (0,))
+    words = (
+        r"within 1 s: rank 0 did not answer; rank 0 \(\S+\) has not turned its event loop for [\d.]+ s: \S+"
+    )
+    assert re.search(words, str(caught.value))
+    assert not pg._control.core.lost
+
+
+JOB = str(Path(__file__).parent / "silent_job.py")
+
+
+@pytest.mark.parametrize("ending", ["held", "given up"])
+async def test_where_nobody_sees_the_process_silence_is_given_minutes(ending: str) -> None:
+    """As between hosts with one rank each: the processes cannot look at each other."""
+    env = {**QUICK, "AIODIST_TRANSPORT": "tcp"}
+    if ending == "given up":
+        env["AIODIST_EVICT_SILENT_AFTER"] = "1"
+    outcomes = await launch([JOB, ending], 2, timeout=60, env=env)
+    assert [outcome.code for outcome in outcomes] == [0, 0], [outcome.output for outcome in outcomes]
+    words = "it gives no sign of life: it is stopped, or a call holds its interpreter; group 'world' waits"
+    assert words in outcomes[0].output
+
+
+async def test_a_loop_that_is_closed_with_its_groups_open_is_lost() -> None:
+    outcomes = await launch([JOB, "closed"], 2, timeout=60, env={"AIODIST_HEARTBEAT": "0.05"})
+    assert [outcome.code for outcome in outcomes] == [0, 0], [outcome.output for outcome in outcomes]
 
 
 # ── its host does not answer ─────────────────────────────────────────────────────────────────────────────
@@ -180,3 +319,25 @@ async def test_black_hole(pg: ProcessGroup, way: str) -> None:
     assert lost.silence is not None
     if way == "both ways":
         assert lost.cause.startswith("its host does not answer (no acknowledgement for over ")
+
+
+@spmd(world_size=2, hosts=2, env={**QUICK, "AIODIST_WARN_AFTER": "300"})
+async def test_black_hole_around_a_host_whose_loop_is_blocked(pg: ProcessGroup) -> None:
+    """Nobody pings it any more, and nobody waits for it; the kernels ask each other."""
+    seen = Path(await pg.broadcast_object(tempfile.mktemp()))
+    if pg.rank == 1:
+        while not seen.exists():
+            evaluate(0.05)
+        seen.unlink()
+        with pytest.raises((dist.PeerLost, dist.Evicted)):
+            await pg.barrier()
+        return
+    await asyncio.sleep(3 * PATIENCE * 0.05)
+    cut, heal = lose_packets("both ways")
+    subprocess.run(cut, check=True)
+    await turn_until(lambda: bool(pg._control.core.lost))
+    with pytest.raises(dist.PeerLost) as caught:
+        await pg.barrier()
+    assert caught.value.cause.startswith("its host does not answer (no acknowledgement for over ")
+    subprocess.run(heal, check=True)
+    seen.touch()

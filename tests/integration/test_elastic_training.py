@@ -33,19 +33,27 @@ LAUNCH = (sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "3", "--ma
 EPOCHS = 400
 
 
+def parent(pid: int) -> int:
+    """Of a process; 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def workers(launcher: int) -> dict[int, int]:
-    """Pids of a launcher's workers, by RANK."""
+    """Pids of a launcher's workers, by RANK. Between them are the spawner and a guardian for each."""
     found = {}
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
             variables = dict(
                 pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair
             )
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        if parent == launcher and b"RANK" in variables and b"--elastic" in words:
+        ancestor = parent(parent(parent(int(entry.name))))
+        if ancestor == launcher and b"RANK" in variables and b"--elastic" in words:
             found[int(variables[b"RANK"])] = int(entry.name)
     return found
 

@@ -68,7 +68,7 @@ class Job:
         return self.process.wait(), rest
 
     def pids(self) -> set[int]:
-        """The living processes of the job: agent, guardian, workers."""
+        """The living processes of the job: agent, spawner, guardians, workers."""
         found = set()
         for entry in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -174,7 +174,7 @@ def test_whatever_ends_the_agent_leaves_nothing(
     pids = job.pids()
     fds = [os.pidfd_open(pid) for pid in pids]
     listening = listening_sockets(pids)
-    assert len(pids) == 5, "agent, guardian and three workers"
+    assert len(pids) == 8, "agent, spawner, three guardians and three workers"
     assert len(listening) >= 4, "the store, and a port of each worker"
     job.process.send_signal(signum)
     code, output = job.end()

@@ -12,7 +12,6 @@ import pytest
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
 def test_missing_gpu_is_said_in_one_line(library: str) -> None:
-    pytest.importorskip("sklearn")
     example = Path(__file__).parents[2] / "examples" / "train_gpu.py"
     done = subprocess.run(
         [sys.executable, str(example), "--library", library],

@@ -37,6 +37,20 @@ def family():
     import subprocess  # only here: a hundred workers start in these tests
     kin = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, close_fds=False)
     kin.stdout.read(1)
+def daemon(then="wait()"):
+    "A stubborn process that is nobody's child, in a session of its own; it does `then`."
+    read, write = os.pipe()
+    if not os.fork():
+        for signum in (1, 2, 15): signal.signal(signum, signal.SIG_IGN)
+        os.setsid()
+        if not os.fork():
+            tell(f"daemon {os.getpid()}")
+            os.close(write)
+            exec(then)
+        os._exit(0)
+    os.close(write)
+    os.wait()
+    os.read(read, 1)
 def until_go():
     while not os.path.exists(os.environ["GO"]):
         time.sleep(0.01)
@@ -109,7 +123,14 @@ Start = Callable[..., Job]
 def start(tmp_path: Path) -> Iterator[Start]:
     jobs: list[Job] = []
 
-    def start(body: str, *options: str, env: dict[str, str] | None = None, nproc: int = 2) -> Job:
+    def start(
+        body: str,
+        *options: str,
+        env: dict[str, str] | None = None,
+        nproc: int = 2,
+        prefix: tuple[str, ...] = (),
+        program: str = "",
+    ) -> Job:
         name = tmp_path / f"fifo{len(jobs)}"
         os.mkfifo(name)
         go = tmp_path / f"go{len(jobs)}"
@@ -117,8 +138,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         script.write_text(PRELUDE + textwrap.dedent(body))
         fifo = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
         writer = os.open(name, os.O_WRONLY)
+        launcher = ["-c", program] if program else ["-m", "aiodist"]
+        count = ["--nproc-per-node", str(nproc)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(nproc), *options, str(script)],
+            [*prefix, sys.executable, *launcher, "run", *count, *options, str(script)],
             env={
                 **{name: value for name, value in os.environ.items() if name != "AIODIST_SECRET"},
                 "PYTHONPATH": str(ROOT),

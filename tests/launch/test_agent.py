@@ -54,7 +54,7 @@ def test_environment_of_the_workers(start: Start) -> None:
     assert code == 0
     assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["NODE_RANK"]) == ("1", "1", "2", "0")
     assert (env["MASTER_ADDR"], env["AIODIST_JOB"]) == ("127.0.0.1", "my-job")
-    assert int(env["MASTER_PORT"]) > 0 and len(env["AIODIST_SECRET"]) == 32
+    assert int(env["MASTER_PORT"]) > 0 and len(env["AIODIST_SECRET"]) == 64
     assert env["AIODIST_STORE"].startswith("127.0.0.1:")
 
 
@@ -196,6 +196,30 @@ def test_the_operators_signal_leaves_nothing(start: Start, signum: signal.Signal
     assert err.splitlines()[-1].startswith(
         f"aiodist run: stopped by {signum.name}: all 2 worker(s) have ended"
     )
+
+
+@pytest.mark.parametrize(
+    ("prefix", "signum"),
+    [
+        (("nohup",), signal.SIGHUP),
+        (("sh", "-c", 'trap \'\' INT; exec "$0" "$@"'), signal.SIGINT),  # as in its background jobs
+        (("sh", "-c", 'trap \'\' QUIT; exec "$0" "$@"'), signal.SIGQUIT),
+    ],
+    ids=["nohup", "INT", "QUIT"],
+)
+def test_signal_that_was_ignored_before_does_not_end_the_job(
+    start: Start, prefix: tuple[str, ...], signum: signal.Signals
+) -> None:
+    body = "here()\nuntil_go()\nsys.exit(signal.getsignal(int(os.environ['IT'])) is not signal.SIG_IGN)"
+    job = start(body, prefix=prefix, env={"IT": str(int(signum))})
+    job.expect(2)
+    status = Path(f"/proc/{job.process.pid}/status").read_text()
+    [ignored] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")]
+    assert int(ignored, 16) >> (signum - 1) & 1
+    job.process.send_signal(signum)
+    job.go.touch()
+    code, _, err = job.end()
+    assert (code, err) == (0, "")
 
 
 def test_a_second_interrupt_does_not_wait(start: Start) -> None:

@@ -121,3 +121,30 @@ async def test_nobody_tries_without_a_pause_or_a_word(
     words = [*caplog.messages, *map(str, told)]
     assert len(words) == 1 and os.strerror(number) in words[0]
     await (server.aclose() if who == "store" else endpoint.aclose())
+
+
+async def test_who_depends_on_it_is_told_when_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_PAUSE", 0.0)
+    loop = asyncio.get_running_loop()
+    told: list[int | None] = []
+    accepted: asyncio.Future[socket.socket] = loop.create_future()
+    sock = Failing(*[errno.EMFILE] * 4)
+
+    def enter(sock: socket.socket, deadline: float) -> None:
+        accepted.set_result(sock)
+
+    def ignore(sock: socket.socket, why: str) -> None:
+        raise AssertionError(why)
+
+    listening = Listener(loop, [sock], enter, ignore, LOG, lambda error: told.append(error.errno))
+    with socket.create_connection(sock.getsockname()) as peer:
+        peer.send(b"hello")
+        (await accepted).close()
+    assert told == []  # it was over soon
+    accepted = loop.create_future()
+    sock.errors = [errno.ENFILE] * 12
+    with socket.create_connection(sock.getsockname()) as peer:
+        peer.send(b"hello")
+        (await accepted).close()
+    assert told == [errno.ENFILE]
+    listening.close()

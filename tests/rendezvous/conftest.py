@@ -1,4 +1,4 @@
-"""A real etcd for the tests that need one: processes on free loopback ports, with folders of their own."""
+"""A clock that tests put forward; and a real etcd: processes on free ports, with folders of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib.util
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from aiodist.net import near
+from aiodist.rendezvous import client
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.place import place
 from tests.ports import free_port
@@ -22,6 +25,43 @@ from tests.ports import free_port
 HOST = "127.0.0.1"
 # A test that ran out of time takes pytest along, and nobody is left to stop what it started.
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
+
+
+class Clock:
+    """The loop's clock, for tests that must not depend on how fast the machine is."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._ahead = 0.0
+
+    def time(self) -> float:
+        return self._time() + self._ahead
+
+    def forward(self, seconds: float) -> None:
+        """Put it forward: timers that are due by then fire in the loop's next turn."""
+        self._ahead += seconds
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of this test's loop."""
+    loop = asyncio.get_running_loop()
+    clock = Clock(loop.time)
+    monkeypatch.setattr(loop, "time", clock.time)
+    return clock
+
+
+@pytest.fixture
+def run_out_of_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Once called, the time to reach a store is over when the network has answered an attempt to connect."""
+
+    async def connect(host: str, port: int) -> tuple[socket.socket, str]:
+        try:
+            return await near.connect_to_store(host, port)
+        finally:
+            clock.forward(1e4)
+
+    return lambda: monkeypatch.setattr(client, "connect_to_store", connect)
 
 
 class Etcd:

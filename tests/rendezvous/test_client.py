@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
@@ -16,8 +17,10 @@ from aiodist.net import lobby
 from aiodist.net.sockets import describe, interface_address, port_owner
 from aiodist.rendezvous import StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import client as client_module
+from aiodist.rendezvous.connection import HANDSHAKE_SECONDS, Connection
 from aiodist.testing.conformance_store import arrived
 from aiodist.wire.handshake import Handshake, Identity, Purpose
+from tests.rendezvous.conftest import Clock
 
 HOST = "127.0.0.1"
 
@@ -41,18 +44,53 @@ def cut(server: StoreServer) -> None:
 # Finding each other.
 
 
-async def test_an_unreachable_store_is_named_with_the_reason(port: int) -> None:
-    said = rf"^cannot reach the store at {HOST}:{port} \(Connection refused\) after 0.5 s\. See whether"
+async def test_an_unreachable_store_is_named_with_the_reason(
+    port: int, run_out_of_time: Callable[[], None]
+) -> None:
+    run_out_of_time()
+    said = rf"^cannot reach the store at {HOST}:{port} \(Connection refused\) after 60 s\. See whether"
     with pytest.raises(RendezvousTimeout, match=said):
-        await TcpStore.connect(HOST, port, "job", b"", 0.5)
+        await TcpStore.connect(HOST, port, "job", b"", 60)
 
 
-async def test_who_does_not_answer_as_a_store_is_named() -> None:
+async def test_who_does_not_answer_as_a_store_is_named(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    def deaf(connection: Connection) -> None:
+        attempts.append(None)
+        real(connection)
+        clock.forward(HANDSHAKE_SECONDS if len(attempts) == 1 else 60)
+
+    attempts: list[None] = []
+    real = Connection.start
+    monkeypatch.setattr(Connection, "start", deaf)
     loop = asyncio.get_running_loop()
     async with await loop.create_server(asyncio.Protocol, HOST, 0) as stranger:
         port = stranger.sockets[0].getsockname()[1]
-        with pytest.raises(RendezvousTimeout, match="accepts connections, but does not answer as a store"):
-            await TcpStore.connect(HOST, port, "job", b"", 0.5)
+        said = r"\(it accepts connections, but does not answer as a store: no handshake within 5 s\b"
+        with pytest.raises(RendezvousTimeout, match=said):
+            await TcpStore.connect(HOST, port, "job", b"", 30)
+
+
+async def test_who_had_no_time_for_a_handshake_says_so(
+    server: StoreServer, run_out_of_time: Callable[[], None]
+) -> None:
+    """The store is alright, and nothing else is said of it."""
+    run_out_of_time()
+    said = (
+        rf"^cannot reach the store at {HOST}:{server.port} \(the time was over [^(]* after it had accepted a "
+        r"connection, before any answer\) after 60 s\."
+    )
+    with pytest.raises(RendezvousTimeout, match=said):
+        await connect(server, timeout=60)
+
+
+async def test_what_was_tried_is_said_whole(port: int) -> None:
+    store = TcpStore(HOST, port, Identity("job", Purpose.store), b"", 60)
+    assert store._progress() == "no answer"
+    store._cause = "Connection refused"
+    assert store._progress() == "Connection refused"
+    store._accepted = asyncio.get_running_loop().time() - 3
+    said = r"Connection refused; then the time was over [\d.]+ s after it had accepted .*"
+    assert re.fullmatch(said, store._progress())
 
 
 async def test_a_store_that_starts_late_is_found(port: int) -> None:
@@ -75,10 +113,13 @@ async def test_an_address_of_another_host_is_refused() -> None:
         await StoreServer.start("192.0.2.1", 0, "job", b"")
 
 
-async def test_the_server_listens_on_its_address_only(server: StoreServer) -> None:
+async def test_the_server_listens_on_its_address_only(
+    server: StoreServer, run_out_of_time: Callable[[], None]
+) -> None:
+    run_out_of_time()
     assert server.host == HOST
     with pytest.raises(RendezvousTimeout, match="Connection refused"):
-        await TcpStore.connect("127.0.0.2", server.port, "job", b"secret", 0.5)
+        await TcpStore.connect("127.0.0.2", server.port, "job", b"secret", 60)
 
 
 # Strangers.
@@ -87,9 +128,9 @@ async def test_the_server_listens_on_its_address_only(server: StoreServer) -> No
 @pytest.mark.parametrize(
     ("job", "secret", "said"),
     [
-        ("other", b"secret", "the store belongs to job 'job', this process to 'other'"),
-        ("job", b"wrong", "the store has another secret than this process"),
-        ("job", b"", "the store has another secret than this process"),
+        ("other", b"secret", "the peer says: \"the store belongs to job 'job', this process to 'other'\""),
+        ("job", b"wrong", 'the peer says: "the store has another secret than this process"'),
+        ("job", b"", 'the peer says: "the store has another secret than this process"'),
     ],
 )
 async def test_a_stranger_is_refused(
@@ -105,7 +146,7 @@ async def test_a_stranger_is_refused(
 
 
 class OtherVersion(asyncio.Protocol):
-    """A server to whom every client speaks protocol 2."""
+    """A server to whom every client speaks another protocol."""
 
     def __init__(self) -> None:
         self.handshake = Handshake.server(Identity("job", Purpose.store), b"secret", bytes(16))
@@ -114,8 +155,8 @@ class OtherVersion(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        hello = data[:8] + b"\x02" + data[9:]
-        with pytest.raises(AuthenticationError, match="rank 1 speaks protocol 2, this process 1"):
+        hello = data[:8] + b"\x03" + data[9:]
+        with pytest.raises(AuthenticationError, match="rank 1 speaks protocol 3, this process 2"):
             self.handshake.receive(hello)
         self.transport.write(self.handshake.data_to_send())
         self.transport.close()
@@ -128,7 +169,7 @@ async def test_mixed_versions_are_refused_in_one_line() -> None:
         with pytest.raises(AuthenticationError) as caught:
             await TcpStore.connect(HOST, port, "job", b"secret", 10, rank=1)
     assert str(caught.value) == (
-        "the store speaks protocol 1, this process 2. Install the same aiodist on every host"
+        'the peer says: "the store speaks protocol 2, this process 3". Install the same aiodist on every host'
     )
 
 
@@ -206,14 +247,14 @@ async def test_a_watch_survives_a_broken_connection(server: StoreServer) -> None
 
 
 async def test_a_store_that_dies_fails_what_waits(
-    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+    server: StoreServer, run_out_of_time: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(client_module, "RECONNECT_SECONDS", 0.5)
     store = await connect(server)
     waits = asyncio.ensure_future(store.get("never"))
     await arrived(store)
     assert server._server is not None
     server._server.close()
+    run_out_of_time()
     cut(server)
     with pytest.raises(RendezvousError, match=r"^lost the store: cannot reach .* \(Connection refused\)"):
         await waits

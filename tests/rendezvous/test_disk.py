@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aiodist.environment.files import Folder
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.rendezvous.durable.data_folder import DataFolder
 from aiodist.rendezvous.durable.disk import Disk, StoreFiles
@@ -33,7 +34,7 @@ class NoDisk(Disk):
     def sync(self, handle: int) -> None:
         pass
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: Folder) -> None:
         pass
 
 
@@ -57,7 +58,7 @@ class CrashingDisk(NoDisk):
     def sync(self, handle: int) -> None:
         self._step()
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: Folder) -> None:
         self._step()
 
     def _step(self) -> None:
@@ -68,7 +69,7 @@ class CrashingDisk(NoDisk):
 
 def recover(folder: Path, disk: Disk | None = None) -> tuple[StoreMachine, StoreFiles]:
     machine = StoreMachine()
-    files = StoreFiles.recover(folder, INSTANCE, machine, disk or NoDisk())
+    files = StoreFiles.recover(Folder.open(folder, make=True), INSTANCE, machine, disk or NoDisk())
     machine.restarted(0.0)
     return machine, files
 
@@ -209,7 +210,7 @@ def test_only_the_last_file_may_be_cut_off(name: str, tmp_path: Path) -> None:
 def test_files_of_another_store_are_refused(tmp_path: Path) -> None:
     folder = built(tmp_path)
     with pytest.raises(RendezvousError, match="another store's"):
-        StoreFiles.recover(folder, b"o" * 16, StoreMachine(), NoDisk())
+        StoreFiles.recover(Folder.open(folder), b"o" * 16, StoreMachine(), NoDisk())
     shutil.copy(folder / "log-000002", folder / "log-000003")
     with pytest.raises(RendezvousError, match="another file's"):
         recover(folder)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from aiodist.errors import WireError
 from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, Request, Tick
 from aiodist.rendezvous.machine import SESSION_GRACE, StoreMachine
+from aiodist.rendezvous.machine.tables import ANSWER_COST, ENTRY_COST, LEASE_COST, SESSION_COST
 from tests.rendezvous.store_life import Life, state
 
 A, B = b"a" * 16, b"b" * 16
@@ -56,10 +57,12 @@ def test_changes_make_the_same_store(seed: int) -> None:
             replica.replay(change)
         assert state(replica) == state(machine)
         assert lasting or len(state(machine)) <= len(before), "something came to be that is not to last"
-    assert replica.size == sum(
-        len(key) + len(entry.value) + 200 for key, entry in machine._data.items()
-    ) + 400 * len(machine._leases) + sum(
-        sum(session.large.values()) for session in machine._sessions.values()
+    assert replica.size == (
+        sum(len(key) + len(entry.value) + ENTRY_COST for key, entry in machine._data.items())
+        + LEASE_COST * len(machine._leases)
+        + SESSION_COST * len(replica._sessions)
+        + sum(sum(session.large.values()) for session in machine._sessions.values())
+        + ANSWER_COST * sum(len(session.answered) for session in machine._sessions.values())
     )
 
 
@@ -88,6 +91,7 @@ def test_nothing_is_left_of_a_store_that_was_emptied(seed: int) -> None:
     machine.handle(Connected(A), life.now + 1e6)
     for id, key in enumerate(sorted(machine._data), 1):
         machine.handle(Request(A, id, "delete_key", [key], [id - 1]), life.now + 1e6)
+    machine.handle(Request(A, 1000, "goodbye", []), life.now + 1e6)
     assert machine.size == 0
     assert not machine._leases and not machine._waiters and not machine._rounds
 

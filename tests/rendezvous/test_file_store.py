@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import FileStore, StoreServer
 from aiodist.rendezvous import file_store as module
+from aiodist.rendezvous.met import remember
+from tests.rendezvous.conftest import Clock
 
 
 async def opened(file: Path, rank: int = -1, secret: bytes = b"s", timeout: float = 10) -> FileStore:
@@ -86,12 +89,38 @@ async def test_a_host_that_is_silent_is_not_gone(tmp_path: Path, monkeypatch: py
         port = silent.sockets[0].getsockname()[1]
         file.write_text(entry(port=port, pid=1))
         with pytest.raises(
-            RendezvousTimeout, match=rf"127.0.0.1:{port}, pid 1 .* within 0.2 s. If that job is gone"
+            RendezvousTimeout, match=rf"within 0.2 s: .* \(127.0.0.1:{port}, pid 1 .*\)\. If that job is gone"
         ):
             await opened(file, timeout=0.2)
         file.write_text(entry(port=port))  # … but its process is
         async with await opened(file) as store:
             assert store.server is not None
+
+
+async def test_whose_time_is_over_says_what_it_waited_for(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(*given: Any) -> Any:
+        found = await real(*given)
+        clock.forward(60)
+        return found
+
+    file, real = tmp_path / "meet", module._look
+    async with await opened(file) as host:
+        assert host.server is not None
+        remember(host.server.instance)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "_look", look)
+            said = r"within 30 s: waited for the end of the group before, which met at the store of 127"
+            with pytest.raises(RendezvousTimeout, match=said):
+                await opened(file, timeout=30)
+        handle = await module._locked(file)
+        waits = asyncio.ensure_future(opened(file, timeout=30))
+        await asyncio.sleep(0)
+        clock.forward(60)
+        with pytest.raises(RendezvousTimeout, match=rf"for the lock on {file}, which another process holds"):
+            await waits
+        os.close(handle)
 
 
 async def test_the_wrong_secret_is_refused(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,6 +28,7 @@ from aiodist.rendezvous import (
     rendezvous,
     this_process,
 )
+from tests.rendezvous.conftest import Clock
 
 HOST = "127.0.0.1"
 
@@ -66,6 +68,40 @@ async def test_alone_needs_nothing() -> None:
     async with await rendezvous("env://") as meeting:
         assert isinstance(meeting.store, HashStore)
         assert (meeting.rank, meeting.world_size, meeting.address) == (0, 1, HOST)
+
+
+HOROVOD = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}
+
+
+async def test_one_of_several_separate_jobs_is_refused() -> None:
+    for variables in (HOROVOD, {"PET_NNODES": "2"}):
+        with pytest.raises(UsageError, match=r"=2, but nothing says where this process meets the others"):
+            await rendezvous("env://", environ=variables)
+
+
+@pytest.mark.parametrize("variables", [HOROVOD, {"PET_NNODES": "2"}, {"SLURM_NTASKS": "4"}])
+async def test_job_of_one_that_shall_be_one(
+    variables: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a store, or an address, could be joined."""
+    for more in ({}, {"MASTER_ADDR": HOST, "MASTER_PORT": "1"}, {"AIODIST_STORE": f"{HOST}:1"}):
+        async with await rendezvous(
+            "env://", environ={**variables, **more, "AIODIST_ALONE": "1"}, timeout=60
+        ) as meeting:
+            assert isinstance(meeting.store, HashStore)
+        async with await rendezvous("env://", environ={**variables, **more}, world_size=1) as meeting:
+            assert isinstance(meeting.store, HashStore)
+            assert (meeting.rank, meeting.world_size) == (0, 1)
+    assert caplog.text == ""
+
+
+async def test_job_of_one_where_a_variable_speaks_of_more_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with await rendezvous("env://", environ={"SLURM_NTASKS": "4"}) as meeting:
+        assert meeting.world_size == 1
+    assert "SLURM_NTASKS=4, but nothing says which of them this is" in caplog.text
+    assert "AIODIST_ALONE=1" in caplog.text
 
 
 async def test_the_users_store_stays_open() -> None:
@@ -113,12 +149,34 @@ async def test_who_is_early_for_the_next_meeting_does_not_take_the_store_of_the_
         assert instance(guest) == instance(host) != before
 
 
-async def test_who_is_early_for_the_next_meeting_waits_only_so_long(port: int) -> None:
+@pytest.mark.parametrize("looks", [1, 2], ids=["between two looks", "in the middle of the second"])
+async def test_who_is_early_for_the_next_meeting_waits_only_so_long(
+    looks: int,
+    port: int,
+    clock: Clock,
+    run_out_of_time: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[object] = []
+
+    async def connect(*given: Any, **named: Any) -> TcpStore:
+        looked.append(given)
+        store = await TcpStore.connect(*given, **named)
+        if looks == 1:
+            clock.forward(60)
+        run_out_of_time()
+        return store
+
     async with await rendezvous("env://", timeout=60, environ=environ(0, 2, port)):
         async with await rendezvous("env://", timeout=60, environ=environ(1, 2, port)) as guest:
             guest.formed()
-        with pytest.raises(RendezvousTimeout, match="rank 0 has not ended the group before"):
-            await rendezvous("env://", timeout=0.2, environ=environ(1, 2, port))
+        monkeypatch.setattr(hosting, "TcpStore", SimpleNamespace(connect=connect))
+        said = (
+            rf"^no store for the next group at {HOST}:{port} within 30 s: .* that of the group before\. Close"
+        )
+        with pytest.raises(RendezvousTimeout, match=said):
+            await rendezvous("env://", timeout=30, environ=environ(1, 2, port))
+    assert len(looked) == looks
 
 
 # Bad input.
@@ -137,9 +195,10 @@ async def test_what_is_not_the_store_of_torchrun_is_named(port: int) -> None:
             await rendezvous("env://", timeout=60, environ=env)
 
 
-async def test_master_addr_unreachable(port: int) -> None:
-    with pytest.raises(RendezvousTimeout, match=rf"{HOST}:{port} \(Connection refused\) after 0.5 s"):
-        await rendezvous("env://", timeout=0.5, environ=environ(1, 2, port))
+async def test_master_addr_unreachable(port: int, run_out_of_time: Callable[[], None]) -> None:
+    run_out_of_time()
+    with pytest.raises(RendezvousTimeout, match=rf"{HOST}:{port} \(Connection refused\) after 60 s"):
+        await rendezvous("env://", timeout=60, environ=environ(1, 2, port))
 
 
 async def test_master_addr_of_another_host() -> None:
@@ -175,7 +234,7 @@ async def test_the_wrong_secret(port: int) -> None:
             await rendezvous("env://", timeout=60, environ=environ(1, 2, port), secret=b"wrong")
 
 
-async def test_no_open_door_without_a_secret(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_open_door_without_a_secret(port: int, caplog: pytest.LogCaptureFixture) -> None:
     url = f"tcp://0.0.0.0:{port}?rank=0&world_size=1"
     with pytest.raises(UsageError, match=r"without a secret.*AIODIST_SECRET"):
         await rendezvous(url, timeout=5)
@@ -183,6 +242,7 @@ async def test_no_open_door_without_a_secret(port: int, monkeypatch: pytest.Monk
         await rendezvous("file:///nowhere", 0, 1, 5, {"AIODIST_HOST": "192.0.2.1"})
     async with await rendezvous(url, timeout=5, secret=b"s") as meeting:
         assert meeting.server is not None
+    assert "listens on every address of this host, as 0.0.0.0 says" in caplog.text
     async with await rendezvous(url, timeout=5, environ={"AIODIST_ALLOW_INSECURE": "1"}) as meeting:
         assert meeting.server is not None
 
@@ -196,10 +256,11 @@ async def test_a_name_that_means_loopback_is_pointed_out(
     monkeypatch.setattr(hosting, "resolve", resolve)
     monkeypatch.setattr("aiodist.net.sockets.resolve", resolve)
     env = environ(0, 4, port, MASTER_ADDR="node-1", LOCAL_WORLD_SIZE="2")
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         async with await rendezvous("env://", timeout=5, environ=env):
             pass
     assert "node-1 is 127.0.1.1 here" in caplog.text
+    assert f"a store listens on 127.0.1.1:{port}, which is what 'node-1' means here" in caplog.text
 
 
 async def test_peers_are_told_what_the_user_says(port: int) -> None:

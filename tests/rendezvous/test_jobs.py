@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -89,25 +90,28 @@ async def test_the_wrong_secret_and_the_wrong_job_look_the_same(
     assert "secret of" not in caplog.text and "wrong" not in caplog.text
 
 
-def welcome(server: StoreServer, job: str, nonce: bytes) -> bytes:
-    """What a stranger who names a job gets to see."""
-    stranger = Handshake.client(Identity(job, Purpose.store), b"guess", nonce)
+def seen(server: StoreServer, job: str) -> bytes:
+    """What a stranger who names a job gets to see: all that the server says, to the end."""
+    stranger = Handshake.client(Identity(job, Purpose.store), b"guess", bytes(16))
     serving = server._handshake()
     serving.receive(stranger.data_to_send())
-    return serving.data_to_send()
+    said = serving.data_to_send()
+    stranger.receive(said)
+    with pytest.raises(AuthenticationError):
+        serving.receive(stranger.data_to_send())
+    return said + serving.data_to_send()
 
 
 async def test_a_stranger_cannot_tell_which_jobs_there_are(server: StoreServer) -> None:
-    """Everything but nonces and proofs is made of the name alone, and stays the same."""
+    """Everything but the nonce is the same, whatever job is named."""
+    first = seen(server, "a")
     for job in ("a", "x"):
-        first, again = welcome(server, job, bytes(16)), welcome(server, job, bytes(16))
+        again = seen(server, job)
         assert len(first) == len(again)
-        different = {at for at in range(len(first)) if first[at] != again[at]}
-        assert len(different) <= 16 + 32, "nonce and proof"
-        assert len(welcome(server, "a", bytes(16))) == len(first)
+        assert sum(one != other for one, other in zip(first, again, strict=True)) <= 16, "the nonce"
     async with await connect(server, "a") as store:
         card = StoreCard(store.instance, store.generation, server._data is not None)
-        assert card.encode() in welcome(server, "a", bytes(16)), "known and unknown jobs have such a card"
+        assert card.encode() not in seen(server, "a"), "its name is for those who have proved"
     assert "x" not in server._stores
 
 
@@ -210,3 +214,17 @@ def test_an_empty_secret_is_none(secrets: Path) -> None:
         JobSecrets(secrets)
     os.unlink(secrets / "empty")
     assert JobSecrets(secrets).names() == ["a", "b"]
+
+
+def test_short_secrets_are_warned_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "jobs"
+    path.write_text("one hunter2\ntwo abc\n")
+    path.chmod(0o600)
+    monkeypatch.setattr(sys.modules["aiodist.environment.secret"], "_warned", False)
+    JobSecrets(path)
+    JobSecrets(path)
+    [record] = caplog.records
+    assert f"a secret in {path} is shorter than 16 bytes" in record.getMessage()
+    assert "hunter2" not in caplog.text

@@ -11,12 +11,13 @@ from typing import Any, cast
 import pytest
 
 from aiodist.errors import LeaseLost, RendezvousError, UsageError
-from aiodist.rendezvous import HashStore, PrefixStore, StoreServer, TcpStore, WatchEvent
+from aiodist.rendezvous import HashStore, Lease, PrefixStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous.machine import RETURN_GRACE
+from tests.rendezvous.conftest import Clock
 from tests.rendezvous.store_life import until
 
 HOST = "127.0.0.1"
-TTL = 2.0  # a loop that is held up for longer loses leases, rightly
+TTL = 60.0  # a loop that is held up for longer loses leases, rightly; tests put the clock forward
 
 
 class ShiftedLoop:
@@ -41,7 +42,14 @@ async def connect(server: StoreServer) -> TcpStore:
     return await TcpStore.connect(HOST, server.port, "job", b"secret", 10)
 
 
-async def test_keys_live_as_long_as_their_lease() -> None:
+async def pass_a_third(clock: Clock, lease: Lease) -> None:
+    """A third of a ttl passes, and what its holder does then is done."""
+    before = lease._confirmed
+    clock.forward(TTL / 3)
+    await until(lambda: lease._confirmed != before)
+
+
+async def test_keys_live_as_long_as_their_lease(clock: Clock) -> None:
     async with await serve() as server, await connect(server) as one, await connect(server) as two:
         watch = two.watch("w/")
         async with PrefixStore("w", one).lease(TTL) as lease:
@@ -52,7 +60,8 @@ async def test_keys_live_as_long_as_their_lease() -> None:
                 WatchEvent("w/a", b"1"),
                 WatchEvent("w/b", b"2"),
             ]
-            await asyncio.sleep(2 * TTL)  # without renewal they would be gone
+            for _ in range(6):  # without renewal they would be gone
+                await pass_a_third(clock, lease)
             assert lease.held
             assert await two.list_keys("w/") == ["w/a", "w/b"]
         assert {await anext(watch), await anext(watch)} == {WatchEvent("w/a", None), WatchEvent("w/b", None)}
@@ -76,14 +85,16 @@ async def test_a_lease_in_one_loop() -> None:
         assert not await store.check(["k"])
 
 
-async def test_a_lease_that_is_not_renewed_is_lost_and_its_holder_learns_it() -> None:
+async def test_a_lease_that_is_not_renewed_is_lost_and_its_holder_learns_it(clock: Clock) -> None:
     async with await serve() as server, await connect(server) as one, await connect(server) as two:
         lease = await one.lease(TTL).begin()
         await lease.set("k", "v")
         assert lease._renewing is not None
         lease._renewing.cancel()  # a process that is stopped renews nothing
         async with two.watch("k") as watch:
-            events = [await anext(watch), await anext(watch)]
+            events = [await anext(watch)]
+            clock.forward(TTL)
+            events.append(await anext(watch))
         assert events == [WatchEvent("k", b"v"), WatchEvent("k", None)]
         assert not lease.held, "its own clock says so before the store does"
         assert not lease.lost
@@ -96,7 +107,7 @@ async def test_a_lease_that_is_not_renewed_is_lost_and_its_holder_learns_it() ->
         await lease.aclose()
 
 
-async def test_renewals_tell_a_holder_that_it_lost() -> None:
+async def test_renewals_tell_a_holder_that_it_lost(clock: Clock) -> None:
     async with (
         await serve() as server,
         await connect(server) as one,
@@ -104,15 +115,17 @@ async def test_renewals_tell_a_holder_that_it_lost() -> None:
         one.lease(TTL) as lease,
     ):
         assert await two._drop_lease(lease.token)  # an operator, say
+        clock.forward(TTL / 3)
         await lease.wait_lost()
         assert lease.lost and not lease.held
 
 
-async def test_a_lease_ends_with_the_store() -> None:
+async def test_a_lease_ends_with_the_store(clock: Clock) -> None:
     server = await serve()
     store = await connect(server)
     lease = await store.lease(TTL).begin()
     await server.aclose()
+    clock.forward(TTL / 3)
     await lease.wait_lost()
     with pytest.raises(RendezvousError):
         async with store.lease(TTL):
@@ -153,19 +166,22 @@ async def test_of_several_that_claim_a_key_one_has_it_until_its_lease_ends() -> 
             await lease.aclose()
 
 
-async def test_giving_back_does_not_wait_for_a_store_that_is_away(tmp_path: Path) -> None:
+async def test_giving_back_does_not_wait_for_a_store_that_is_away(tmp_path: Path, clock: Clock) -> None:
     server = await StoreServer.start(HOST, 0, "job", b"secret", data=tmp_path / "d")
     store = await connect(server)
     lease = await store.lease(TTL).begin()
     await server.aclose()
-    await lease.aclose()
+    gives_back = asyncio.ensure_future(lease.aclose())
+    await until(lambda: store._pending)
+    clock.forward(TTL)
+    await gives_back
     await store.aclose()
 
 
 # Clocks.
 
 
-async def test_the_clock_on_the_wall_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_clock_on_the_wall_does_not_matter(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """It jumps by an hour, forth and back, at every look."""
     real, jumps = time.time, [0]
 
@@ -184,8 +200,11 @@ async def test_the_clock_on_the_wall_does_not_matter(monkeypatch: pytest.MonkeyP
     ):
         await lease.set("leased", "")
         await two.set("short", "", ttl=TTL)
-        await two.set("long", "", ttl=60)
-        seen = [await anext(watch) for _ in range(4)]
+        await two.set("long", "", ttl=2 * TTL)
+        seen = [await anext(watch) for _ in range(3)]
+        for _ in range(3):
+            await pass_a_third(clock, lease)
+        seen.append(await anext(watch))
         assert seen[-1] == WatchEvent("short", None)
         assert await two.list_keys() == ["leased", "long"]
         assert lease.held
@@ -201,17 +220,17 @@ async def stand_still(server: StoreServer, seconds: float) -> None:
 async def test_a_server_that_stood_still_reads_first_what_was_renewed_meanwhile() -> None:
     async with await serve() as server, await connect(server) as one, await connect(server) as two:
         server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
-        token = await one._begin_lease(2.0)
+        token = await one._begin_lease(TTL)
         await one._put_leased(token, "renewed", "")
-        await two.set("forgotten", "", ttl=2.0)
-        await two.set("set again", "", ttl=2.0)
+        await two.set("forgotten", "", ttl=TTL)
+        await two.set("set again", "", ttl=TTL)
         sent = [
             asyncio.ensure_future(one._keep_lease(token)),
-            asyncio.ensure_future(two.set("set again", "", ttl=2.0)),
+            asyncio.ensure_future(two.set("set again", "", ttl=TTL)),
         ]
         await asyncio.sleep(0)
         two._flush()  # several tasks asked in this turn; theirs would leave in the next
-        await stand_still(server, 3.0)  # the renewals are in the sockets, nobody has read them
+        await stand_still(server, 1.5 * TTL)  # the renewals are in the sockets, nobody has read them
         assert sorted(server.store.machine._data) == ["renewed", "set again"]
         assert await sent[0] is True
         await sent[1]
@@ -220,11 +239,11 @@ async def test_a_server_that_stood_still_reads_first_what_was_renewed_meanwhile(
 async def test_a_server_that_stood_still_takes_no_deadline_for_missed() -> None:
     async with await serve() as server, await connect(server) as one, await connect(server) as two:
         server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
-        waits = asyncio.ensure_future(one.get("k", timeout=2.0))
+        waits = asyncio.ensure_future(one.get("k", timeout=TTL))
         await until(lambda: server.store.machine._waiters)
         sets = asyncio.ensure_future(two.set("k", "in time"))
         await asyncio.sleep(0)
-        await stand_still(server, 3.0)
+        await stand_still(server, 1.5 * TTL)
         assert await waits == b"in time"
         await sets
 

@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from aiodist.environment import Tls, tls
-from aiodist.errors import AuthenticationError, PeerLost
+from aiodist.errors import AuthenticationError, PeerLost, Tampered
 from aiodist.net import lobby
 from aiodist.net.secure import SecureSocket
 from aiodist.rendezvous import FileStore, Store, StoreServer, TcpStore
@@ -266,7 +266,7 @@ class Frames:
     def writable(self) -> None:
         raise AssertionError("it writes nothing")
 
-    def ended(self, goodbye: bool, cause: str) -> None:
+    def ended(self, goodbye: bool, cause: str | Tampered) -> None:
         raise AssertionError(cause)
 
 

@@ -47,6 +47,18 @@ def test_what_was_freed_first_is_reused_first() -> None:
     assert second not in (first, first + 512)
 
 
+def test_what_ends_somewhere() -> None:
+    heap = Heap(0, 1 << 20)
+    first = heap.take(4096, stop=8192)
+    assert heap.take(4096, stop=8192) == 4096
+    with pytest.raises(MemoryError, match="no 64 bytes left of 8192"):
+        heap.take(64, stop=8192)
+    behind = heap.take(1 << 19)
+    assert behind >= 8192
+    heap.free(first)
+    assert heap.take(64, stop=8192) == first
+
+
 def test_nothing_left() -> None:
     heap = Heap(0, 1024)
     heap.take(1000)

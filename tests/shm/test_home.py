@@ -97,6 +97,12 @@ def test_what_is_no_home_is_refused() -> None:
     bulk_bell = os.eventfd(0, os.EFD_CLOEXEC)  # reading or ringing it could block
     with pytest.raises(WireError, match="a bell"):
         Neighbour(1, 1, (memory, loop_bell, bulk_bell), home.nbytes, NONCE)
+    reading, writing = os.pipe2(os.O_NONBLOCK)  # ringing it would write there
+    memory, loop_bell, bulk_bell = mailed(home)
+    os.close(loop_bell)
+    with pytest.raises(WireError, match="a bell that is none"):
+        Neighbour(1, 1, (memory, writing, bulk_bell), home.nbytes, NONCE)
+    os.close(reading)
     home.close()
     assert memory_mapped() == 0
 

@@ -7,14 +7,18 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from aiodist.errors import UsageError
+from aiodist.errors import Tampered, UsageError
+from aiodist.net.sealed import SealedSocket
 from aiodist.testing.channel_pair import turn_until
+from aiodist.transport import control_link
 from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
 from aiodist.transport.control_link import MemoryControl, SocketControl
+from aiodist.wire.seal import Opener, Sealer
 
 
 class End:
@@ -68,6 +72,40 @@ async def test_a_message_that_is_too_long_ends_the_link(sockets: Sockets) -> Non
     goodbye, cause = await end.closed
     assert not goodbye
     assert cause == f"protocol error: a control message of {CONTROL_MESSAGE + 1} bytes"
+
+
+async def test_what_ends_a_link_is_told_before_the_peer_can_see_its_end(sockets: Sockets) -> None:
+    """Else it takes that for this process's death, and may be the first whom the others believe."""
+    end = End(sockets[0])
+    end.listen()
+    standing = []
+    end.link.on_closed = lambda goodbye, cause: standing.append(sockets[0].fileno() >= 0)
+    sockets[1].send(struct.pack("<I", CONTROL_MESSAGE + 1))
+    await turn_until(lambda: bool(standing))
+    assert standing == [True]
+    assert sockets[0].fileno() < 0
+
+
+class Endless:
+    """A socket whose peer takes nothing any more, and writes without end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.family = sock.family
+        self.fileno = sock.fileno
+        self.close = sock.close
+
+    def send(self, data: bytes, flags: int) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    def recv(self, nbytes: int) -> bytes:
+        return (struct.pack("<I", 1020) + bytes(1020)) * (nbytes // 1024)
+
+
+async def test_a_peer_that_only_writes_does_not_hold_the_loop(sockets: Sockets) -> None:
+    end = End(Endless(sockets[0]))  # type: ignore[arg-type]
+    end.listen()
+    end.link.send(b"nobody takes this")
+    assert await end.closed == (False, "Broken pipe")
 
 
 async def test_a_peer_that_does_not_read_is_lost(sockets: Sockets) -> None:
@@ -178,6 +216,96 @@ async def test_another_host_has_to_acknowledge_in_time() -> None:
         two.close()
 
 
+async def test_a_far_link_that_is_silent_is_kept_alive_by_the_kernels() -> None:
+    loop = asyncio.get_running_loop()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+    ):
+        two, _ = server.accept()
+        one.setblocking(False)
+        link = SocketControl(loop, one, 3, lambda link: None)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+                assert one.getsockopt(socket.IPPROTO_TCP, name) == 1
+        link.kill()
+        two.close()
+
+
+def frames(data: bytes) -> list[bytes]:
+    """The messages in what a peer got."""
+    found = []
+    while data:
+        (nbytes,) = struct.unpack_from("<I", data)
+        found.append(data[4 : 4 + nbytes])
+        data = data[4 + nbytes :]
+    return found
+
+
+async def test_another_thread_posts_while_the_loop_is_stuck(sockets: Sockets) -> None:
+    end = End(sockets[0])
+    end.listen()
+    end.link.send(b"loop")
+    thread = threading.Thread(target=end.link.post, args=(b"thread",))
+    thread.start()
+    thread.join()  # the loop does not turn meanwhile
+    assert frames(sockets[1].recv(1000)) == [b"loop", b"thread"]
+    with pytest.raises(UsageError):
+        end.link.post(b"")
+    end.link.kill()
+    end.link.post(b"nobody")
+    assert sockets[1].recv(1000) == b""
+
+
+async def test_what_is_posted_does_not_tear_what_the_loop_sends(sockets: Sockets) -> None:
+    """Both write at once, to a peer that reads slowly: whole messages arrive, each writer's in order."""
+    end = End(sockets[0])
+    end.listen()
+    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    over = threading.Event()
+
+    def chatter() -> None:
+        number = 0
+        while not over.is_set():
+            end.link.post(b"t" + number.to_bytes(4, "big") * 7)
+            number += 1
+
+    thread = threading.Thread(target=chatter)
+    thread.start()
+    loop = asyncio.get_running_loop()
+    data = b""
+    try:
+        for number in range(2000):
+            end.link.send(b"l" + number.to_bytes(4, "big") * (1 + number % 300))
+            while len(end.link._out) > 30_000:
+                data += await loop.sock_recv(sockets[1], 10_000)
+    finally:
+        over.set()
+        thread.join()
+    end.link.close()
+    while not data.endswith(b"\0\0\0\0") or end.link._out:
+        data += await loop.sock_recv(sockets[1], 10_000)
+    got = frames(data)
+    assert got.pop() == b""  # goodbye
+    for writer in (b"l", b"t"):
+        numbers = [int.from_bytes(message[1:5], "big") for message in got if message[:1] == writer]
+        assert numbers == sorted(set(numbers))
+        assert writer == b"t" or len(numbers) == 2000
+    assert all(message[1:5] * (len(message) // 4) == message[1:] for message in got)
+    end.link.kill()
+
+
+async def test_what_is_posted_to_a_peer_that_does_not_read_is_dropped_or_waits(sockets: Sockets) -> None:
+    end = End(sockets[0])
+    end.listen()
+    for _ in range(20_000):
+        end.link.post(bytes(1000))
+    assert len(end.link._out) <= 1004  # what was begun
+    await turn_until(lambda: end.link._writing)
+    end.link.kill()
+
+
 class Dying:
     """A connected socket whose kernel has given up; a wrapper, as TLS has one."""
 
@@ -200,6 +328,45 @@ class Dying:
         self._sock.close()
 
 
+class Poor(Dying):
+    """A socket of a host that has no memory for the next few messages."""
+
+    family = socket.AF_UNIX
+
+    def __init__(self, sock: socket.socket, error: int) -> None:
+        super().__init__(sock, error)
+        self.left = 3
+
+    def recv(self, nbytes: int) -> bytes:
+        return self._sock.recv(nbytes)
+
+    def send(self, data: bytes, flags: int = 0) -> int:
+        if self.left:
+            self.left -= 1
+            raise OSError(self._error, os.strerror(self._error))
+        return self._sock.send(data, flags)
+
+
+@pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ENOMEM], ids=errno.errorcode.get)
+@pytest.mark.parametrize("way", ["send", "post"])
+async def test_a_host_without_memory_is_not_the_peers_fault(
+    error: int, way: str, sockets: Sockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_link, "AGAIN", 0.0)
+    poor = Poor(sockets[0], error)
+    end = End(poor)  # type: ignore[arg-type]
+    end.listen()
+    getattr(end.link, way)(b"one")
+    end.link.send(b"two")
+    got = b""
+    while len(got) < 14:
+        got += await asyncio.get_running_loop().sock_recv(sockets[1], 100)
+    assert frames(got) == [b"one", b"two"]
+    assert not poor.left
+    assert not end.closed.done()
+    end.link.kill()
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -216,3 +383,67 @@ async def test_a_silent_host_is_called_so(error: int, words: str, sockets: Socke
     goodbye, cause = await end.closed
     assert not goodbye
     assert cause.startswith(words)
+
+
+KEYS = (b"a" * 32, b"b" * 32)
+
+
+def sealed(
+    sock: socket.socket, leftover: bytes = b""
+) -> tuple[End, asyncio.Future[Tampered], Sealer, Opener]:
+    """A link whose messages are authenticated, and what its peer seals and opens with."""
+    end = End(SealedSocket(sock, KEYS, leftover))  # type: ignore[arg-type]
+    tampered: asyncio.Future[Tampered] = asyncio.get_running_loop().create_future()
+    end.link.on_tampered = tampered.set_result
+    return end, tampered, Sealer(KEYS[1]), Opener(KEYS[0])
+
+
+async def test_messages_that_are_authenticated(sockets: Sockets) -> None:
+    """Also those that came with the handshake, in pieces, posted by another thread, and the goodbyes."""
+    early = Sealer(KEYS[1])
+    first = early.seal(struct.pack("<I", 2) + b"hi")
+    end, tampered, sealer, opener = sealed(sockets[0], first)
+    sealer.seal(struct.pack("<I", 2) + b"hi")
+    end.listen()
+    await turn_until(lambda: end.messages == [b"hi"])
+    end.link.send(b"one")
+    await asyncio.to_thread(end.link.post, b"two")
+    assert opener.feed(sockets[1].recv(1000)) == struct.pack("<I3s", 3, b"one") + struct.pack(
+        "<I3s", 3, b"two"
+    )
+    record = sealer.seal(struct.pack("<I", 3) + b"you" + struct.pack("<I", 0))
+    for byte in record:
+        sockets[1].send(bytes([byte]))
+        await asyncio.sleep(0)
+    assert await end.closed == (True, "")
+    assert end.messages == [b"hi", b"you"] and not tampered.done()
+    assert opener.feed(sockets[1].recv(1000)) == struct.pack("<I", 0)
+
+
+async def test_who_finds_a_message_altered_says_so(sockets: Sockets) -> None:
+    """To its owner and to the peer, which is told on the way that was left alone; nothing is delivered."""
+    end, tampered, sealer, opener = sealed(sockets[0])
+    end.listen()
+    record = bytearray(sealer.seal(struct.pack("<I", 4) + b"evil"))
+    record[5] ^= 1
+    sockets[1].send(record + sealer.seal(struct.pack("<I", 4) + b"good"))
+    assert "somebody on the path altered what was sent" in str(await tampered)
+    assert end.messages == [] and not end.closed.done() and end.forgotten == [end.link]
+    assert opener.feed(sockets[1].recv(1000)) == struct.pack("<I", 0xFFFFFFFF)
+
+
+async def test_who_is_told_that_its_message_was_altered(sockets: Sockets) -> None:
+    end, tampered, sealer, _ = sealed(sockets[0])
+    end.listen()
+    sockets[1].send(sealer.seal(struct.pack("<I", 2) + b"ok" + struct.pack("<I", 0xFFFFFFFF)))
+    await tampered
+    assert end.messages == [b"ok"] and not end.closed.done() and end.forgotten == [end.link]
+
+
+async def test_a_payload_on_a_control_link_is_nonsense(sockets: Sockets) -> None:
+    end, tampered, sealer, _ = sealed(sockets[0])
+    end.listen()
+    sockets[1].send(sealer.announce(1 << 30) + bytes(1000))
+    goodbye, cause = await end.closed
+    assert not goodbye and cause.startswith("protocol error: bytes that nothing authenticates")
+    assert not tampered.done()

@@ -5,22 +5,34 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgpack
 import pytest
 
-from aiodist.errors import BackendUnavailable, PeerLost, RendezvousError, UsageError
+from aiodist.errors import BackendUnavailable, GroupBroken, PeerLost, RendezvousError, UsageError
 from aiodist.net import lobby
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder
-from aiodist.transport import SEGMENT, ControlLink, Into, Key, SocketEndpoint, mail, peers
+from aiodist.transport import (
+    SEGMENT,
+    ControlLink,
+    Into,
+    Key,
+    SocketEndpoint,
+    endpoint,
+    greeting,
+    mail,
+    peers,
+)
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.listening import unix_address
 from tests.ports import needs_ipv6
@@ -88,7 +100,7 @@ async def test_another_process_at_the_address() -> None:
     async with endpoints() as (mine, theirs):
         mine.introduce({1: {**theirs.card, "nonce": bytes(16)}})
         start(mine, 1)
-        assert "another process has taken the address of rank 1" in await loss(mine)
+        assert "another process has taken that address" in await loss(mine)
 
 
 async def test_a_second_process_with_a_rank_does_not_get_in() -> None:
@@ -162,7 +174,7 @@ async def test_ipv6() -> None:
 @needs_memfd
 async def test_locality_is_proved_and_used() -> None:
     async with endpoints(3) as made:
-        assert [await one.prove_local(range(3)) for one in made] == [{0, 1, 2}] * 3
+        assert list(await asyncio.gather(*(one.prove_local(range(3)) for one in made))) == [{0, 1, 2}] * 3
         assert await made[0].prove_local([2]) == {2}
         assert made[0].peer_pid(1) == made[1].peer_pid(0) == os.getpid()
         await Pair(made[0], made[2]).passes(Key(1, 0, 0, 0), 3 * SEGMENT)
@@ -182,8 +194,8 @@ async def test_a_control_link_comes_with_the_proof() -> None:
     async with endpoints(3) as made:
         came: asyncio.Queue[tuple[int, ControlLink]] = asyncio.Queue()
         made[0].on_control = lambda rank, link: came.put_nowait((rank, link))
-        assert await made[1].prove_local([0, 2], linked=[0]) == {0, 2}
-        assert await made[2].prove_local([0, 1], linked=[0]) == {0, 1}
+        proved = (made[1].prove_local([0, 2], linked=[0]), made[2].prove_local([0, 1], linked=[0]))
+        assert list(await asyncio.gather(*proved)) == [{0, 2}, {0, 1}]
         made[0].keep_neighbours({1})
         made[1].keep_neighbours({0})
         link = await made[1].link_control(0)
@@ -242,6 +254,156 @@ async def test_a_process_that_may_not_map_memory(monkeypatch: pytest.MonkeyPatch
 
 
 @needs_memfd
+# ── what this process lacks itself ───────────────────────────────────────────────────────────────────────
+
+
+def failing(number: int) -> Callable[..., Any]:
+    """A function that lacks something."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+OWN = pytest.mark.parametrize(
+    "number",
+    [
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.EADDRNOTAVAIL,
+        errno.EACCES,
+        errno.EPERM,
+    ],
+    ids=errno.errorcode.get,
+)
+
+
+@OWN
+@pytest.mark.parametrize("way", ["a TCP socket", "a Unix socket", "an arena", "passing descriptors"])
+async def test_what_a_dial_lacks_is_not_the_peers_fault(
+    number: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode: Mode = "tcp" if way == "a TCP socket" else "shm"
+    if mode == "shm" and not available():
+        pytest.skip("needs memfd (Linux)")
+    async with endpoints(mode=mode) as (zero, one):
+        match way:
+            case "a TCP socket":
+                monkeypatch.setattr(endpoint, "connect_tcp", failing(number))
+            case "a Unix socket":
+                monkeypatch.setattr(endpoint, "connect_unix", failing(number))
+            case "an arena":
+                monkeypatch.setattr(greeting, "Arena", failing(number))
+            case _:
+                monkeypatch.setattr(socket, "send_fds", failing(number))
+        start(zero, 1)
+        await recorder(zero).until(lambda: bool(recorder(zero).failures))
+        [(rank, error)] = recorder(zero).failures
+        assert rank == 1
+        assert error.message.startswith("rank 0 ")
+        assert error.message.endswith(", so it cannot connect with rank 1")
+        assert error.hint
+        assert not recorder(zero).losses
+        assert not recorder(one).failures
+        zero.drop(1)
+        one.drop(0)
+
+
+@OWN
+async def test_what_a_control_link_lacks_is_not_the_peers_fault(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with endpoints(mode="tcp") as (zero, _):
+        monkeypatch.setattr(endpoint, "connect_tcp", failing(number))
+        with pytest.raises(GroupBroken, match=r"^rank 0 .*, so it cannot connect with rank 1\. ") as caught:
+            await zero.link_control(1)
+        assert not isinstance(caught.value, PeerLost)
+
+
+@needs_memfd
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE], ids=errno.errorcode.get)
+async def test_who_cannot_take_what_a_peer_passes_says_so(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with endpoints(mode="shm") as (zero, one):
+        monkeypatch.setattr(greeting, "Window", failing(number))
+        start(zero, 1)
+        await recorder(one).until(lambda: bool(recorder(one).failures))
+        [(rank, error)] = recorder(one).failures
+        assert rank == 0
+        assert error.message.startswith("rank 1 ")
+        assert error.message.endswith(", so it cannot connect with rank 0")
+        await loss(zero)  # the other one sees an end; over the control links it has heard why
+        one.drop(0)
+
+
+@needs_memfd
+async def test_a_descriptor_that_has_no_place_here_is_not_the_peers_fault() -> None:
+    """The kernel leaves it out where the limit is reached."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.setblocking(False)
+        meeting = greeting.Greeting(loop, ours)
+        theirs.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))])
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                await meeting._receive()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            meeting.close()
+
+
+async def test_who_can_accept_nobody_for_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with endpoints(mode="tcp") as (zero, _):
+        zero._listener._exhausted(OSError(errno.EMFILE, ""))  # type: ignore[misc]
+        [(rank, error)] = recorder(zero).failures
+        assert rank is None
+        assert error.message.startswith("rank 0 has no file descriptor left (its limit is ")
+        assert error.message.endswith("), so it cannot take connections")
+
+
+async def test_listening_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("listen_tcp", "listen_unix", "Mailbox"):
+        if name != "listen_tcp" and not available():
+            continue
+        with monkeypatch.context() as patch:
+            if name == "listen_tcp":
+                patch.setattr("aiodist.transport.listening.socket.socket", failing(errno.EMFILE))
+            else:
+                patch.setattr(endpoint, name, failing(errno.EMFILE))
+            with pytest.raises(RendezvousError, match=r"^this process has no file descriptor left .*listen"):
+                await SocketEndpoint.open(rank=0, job="job", secret=b"secret")
+
+
+@needs_memfd
+@pytest.mark.parametrize("where", ["aiodist.transport.exchange.receive", "aiodist.shm.home.Window"])
+async def test_memory_that_cannot_be_shared_for_want_of_something_is_said(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    modes: tuple[Mode, ...] = ("auto", "shm")
+    for mode in modes:
+        async with endpoints(mode=mode) as (zero, one):
+            with monkeypatch.context() as patch:
+                patch.setattr(where, failing(errno.EMFILE))
+                asked = zero.prove_local([1], [1]), one.prove_local([0], [0])
+                tries = await asyncio.gather(*asked, return_exceptions=True)
+        words = "so it cannot share memory with rank 1"
+        if mode == "shm":
+            assert isinstance(tries[0], BackendUnavailable)
+            assert words in tries[0].message
+        else:
+            assert list(tries) == [set(), set()]
+            assert any(said.startswith("rank 0 has no file") and words in said for said in caplog.messages)
+
+
 async def test_a_route_can_change_until_the_channel_is_used() -> None:
     async with endpoints() as (mine, theirs):
         pair = Pair(mine, theirs)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import os
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,11 +18,12 @@ import pytest
 
 from aiodist.errors import BackendUnavailable
 from aiodist.shm.arena import PAGE, available
+from aiodist.transport import listening
 from aiodist.transport import mail as module
 from aiodist.transport.listening import unix_address
 from aiodist.transport.mail import Mailbox
 from aiodist.wire.handshake import NONCE_BYTES
-from aiodist.wire.letter import Letter, seal
+from aiodist.wire.letter import LETTER_BYTES, Letter, seal
 
 if available():
     from aiodist.shm.home import Home
@@ -73,28 +75,54 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(reading)
 
 
-async def read_all(mailbox: Mailbox) -> None:
-    """Until a mailbox has taken all that was sent to it: an own letter comes last."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    seen = asyncio.get_running_loop().create_future()
-    take = mailbox._letter
+class Caller:
+    """A connection to a mailbox, made by hand."""
 
-    def letter(data: bytes, descriptors: list[int], pid: int) -> None:
-        take(data, descriptors, pid)
-        if data == b"the last":
-            seen.set_result(None)
+    def __init__(self, name: bytes) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.setblocking(False)
+        try:
+            self.sock.connect(unix_address(name))
+        except OSError:
+            self.sock.close()
+            raise
+        self.said = b""
 
-    mailbox._letter = letter  # type: ignore[method-assign]
-    with sock:
-        sock.sendto(b"the last", unix_address(mailbox.name))
-        await seen
-    mailbox._letter = take  # type: ignore[method-assign]
-
-
-def post(name: bytes, data: bytes, descriptors: list[int]) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+    def say(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        sock.sendmsg([data], rights, 0, unix_address(name))
+        self.sock.sendmsg([data], rights if descriptors else [])
+        self.said += data
+
+    async def hear(self, nbytes: int = LETTER_BYTES) -> bytes:
+        """So many bytes, or what comes before the end."""
+        heard = b""
+        while len(heard) < nbytes:
+            try:
+                data = await asyncio.get_running_loop().sock_recv(self.sock, nbytes - len(heard))
+            except ConnectionError:
+                break
+            if not data:
+                break
+            heard += data
+        self.said += heard
+        return heard
+
+    async def refused(self) -> None:
+        """It is hung up on, without having been told anything more."""
+        assert await self.hear() == b""
+        self.sock.close()
+
+
+async def hello(ranks: Ranks, target: int, rank: int = 1) -> Caller:
+    """A caller that has said hello as `rank`, which it is, and was answered."""
+    caller = Caller(ranks[target].name)
+    caller.say(sealed(ranks, target, Letter(rank, ranks.cards[rank]["nonce"], 0, bytes(32)), b""))
+    assert len(await caller.hear()) == LETTER_BYTES
+    return caller
+
+
+def sealed(ranks: Ranks, target: int, letter: Letter, said: bytes) -> bytes:
+    return seal(letter, b"secret", "job", target, ranks.cards[target]["nonce"], said)
 
 
 async def test_everybody_meets_everybody() -> None:
@@ -131,19 +159,22 @@ async def test_letters_wait_until_the_cards_are_known() -> None:
         assert await proof == {1}
 
 
-async def test_a_full_mailbox_is_waited_for() -> None:
+@pytest.mark.parametrize("mine", [0, 1])
+async def test_a_crowd_before_the_door_is_waited_for(mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "BACKLOG", 10)
     async with mailboxes(introduced=False) as ranks:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as noisy:
-            noisy.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                while True:
-                    noisy.sendto(b"noise", unix_address(ranks[1].name))
-            ranks.introduce(0)
-            proof = asyncio.ensure_future(ranks[0].prove([1]))
-            while not ranks[0]._tries:
-                assert not (await asyncio.wait([proof], timeout=0))[0]
-            ranks.introduce(1)
-            assert await proof == {1}
+        crowd = []
+        with pytest.raises(BlockingIOError):
+            while True:
+                crowd.append(Caller(ranks[1 - mine].name))
+        ranks.introduce(mine)
+        proof = asyncio.ensure_future(ranks[mine].prove([1 - mine]))
+        while not ranks[mine]._tries:
+            assert not (await asyncio.wait([proof], timeout=0))[0]
+        ranks.introduce(1 - mine)
+        assert await proof == {1 - mine}
+        for caller in crowd:
+            caller.sock.close()
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -174,59 +205,177 @@ async def test_descriptors_of_strangers_are_closed(count: int, pipe: tuple[int, 
     async with mailboxes() as (mine, _theirs):
         reading, writing = pipe
         noise = [
-            b"",
+            b"x",
             b"x" * 10_000,
             seal(Letter(1, bytes(16), PAGE, bytes(32)), b"other", "job", 0, b"?" * 16),
         ]
-        for data in noise:
-            post(mine.name, data, [writing] * count)
+        callers = [Caller(mine.name) for _ in noise]
+        for caller, data in zip(callers, noise, strict=True):
+            caller.say(data, [writing] * count)
         os.close(writing)
-        await read_all(mine)
-        assert os.read(reading, 1) == b""  # nobody holds the other end any more
+        for caller in callers[1:]:
+            await caller.refused()
+        callers[0].sock.close()
+        assert await asyncio.get_running_loop().run_in_executor(None, os.read, reading, 1) == b""
         assert not mine.neighbours
 
 
-async def test_a_letter_from_another_user(no_waiting: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is answered, so that nobody waits, but its memory is not taken: they talk over TCP."""
+async def test_another_user_is_told_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a stranger to both at once, so that nobody waits: they talk over TCP."""
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     async with mailboxes() as (mine, theirs):
         proofs = await asyncio.gather(mine.prove([1]), theirs.prove([0]))
         assert list(proofs) == [set(), set()]
         assert not mine.neighbours and not theirs.neighbours
+        caller = Caller(mine.name)
+        caller.say(b"x")
+        await caller.refused()
+    said = [record.getMessage() for record in caplog.records]
+    assert f"uid {os.getuid()} listens under the name of rank 0 on this host: left alone" in said
+    assert f"refused pid {os.getpid()} of this host: it runs under another user" in said
 
 
 async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, int]) -> None:
-    async with mailboxes() as ranks:
-        mine, _ = ranks
+    async with mailboxes(9) as ranks:
+        mine = ranks[0]
         reading, writing = pipe
-        letter = Letter(1, ranks.cards[1]["nonce"], 2 * PAGE, bytes(32))
-        data = seal(letter, b"secret", "job", 0, ranks.cards[0]["nonce"])
-        for descriptors in ([], [writing], [writing] * 3, [writing] * 4):
-            post(mine.name, data, descriptors)
-        with socket.socket(socket.AF_INET) as no_line:
-            post(mine.name, data, [writing] * 3 + [no_line.fileno()])
+        for rank, descriptors in enumerate(([], [writing], [writing] * 3, [writing] * 4), 1):
+            caller = await hello(ranks, 0, rank)
+            letter = Letter(rank, ranks.cards[rank]["nonce"], 2 * PAGE, bytes(32))
+            caller.say(sealed(ranks, 0, letter, caller.said), descriptors)
+            await caller.refused()
+        assert mine._strangers == {1, 2, 3, 4}
+        early = Caller(mine.name)  # a hello brings nothing
+        early.say(sealed(ranks, 0, Letter(5, ranks.cards[5]["nonce"], 0, bytes(32)), b""), [writing] * 3)
+        await early.refused()
+        early = Caller(mine.name)
+        early.say(sealed(ranks, 0, Letter(6, ranks.cards[6]["nonce"], PAGE, bytes(32)), b""))
+        await early.refused()
+        piecemeal = Caller(mine.name)
+        for _ in range(3):
+            piecemeal.say(b"x", [writing] * 3)
+        await piecemeal.refused()
         os.close(writing)
-        await read_all(mine)
-        assert os.read(reading, 1) == b""
+        assert await asyncio.get_running_loop().run_in_executor(None, os.read, reading, 1) == b""
         assert not mine.neighbours
 
 
-async def test_the_first_letter_counts() -> None:
+async def test_a_letter_is_worth_nothing_on_another_connection() -> None:
+    """What was once said by a process of the job, word for word."""
+    async with mailboxes(3) as ranks:
+        mine = ranks[0]
+        home = Home(PAGE, secrets.token_bytes(32))
+        letter = Letter(1, ranks.cards[1]["nonce"], home.nbytes, home.arena.nonce)
+        first = await hello(ranks, 0)
+        greeting = first.said[:LETTER_BYTES]
+        last = sealed(ranks, 0, letter, first.said)
+        first.sock.close()
+        again = Caller(mine.name)
+        again.say(greeting)
+        assert len(await again.hear()) == LETTER_BYTES  # a hello, and no descriptor: nothing is proved yet
+        again.say(last, home.descriptors())
+        await again.refused()
+        other = Caller(ranks[2].name)
+        other.say(greeting)
+        await other.refused()
+        mirror = await hello(ranks, 0)
+        mirror.say(mirror.said[LETTER_BYTES:], home.descriptors())
+        await mirror.refused()
+        assert not mine.neighbours
+        home.close()
+
+
+async def test_nothing_leaves_before_the_other_has_proved_who_it_is() -> None:
+    """Somebody else of this user listens under the name of rank 0: it hears a hello, and no more."""
+    async with mailboxes() as ranks:
+        name = b"aiodist-thief-" + secrets.token_hex(8).encode()
+        with socket.socket(socket.AF_UNIX) as thief:
+            thief.bind(unix_address(name))
+            thief.listen()
+            thief.setblocking(False)
+            ranks[1].introduce({0: {"nonce": ranks.cards[0]["nonce"], "mail": name}})
+            proof = asyncio.ensure_future(ranks[1].prove([0]))
+            sock, _ = await asyncio.get_running_loop().sock_accept(thief)
+            with sock:
+                sock.setblocking(False)
+                heard = b""
+                while len(heard) < LETTER_BYTES:
+                    heard += await asyncio.get_running_loop().sock_recv(sock, LETTER_BYTES)
+                await asyncio.get_running_loop().sock_sendall(sock, heard)  # its own words
+                data, ancillary, _, _ = await received(sock)
+                assert (data, ancillary) == (b"", [])
+            assert await proof == set()
+
+
+async def received(sock: socket.socket) -> tuple[bytes, list[Any], int, Any]:
+    """What comes next, with what is beside it."""
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sock.fileno(), ready.set)
+    await ready.wait()
+    loop.remove_reader(sock.fileno())
+    return sock.recvmsg(1000, 1000)
+
+
+async def test_the_first_exchange_counts() -> None:
     async with mailboxes() as ranks:
         mine, _ = ranks
         assert await mine.prove([1]) == {1}
         first = mine.neighbours[1]
-        other = Home(PAGE, secrets.token_bytes(32))
-        letter = Letter(1, ranks.cards[1]["nonce"], other.nbytes, other.arena.nonce)
-        post(
-            mine.name,
-            seal(letter, b"secret", "job", 0, ranks.cards[0]["nonce"]),
-            list(other.descriptors()),
-        )
-        await read_all(mine)
+        caller = Caller(mine.name)
+        caller.say(sealed(ranks, 0, Letter(1, ranks.cards[1]["nonce"], 0, bytes(32)), b""))
+        await caller.refused()
         assert mine.neighbours == {1: first}
-        assert first.window.nonce != other.arena.nonce
-        other.close()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_two_who_dial_at_once_the_higher_has_its_way(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_HOLD", 0)
+    async with mailboxes() as ranks:
+        proofs = {
+            rank: asyncio.ensure_future(ranks[rank].prove([1 - rank], [0])) for rank in (first, 1 - first)
+        }
+        await asyncio.gather(*proofs.values())
+        assert [proofs[rank].result() for rank in (0, 1)] == [{1}, {0}]
+        assert set(ranks[1]._own_lines) == {0} and set(ranks[0]._their_lines) == {1}
+        assert not ranks[0]._own_lines and not ranks[1]._their_lines
+        assert not ranks[0]._exchanges
+
+
+async def test_silent_callers_make_room_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STRANGERS", 3)
+    async with mailboxes() as ranks:
+        crowd = [Caller(ranks[0].name) for _ in range(10)]
+        for caller in crowd:
+            caller.say(b"AIODIST")
+        await crowd[0].refused()
+        assert await ranks[1].prove([0]) == {0}
+        assert len(ranks[0]._exchanges) <= 4
+        for caller in crowd:
+            caller.sock.close()
+
+
+async def test_what_the_kernel_cannot_carry_now_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may only have so many descriptors under way."""
+    refusals = 3
+    real = socket.socket.sendmsg
+
+    class Busy(socket.socket):
+        def sendmsg(self, buffers: Any, rights: Any = (), *more: Any) -> int:
+            nonlocal refusals
+            if rights and refusals:
+                refusals -= 1
+                raise OSError(errno.ETOOMANYREFS, "too many references")
+            return int(real(self, buffers, rights, *more))
+
+    async with mailboxes() as ranks:
+        monkeypatch.setattr(socket, "socket", Busy)
+        assert await asyncio.gather(*(ranks[rank].prove([1 - rank]) for rank in (0, 1))) == [{1}, {0}]
+        assert not refusals
 
 
 async def test_a_rank_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,10 +384,11 @@ async def test_a_rank_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
         def none() -> None:
             theirs._homeless = BackendUnavailable("no memory")
 
-        monkeypatch.setattr(theirs, "_make_home", none)
+        monkeypatch.setattr(theirs, "home_for_others", none)
         assert await mine.prove([1]) == set()
         with pytest.raises(BackendUnavailable, match="no memory"):
             await theirs.prove([0])
+        assert not mine.neighbours and not theirs.neighbours
 
 
 async def test_neighbours_that_are_not_mutual_are_let_go() -> None:
@@ -251,7 +401,7 @@ async def test_neighbours_that_are_not_mutual_are_let_go() -> None:
         assert lost.loop_bell == lost.bulk_bell == -1
         assert await mine.prove([1, 2]) == {1}
         with pytest.raises(ConnectionRefusedError):
-            post(mine.name, b"too late", [0])
+            Caller(mine.name)
 
 
 async def test_a_line_comes_with_the_letter() -> None:

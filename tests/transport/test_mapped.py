@@ -46,7 +46,7 @@ def link_and_socket(*, sends: bool) -> tuple[MappedLink, socket.socket]:
 async def test_a_segment_outside_the_blocks_is_refused(word: int, nbytes: int) -> None:
     link, theirs = link_and_socket(sends=False)
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    receiver = Receiver(0, lambda *_: None, lambda rank, goodbye, cause: ended.set_result(cause))
+    receiver = Receiver(0, lambda *_: None, lambda rank, goodbye, cause: ended.set_result(str(cause)))
     receiver.recv(KEY, SEGMENT * 4, Fold(lambda segment, offset: None), lambda: None)
     receiver.attach(link)
     theirs.send(pack(Type.MAPPED, *KEY, nbytes=nbytes, total=SEGMENT * 4, word=word))
@@ -58,7 +58,7 @@ async def test_a_segment_outside_the_blocks_is_refused(word: int, nbytes: int) -
 async def test_a_block_that_is_not_out_cannot_come_back(blocks: int) -> None:
     link, theirs = link_and_socket(sends=True)
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    sender = Sender(0, lambda rank: None, lambda rank, goodbye, cause: ended.set_result(cause))
+    sender = Sender(0, lambda rank: None, lambda rank, goodbye, cause: ended.set_result(str(cause)))
     sender.attach(link)
     theirs.send(pack(Type.RELEASE, word=blocks))
     assert (await ended).startswith("protocol error: blocks")

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.testing.channel_pair import Pair, content
-from aiodist.transport import EAGER_MESSAGE, SEGMENT, Into, Key, MemoryEndpoint, MemoryNetwork
+from aiodist.testing.channel_pair import Pair, content, turn_until
+from aiodist.transport import (
+    EAGER_MESSAGE,
+    SEGMENT,
+    Into,
+    Key,
+    MemoryEndpoint,
+    MemoryNetwork,
+    receiving,
+    sending,
+)
 
 SIZES = [0, 1, 1000, EAGER_MESSAGE, EAGER_MESSAGE + 1, SEGMENT + 16, 5 * SEGMENT]
 
@@ -20,38 +30,67 @@ MESSAGES = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(messages=MESSAGES, data=st.data(), budget=st.sampled_from([0, 3000, 65_536]))
-def test_every_order_delivers(messages: dict[Key, int], data: st.DataObject, budget: int) -> None:
-    steps = data.draw(st.permutations([(side, key) for key in messages for side in ("send", "recv", "turn")]))
+@settings(max_examples=120, deadline=None)
+@given(
+    messages=MESSAGES,
+    data=st.data(),
+    budget=st.sampled_from([0, 3000, 65_536]),
+    remembered=st.sampled_from([0, 1, 3, 4096]),
+    shares=st.sampled_from([1, 2, 16]),
+)
+def test_every_order_delivers(
+    messages: dict[Key, int], data: st.DataObject, budget: int, remembered: int, shares: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (sending, receiving):
+            patch.setattr(module, "REMEMBERED", remembered)
+            patch.setattr(module, "EAGER_SHARES", shares)
+        every_order_delivers(messages, data, budget)
+
+
+def every_order_delivers(messages: dict[Key, int], data: st.DataObject, budget: int) -> None:
+    sides = ("send", "recv", "turn", "ask")
+    steps = data.draw(st.permutations([(side, key) for key in messages for side in sides]))
     cancelled = data.draw(st.sampled_from([None, 2]))
+    wrong = data.draw(st.sets(st.sampled_from(sorted(messages)), max_size=2))  # received in another size
 
     async def main() -> None:
         network = MemoryNetwork()
         ends = [MemoryEndpoint(network, rank, eager_budget=budget) for rank in range(2)]
         pair = Pair(ends[0], ends[1])
-        sinks = {key: bytearray(nbytes) for key, nbytes in messages.items()}
+        sinks = {key: bytearray(nbytes + (key in wrong)) for key, nbytes in messages.items()}
         waiting = []
         for count, (side, key) in enumerate(steps):
             if side == "turn":
                 await asyncio.sleep(0)
                 continue
-            nbytes = messages[key]
+            if side == "ask":  # by somebody who has not posted the receive yet
+                if ("recv", key) in steps[count:]:
+                    pair.inc.ask(key)
+                continue
             if side == "send":
-                future = pair.send(key, nbytes=nbytes)
+                future = pair.send(key, nbytes=messages[key])
             else:
-                future = pair.recv(key, nbytes, Into(memoryview(sinks[key])))
-            if key.context != cancelled:
+                future = pair.recv(key, len(sinks[key]), Into(memoryview(sinks[key])))
+            if key.context != cancelled and key not in wrong:
                 waiting.append(future)
             if cancelled is not None and count == len(steps) // 2:
                 ends[0].cancel(cancelled)
                 ends[1].retire(cancelled)
         await asyncio.gather(*waiting)
         for key, sink in sinks.items():
-            if key.context != cancelled:
+            if key in wrong:
+                assert not any(sink)
+            elif key.context != cancelled:
                 assert sink == content(key, messages[key])
-        seen = [key for _, key, _, _ in pair.at_receiver.arrivals if key.context != cancelled]
-        assert sorted(seen) == sorted(key for key in messages if key.context != cancelled)
+        expected = sorted(key for key in messages if key.context != cancelled)
+
+        def seen() -> list[Key]:
+            return sorted(key for _, key, _, _ in pair.at_receiver.arrivals if key.context != cancelled)
+
+        await turn_until(lambda: len(seen()) >= len(expected))
+        assert seen() == expected
+        assert not pair.at_sender.losses and not pair.at_receiver.losses
         await asyncio.gather(*(end.aclose() for end in ends))
 
     asyncio.run(main())

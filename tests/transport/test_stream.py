@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.errors import WireError
+from aiodist.errors import Tampered, WireError
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import Key
 from aiodist.transport.stream import StreamLink
@@ -26,7 +26,7 @@ class User:
 
     def __init__(self) -> None:
         self.frames: list[tuple[Frame, bytes]] = []
-        self.ends: list[tuple[bool, str]] = []
+        self.ends: list[tuple[bool, str | Tampered]] = []
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.writables = 0
         self.fail = False
@@ -50,7 +50,7 @@ class User:
     def writable(self) -> None:
         self.writables += 1
 
-    def ended(self, goodbye: bool, cause: str) -> None:
+    def ended(self, goodbye: bool, cause: str | Tampered) -> None:
         self.ends.append((goodbye, cause))
         self.over.set_result(None)
 

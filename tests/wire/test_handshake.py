@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 
 import pytest
 from hypothesis import given
@@ -65,20 +66,67 @@ def test_any_split_of_the_bytes_gives_the_same(cuts: list[int], behind: bytes) -
 
     feed(two, one.data_to_send())
     feed(one, two.data_to_send())
-    assert (one.done, two.done) == (True, False)
-    feed(two, one.data_to_send() + behind)
-    assert two.done
-    assert two.leftover == behind
+    assert (one.done, two.done) == (False, False)
+    feed(two, one.data_to_send())
+    assert (one.done, two.done) == (False, True)
+    feed(one, two.data_to_send() + behind)
+    assert one.done
+    assert one.leftover == behind
 
 
-def test_the_client_may_send_right_behind_its_proof() -> None:
+def test_the_server_may_send_right_behind_its_welcome() -> None:
     one, two = client(), server()
     two.receive(one.data_to_send())
-    one.receive(two.data_to_send() + b"the server was quick")
-    assert one.done and one.leftover == b"the server was quick"
-    two.receive(one.data_to_send() + b"so was ")
-    two.receive(b"the client")
+    one.receive(two.data_to_send())
+    two.receive(one.data_to_send())
+    one.receive(two.data_to_send() + b"the server ")
+    assert one.done
+    one.receive(b"was quick")
+    assert one.leftover == b"the server was quick"
+    two.receive(b"so was the client")
     assert two.leftover == b"so was the client"
+
+
+def test_both_have_the_same_keys_one_for_each_direction() -> None:
+    made = set()
+    for nonce, secret, binding in ((B, b"s", b""), (b"c" * 16, b"s", b""), (B, b"t", b""), (B, b"s", b"tls")):
+        one = client(secret=secret)
+        two = Handshake.server(Identity("job", Purpose.data, 0, b"server card"), secret, nonce)
+        one.bind(binding)
+        two.bind(binding)
+        assert one.keys == two.keys == (b"", b"")  # not before it is done
+        assert exchange(one, two) == []
+        assert one.keys == two.keys[::-1]
+        made |= {*one.keys}
+        assert all(len(key) == 32 for key in one.keys)
+    assert len(made) == 8  # and none is another's
+    one, two = client(secret=b""), server(secret=b"")
+    assert exchange(one, two) == []
+    assert one.keys == two.keys == (b"", b"")
+
+
+def test_whom_the_client_looks_for() -> None:
+    for to, right in ((b"server card", True), (b"", True), (b"another card", False)):
+        one = Handshake.client(Identity("job", Purpose.data, 1, b"client card"), b"s", A, to)
+        two = server()
+        errors = exchange(one, two)
+        assert (one.done, two.done) == (right, right)
+        if not right:
+            [at_server, at_client] = map(str, errors)
+            assert "rank 1 looks for another process at this address" in at_server
+            assert 'the peer says: "another process has taken that address"' in at_client
+
+
+def test_a_server_says_nothing_of_itself_before_the_proof() -> None:
+    """But a nonce, and what is the same for all."""
+    two = server(job="name", secret=b"hunter2")
+    two.receive(client(job="name", secret=b"guess").data_to_send())
+    challenge = two.data_to_send()
+    assert challenge == handshake._message(handshake._Kind.challenge, B)
+    with pytest.raises(AuthenticationError, match="another secret"):
+        two.receive(handshake._message(handshake._Kind.proof, bytes(32)))
+    refusal = two.data_to_send()
+    assert b"another secret" in refusal and b"name" not in refusal and b"card" not in refusal
 
 
 def test_a_data_listener_accepts_control_links() -> None:
@@ -123,7 +171,11 @@ def test_a_stranger_is_refused_and_both_hear_why(
     errors = exchange(one, two)
     assert all(isinstance(error, AuthenticationError) for error in errors)
     messages = {error.message for error in errors if isinstance(error, AuthenticationError)}
-    assert messages == {at_server, at_client}
+    assert messages <= {
+        text for said in (at_server, at_client) for text in (said, f'the peer says: "{said}"')
+    }
+    assert any(at_server in message for message in messages)
+    assert any(at_client in message for message in messages)
     assert all("\n" not in str(error) for error in errors)
     assert not one.done and not two.done
 
@@ -137,7 +189,7 @@ def test_the_proofs_are_bound_to_the_certificates() -> None:
         one, two = client(), server()
         one.bind(b"certificates")
         two.bind(other)
-        [at_client, at_server] = exchange(one, two)
+        [at_server, at_client] = exchange(one, two)
         assert "another secret" in str(at_client) and "another secret" in str(at_server)
         assert not one.done and not two.done
 
@@ -155,7 +207,8 @@ def test_tls_on_one_side_only_is_said_on_both() -> None:
     refused = handshake.refused_plain(one.data_to_send(), is_server=True)
     assert refused is not None and refused.message == "the client does not use TLS, this process does"
     with pytest.raises(
-        AuthenticationError, match=r"^this process does not use TLS, the server does\. Set AIODIST"
+        AuthenticationError,
+        match=r'^the peer says: "this process does not use TLS, the server does"\. Set AIODIST',
     ):
         one.receive(handshake.refuse_plain())
     assert handshake.refused_plain(b"\x16\x03\x03", is_server=True) is None
@@ -163,14 +216,16 @@ def test_tls_on_one_side_only_is_said_on_both() -> None:
 
 def test_mixed_versions_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = client(), server()
-    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 2)
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 3)
     one = client()
     hello = one.data_to_send()
-    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 1)
-    said = "rank 1 speaks protocol 2, this process 1. Install the same aiodist on every host"
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 2)
+    said = "rank 1 speaks protocol 3, this process 2. Install the same aiodist on every host"
     with pytest.raises(AuthenticationError, match=f"^{re.escape(said)}$"):
         two.receive(hello)
-    with pytest.raises(AuthenticationError, match=r"^rank 0 speaks protocol 1, this process 2\. Install"):
+    with pytest.raises(
+        AuthenticationError, match=r'^the peer says: "rank 0 speaks protocol 2, this process 3"\. Install'
+    ):
         one.receive(two.data_to_send())
 
 
@@ -179,8 +234,8 @@ def test_a_newer_version_may_have_more_fields(monkeypatch: pytest.MonkeyPatch) -
     hello = handshake._message(
         handshake._Kind.hello, handshake._pack_hello(Identity("j", Purpose.data, 5), A) + b"more"
     )
-    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 1)
-    with pytest.raises(AuthenticationError, match="rank 5 speaks protocol 9, this process 1"):
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 2)
+    with pytest.raises(AuthenticationError, match="rank 5 speaks protocol 9, this process 2"):
         server().receive(hello)
 
 
@@ -199,18 +254,20 @@ def test_reflection_does_not_work() -> None:
     with pytest.raises(WireError, match="out of turn"):
         one.receive(hello)
 
-    # The own hello dressed up as a welcome.
+    # The own nonce as a challenge: what it would prove, an impostor could use.
     one = client()
-    body = one.data_to_send()[handshake._PREFIX.size :]
+    one.data_to_send()
     with pytest.raises(WireError, match="its own words back"):
-        one.receive(handshake._message(handshake._Kind.welcome, body))
+        one.receive(handshake._message(handshake._Kind.challenge, A))
+    assert one.data_to_send() == b""
 
-    # A server's proof sent back to it as the client's.
-    two = server()
-    two.receive(client().data_to_send())
-    answer = two.data_to_send()
+    # The client's proof sent back to it as the server's.
+    one, two = client(), server()
+    two.receive(one.data_to_send())
+    one.receive(two.data_to_send())
+    proof = one.data_to_send()[handshake._PREFIX.size :]
     with pytest.raises(AuthenticationError, match="another secret"):
-        two.receive(answer[-(handshake._PREFIX.size + 32) :])
+        one.receive(handshake._message(handshake._Kind.welcome, proof + struct.pack("<iH", 0, 0)))
 
 
 def test_a_replayed_client_does_not_get_in() -> None:
@@ -226,17 +283,26 @@ def test_a_replayed_client_does_not_get_in() -> None:
     assert not later.done
 
 
-@given(st.integers(0, 200), st.integers(1, 255))
-def test_a_flipped_bit_never_gets_in(position: int, mask: int) -> None:
+@given(st.integers(0, 2), st.integers(0, 200), st.integers(1, 255))
+def test_a_flipped_bit_never_gets_in(message: int, position: int, mask: int) -> None:
+    """In the hello or the challenge: then the server is never done; in the welcome: nor is the client."""
     one, two = client(), server()
-    two.receive(one.data_to_send())
-    answer = bytearray(two.data_to_send())
-    answer[position % len(answer)] ^= mask
+
+    def carried(data: bytes, turn: int) -> bytes:
+        flipped = bytearray(data)
+        if turn == message:
+            flipped[position % len(flipped)] ^= mask
+        return bytes(flipped)
+
     try:
-        one.receive(answer)
+        two.receive(carried(one.data_to_send(), 0))
+        one.receive(carried(two.data_to_send(), 1))
+        two.receive(one.data_to_send())
+        one.receive(carried(two.data_to_send(), 2))
     except (AuthenticationError, WireError):
         pass
     assert not one.done
+    assert two.done == (message == 2)
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n", b"\x00", b"AIODISX"])
@@ -249,7 +315,7 @@ def test_a_stranger_is_recognised_by_its_first_byte(junk: bytes) -> None:
 
 def test_no_message_is_larger_than_allowed() -> None:
     with pytest.raises(WireError, match="at most 2048"):
-        server().receive(handshake._PREFIX.pack(b"AIODIST", 1, 1, 5000))
+        server().receive(handshake._PREFIX.pack(b"AIODIST", 1, 2, 5000))
 
 
 @given(st.binary(max_size=300))

@@ -20,30 +20,38 @@ letters = st.builds(
     st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
     st.integers(0, (1 << 64) - 1),
     st.binary(min_size=32, max_size=32),
+    st.booleans(),
 )
 
 
-@given(letters, st.binary(max_size=80), st.text(max_size=30), st.integers(0, 1 << 20))
-def test_what_was_sealed_is_read(letter: Letter, secret: bytes, job: str, receiver: int) -> None:
-    data = seal(letter, secret, job, receiver, MINE)
+@given(letters, st.binary(max_size=80), st.text(max_size=30), st.integers(0, 1 << 20), st.binary())
+def test_what_was_sealed_is_read(letter: Letter, secret: bytes, job: str, receiver: int, said: bytes) -> None:
+    data = seal(letter, secret, job, receiver, MINE, said)
     assert len(data) == LETTER_BYTES
-    assert unseal(data, secret, job, receiver, MINE) == letter
+    assert unseal(data, secret, job, receiver, MINE, said) == letter
+    with pytest.raises(AuthenticationError):
+        unseal(data, secret, job, receiver, MINE, said + b"more")
 
 
 @pytest.mark.parametrize(
-    ("secret", "job", "receiver", "nonce"),
+    ("secret", "job", "receiver", "nonce", "said"),
     [
-        (b"other", "job", 1, MINE),
-        (b"", "job", 1, MINE),
-        (b"secret", "other", 1, MINE),
-        (b"secret", "job", 3, MINE),
-        (b"secret", "job", 1, THEIRS),
+        (b"other", "job", 1, MINE, b"before"),
+        (b"", "job", 1, MINE, b"before"),
+        (b"secret", "other", 1, MINE, b"before"),
+        (b"secret", "job", 3, MINE, b"before"),
+        (b"secret", "job", 1, THEIRS, b"before"),
+        (b"secret", "job", 1, MINE, b"behind"),
+        (b"secret", "job", 1, MINE, b""),
+        (b"secret", "jobbefore", 1, MINE, b""),
     ],
 )
-def test_it_is_worth_nothing_to_another(secret: bytes, job: str, receiver: int, nonce: bytes) -> None:
-    data = seal(LETTER, b"secret", "job", 1, MINE)
+def test_it_is_worth_nothing_to_another(
+    secret: bytes, job: str, receiver: int, nonce: bytes, said: bytes
+) -> None:
+    data = seal(LETTER, b"secret", "job", 1, MINE, b"before")
     with pytest.raises(AuthenticationError):
-        unseal(data, secret, job, receiver, nonce)
+        unseal(data, secret, job, receiver, nonce, said)
 
 
 @given(st.integers(0, LETTER_BYTES * 8 - 1))

@@ -15,8 +15,8 @@ from aiodist.errors import GroupBroken, UsageError
 from aiodist.tensors.device import DeviceArray
 
 LAUNCHING = 5.0
-"""Seconds that `synchronize` waits for a collective to be launched, which is normally a few µs away. The
-launch of a message takes turns of the loop, so it waits for none of them."""
+"""Seconds that `synchronize` waits for a collective that was given to the launch thread, which is normally a
+few µs away. What takes turns of the loop before, as messages do, is not waited for."""
 
 
 class Launched:
@@ -54,16 +54,17 @@ class Completion:
         cupy: the module.
         device: index of the device.
         arrays: what the operation reads and writes.
-        patience: seconds that `synchronize` waits for the launch.
+
+    Attributes:
+        patience: seconds that `synchronize` waits for the launch: none before it is under way by itself.
+        launched: how the launch ended.
     """
 
-    def __init__(
-        self, cupy: Any, device: int, arrays: Sequence[DeviceArray], patience: float = LAUNCHING
-    ) -> None:
+    def __init__(self, cupy: Any, device: int, arrays: Sequence[DeviceArray]) -> None:
         self._cupy = cupy
         self._device = device
         self._first = arrays[0]
-        self._patience = patience
+        self.patience = 0.0
         self._marks = [mark(cupy, device, stream) for stream in caller_streams(cupy, arrays)]
         self.launched = Launched()
 
@@ -75,7 +76,7 @@ class Completion:
     def synchronize(self, stream: Any = None) -> None:
         """Have a stream wait for the operation; see `Work.synchronize`."""
         raw = caller_stream(self._cupy, self._first) if stream is None else raw_stream(stream)
-        event = self.launched.get(self._patience)
+        event = self.launched.get(self.patience)
         with self._cupy.cuda.Device(self._device):  # 0 is the default stream of the current one
             after(self._cupy, raw or 0, event)
 

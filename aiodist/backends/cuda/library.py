@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiodist.environment.placement import placement
+from aiodist.environment.process import host_id
 from aiodist.errors import BackendUnavailable, UsageError
 
 _INSTALL = "pip install 'aiodist[cuda12]', or 'aiodist[cuda13]'"
@@ -99,11 +100,13 @@ def pick(device_id: Any, environ: Mapping[str, str], count: int) -> int:
     return index
 
 
-def uuid_of(cupy: Any, device: int) -> str:
-    """The device's own name, by which processes find out that they share it."""
-    runtime = cupy.cuda.runtime
-    uuid = bytes(runtime.getDeviceProperties(device)["uuid"])[:16]  # CuPy gives less where it has a zero byte
-    return f"{uuid.hex()} {runtime.deviceGetPCIBusId(device)}"
+def identity_of(cupy: Any, device: int) -> str:
+    """Names a device among those of all hosts: processes find out by it that they share one.
+
+    This boot of the host, and the place on its PCI bus: by these NCCL, too, tells devices apart. Not by the
+    UUID, which CuPy gives up to its first zero byte: one in 16 devices has one, and one in 256 gives nothing.
+    """
+    return f"{host_id()} {cupy.cuda.runtime.deviceGetPCIBusId(device)}"
 
 
 def _index_of(device_id: Any) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from aiodist.errors import UsageError
@@ -34,6 +35,19 @@ def caller_streams(cupy: Any, arrays: Iterable[DeviceArray]) -> set[int]:
     """Those of several tensors."""
     found = {caller_stream(cupy, array) for array in arrays}
     return {stream for stream in found if stream is not None}
+
+
+def current_streams(device: int) -> list[AbstractContextManager[Any]]:
+    """The streams on which this thread works now on a device, CuPy's and torch's, as contexts: a thread that
+    enters them, in this order, works on the same ones. For whoever makes a call for another thread."""
+    contexts: list[AbstractContextManager[Any]] = []
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is not None:  # its streams are used while their device is the current one
+        contexts += [cupy.cuda.Device(device), cupy.cuda.get_current_stream(device)]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():  # before, nothing of torch's can be under way
+        contexts.append(torch.cuda.stream(torch.cuda.current_stream(device)))
+    return contexts
 
 
 def raw_stream(stream: Any) -> int:

@@ -10,8 +10,10 @@ Collectives are handed to the engine in the order of their numbers. Messages are
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -25,29 +27,41 @@ from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.level import Level, carried
 from aiodist.backends.host.offload import copy_cost_ns
-from aiodist.types import NO_ROOT, Call, Kind
+from aiodist.types import NO_ROOT, Call, Kind, agree
 
 _BYTE = np.dtype(np.uint8)
 _COUNT = np.dtype(np.int64)
 _UNEVEN = ("splits", "lists")  # how the detail of an all_to_all with sizes of its own begins
+_JOINED = ", in one batch with the one before"
 _TOLD = 1020  # bytes that a member may tell the others while the engine opens
 
 MakeEngine = Callable[[Setup], Engine]
 
 
 class Entry:
-    """A collective that has its number; or a division of the group, which has a place only."""
+    """A collective that has its number; or a division of the group, which has a place only.
 
-    __slots__ = ("agreed", "batch", "division", "error", "filled", "moved", "number", "operation", "task")
+    Attributes:
+        place: in the line, counted from the first.
+        number: of the comparison.
+        joins: it is in one batch with the one before it.
+    """
 
-    def __init__(self, number: int) -> None:
+    __slots__ = (
+        *("agreed", "division", "error", "filled", "joins", "moved", "number", "operation", "place"),
+        *("task", "told"),
+    )
+
+    def __init__(self, place: int, number: int) -> None:
+        self.place = place
         self.number = number
+        self.joins = False
+        self.told: Call | None = None  # in the comparison
         self.operation: Operation | None = None
         self.task: Task | None = None
         self.agreed = False
         self.filled = False
         self.moved = False
-        self.batch = 0
         self.division: Callable[[], None] | None = None
         self.error: Exception | None = None  # why the engine could not begin
 
@@ -82,9 +96,11 @@ class ForeignBackend:
         self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
         self._messages = Messages(self, self._level)
         self._line: deque[Entry] = deque()
+        self._places = itertools.count()
+        self._fused: dict[int, Entry] = {}  # by the user's number: what is being compared, with its batch
         self._reserved: dict[int, Entry] = {}
-        self._batch = 0
         self._batching = False
+        self._batched = -1  # the place after that of the batch's last one
         self._busy = 0
         self._dead = False
         self._doomed = False
@@ -100,7 +116,7 @@ class ForeignBackend:
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
         try:
-            self.engine.issued(operation)
+            self._note(operation)
             if operation.call.kind is Kind.send:
                 self._messages.send(operation)
             elif operation.call.kind is Kind.recv:
@@ -110,16 +126,26 @@ class ForeignBackend:
         except Exception as error:
             self._host.failed(error)
 
-    def reserve(self, seq: int, operation: Operation | None = None) -> None:
-        """A collective that will be submitted later."""
-        self._reserved[seq] = self._number(seq)
+    def hold(self, operation: Operation) -> None:
+        """An operation that will be submitted later; the engine hears of it now, in the user's call."""
+        call = operation.call
+        if call.kind is not Kind.send and call.kind is not Kind.recv:
+            self._reserved[call.seq] = self._number(call.seq)
+        try:
+            self._note(operation)
+        except Exception as error:
+            self._host.failed(error)
+
+    def _note(self, operation: Operation) -> None:
+        if operation.noted is None:
+            operation.noted = True
+            self.engine.issued(operation)
 
     def batch(self, begins: bool) -> None:
         """What is submitted until the batch ends is handed to the engine together."""
         self._batching = begins
-        if begins:
-            self._batch += 1
-        else:
+        self._batched = -1
+        if not begins:
             self._advance()
 
     def abort(self, quiet: Callable[[], None]) -> None:
@@ -140,7 +166,7 @@ class ForeignBackend:
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """All members make another group of this one."""
-        entry = Entry(-1)
+        entry = Entry(next(self._places), -1)
         entry.division = partial(self._divide, context, members)
         self._line.append(entry)
         self._advance()
@@ -168,7 +194,7 @@ class ForeignBackend:
 
     def _number(self, seq: int) -> Entry:
         """Take the next place in the line, when the user's operation takes its number."""
-        entry = Entry(self._level.number(seq))
+        entry = Entry(next(self._places), self._level.number(seq))
         self._line.append(entry)
         return entry
 
@@ -176,7 +202,9 @@ class ForeignBackend:
         call = operation.call
         entry = self._reserved.pop(call.seq, None) or self._number(call.seq)
         entry.operation = operation
-        entry.batch = self._batch if self._batching else 0
+        if self._batching:
+            entry.joins = entry.place == self._batched
+            self._batched = entry.place + 1
         entry.task = task = self.engine.prepare(operation)
         self.fill(task, partial(self._filled, entry))
         self._advance()
@@ -187,10 +215,16 @@ class ForeignBackend:
         """The operation of the host engine that ends only if all members have issued the same: a barrier;
         where each pair of ranks has a size of its own, an exchange of what each sends."""
         call, (offer, detail) = operation.call, carried(operation.call)
-        if operation.sent is None or not call.detail.startswith(_UNEVEN):
-            told = Call(Kind.barrier, entry.number, _BYTE, (0,), None, NO_ROOT, offer, detail)
+        uneven = operation.sent is not None and call.detail.startswith(_UNEVEN)
+        kind, dtype, shape = (
+            (Kind.all_to_all, _COUNT, (self.size,)) if uneven else (Kind.barrier, _BYTE, (0,))
+        )
+        if self.engine.fuses:
+            self._fused[call.seq] = entry
+            detail += _JOINED * entry.joins
+        entry.told = told = Call(kind, entry.number, dtype, shape, None, NO_ROOT, offer, detail)
+        if operation.sent is None or not uneven:
             return Check(told, operation.work, partial(self._agreed, entry))
-        told = Call(Kind.all_to_all, entry.number, _COUNT, (self.size,), None, NO_ROOT, offer, detail)
         sent, coming = np.array(operation.sent, _COUNT), np.empty(self.size, _COUNT)
         return Check(told, operation.work, partial(self._fits, entry, coming), sent, coming)
 
@@ -219,6 +253,8 @@ class ForeignBackend:
     def _agreed(self, entry: Entry) -> None:
         """All members have issued the same."""
         entry.agreed = True
+        if self._fused and entry.operation is not None:
+            self._fused.pop(entry.operation.call.seq, None)
         if entry.error is not None:  # only now: members that disagree are told so, and not what came of it
             self._host.failed(entry.error)
         elif entry.moved:
@@ -233,7 +269,7 @@ class ForeignBackend:
         ready: list[Entry] = []
         while self._line and not self._dead and not self._doomed and self._may_begin(self._line[0]):
             entry = self._line.popleft()
-            if ready and (entry.batch == 0 or entry.batch != ready[0].batch):
+            if ready and not entry.joins:
                 self._start(ready)
                 ready = []
             if entry.division is None:
@@ -324,7 +360,24 @@ class ForeignBackend:
         if not self._dead:
             self._doomed = True
             self._level.doom()
-            self.reports.mismatch(seq, peer, theirs)
+            said = self._batched_otherwise(seq, peer, theirs)
+            if said:
+                self.reports.peer_mismatch(said)
+            else:
+                self.reports.mismatch(seq, peer, theirs)
+
+    def _batched_otherwise(self, seq: int, peer: int, theirs: bytes) -> dict[int, str]:
+        """What a member and this rank said, if they disagree on their batches only."""
+        entry = self._fused.get(seq)
+        if entry is None or entry.told is None or entry.operation is None:
+            return {}
+        detail = entry.told.detail
+        detail = detail.removesuffix(_JOINED) if entry.joins else detail + _JOINED
+        if not agree(replace(entry.told, detail=detail).signature, theirs):
+            return {}
+        words = entry.operation.call.describe()
+        joins, begins = (self.rank, peer) if entry.joins else (peer, self.rank)
+        return {joins: words + _JOINED, begins: words}
 
     def quietened(self) -> None:
         """Perhaps the last one has let go of the buffers."""

@@ -72,6 +72,8 @@ class Engine:
         ready: a receiver tells the sender when it begins to receive: for libraries whose messages have no
             tags, and must begin in the same order on both sides.
         stages: it fills and empties tasks by itself. Tensors that are not on the host need that.
+        fuses: it begins a batch as one operation, so that all members have to batch alike: compared with the
+            rest.
         divides: it knows AVG.
         greets: bytes that a sender's engine has for that of the receiver, with every message; see `greeting`.
     """
@@ -82,6 +84,7 @@ class Engine:
     beside: ClassVar[bool] = False
     ready: ClassVar[bool] = False
     stages: ClassVar[bool] = False
+    fuses: ClassVar[bool] = False
     divides: ClassVar[bool] = False
     greets: ClassVar[int] = 0
 
@@ -126,7 +129,9 @@ class Engine:
         """
 
     def issued(self, operation: Operation) -> None:
-        """An operation is handed over, in the user's own call: note what holds at this moment only."""
+        """A user issues an operation, and this is inside that call: note what holds at this moment only.
+
+        It is handed over at once, or when the `coalesce` block is left."""
 
     def exchange(self, moves: Sequence[Move], done: Done) -> None:
         """Send and receive all of these at once. Between two members they match in their order.

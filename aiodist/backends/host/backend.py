@@ -14,7 +14,7 @@ from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.prepare import Job, prepare
 from aiodist.backends.host.wired import Collective
-from aiodist.errors import GroupBroken, PeerLost
+from aiodist.errors import GroupBroken, PeerLost, Tampered
 from aiodist.schedules import UNKNOWN, Schedule, chunk_bounds, select
 from aiodist.transport.base import Incoming, Key, Outgoing
 from aiodist.types import Call, Kind, ReduceOp, agree
@@ -47,6 +47,9 @@ class HostBackend:
         context: 64-bit number of the group at its epoch.
         ranks: global ranks of the members, in group order.
         reports: the group.
+
+    Attributes:
+        crowded: group ranks that offer more messages than are remembered: see `Observer.crowded`.
     """
 
     name = "host"
@@ -70,6 +73,7 @@ class HostBackend:
         self._issued = 0
         self._reserved: set[int] = set()
         self._messages = Messages(self)
+        self.crowded = {self._group_rank[rank] for rank in engine.crowding if rank in self._group_rank}
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
         self._quiet: Callable[[], None] | None = None
@@ -150,6 +154,11 @@ class HostBackend:
         if self._local is not None:
             self._local.skip(seq)
 
+    def hold(self, operation: Operation) -> None:
+        """An operation that will be submitted later."""
+        if operation.call.kind is not Kind.send and operation.call.kind is not Kind.recv:
+            self.reserve(operation.call.seq, operation)
+
     def batch(self, begins: bool) -> None:
         """There is nothing to gain."""
 
@@ -184,6 +193,10 @@ class HostBackend:
     ) -> HostBackend:
         """The host backend of a new group."""
         return self._engine.backend(context, ranks, reports)
+
+    def seen(self, seq: int) -> set[int]:
+        """Members of this host that have begun collective `seq`; of those elsewhere nothing is seen here."""
+        return set() if self._local is None else self._local.board.begun(seq)
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Nothing is shared between groups."""
@@ -262,6 +275,10 @@ class HostBackend:
             self.doom()
             self.reports.mismatch(seq, peer, theirs)
 
+    def awaits(self, seq: int) -> bool:
+        """Whether a number before this one is taken, whose operation has yet to come."""
+        return any(reserved < seq for reserved in self._reserved)
+
     def doom(self) -> None:
         """Take part in no collective any more: while the members are asked what they issued, a later one must
         not succeed for want of whoever knows better."""
@@ -311,6 +328,12 @@ class HostBackend:
             self.doom()
             self.reports.mismatch(key.seq, peer, signature)
 
+    def crowd(self, rank: int) -> None:
+        """A global rank offers more messages than are remembered."""
+        if rank in self._group_rank:
+            self.crowded.add(self._group_rank[rank])
+            self._messages.ask()
+
     def _agrees(self, collective: Collective, peer: int, signature: bytes, number: int, nbytes: int) -> bool:
         """Whether a message fits; if not, the collective goes no further, and the group is told."""
         call = collective.operation.call
@@ -330,6 +353,11 @@ class HostBackend:
             )
             return False
         return True
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Somebody on the path altered what a peer sent."""
+        if rank in self._group_rank and not self._dead:
+            self.reports.broken(error)
 
     def departed(self, rank: int) -> None:
         """A peer closed, and all that it sent has arrived: nobody will answer a receive from it."""

@@ -16,7 +16,7 @@ from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.local.hub import Hub, supported
 from aiodist.backends.host.offload import Offload
 from aiodist.environment.thresholds import Thresholds
-from aiodist.errors import GroupBroken
+from aiodist.errors import GroupBroken, Tampered
 from aiodist.transport.base import Endpoint, Key
 
 # Seconds between a peer's goodbye on its data channels and the judgement on what still waits for it. Why it
@@ -31,7 +31,11 @@ class HostEngine:
         endpoint: the process's channels. The engine becomes its observer.
         loop: the group's loop.
         lose: called as (global rank, cause) when a channel's peer is gone.
+        fail: called with what this process lacks for its channels.
         inline: run bulk work on the loop (for simulations).
+
+    Attributes:
+        crowding: global ranks that offer more than is remembered: see `Observer.crowded`.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class HostEngine:
         endpoint: Endpoint,
         loop: asyncio.AbstractEventLoop,
         lose: Callable[[int, str], None],
+        fail: Callable[[GroupBroken], None],
         inline: bool,
     ) -> None:
         self.endpoint = endpoint
@@ -48,9 +53,11 @@ class HostEngine:
         self._poller = Poller(loop, 0)
         self.loop = loop
         self._lose = lose
+        self._fail = fail
         self._backends: dict[int, HostBackend] = {}
         self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
         self._departed: set[int] = set()
+        self.crowding: set[int] = set()
         self._limits = Thresholds()
         self._hosts: list[frozenset[int]] = []  # by global rank: who shares memory with it, itself included
         self._hub: Hub | None = None
@@ -167,12 +174,31 @@ class HostEngine:
         backend = self._backends.get(key.context)
         if backend is not None:
             backend.arrived(rank, key, signature, nbytes)
-        else:  # of a group that this process has yet to make; bounded by the channels' eager budget
+        else:  # of a group that this process has yet to make, or never will; the channels bound how many
             self._early.setdefault(key.context, []).append((rank, key, signature, nbytes))
 
     def lost(self, rank: int, cause: str) -> None:
         """A peer's connection ended without goodbye."""
         self._lose(rank, cause)
+
+    def crowded(self, rank: int) -> None:
+        """A peer offers more messages than are remembered."""
+        self.crowding.add(rank)
+        for backend in list(self._backends.values()):
+            backend.crowd(rank)
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Somebody on the path altered what a peer sent: groups that hold it are broken, nobody is lost."""
+        told = Tampered(f"between rank {self.rank} and rank {rank} {error.message}")
+        for backend in list(self._backends.values()):
+            backend.tampered(rank, told)
+
+    def unable(self, rank: int | None, error: GroupBroken) -> None:
+        """This process cannot connect with a rank, or with any: that ends the groups which hold it."""
+        self._fail(error)
+        for backend in list(self._backends.values()):
+            if rank is None or rank in backend.ranks:
+                backend.reports.broken(error)
 
     def goodbye(self, rank: int) -> None:
         """A peer closed on purpose; all it sent has arrived."""

@@ -27,6 +27,7 @@ import numpy as np
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.host.level import Level
 from aiodist.backends.host.stages import STEPS, Run, pieces_of
+from aiodist.errors import UsageError
 from aiodist.types import Call, Kind
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Hierarchy:
         }
         self.row, self.column = self.place[backend.rank]
         self.inner = Level(backend, engine, "inner", hosts[self.row])
+        self.inner.prepare()
         self.outer = Level(backend, engine, "outer", [host[self.column] for host in hosts])
         self._least = max(limits.hierarchy, 1)
         self._piece = max(1, limits.inline * 5 // 4)  # so much that a thread does the work (law 7)
@@ -119,7 +121,7 @@ class Hierarchy:
         """Memory that this host's ranks read where it lies, if there is room."""
         try:
             return self.backend.empty(shape, dtype)
-        except MemoryError:
+        except UsageError:
             return np.empty(shape, dtype)
 
     def _takes(self, operation: Operation, nbytes: int) -> bool:

@@ -88,6 +88,14 @@ class Level:
             self._backend = self._engine.backend(self.context, self.ranks, self)
         return self._backend
 
+    def prepare(self) -> None:
+        """Make its backend now: if there is no room for it that is found before the group is used.
+
+        Raises:
+            GroupBroken: there is none.
+        """
+        assert self.backend is not None
+
     def number(self, user: int) -> int:
         """Take the next number for a part of the user's operation `user`."""
         number = self._next

@@ -8,8 +8,9 @@ in its queue, so that among receives which could take a message the first posted
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,9 @@ ANY = -1
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message that came, or was offered, before a receive claimed it."""
+    """A message that came, or was offered, before a receive claimed it. `order` counts them."""
 
+    order: int
     source: int
     number: int
     signature: bytes
@@ -48,7 +50,8 @@ class Messages:
         self._claimed: dict[tuple[int, int], int] = {}
         self._posted: dict[tuple[int, int, int], Operation] = {}
         self._queues: dict[int, deque[Operation]] = {}
-        self._arrivals: dict[int, list[Arrival]] = {}
+        self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
+        self._came = itertools.count()
         self._busy = 0
         self._dead = False
 
@@ -63,7 +66,7 @@ class Messages:
         def go() -> None:
             channel = backend.outgoing(peer)
             key = Key(backend.context, 1 + tag, number, 0)
-            if channel.send(key, signature, as_bytes(job.buffer), operation.succeed):
+            if channel.send(key, signature, as_bytes(job.buffer), operation.succeed, operation.sealed):
                 operation.succeed()
 
         # Staging a large strided tensor takes a thread; the number is taken, so order is kept.
@@ -81,8 +84,10 @@ class Messages:
         if operation is not None:
             self._check(operation, source, number, signature)
             return
-        self._arrivals.setdefault(tag, []).append(Arrival(source, number, signature, nbytes))
-        self._match(tag)
+        arrivals = self._arrivals.setdefault(tag, {})
+        arrivals.setdefault((source, number), Arrival(next(self._came), source, number, signature, nbytes))
+        if number == self._claimed.get((source, tag), 0):  # what overtook another waits for its turn
+            self._match(tag)
 
     def condemn(self) -> bool:
         """Make no further progress. True if no thread touches a buffer any more."""
@@ -106,14 +111,14 @@ class Messages:
         queue = self._queues.get(tag)
         if not queue:
             return
-        arrivals = self._arrivals.setdefault(tag, [])
+        arrivals = self._arrivals.setdefault(tag, {})
         unmatched: deque[Operation] = deque()
         blocked = False  # behind a receive that only an arrival can serve
         while queue:
             operation = queue.popleft()
-            arrival = next((a for a in arrivals if self._is_next(a, operation)), None)
+            arrival = self._first(operation.peer, tag, arrivals)
             if arrival is not None:
-                arrivals.remove(arrival)
+                del arrivals[arrival.source, arrival.number]
                 self._claim(operation, arrival.source, arrival)
             elif operation.peer != ANY and operation.target is not None and not blocked:
                 self._claim(operation, operation.peer, None)
@@ -121,14 +126,31 @@ class Messages:
                 blocked = True
                 unmatched.append(operation)
         queue.extend(unmatched)
+        if unmatched and self._backend.crowded:
+            self._ask(tag)
 
-    def _is_next(self, arrival: Arrival, operation: Operation) -> bool:
-        """Whether an arrival is what a receive claims now. One that overtook another (which is being staged
-        in the sender's thread) waits for its turn."""
-        source = arrival.source
-        if operation.peer not in (ANY, source):
-            return False
-        return arrival.number == self._claimed.get((source, operation.tag), 0)
+    def ask(self) -> None:
+        """Have what is waited for offered again: some peers offered more than is remembered."""
+        for tag in self._queues:
+            self._ask(tag)
+
+    def _ask(self, tag: int) -> None:
+        backend = self._backend
+        waiting = {operation.peer for operation in self._queues[tag]}
+        for source in backend.crowded if ANY in waiting else backend.crowded & waiting:
+            number = self._claimed.get((source, tag), 0)
+            backend.incoming(source).ask(Key(backend.context, 1 + tag, number, 0))
+
+    def _first(self, peer: int, tag: int, arrivals: Mapping[tuple[int, int], Arrival]) -> Arrival | None:
+        """What a receive claims now. One that overtook another (which is being staged in the sender's thread)
+        waits for its turn. However many a peer has sent, this takes a look at each source at most."""
+        claimed = self._claimed
+        if peer != ANY:
+            return arrivals.get((peer, claimed.get((peer, tag), 0)))
+        if len(arrivals) <= self._backend.size:
+            return next((a for a in arrivals.values() if a.number == claimed.get((a.source, tag), 0)), None)
+        heads = ((source, claimed.get((source, tag), 0)) for source in range(self._backend.size))
+        return min((arrivals[head] for head in heads if head in arrivals), key=_order, default=None)
 
     def _claim(self, operation: Operation, source: int, arrival: Arrival | None) -> None:
         backend = self._backend
@@ -182,6 +204,10 @@ class Messages:
 
         if self._backend.off_loop(cost, work, done):
             done()
+
+
+def _order(arrival: Arrival) -> int:
+    return arrival.order
 
 
 def _signature(operation: Operation, number: int) -> bytes:

@@ -48,6 +48,7 @@ class Collective:
         "_memory",
         "_reduce",
         "_round",
+        "_sealed",
         "_sent_memory",
         "_waiting",
         "channels",
@@ -66,6 +67,7 @@ class Collective:
         self._sent_memory = self._memory if job.sent is None else as_bytes(job.sent)
         reduce = operation.call.reduce
         self._reduce = ReduceOp.SUM if reduce is ReduceOp.PREMUL_SUM else reduce
+        self._sealed = operation.sealed
         self._round = -1
         self._waiting = 0  # sends and receives of the present round that are not over
         self._due = layout.due.copy()  # by round: its receives that are not over
@@ -117,7 +119,7 @@ class Collective:
             for peer, data in leaving:
                 channel = backend.outgoing(peer)
                 signature = self.operation.call.signature
-                if not channel.send(self._key(number), signature, data, self._over):
+                if not channel.send(self._key(number), signature, data, self._over, self._sealed):
                     self._waiting += 1
                     channels.append(channel)
             self._waiting -= 1

@@ -1,6 +1,9 @@
 """How processes that mpirun started meet: rank and size are COMM_WORLD's, and it tells where the store is.
 
-    everybody's card ─▶ rank 0 listens where all can reach it ─▶ its address and a fresh secret to all
+    everybody's card ─▶ rank 0 listens where all can reach it ─▶ its address to all
+
+A secret that the operator gave (AIODIST_SECRET, AIODIST_SECRET_FILE) is kept, and never travels. Where there
+is none rank 0 makes one, which goes with the address: in clear, over MPI's network.
 
 Only bytes of known length travel by MPI. They are collective on COMM_WORLD, and nothing else may be then.
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -31,15 +35,16 @@ from aiodist.backends.mpi.place import (
 )
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
-from aiodist.environment import job_id, tls, tuning
+from aiodist.environment import given_secret, job_id, tls, tuning
 from aiodist.environment.process import host_id
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import Meeting, StoreServer, rendezvous, told_address
 
 _LONGEST = 1024  # bytes of what rank 0 tells
-_SECRET_BYTES = 16
+_SECRET_BYTES = 32
 _LOOPBACK = "127.0.0.1"
+_log = logging.getLogger("aiodist.rendezvous")
 
 
 async def world(rank: int, world_size: int, environ: Environ) -> tuple[int, int]:
@@ -74,16 +79,20 @@ async def meet(
         the meeting, and the variables to go on with: they have the job's secret.
 
     Raises:
-        UsageError: arguments or variables say something else than MPI. The others have heard of it.
+        UsageError: arguments or variables say something else than MPI, or the secret's file cannot be used.
+            The others have heard of it.
         BackendUnavailable: MPI is not here.
         RendezvousTimeout: not all came in time.
-        RendezvousError: rank 0 could not listen, another rank was refused, or this process gave up before.
+        RendezvousError: rank 0 could not listen, another rank was refused, only some ranks were given a
+            secret, or this process gave up before.
     """
     library = await asyncio.to_thread(load)
     mine, size = library.rank, library.size
     refusal: UsageError | None = None
+    given = b""
     try:
         check_place(mine, size, rank, world_size, environ)
+        given = given_secret(environ)
     except UsageError as error:
         refusal = error
     if size == 1:
@@ -94,19 +103,19 @@ async def meet(
     told, shown = np.zeros(_LONGEST, np.uint8), cards(size)
     try:
         async with _Talk(library, timeout) as talk:
-            await talk.do(lambda comm: comm.Iallgather(card(_host(), refusal), shown))
+            await talk.do(lambda comm: comm.Iallgather(card(_host(), refusal, bool(given)), shown))
             another = refused(shown)
             if another is None:
                 if mine == 0:
-                    server, words = await _listen(environ, together(shown))
+                    server, words = await _listen(environ, together(shown), given)
                     told[: len(words)] = np.frombuffer(words, np.uint8)
                 await talk.do(lambda comm: comm.Ibcast(told, 0))
         if another is not None:
             raise another
-        address, key = _read(told)
-        environ = {**environ, "AIODIST_SECRET": key}
+        address, fresh = _read(told)
+        environ = {**environ, "AIODIST_SECRET": fresh} if fresh else dict(environ)
         where = {**environ, "AIODIST_STORE": address}
-        meeting = await rendezvous("env://", mine, size, timeout, where, key.encode())
+        meeting = await rendezvous("env://", mine, size, timeout, where, fresh.encode() or given)
     except BaseException as error:
         if server is not None:
             await server.aclose()
@@ -174,13 +183,19 @@ class _Talk:
         await ended
 
 
-async def _listen(environ: Environ, one_host: bool) -> tuple[StoreServer | None, bytes]:
+async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[StoreServer | None, bytes]:
     """Start the store, and say where; or why not.
 
     Args:
         one_host: all processes are on this host.
+        given: the secret that all have; b'': make one.
     """
-    key = secrets.token_hex(_SECRET_BYTES)
+    fresh = "" if given else secrets.token_hex(_SECRET_BYTES)
+    if fresh and not one_host:
+        _log.warning(
+            "no secret is set: rank 0 makes one, and MPI brings it to the other hosts as it is, for whoever "
+            "listens on their network; AIODIST_SECRET_FILE on every rank keeps it off"
+        )
     try:
         host = told_address(tuning(environ), _LOOPBACK if one_host else outward())
         if not host:
@@ -188,19 +203,20 @@ async def _listen(environ: Environ, one_host: bool) -> tuple[StoreServer | None,
                 "this host has no address towards others",
                 hint="Set AIODIST_HOST there to one that the other hosts reach",
             )
-        server = await StoreServer.start(*(host, 0, job_id(environ), key.encode()), rank=0, tls=tls(environ))
+        key = given or fresh.encode()
+        server = await StoreServer.start(*(host, 0, job_id(environ), key), rank=0, tls=tls(environ))
     except (UsageError, RendezvousError, OSError) as error:
         return None, f"!{error}".encode()[:_LONGEST]
-    return server, f"{key} {join_address(server.host, server.port)}".encode()
+    return server, f"{fresh} {join_address(server.host, server.port)}".encode()
 
 
 def _read(told: Array) -> tuple[str, str]:
-    """Address and secret, from what rank 0 tells."""
+    """Address and fresh secret ('' where all have one), from what rank 0 tells."""
     words = told.tobytes().rstrip(b"\0").decode(errors="replace")
     if words.startswith("!"):
         raise RendezvousError(f"rank 0 cannot host the store: {words[1:]}")
-    key, _, address = words.partition(" ")
-    return address, key
+    fresh, _, address = words.partition(" ")
+    return address, fresh
 
 
 def _host() -> bytes:

@@ -16,6 +16,8 @@ from aiodist.errors import RendezvousError, UsageError, name_ranks
 HOST_BYTES = 16
 """Of what names a host on a card."""
 
+_KEY_AT = HOST_BYTES  # on a card: a byte, whether the operator gave this process a secret
+_WORDS_AT = _KEY_AT + 1
 _WORDS = 240  # bytes of what refused a process, on its card
 _STARTED = (
     "OMPI_COMM_WORLD_SIZE",
@@ -67,20 +69,21 @@ def is_told(environ: Environ) -> bool:
     return bool(environ.get("AIODIST_STORE") or environ.get("MASTER_ADDR"))
 
 
-def card(host: bytes, refusal: UsageError | None) -> Array:
+def card(host: bytes, refusal: UsageError | None, has_secret: bool = False) -> Array:
     """What a process shows the others first.
 
     Args:
         host: names its host.
         refusal: why it cannot go on.
+        has_secret: the operator gave it one.
     """
     words = b"" if refusal is None else refusal.message.encode(errors="replace")[:_WORDS]
-    return np.frombuffer(host + words.ljust(_WORDS, b"\0"), np.uint8)
+    return np.frombuffer(host + bytes([has_secret]) + words.ljust(_WORDS, b"\0"), np.uint8)
 
 
 def cards(size: int) -> Array:
     """Room for everybody's."""
-    return np.zeros((size, HOST_BYTES + _WORDS), np.uint8)
+    return np.zeros((size, _WORDS_AT + _WORDS), np.uint8)
 
 
 def refused(told: Array) -> RendezvousError | None:
@@ -89,13 +92,21 @@ def refused(told: Array) -> RendezvousError | None:
     Args:
         told: a row for each rank.
     """
-    words = [row[HOST_BYTES:].tobytes().rstrip(b"\0").decode(errors="ignore") for row in told]
-    ranks = [rank for rank, text in enumerate(words) if text]
-    if not ranks:
-        return None
-    return RendezvousError(
-        f"{name_ranks(ranks)} cannot go on: {words[ranks[0]]}", hint="What to do is in that rank's output"
-    )
+    words = [row[_WORDS_AT:].tobytes().rstrip(b"\0").decode(errors="ignore") for row in told]
+    if ranks := [rank for rank, text in enumerate(words) if text]:
+        return RendezvousError(
+            f"{name_ranks(ranks)} cannot go on: {words[ranks[0]]}", hint="What to do is in that rank's output"
+        )
+    without = [rank for rank, row in enumerate(told) if not row[_KEY_AT]]
+    if 0 < len(without) < len(told):
+        others = len(told) - len(without)
+        return RendezvousError(
+            f"{name_ranks(without)} cannot go on: no secret was given there, as it was to {others} other "
+            f"{'rank' if others == 1 else 'ranks'}",
+            hint="Set AIODIST_SECRET_FILE (or AIODIST_SECRET) to the same on all ranks (Open MPI: mpirun -x "
+            "AIODIST_SECRET_FILE), or on none",
+        )
+    return None
 
 
 def together(told: Array) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiodist.backends.cuda.library import load
 from aiodist.errors import BackendUnavailable
 
 ID_BYTES = 128
+_AT_ONCE = "NCCL_RUNTIME_CONNECT"
 _NO_COLOR = -1
 _SPLITS_FROM = 21801
 _PARTING = 2.0
@@ -78,7 +80,13 @@ def as_accepted(cupy: Any, unique: bytes) -> bytes | tuple[int, ...]:
 
 
 def connect(cupy: Any, size: int, unique: bytes, rank: int) -> Any:
-    """A communicator on the current device; returns when all members have asked."""
+    """A communicator on the current device; returns when all members have asked.
+
+    It is connected for collectives: their launches wait for nobody. NCCL would connect at the first operation
+    of each algorithm, which blocks whoever launches it until all members do, unless a variable says otherwise
+    when it is first used in a process.
+    """
+    os.environ.setdefault(_AT_ONCE, "0")
     return _kept(_nccl().NcclCommunicator(size, as_accepted(cupy, unique), rank))
 
 
@@ -107,17 +115,15 @@ def _kept(communicator: Any) -> Any:
     return communicator
 
 
-def destroy_later(communicators: Sequence[Any]) -> None:
+def destroy_later(jobs: Sequence[Callable[[], None]]) -> None:
     """Give back what communicators hold, in the background: NCCL waits for the peers on this host."""
 
-    def destroy(communicator: Any) -> None:
-        communicator.destroy()
+    def destroy(job: Callable[[], None]) -> None:
+        job()
         _destroying.discard(threading.current_thread())
 
-    for communicator in communicators:  # a thread each: peers may destroy them in another order
-        thread = threading.Thread(
-            target=destroy, args=[communicator], name="aiodist-nccl-destroy", daemon=True
-        )
+    for job in jobs:  # a thread each: peers may destroy theirs in another order
+        thread = threading.Thread(target=destroy, args=[job], name="aiodist-nccl-destroy", daemon=True)
         _destroying.add(thread)
         thread.start()
 

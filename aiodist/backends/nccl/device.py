@@ -1,31 +1,44 @@
 """What the NCCL groups of one device have in common: the launch threads, and the end of all when one breaks.
 
+NCCL asks that one thread at a time gives a device work, for whichever communicator: a lock sees to that.
+Whoever holds it must not wait for other members, or a message that they wait for could not be launched. So
+communicators are connected when they are made, and not in their first operations.
+
 A kernel that waits for a lost peer can hold up any call that NCCL makes for another communicator of the
 device, the abort of that one, too. So they are aborted all at once, each in a thread of its own, and the
 groups that had no part in what went wrong are told that they have ended as well. Who forms groups afterwards
 gets other launch threads: the old ones may hang in NCCL.
+
+For the same reason a communicator is destroyed while none of the device's operations is under way.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Protocol
 
 from aiodist.backends.cuda.launcher import Launcher
+from aiodist.backends.nccl.communicators import destroy_later
 
 LIMIT = 2.0
 """Seconds that an abort may take."""
-_GRACE = 0.25  # seconds for the launch that is under way, as NCCL's calls and its abort do not mix well
+_GRACE = 1.0  # seconds of them for a thread that is inside NCCL: an abort frees what it works on
 
 
 class Stoppable(Protocol):
     """A lane."""
 
-    def abort(self) -> None: ...
+    under_way: int
+
+    def inside(self, connecting: bool = False) -> AbstractContextManager[Any]: ...
+    def abort(self, patience: float) -> None: ...
     def close(self) -> None: ...
     def join(self, seconds: float) -> bool: ...
+    def destroy(self) -> None: ...
 
 
 class Member(Protocol):
@@ -55,8 +68,10 @@ class NcclDevice:
         self.dead = False
         self._limit = limit
         self._lock = threading.Lock()
+        self._issuing = threading.Lock()
         self._members: set[Member] = set()
         self._lanes: list[Stoppable] = []
+        self._closed: list[Stoppable] = []  # of them: of groups that have ended, to be destroyed
         self._quiet: list[Callable[[], None]] | None = []
 
     def adopt(self, lane: Stoppable) -> bool:
@@ -73,19 +88,59 @@ class NcclDevice:
                 self._members.add(member)
             return not self.dead
 
-    def leave(self, member: Member, lanes: Sequence[Stoppable]) -> bool:
-        """A group has ended, well or not. Whether its lanes are still to be closed and destroyed."""
+    # ── launching ────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def issuing(self, lane: Stoppable, connecting: bool = False) -> Iterator[Any]:
+        """A lane's communicator, to be given work. In a launch thread.
+
+        Args:
+            connecting: the call waits for the launch threads of other members, which are about to make it.
+
+        Raises:
+            ConnectionAbortedError: it is aborted.
+        """
+        with self._issuing, lane.inside(connecting) as communicator:
+            yield communicator
+
+    def began(self, lane: Stoppable) -> None:
+        """Something is about to be given to the device."""
+        with self._lock:
+            lane.under_way += 1
+
+    def ended(self, lane: Stoppable) -> None:
+        """The device is through with it."""
+        with self._lock:
+            lane.under_way -= 1
+            gone = [] if lane.under_way else self._take_closed()
+        destroy_later([lane.destroy for lane in gone])
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────
+
+    def leave(self, member: Member, lanes: Sequence[Stoppable]) -> None:
+        """A group has ended, well or not. What its lanes hold is given back when nothing is under way."""
         with self._lock:
             self._members.discard(member)
             if self.dead:
-                return False
-            for lane in lanes:
-                self._lanes.remove(lane)
+                return
+            self._closed += lanes
             if not self._members:
                 self.dead = True
                 self.collectives.end()
                 self.messages.end()
-            return True
+            gone = self._take_closed()
+        for lane in lanes:
+            lane.close()
+        destroy_later([lane.destroy for lane in gone])
+
+    def _take_closed(self) -> list[Stoppable]:
+        """What can be destroyed now, if anything. Under the lock."""
+        if not self._closed or (self._members and any(lane.under_way for lane in self._lanes)):
+            return []
+        gone, self._closed = self._closed, []
+        for lane in gone:
+            self._lanes.remove(lane)
+        return gone
 
     def stop(self, member: Member, why: str, quiet: Callable[[], None]) -> None:
         """Abort all communicators of the device.
@@ -104,6 +159,7 @@ class NcclDevice:
             if self.dead:
                 return
             self.dead = True
+            self._closed = []  # they are aborted with the others
             others = self._members - {member}
         for other in others:
             other.collapsed(why)
@@ -114,12 +170,10 @@ class NcclDevice:
         launchers = self.collectives, self.messages
         for launcher in launchers:
             launcher.end()
-        grace = min(until, time.monotonic() + _GRACE)
-        for launcher in launchers:
-            launcher.join(_left(grace))
         with self._lock:
             lanes = list(self._lanes)
-        calm = at_once([lane.abort for lane in lanes], until)
+        patience = min(_GRACE, self._limit / 2)
+        calm = at_once([partial(lane.abort, patience) for lane in lanes], until)
         for launcher in launchers:
             calm &= launcher.join(_left(until))
         for lane in lanes:

@@ -3,8 +3,13 @@
     issued (marks the caller's streams) ─▶ launch thread ─▶ a lane's stream ─▶ its waiter ─▶ done, on the loop
 
 Collectives of groups that have members in common must be issued in the same order on all of them, and so must
-`new_group`, which splits a communicator: NCCL connects in the first ones, and blocks meanwhile. Messages have
-lanes of their own, which are connected before, and need no such order.
+`new_group`, which splits a communicator, and blocks meanwhile. Messages have lanes of their own, and need no
+such order.
+
+A launch holds the lock of the device, so it must wait for no other member. A communicator is connected for
+collectives when it is made, but for direct exchanges (gather, scatter, all_to_all) in the first one, which
+blocks until all make it. An all_reduce is waited for before, without the lock: when that is over, the launch
+threads of all members have come there, and wait for nothing else.
 
 That all ranks get the same bits is NCCL's doing (law 3), and so is the rest of its arithmetic: AVG multiplies
 before it adds, MIN and MAX may pass over a NaN.
@@ -19,26 +24,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from aiodist.backends.base import Operation
-from aiodist.backends.cuda.arrays import allocate
 from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
-from aiodist.backends.cuda.library import uuid_of
+from aiodist.backends.cuda.library import identity_of
 from aiodist.backends.cuda.waiter import post
 from aiodist.backends.foreign.engine import Done, Engine, Setup
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.nccl import communicators as nccl
 from aiodist.backends.nccl.device import NcclDevice, enter
 from aiodist.backends.nccl.lane import Lane
-from aiodist.backends.nccl.launch import Launch, Planner
+from aiodist.backends.nccl.launch import Launch, Planner, Ways, ways_of
 from aiodist.backends.nccl.pair import Pair
 from aiodist.backends.nccl.sharing import Told, can_share, decode, misfit
-from aiodist.backends.nccl.tables import BYTE
+from aiodist.backends.nccl.tables import BYTE, SUM
 from aiodist.errors import GroupBroken
-from aiodist.types import Kind
 
 Plan = Callable[[Task], Launch]
+
+_LOOK = 0.5
+"""Seconds between two questions whether NCCL has found an error by itself."""
 
 
 class NcclEngine(Engine):
@@ -50,6 +54,7 @@ class NcclEngine(Engine):
     beside = True
     ready = True
     stages = True
+    fuses = True
     divides = True
     greets = nccl.ID_BYTES
 
@@ -66,6 +71,7 @@ class NcclEngine(Engine):
         self._theirs: dict[int, bytes] = {}  # of those on which they come
         self._pairs: dict[tuple[int, bool], Pair] = {}
         self._parts: dict[int, asyncio.Future[Any]] = {}  # lanes for groups that are made of this one
+        self._looking: asyncio.TimerHandle | None = None
 
     # ── before there is a group ──────────────────────────────────────────────────────────────────────
 
@@ -80,7 +86,7 @@ class NcclEngine(Engine):
         assert device is not None
         cupy = nccl.load_nccl()
         version = nccl.version()
-        told = Told(uuid_of(cupy, device), version, nccl.can_split(), can_share(version, os.environ))
+        told = Told(identity_of(cupy, device), version, nccl.can_split(), can_share(version, os.environ))
         return told.encode()
 
     @classmethod
@@ -128,9 +134,11 @@ class NcclEngine(Engine):
         device.collectives.submit(partial(self._resolve, part, partial(self._split, rank)))
 
     def _split(self, rank: int | None) -> Lane | None:
-        assert self._lane is not None
-        self._lane.stream.synchronize()  # nothing may be under way, or NCCL may hang
-        made = nccl.split(self._lane.communicator, rank)
+        lane = self._lane
+        assert lane is not None
+        lane.stream.synchronize()  # nothing may be under way, or NCCL may hang
+        with lane.inside(connecting=True) as communicator:  # not `issuing`: nobody knows when the others come
+            made = nccl.split(communicator, rank)
         return None if made is None else self._make_lane(made)
 
     def _divided(self, part: asyncio.Future[Any]) -> None:
@@ -178,8 +186,7 @@ class NcclEngine(Engine):
         """Note what the caller's streams have been given until now."""
         arrays = arrays_of(operation)
         if arrays:
-            patience = 0.0 if operation.call.kind in (Kind.send, Kind.recv) else LAUNCHING
-            operation.work._completion = Completion(self._cupy, self._index, arrays, patience)
+            operation.work._completion = Completion(self._cupy, self._index, arrays)
 
     def prepare(self, operation: Operation) -> Task:
         """What is staged is allocated in the launch thread: that may take the driver a while."""
@@ -196,6 +203,9 @@ class NcclEngine(Engine):
     def coalesce(self, tasks: Sequence[tuple[Task, Done]]) -> None:
         """Launch what was issued in one batch as one NCCL group."""
         assert self._lane is not None
+        for task, _ in tasks:
+            stand: Any = task.operation.work._completion
+            stand.patience = LAUNCHING
         self._launch(self._lane, tasks, True)
 
     def send(self, task: Task, peer: int, number: int, done: Done) -> None:
@@ -212,6 +222,7 @@ class NcclEngine(Engine):
         launcher = device.collectives if collective else device.messages
         plan = self._planner.collective if collective else self._planner.message
         launcher.submit(partial(self._launch_now, device, lane, tasks, plan))
+        self._look()
 
     def _launch_now(
         self, device: NcclDevice, lane: Lane, tasks: Sequence[tuple[Task, Done]], plan: Plan
@@ -222,7 +233,8 @@ class NcclEngine(Engine):
         event: Any = None
         try:
             if not device.dead:
-                event = self._enqueue(lane, tasks, stands, plan, launches)
+                device.began(lane)
+                event = self._enqueue(device, lane, tasks, stands, plan, launches)
                 over = partial(self._over, device, lane, [done for _, done in tasks])
                 lane.waiter.watch(event, over, launches)
         except Exception as error:
@@ -234,6 +246,7 @@ class NcclEngine(Engine):
 
     def _enqueue(
         self,
+        device: NcclDevice,
         lane: Lane,
         tasks: Sequence[tuple[Task, Done]],
         stands: Sequence[Completion],
@@ -241,40 +254,86 @@ class NcclEngine(Engine):
         launches: list[Launch],
     ) -> Any:
         """Give it all to the stream → its event. What must live until then is in `launches`."""
-        cuda = self._cupy.cuda
-        cuda.Device(self._index).use()
+        self._cupy.cuda.Device(self._index).use()
         raw = lane.stream.ptr
         with lane.stream:
+            for task, _ in tasks:
+                ways = ways_of(task.operation.call)
+                if ways is not None and ways not in lane.connected and self.setup.size > 1:
+                    self._connect_ways(device, lane, ways)
             for stand in stands:
                 stand.wait_for_caller(raw)
             for task, _ in tasks:
                 launches.append(plan(task))
-            cuda.nccl.groupStart()
-            try:
-                for launch in launches:
-                    for call in launch.calls:
-                        call(lane.communicator, raw)
-            finally:
-                cuda.nccl.groupEnd()
+            with device.issuing(lane) as communicator:
+                self._group(communicator, raw, [call for launch in launches for call in launch.calls])
             for launch in launches:
                 for step in launch.after:
                     step()
-            event = cuda.Event(block=True, disable_timing=True)
-            event.record(lane.stream)
+            return self._event(lane)
+
+    def _connect_ways(self, device: NcclDevice, lane: Lane, ways: Ways) -> None:
+        """Connect for direct exchanges; all members do it in this place among the lane's operations."""
+        raw = lane.stream.ptr
+        call, memory = self._planner.connecting(ways)
+        with device.issuing(lane) as communicator:
+            communicator.allReduce(memory.pointer, memory.pointer, 1, BYTE, SUM, raw)
+        self._event(lane).synchronize()
+        with device.issuing(lane, connecting=True) as communicator:
+            self._group(communicator, raw, [call])
+        lane.connected.add(ways)
+
+    def _group(self, communicator: Any, raw: int, calls: Sequence[Callable[[Any, int], None]]) -> None:
+        """Make calls as one NCCL group, on a raw stream."""
+        group = self._cupy.cuda.nccl
+        group.groupStart()
+        try:
+            for call in calls:
+                call(communicator, raw)
+        finally:
+            group.groupEnd()
+
+    def _event(self, lane: Lane) -> Any:
+        """An event at what the lane's stream has been given until now."""
+        event = self._cupy.cuda.Event(block=True, disable_timing=True)
+        event.record(lane.stream)
         return event
 
     def _over(self, device: NcclDevice, lane: Lane, dones: Sequence[Done], error: Exception | None) -> None:
         """In the waiter's thread: an event has come."""
+        device.ended(lane)
         if device.dead:
             return
         try:
             if error is not None:
                 raise error
-            lane.communicator.check_async_error()
+            lane.check()
         except Exception as failed:
             post(self.setup.loop, self._failed, failed)
             return
         post(self.setup.loop, _call_all, dones)
+
+    def _look(self) -> None:
+        """Ask NCCL now and then whether it has found an error: the kernel then waits for ever."""
+        if self._looking is None:
+            self._looking = self.setup.loop.call_later(_LOOK, self._look_now)
+
+    def _look_now(self) -> None:
+        self._looking = None
+        try:
+            for lane in self._lanes:
+                lane.check(wait=False)
+        except Exception as error:
+            self._failed(error)
+        else:
+            if any(lane.under_way for lane in self._lanes):
+                self._look()
+
+    def _rest(self) -> None:
+        """Ask no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,14 +368,8 @@ class NcclEngine(Engine):
             pair.made(lane)
 
     def _meet(self, unique: bytes, sends: bool) -> Lane:
-        """Make a lane with one peer, and connect: a launch on it that blocked would hold up all others."""
-        lane = self._make_lane(nccl.connect(self._cupy, 2, unique, int(not sends)))
-        with lane.stream:
-            byte = allocate(self._cupy, self._index, 1, np.dtype(np.uint8))
-            move = lane.communicator.send if sends else lane.communicator.recv
-            move(byte.pointer, 1, BYTE, int(sends), lane.stream.ptr)
-        lane.stream.synchronize()
-        return lane
+        """Make a lane with one peer."""
+        return self._make_lane(nccl.connect(self._cupy, 2, unique, int(not sends)))
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -326,6 +379,7 @@ class NcclEngine(Engine):
         After 2 s in any case: then NCCL could not stop a kernel, or one waits for work of the user's that
         takes longer, and it may still write to its tensors, which are kept alive for it. The process lives
         on, and groups that are formed afterwards have communicators of their own."""
+        self._rest()
         if self._device is None:
             quiet()
             return
@@ -343,10 +397,9 @@ class NcclEngine(Engine):
         for part in self._parts.values():  # of groups that nobody awaited
             if part.done() and not part.cancelled() and part.exception() is None:
                 self._lanes.append(part.result())
-        if self._device is not None and self._device.leave(self, self._lanes):
-            for lane in self._lanes:
-                lane.close()
-            nccl.destroy_later([lane.communicator for lane in self._lanes])
+        self._rest()
+        if self._device is not None:
+            self._device.leave(self, self._lanes)
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

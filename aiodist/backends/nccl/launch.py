@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from aiodist.backends.foreign import moves
 from aiodist.backends.foreign.task import Task, prepare, prepare_message
 from aiodist.backends.nccl.tables import BYTE, native, wider
 from aiodist.tensors.device import DeviceArray
+from aiodist.types import Call as Agreed
 from aiodist.types import Kind, ReduceOp
 
 Call = Callable[[Any, int], None]
@@ -39,6 +40,48 @@ class Launch:
     calls: list[Call] = field(default_factory=list)
     after: list[Callable[[], None]] = field(default_factory=list)
     keep: list[Array] = field(default_factory=list)
+
+
+class Ways(NamedTuple):
+    """Which members send directly to which: NCCL connects two of them in their first message.
+
+    Attributes:
+        root: group rank of the member with which all others exchange; -1: each with each.
+        inward: the others send, and the root receives; else the other way round.
+    """
+
+    root: int
+    inward: bool
+
+    def moves(self, rank: int, size: int) -> list[tuple[bool, int]]:
+        """This rank's part: (whether it sends, the peer)."""
+        others = [peer for peer in range(size) if peer != rank]
+        if self.root < 0:
+            return [(sends, peer) for sends in (True, False) for peer in others]
+        if rank == self.root:
+            return [(not self.inward, peer) for peer in others]
+        return [(self.inward, self.root)]
+
+
+_ALL_WAYS = Ways(-1, True)
+
+
+def ways_of(call: Agreed) -> Ways | None:
+    """Those of a collective, by what all members agree on; None where NCCL has an algorithm for it."""
+    kind, root = call.kind, call.root
+    if kind is Kind.gather:
+        return Ways(root, True)
+    if kind is Kind.scatter:
+        return Ways(root, False)
+    if kind is Kind.all_to_all:
+        return _ALL_WAYS
+    if kind in (Kind.reduce, Kind.reduce_scatter):
+        op = call.reduce
+        assert op is not None
+        op = ReduceOp.SUM if op is ReduceOp.PREMUL_SUM else op
+        if native(wider(call.dtype, op) or call.dtype, op) is None:
+            return Ways(root, True) if kind is Kind.reduce else _ALL_WAYS
+    return None
 
 
 class Planner:
@@ -63,14 +106,26 @@ class Planner:
         return launch
 
     def message(self, bare: Task) -> Launch:
-        """Likewise of a message, on a lane of two: the sender is rank 0 there, the receiver rank 1."""
+        """Likewise of a message, on a lane of two: the sender is rank 0 there, the receiver rank 1.
+
+        It is a broadcast, for which a communicator is connected from the start; for sends it is not.
+        """
         launch = self._filled(prepare_message(bare.operation, self._allocate))
         task = launch.task
         array = _given(task.target if task.source is None else task.source)
-        sends = task.source is not None
-        launch.calls.append(_moving([moves.Move(sends, int(sends), array)]))
+        pointer, nbytes = array.pointer, array.nbytes
+        launch.calls.append(lambda comm, stream: comm.broadcast(pointer, pointer, nbytes, BYTE, 0, stream))
         launch.after.append(lambda: arrays.empty(self._cupy, task))
         return launch
+
+    def connecting(self, ways: Ways) -> tuple[Call, DeviceArray]:
+        """A byte each way, which connects the members for all that goes there later; and memory for it."""
+        memory = self._allocate(self._size + 1, np.dtype(np.uint8))
+        exchanged = []
+        for sends, peer in ways.moves(self._rank, self._size):
+            start = self._size if sends else peer
+            exchanged.append(moves.Move(sends, peer, memory[start : start + 1]))
+        return _moving(exchanged), memory
 
     def _filled(self, task: Task) -> Launch:
         arrays.fill(self._cupy, task)

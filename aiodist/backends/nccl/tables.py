@@ -26,9 +26,9 @@ _CODES: dict[np.dtype[np.generic], tuple[int, int]] = {  # dtype → NCCL's, and
     np.dtype(np.complex64): (7, 2),
     np.dtype(np.complex128): (8, 2),
 }
-_SUM, _PRODUCT, _MAX, _MIN, _AVG = 0, 1, 2, 3, 4
+SUM, _PRODUCT, _MAX, _MIN, _AVG = 0, 1, 2, 3, 4
 _OPS = {
-    ReduceOp.SUM: _SUM,
+    ReduceOp.SUM: SUM,
     ReduceOp.PRODUCT: _PRODUCT,
     ReduceOp.MAX: _MAX,
     ReduceOp.MIN: _MIN,

@@ -97,9 +97,13 @@ class StagedBackend:
         except Exception as error:
             self._host.failed(error)
 
-    def reserve(self, seq: int, operation: Operation | None = None) -> None:
-        """A collective that will be submitted later."""
-        self._host.reserve(seq, operation)
+    def hold(self, operation: Operation) -> None:
+        """An operation that is submitted later: it is copied behind what the caller's streams have now."""
+        self._host.hold(operation)
+        try:
+            operation.noted = self._copier.marks(operation)
+        except Exception as error:
+            self._host.failed(error)
 
     def batch(self, begins: bool) -> None:
         """There is nothing to gain."""
@@ -123,7 +127,7 @@ class StagedBackend:
 
     def _begin(self, operation: Operation) -> None:
         copier, call = self._copier, operation.call
-        marks = copier.marks(operation)
+        marks = copier.marks(operation) if operation.noted is None else operation.noted
         staging = Staging(operation, self._host.rank)
         if call.kind is Kind.recv:
             # It takes its place among the receives at once, also those of tensors on the host: so into memory

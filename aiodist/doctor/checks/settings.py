@@ -47,14 +47,17 @@ def check_secret(origin: str, trouble: UsageError | None, allow_insecure: bool) 
     return Finding("secret", "limited", origin, "jobs over several hosts are refused", _SECRET)
 
 
-_SECRET = "export AIODIST_SECRET=$(openssl rand -hex 16), the same on every host"
+_SECRET = "export AIODIST_SECRET=$(openssl rand -hex 32), the same on every host"
+
+
+_NO_TLS = "off: connections prove the secret; tensors are not authenticated, nothing is encrypted"
 
 
 def check_tls(on: bool, trouble: UsageError | None) -> Finding:
     """Whether connections between hosts are encrypted."""
     if trouble is not None:
         return Finding("TLS", "missing", trouble.message, _REFUSED, trouble.hint)
-    return Finding("TLS", "ok", "on" if on else "off: connections prove the secret, and are not encrypted")
+    return Finding("TLS", "ok", "on" if on else _NO_TLS)
 
 
 def check_variables(environ: Mapping[str, str]) -> Sequence[Finding]:

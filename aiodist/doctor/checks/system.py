@@ -72,7 +72,7 @@ def check_kernel(kernel: Kernel) -> Sequence[Finding]:
             "TCP_USER_TIMEOUT",
             kernel.user_timeout,
             "can be set",
-            "a host that falls silent is noticed after 30 s (AIODIST_EVICT_AFTER), not after one",
+            "a host that falls silent is noticed after minutes (AIODIST_EVICT_SILENT_AFTER), not in a second",
             "run outside of this sandbox",
         ),
     ]

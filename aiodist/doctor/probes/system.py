@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiodist.environment.cores import affinity, quota
+from aiodist.net.descriptors import receive
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def _send_descriptor() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         socket.send_fds(ours, [b"x"], [ours.fileno()])
-        _, descriptors, _, _ = socket.recv_fds(theirs, 1, 1)
+        _, descriptors = receive(theirs, 1, 1)
         for descriptor in descriptors:
             os.close(descriptor)
         if not descriptors:

@@ -79,6 +79,7 @@ class Agreements:
             reduce=ReduceOp.MIN,
             detail="agree",
             own=True,
+            at_once=True,
         )
         self._pending[topic] = work
         try:

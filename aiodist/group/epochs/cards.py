@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiodist.errors import AuthenticationError, RendezvousError
+from aiodist.sanitize import one_line
 from aiodist.wire.bounded import unpack
 from aiodist.wire.handshake import NONCE_BYTES
 
@@ -134,7 +135,7 @@ def _maps(value: Any, kind: type) -> bool:
 
 
 def _unreadable(rank: int, error: Exception) -> RendezvousError:
-    words = "".join(c if c.isprintable() else "?" for c in str(error)[:100])
+    words = one_line(str(error), 100)
     return RendezvousError(
         f"what rank {rank} says of itself cannot be read ({words or type(error).__name__})",
         hint="See whether something else writes to this job's store; install the same aiodist on every host",

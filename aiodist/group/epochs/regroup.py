@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from aiodist.control.liveness import Blocked
 from aiodist.control.messages import Message, Say
 from aiodist.errors import (
     Evicted,
@@ -22,6 +23,7 @@ from aiodist.errors import (
     PeerLost,
     QuorumLost,
     RendezvousTimeout,
+    Tampered,
     WireError,
 )
 from aiodist.group.default import override
@@ -322,6 +324,12 @@ class Regroup:
 
     def rank_left(self, rank: int) -> None:
         """Said here first."""
+
+    def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
+        """The groups see to it."""
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Nobody is out because of that."""
 
     def said(self, message: Message) -> None:
         """A motion. Who speaks nonsense is as good as lost."""

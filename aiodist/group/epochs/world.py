@@ -23,19 +23,24 @@ import msgpack
 from aiodist.backends.base import Backend, Reports
 from aiodist.backends.host import HostEngine
 from aiodist.backends.plan import Plan
+from aiodist.control.liveness import Patience
 from aiodist.control.plane import ControlPlane
 from aiodist.control.process import ProcessWatch
 from aiodist.control.sentries import Sentries
-from aiodist.environment.process import pid_space
+from aiodist.control.watchdog import Watchdog
+from aiodist.environment.process import is_stopped, pid_space
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.errors import (
     AiodistError,
     BackendUnavailable,
+    GroupBroken,
     PeerLost,
     RendezvousTimeout,
+    Tampered,
     name_ranks,
 )
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
+from aiodist.group.epochs.mending import Mending
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.subgroups import context_of
 from aiodist.transport.base import ControlLink, Endpoint
@@ -47,7 +52,7 @@ _WATCHED = 64  # ranks, up to which sentries stand: each needs two descriptors o
 
 _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 
-PROTOCOL = 4  # of what groups say to each other; a job that mixes numbers is refused
+PROTOCOL = 5  # of what groups say to each other; a job that mixes numbers is refused
 
 
 class Gathers(Protocol):
@@ -76,8 +81,7 @@ class Settings:
         uid: names this process for as long as it lives; b"" where members never change.
         hosts_store: whether this process hosts the store that the job meets at.
         plan: which backend carries out what; the ranks agree on it when they meet.
-        heartbeat: seconds between signs of life on control links; 0: none (simulations).
-        evict_after: seconds without one after which a rank is given up.
+        patience: of signs of life on control links; None: there are none (simulations).
     """
 
     name: str
@@ -92,8 +96,7 @@ class Settings:
     uid: bytes = b""
     hosts_store: bool = False
     plan: Plan = HOST_ONLY
-    heartbeat: float = 0.0
-    evict_after: float = 30.0
+    patience: Patience | None = None
 
 
 class World:
@@ -124,10 +127,19 @@ class World:
         self.uids: list[bytes] = []
         self.store_hosts: list[int] = []
         self._plan = settings.plan
-        self.control = self._control = ControlPlane(endpoint.rank, size)
-        self._engine = HostEngine(endpoint, self._loop, self._control.lose, settings.inline)
+        self.control = self._control = ControlPlane(endpoint.rank, size, endpoint.exposed)
+        self._engine = HostEngine(
+            endpoint, self._loop, self._control.lose, self._cannot_go_on, settings.inline
+        )
         self._processes = ProcessWatch(self._loop)
         self._sentries: Sentries | None = None
+        self._watchdog: Watchdog | None = None
+        self._mending = Mending(
+            endpoint.rank,
+            endpoint.link_control,
+            self._attach,
+            lambda rank, cause: self._control.lose(rank, cause),
+        )
         self._linked: asyncio.Future[None] = self._loop.create_future()
         self._ended = False
         self._control.on_lost = self._lost
@@ -142,9 +154,11 @@ class World:
             PeerLost: somebody came and died.
         """
         deadline = self._loop.time() + self._settings.timeout
-        if self._settings.heartbeat:
-            self._control.watch(self._loop, self._settings.heartbeat, self._settings.evict_after)
+        patience = self._settings.patience
         try:
+            if patience is not None and self._size > 1:
+                self._control.watch(self._loop, patience)
+                self._watchdog = Watchdog(self._loop, patience, self._control)
             cards = await self._meet(store, host, deadline)
             self._watch_processes(cards)
             await self._unless_lost(self._route(store, deadline))
@@ -202,10 +216,14 @@ class World:
         mine = cards[self._endpoint.rank]
         for rank, card in enumerate(cards):
             if mine["pids"] and card["pids"] == mine["pids"] and card["pid"] != mine["pid"]:
-                self._processes.watch(card["pid"], partial(self._process_ended, rank))
+                self._watch_process(rank, card["pid"])
                 if self._sentries is not None:
                     exits = partial(self._process_exits, rank)
                     self._processes.watch_sentries(card["pid"], card["sentries"][:2], exits)
+
+    def _watch_process(self, rank: int, pid: int) -> None:
+        self._processes.watch(pid, partial(self._process_ended, rank))
+        self._control.see(rank, partial(is_stopped, pid))
 
     async def _unless_lost(self, step: Coroutine[Any, Any, None]) -> None:
         """Carry out a step that waits for everybody, unless somebody is found to have died."""
@@ -252,7 +270,7 @@ class World:
             self._endpoint.route(rank, "shm" if local else "tcp")
             pid = self._endpoint.peer_pid(rank)
             if local and pid is not None:
-                self._processes.watch(pid, partial(self._process_ended, rank))
+                self._watch_process(rank, pid)
         self._engine.settle(local_to, self._settings.limits)
 
     async def _link(self, deadline: float) -> None:
@@ -304,13 +322,25 @@ class World:
             return
         link.on_message = lambda data: self._control.received(rank, data)
         link.on_closed = lambda goodbye, cause: self._link_ended(rank, goodbye, cause)
+        link.on_tampered = lambda error: self._link_torn(rank, error)
         self._control.attach(rank, link)
+        self._mending.stands(rank)
         self._check_linked()
 
     def _link_ended(self, rank: int, goodbye: bool, cause: str) -> None:
         self._control.ended(rank, goodbye, cause)
         if not goodbye:
             self._cannot_link(rank, cause)
+
+    def _link_torn(self, rank: int, error: Tampered) -> None:
+        """Somebody on the path altered a control link: its groups break, and it is made anew."""
+        mine = self._endpoint.rank
+        told = Tampered(f"between rank {mine} and rank {rank} {error.message}")
+        self._control.tampered(rank, told)
+        if not self._linked.done():
+            self._linked.set_exception(told)
+        elif not self._ended:
+            self._mending.torn(rank)
 
     def _lost(self, rank: int) -> None:
         """Noticed here, or told by others: who is lost before all links are up is not waited for."""
@@ -320,6 +350,11 @@ class World:
     def _cannot_link(self, rank: int, cause: str) -> None:
         if not self._linked.done():
             self._linked.set_exception(PeerLost([rank], cause))
+
+    def _cannot_go_on(self, error: GroupBroken) -> None:
+        """This process lacks something; once there are groups, they say so themselves."""
+        if not self._linked.done():
+            self._linked.set_exception(error)
 
     def _check_linked(self) -> None:
         if not self._control.awaited() and not self._linked.done():
@@ -376,6 +411,10 @@ class World:
         await self.leave()
 
     def _dismiss(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+        self._mending.close()
         if self._sentries is not None:
             self._sentries.close()
             self._sentries = None

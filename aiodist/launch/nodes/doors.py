@@ -1,8 +1,13 @@
-"""How this job's stores are opened: by the name, the secret and the certificates that its processes share."""
+"""How this job's stores are opened: by the name, the secret and the certificates that its processes share.
+
+The agents' stores and the workers' have different secrets: what a worker knows opens no store of the agents,
+where its keys could be taken for theirs.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hmac
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +32,17 @@ class Doors:
     job: str
     secret: str = field(repr=False)
     tls: Tls | None = None
+
+    @property
+    def of_workers(self) -> Doors:
+        """Opens the workers' stores: their secret follows from the agents', and not the other way round.
+
+        Without a secret there is nothing to tell them apart by.
+        """
+        if not self.secret:
+            return self
+        about = b"aiodist: the workers of job " + self.job.encode()
+        return replace(self, secret=hmac.digest(self.secret.encode(), about, "sha256").hex())
 
     async def serve(self, host: str, port: int = 0) -> StoreServer:
         """Host a store; port 0 picks a free one. Raises `RendezvousError` as `StoreServer.start`."""

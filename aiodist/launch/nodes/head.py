@@ -7,11 +7,12 @@ their own, so that nothing which a dead attempt left behind is in the way of the
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.nodes.doors import FOREVER, Doors
 from aiodist.launch.nodes.hearing import LEASE
 from aiodist.launch.nodes.lobby import Lobby
@@ -19,6 +20,7 @@ from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import free_port
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.words import Next
+from aiodist.launch.plain import read
 from aiodist.launch.plan import Plan
 from aiodist.launch.restarts import Backoff, after, ready
 
@@ -41,7 +43,7 @@ class Head:
     """Args:
     plan: this node's.
     me: its card.
-    doors: opens the job's stores.
+    doors: opens the agents' stores.
     host: the address to listen on.
     say: shows one line to the operator.
     """
@@ -115,7 +117,7 @@ class Head:
         """Seat them, and open a store for their workers."""
         if self._workers_store is not None:
             await self._workers_store.aclose()
-        self._workers_store = await self._doors.serve(self._host)
+        self._workers_store = await self._doors.of_workers.serve(self._host)
         port = self._plan.master_port
         if port is None or self._plan.open_door:  # then it is the door's
             port = free_port(self._host)
@@ -305,7 +307,7 @@ class Head:
             if self._stopped.done():
                 return Next(signum=self._stopped.result(), used=await nodes.restarts())
             if remote is not None and remote.done() and remote.exception() is None:
-                return Next(signum=int(remote.result()), used=await nodes.restarts())
+                return Next(signum=_signal(remote.result()), used=await nodes.restarts())
             return await task
         finally:
             for waiting in (task, remote):
@@ -324,3 +326,11 @@ class Head:
             await self._workers_store.aclose()
         if self._agents_store is not None:
             await self._agents_store.aclose(_LINGER)
+
+
+def _signal(said: bytes) -> int:
+    """The operator's signal, as an agent has left it; SIGTERM where it is unreadable: the job is to end."""
+    with suppress(WireError):
+        if 0 < (signum := read(int, said, "a signal")) < signal.NSIG:
+            return signum
+    return signal.SIGTERM

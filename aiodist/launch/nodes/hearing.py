@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiodist.errors import RendezvousError, WireError
+from aiodist.errors import AiodistError, RendezvousError, WireError
 from aiodist.launch.nodes.doors import FOREVER
 from aiodist.launch.nodes.roster import Roster
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 # An agent that dies loses its lease as soon as its connection has ended (see `StoreMachine`); the lease's
 # own time is for machines that vanish without a word.
 LEASE = 15.0
+_ALIVE = "agents/alive/"
 BEAT = 1.0
+_DIGITS = 18  # of a node's number
 
 
 @dataclass
@@ -170,7 +172,7 @@ class Hearing:
 
     async def _keep_alive(self, store: Store) -> None:
         """Renew our lease, and see who has not renewed theirs."""
-        mine = f"agents/alive/{self._id}"
+        mine = f"{_ALIVE}{self._id}"
         seen: set[int] = set()
         try:
             while True:
@@ -183,7 +185,7 @@ class Hearing:
                         return
                     await store.set(mine, b"", ttl=self._lease)
                     await self._read_roster(store)
-                alive = {int(key.rpartition("/")[2]) for key in keys if key.startswith("agents/alive/")}
+                alive = {id for key in keys if (id := _node_in(key)) is not None}
                 alive.add(self._id)
                 seen |= alive
                 if alive != self.alive:
@@ -191,7 +193,7 @@ class Hearing:
                     self.changed()
                 self._miss(seen - alive, keys)
                 await asyncio.sleep(self._beat)
-        except (RendezvousError, TimeoutError):
+        except (AiodistError, TimeoutError):
             self.lose_all()
             self._trouble("failure")
 
@@ -204,3 +206,11 @@ class Hearing:
                 news = True
         if news and self._listener is not None:
             self._listener.missed(self.lost)
+
+
+def _node_in(key: str) -> int | None:
+    """The node that a sign of life is of; None for another key, whoever has left it."""
+    name = key.removeprefix(_ALIVE)
+    if name == key or not (name.isascii() and name.isdecimal()) or len(name) > _DIGITS:
+        return None
+    return int(name)

@@ -20,7 +20,7 @@ from aiodist.launch.nodes.doors import Doors
 from aiodist.launch.nodes.head import PATIENCE, Head, Say
 from aiodist.launch.nodes.lobby import knock
 from aiodist.launch.nodes.nodes import Nodes
-from aiodist.launch.nodes.ports import bind_address, check_free, reachable, short_host
+from aiodist.launch.nodes.ports import about_door, bind_address, check_free, reachable, short_host
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.nodes.tie import Tie
@@ -52,7 +52,7 @@ async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
         return await _alone(plan, Doors(job, secret, tls(environ)), say)
     doors = Doors(plan.job or job_id(environ), secret, tls(environ))
     try:
-        bell = await _ring(plan, doors)
+        bell = await _ring(plan, doors, say)
     except RendezvousError:
         if plan.node_rank is not None:
             raise
@@ -70,17 +70,21 @@ async def _alone(plan: Plan, doors: Doors, say: Say) -> Nodes:
     return Nodes(tie, await head.alone(), None, head)
 
 
-async def _ring(plan: Plan, doors: Doors) -> StoreServer | None:
+async def _ring(plan: Plan, doors: Doors, say: Say) -> StoreServer | None:
     """The doorbell, if this node hosts it."""
     if plan.node_rank not in (0, None):
         return None
-    address = bind_address(plan.master_addr)
+    address = bind_address(plan.master_addr, plan.local_addr)
     if address is None:
         if plan.node_rank is None:
             return None
-        address = "0.0.0.0"  # behind a service name or NAT: the operator says that it is us
+        # Behind a service's name or NAT: the operator says that it is us.
+        address = plan.local_addr or "0.0.0.0"
     assert plan.master_port is not None
-    return await doors.serve(address, plan.master_port)
+    bell = await doors.serve(address, plan.master_port)
+    if about := about_door(address, plan.master_addr):
+        say(about)
+    return bell
 
 
 async def _host(plan: Plan, doors: Doors, bell: StoreServer, say: Say) -> Nodes:
@@ -96,7 +100,9 @@ async def _host(plan: Plan, doors: Doors, bell: StoreServer, say: Say) -> Nodes:
     except BaseException:
         await head.aclose()
         raise
-    return Nodes(_tie(plan, 0, doors), roster, store, head)
+    # What we are bound to may not be what the others' name for us means here.
+    named = plan.master_addr.strip("[]") if local != bell.host else bell.host
+    return Nodes(Tie(0, named, plan.master_addr, doors, short_host()), roster, store, head)
 
 
 async def _join(plan: Plan, doors: Doors, say: Say) -> Nodes:
@@ -123,12 +129,9 @@ async def _join(plan: Plan, doors: Doors, say: Say) -> Nodes:
     except BaseException:
         await store.aclose()
         raise
-    return Nodes(_tie(plan, id, doors), roster, store)
+    tie = Tie(id, plan.master_addr.strip("[]"), plan.master_addr, doors, short_host())
+    return Nodes(tie, roster, store)
 
 
 def _me(plan: Plan) -> Member:
     return Member(0, short_host(), plan.nproc, plan.node_rank)
-
-
-def _tie(plan: Plan, id: int, doors: Doors) -> Tie:
-    return Tie(id, plan.master_addr.strip("[]"), plan.master_addr, doors, short_host())

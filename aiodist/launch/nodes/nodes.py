@@ -177,7 +177,7 @@ class Nodes:
         return Elastic(False, False)
 
     async def _workers_store(self) -> Store:
-        return await self.tie.doors.enter(self.tie.store_host, self.roster.store_port, _ASKING)
+        return await self.tie.doors.of_workers.enter(self.tie.store_host, self.roster.store_port, _ASKING)
 
     async def reports(self, mine: NodeReport) -> list[NodeReport]:
         """All nodes' reports, once all have one or are lost; `mine` is published already."""

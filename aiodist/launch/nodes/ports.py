@@ -7,6 +7,8 @@ import socket
 from aiodist.environment import is_loopback
 from aiodist.errors import UsageError
 
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
 
 def free_port(host: str) -> int:
     """A port that was free a moment ago."""
@@ -22,27 +24,47 @@ def short_host() -> str:
     return socket.gethostname().partition(".")[0] or "localhost"
 
 
-def bind_address(master_addr: str) -> str | None:
-    """The address to listen on so that the others reach us as `master_addr`; None: it is another machine.
+def bind_address(master_addr: str, local_addr: str | None = None) -> str | None:
+    """The address to listen on, so that the others reach us as `master_addr`; None: it is another machine.
 
-    A name that resolves to loopback here (Debian's 127.0.1.1) is still our name to the others, so we
-    listen everywhere. Of the addresses of a name, the first that is ours counts.
+    Of the addresses of a name the first that is ours counts, one towards other hosts before the loopback's:
+    what a name of ours means here may be 127.0.1.1 (Debian), and then `local_addr`, this node's address by
+    the operator's word, comes before that. Never all addresses, unless `master_addr` says so.
     """
     try:
         found = socket.getaddrinfo(master_addr.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    for family, kind, protocol, _name, address in found:
-        host = str(address[0])
-        if is_loopback(host) and not is_loopback(master_addr):
-            return "::" if family == socket.AF_INET6 else "0.0.0.0"
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.bind((host, 0))
-            except OSError:
-                continue
-        return host
-    return None
+    own = [str(address[0]) for family, _, _, _, address in found if _is_ours(family, str(address[0]))]
+    inner = [host for host in own if is_loopback(host)]
+    outer = [host for host in own if host not in inner]
+    if is_loopback(master_addr):
+        local_addr = None
+    return next(iter([*outer, *([local_addr] if own and local_addr else []), *inner]), None)
+
+
+def about_door(address: str, master_addr: str) -> str:
+    """What the operator should know of an address that we listen on; '' where it is what was named."""
+    if is_loopback(address) and not is_loopback(master_addr):
+        return (
+            f"listening on {address}, which is what {master_addr} means here: no other host can come in. "
+            "An address in --master-addr, or --local-addr on this node, opens it to them"
+        )
+    if address in _EVERYWHERE and master_addr.strip("[]") not in _EVERYWHERE:
+        return (
+            f"listening on all addresses of this host, since {master_addr} is none of them. "
+            "--local-addr on this node says on which"
+        )
+    return ""
+
+
+def _is_ours(family: int, host: str) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def check_free(host: str, port: int) -> None:
@@ -64,4 +86,4 @@ def check_free(host: str, port: int) -> None:
 
 def reachable(bound: str) -> str:
     """Where to dial a server of our own that is bound to this address."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)
+    return _EVERYWHERE.get(bound, bound)

@@ -20,7 +20,7 @@ def job_secret(environ: Mapping[str, str], nnodes: int, master_addr: str) -> str
     """
     key = given_secret(environ)
     if not key and nnodes == 1:
-        return secrets.token_hex(16)
+        return secrets.token_hex(32)
     key = key or home_secret(environ)
     if not key and not is_loopback(master_addr) and not switch(environ, "AIODIST_ALLOW_INSECURE"):
         raise UsageError(

@@ -15,7 +15,7 @@ class Tie:
     id: this node, by arrival; 0 is the head.
     store_host: where workers reach the stores that the head hosts.
     master_addr: MASTER_ADDR of the workers.
-    doors: opens the job's stores.
+    doors: opens the agents' stores.
     host: this node's short name.
     """
 
@@ -44,7 +44,7 @@ class Tie:
             master_port=roster.master_port,
             store=f"{address}:{roster.store_port}",
             job=self.doors.job,
-            secret=self.doors.secret,
+            secret=self.doors.of_workers.secret,
             host=self.host,
             newcomer=newcomer,
         )

@@ -1,110 +1,188 @@
-"""Nothing outlives the agent, however it ends.
+"""The process between the agent and one worker: it starts the worker, and leaves nothing of it behind.
 
-A worker asks the kernel to be killed with its parent (PR_SET_PDEATHSIG), but what the worker started
-itself is not covered, and only Linux has it. So the agent forks a guardian before anything else: a
-process that holds one end of a pipe, knows the workers' process groups, and kills them when the pipe
-ends. A SIGKILLed agent leaves nothing; after a regular end there is nothing left to kill.
+    agent ── spawner ── guardian ── worker ── whatever that starts
+      └──────control───────┘
+
+Orphans among the worker's descendants become the guardian's children (`descendants`). So a daemon in a
+session of its own is found, and known to be of this worker. When the worker has ended, or the agent is gone
+(then the control socket ends, also by SIGKILL), the guardian ends them, again and again until none is left.
+The worker in turn is killed with its guardian (PR_SET_PDEATHSIG).
+
+With `leave` the worker's process group alone is ended, and nobody adopted; so it is where the system knows no
+adoption (macOS).
+
+On the control socket there are lines. To the agent: {"pid": 12} or {"error": "why"}; {"code": 0, "at_ns": 34}
+when the worker has ended; the end of the stream when all is gone. To the guardian: '15 0', a signal for the
+worker, and whether its process group is meant.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
+import select
 import signal
-import sys
-from collections.abc import Callable
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 
-_PR_SET_PDEATHSIG = 1
+from aiodist.launch.worker.descendants import adopt_orphans, descendants, die_with_parent, members, reap, send
+
+_POLL = 0.01
+_STUCK = 2.0  # seconds to wait for what SIGKILL does not end: another user's, or beyond killing
+
+
+@dataclass(frozen=True)
+class Order:
+    """A worker to start.
+
+    Attributes:
+        argv: its command.
+        env: its whole environment.
+        grace: seconds from SIGTERM to SIGKILL for what it leaves behind.
+        leave: what is not of its process group is left alone.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    grace: float
+    leave: bool
 
 
 class Guardian:
-    """The agent's handle on its guardian. `start` must precede threads and the event loop."""
+    """The guardian's whole life, in a process of its own that has no other child.
 
-    def __init__(self, pid: int, fd: int) -> None:
-        self.pid = pid
-        self._fd = fd
-
-    @classmethod
-    def start(cls) -> Guardian:
-        """Fork it."""
-        read_end, write_end = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(write_end)
-                _watch(read_end)
-            finally:
-                os._exit(0)
-        os.close(read_end)
-        return cls(pid, write_end)
-
-    def add(self, group: int) -> None:
-        """This process group is ours."""
-        self._tell(f"+{group}\n")
-
-    def remove(self, group: int) -> None:
-        """This process group has ended; its number may soon be somebody else's."""
-        self._tell(f"-{group}\n")
-
-    def _tell(self, line: str) -> None:
-        try:
-            os.write(self._fd, line.encode())
-        except OSError:  # somebody killed the guardian; PDEATHSIG is left
-            pass
-
-    def close(self) -> None:
-        """End it; returns when it has ended. Kills the groups that were not removed."""
-        os.close(self._fd)
-        try:
-            os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            pass
-
-
-def _watch(fd: int) -> None:
-    """The guardian's whole life."""
-    os.setsid()  # a signal to the agent's process group, or its terminal, is not for us
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
-        signal.signal(signum, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    kept = os.dup2(fd, 3) if fd != 3 else 3
-    os.closerange(4, 1 << 16)
-    groups: set[int] = set()
-    partial = b""
-    while data := os.read(kept, 65536):
-        *lines, partial = (partial + data).split(b"\n")
-        for line in lines:
-            if line[:1] == b"+":
-                groups.add(int(line[1:]))
-            else:
-                groups.discard(int(line[1:]))
-    for group in groups:
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except OSError:
-            pass
-
-
-def die_with_parent() -> Callable[[], None]:
-    """A function for the child, between fork and exec: be killed when the parent's thread ends.
-
-    Everything that could allocate or import is done here, in the parent. Must be called, and the
-    child forked, in the main thread: the kernel watches the thread, not the process.
+    Args:
+        control: to the agent.
+        order: what to start.
     """
-    parent = os.getpid()
-    if sys.platform != "linux":
-        return lambda: None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    zero = ctypes.c_ulong(0)
-    option, signum = ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL)
 
-    def tie() -> None:
-        prctl(option, signum, zero, zero, zero)
-        if os.getppid() != parent:  # it was gone before we asked
-            os._exit(128 + signal.SIGKILL)
+    def __init__(self, control: socket.socket, order: Order) -> None:
+        self._control = control
+        self._order = order
+        self._worker = 0
+        self._code: int | None = None
+        self._alone = False  # the agent is gone
+        self._hurry = False  # nobody is asked any more
+        self._partial = b""
+        self._whole = False
 
-    return tie
+    def run(self, stdin: int, out: int, err: int) -> None:
+        """Start the worker with these descriptors, which are closed; returns when nothing of it is left."""
+        self._bell, ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        ringer.setblocking(False)
+        signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # not SIG_IGN, which would be handed on
+        self._whole = not self._order.leave and adopt_orphans()
+        try:
+            self._start(stdin, out, err)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._say(error=(error.strerror if isinstance(error, OSError) else "") or str(error))
+            return
+        finally:
+            for fd in {stdin, out, err}:
+                os.close(fd)
+        self._say(pid=self._worker)
+        while self._code is None and not self._alone:
+            self._wait(None)
+            self._reap()
+        if self._code is not None:
+            self._say(code=self._code, at_ns=time.monotonic_ns())
+        self._end_the_rest()
+
+    def _start(self, stdin: int, out: int, err: int) -> None:
+        process = subprocess.Popen(
+            self._order.argv,
+            env=self._order.env,
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        self._worker = process.pid
+        process.returncode = 0  # it is `reap` that takes it
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            self._code = reap().get(self._worker, self._code)
+
+    def _end_the_rest(self) -> None:
+        deadline = time.monotonic() + self._order.grace
+        asked: set[int] = set()
+        same: set[int] = set()
+        since = 0.0
+        while not self._all_gone():
+            left, now = self._left(), time.monotonic()
+            if self._hurry or now > deadline:
+                self._send(signal.SIGKILL, left)
+                if left != same:
+                    same, since = left, now
+                elif now - since > _STUCK:
+                    return
+            else:
+                self._send(signal.SIGTERM, left - asked)
+                asked |= left
+            self._wait(_POLL)
+
+    def _all_gone(self) -> bool:
+        """Who has adopted all orphans knows it for sure, whoever forked while we looked."""
+        try:
+            reap()
+        except ChildProcessError:
+            return self._whole or not self._left()
+        return not self._whole and not self._left()
+
+    def _left(self) -> set[int]:
+        """What is to be ended, as far as it can be seen."""
+        if self._whole:
+            return descendants()
+        if os.path.isdir("/proc/self"):
+            return members(self._worker)
+        try:
+            os.killpg(self._worker, 0)
+        except OSError:
+            return set()
+        return {self._worker}
+
+    def _send(self, signum: int, pids: set[int]) -> None:
+        if hasattr(os, "pidfd_open"):
+            send(signum, pids, self._left)
+        elif pids:
+            with suppress(OSError):
+                os.killpg(self._worker, signum)
+
+    # -- the agent ------------------------------------------------------------------------------
+
+    def _wait(self, limit: float | None) -> None:
+        """Until a child ends, or the agent says something or is gone; at most so many seconds."""
+        watched = [self._bell] if self._alone else [self._bell, self._control]
+        ready, _, _ = select.select(watched, [], [], limit)
+        if self._bell in ready:
+            with suppress(BlockingIOError):
+                while self._bell.recv(4096):
+                    pass
+        if self._control in ready:
+            self._hear()
+
+    def _hear(self) -> None:
+        try:
+            data = self._control.recv(4096)
+        except OSError:
+            data = b""
+        if not data:
+            self._alone = self._hurry = True
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            signum, group = map(int, line.split())
+            self._hurry = self._hurry or signum == signal.SIGKILL
+            if self._code is None:  # so its number is still its own
+                with suppress(OSError):
+                    (os.killpg if group else os.kill)(self._worker, signum)
+
+    def _say(self, **words: int | str) -> None:
+        with suppress(OSError):
+            self._control.sendall(json.dumps(words).encode() + b"\n")

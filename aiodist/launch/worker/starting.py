@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from functools import partial
 
 from aiodist.launch.plan import Plan, Seat, worker_environment
-from aiodist.launch.worker.guardian import Guardian
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import Console, Relay
+from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.worker import Worker, spawn
 
+_GRACE = 2.0  # seconds, at most, for what a worker left behind
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 @dataclass
 class House:
-    """What an agent has for all attempts: the plan, consoles, who guards, who speaks."""
+    """What an agent has for all attempts: the plan, consoles, who starts workers, who speaks."""
 
     plan: Plan
-    guardian: Guardian
-    tie: Callable[[], None]
+    spawner: Spawner
     out: Console
     err: Console
     say: Callable[[str], None]
@@ -53,8 +53,9 @@ def start_worker(house: House, seat: Seat, local_rank: int, restarts: int) -> Wo
         house.plan.command,
         env,
         stdin=0 if first and _stdin_is_for_workers() else None,
-        guardian=house.guardian,
-        tie=house.tie,
+        spawner=house.spawner,
+        grace=min(_GRACE, house.plan.shutdown_timeout),
+        leave_daemons=house.plan.leave_daemons,
         make_relays=partial(_relays, house, seat, local_rank, restarts),
     )
 

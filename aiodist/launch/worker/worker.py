@@ -1,76 +1,78 @@
-"""One worker process: start it, see it end, leave nothing of it behind."""
+"""One worker process: started under its guardian, asked to end, seen to end with all that it has started."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-import subprocess
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
-from aiodist.environment.process import stat_fields
-from aiodist.errors import UsageError
-from aiodist.launch.worker.guardian import Guardian
+from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay
+from aiodist.launch.worker.spawner import Spawner, answer
 
-_SWEEP_POLL = 0.01
-_SWEEP_LIMIT = 2.0  # seconds to wait for what SIGKILL does not end
+_SWEPT = 5.0  # seconds, beyond the grace, for the guardian to end what is left; it goes on by itself
 
 
 class Worker:
     """A started worker, leader of its own session and process group.
 
+    Args:
+        loop: the agent's.
+        command: what it runs, for errors.
+        control: to its guardian; owned from here on.
+        relays: of its output.
+        words: the end of its stderr.
+        grace: seconds that the guardian gives to what it leaves behind.
+
     Attributes:
-        pid: its process, and its process group.
+        pid: its process, and its process group; 0 until `confirm`.
         asked: the last signal that the agent sent it, 0: none.
         words: the end of its stderr.
         code: exit code once it has ended, negative: the signal that killed it.
-        ended_ns: monotonic ns of the moment the agent saw it end.
+        ended_ns: monotonic ns of the moment at which it had ended.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], relays: Sequence[Relay], words: LastWords, guardian: Guardian
+        self,
+        loop: asyncio.AbstractEventLoop,
+        command: str,
+        control: socket.socket,
+        relays: Sequence[Relay],
+        words: LastWords,
+        grace: float,
     ) -> None:
-        self._process = process
+        self._loop = loop
+        self._command = command
+        self._control = control
         self._relays = relays
-        self._guardian = guardian
-        self._pidfd = -1
-        self.pid = process.pid
+        self._grace = grace
+        self._partial = b""
+        self._ended: Callable[[], None] = lambda: None
+        self._gone = asyncio.Event()
+        self.pid = 0
         self.words = words
         self.asked = 0
         self.code: int | None = None
         self.ended_ns = 0
+        loop.add_reader(control, self._hear)
 
-    def watch(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
-        """Call `ended` once, when the process has ended; `code` and `words` are complete then.
+    def confirm(self) -> None:
+        """Wait until it runs. Call it, and `watch`, before the loop turns.
 
-        Where the system has no pidfd (macOS), call `poll` on SIGCHLD instead.
+        Raises:
+            UsageError: it cannot be run.
         """
-        if not hasattr(os, "pidfd_open"):
-            return
-        self._pidfd = os.pidfd_open(self.pid)
-        loop.add_reader(self._pidfd, self._collect, loop, ended)
+        self.pid = answer(self._control, self._command)
 
-    def poll(self) -> bool:
-        """Whether it has ended just now; takes its exit code and the rest of its output."""
-        if self.code is not None:
-            return False
-        code = self._process.poll()
-        if code is None:
-            return False
-        self.ended_ns = time.monotonic_ns()
-        self.code = code
-        for relay in self._relays:
-            relay.finish()
-        return True
-
-    def _collect(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
-        if self.poll():
-            loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            ended()
+    def watch(self, ended: Callable[[], None]) -> None:
+        """Call `ended` once, when the process has ended; `code` and `words` are complete then."""
+        self._ended = ended
 
     def send(self, signum: int) -> None:
         """Ask it to end.
@@ -84,59 +86,51 @@ class Worker:
 
     def forward(self, signum: int, *, group: bool = False) -> None:
         """Hand it a signal that does not mean the end (SIGUSR1…)."""
-        if self.code is not None:
-            return
-        try:
-            if group:
-                os.killpg(self.pid, signum)
-            else:
-                os.kill(self.pid, signum)  # not reaped yet, so the number is still its own
-        except OSError:
-            pass
+        with suppress(OSError):  # nobody is there any more
+            self._control.send(b"%d %d\n" % (signum, group))
 
-    async def sweep(self, grace: float) -> None:
-        """After its end: end what it left behind in its process group.
+    async def sweep(self) -> None:
+        """Returns when nothing of it is left; the guardian sees to that, from its end on.
 
-        Args:
-            grace: seconds between SIGTERM and SIGKILL.
+        What SIGKILL does not end, another user's say, is given up after some seconds.
         """
-        deadline = time.monotonic() + grace
-        signum = signal.SIGKILL if self.asked == signal.SIGKILL else signal.SIGTERM
-        last = 0
-        while self._signal_group(signum if signum != last else 0):
-            last = signum
-            if time.monotonic() > deadline:
-                if signum == signal.SIGKILL:
-                    break  # not ours to kill (another user's), or beyond killing: do not hang on it
-                signum, deadline = signal.SIGKILL, time.monotonic() + _SWEEP_LIMIT
-            await asyncio.sleep(_SWEEP_POLL)
-        self._guardian.remove(self.pid)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._grace + _SWEPT):
+                await self._gone.wait()
+        self._let_go()
 
-    def _signal_group(self, signum: int) -> bool:
-        """Whether anybody is left in the group."""
+    def _hear(self) -> None:
+        """The guardian says how it ended, and then, by the end of the stream, that nothing is left."""
         try:
-            os.killpg(self.pid, signum)
-        except ProcessLookupError:
-            return False
+            data = self._control.recv(4096)
+        except BlockingIOError:
+            return
         except OSError:
-            return True
-        return _has_living(self.pid)
+            data = b""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "code" in told:  # the rest is from a start that was given up
+                self._end(told["code"], told["at_ns"])
+        if not data:
+            if self.code is None:  # somebody killed the guardian, and with it the worker
+                if self.pid:
+                    with suppress(OSError):
+                        os.killpg(self.pid, signal.SIGKILL)
+                self._end(-signal.SIGKILL, time.monotonic_ns())
+            self._let_go()
+            self._gone.set()
 
+    def _end(self, code: int, at_ns: int) -> None:
+        self.code, self.ended_ns = code, at_ns
+        for relay in self._relays:
+            relay.finish()
+        self._ended()
 
-def _has_living(group: int) -> bool:
-    """Whether a process group has more than zombies, which a container's init may never collect."""
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return True  # no /proc here: a signal that arrives is all we can know
-    for pid in pids:
-        try:
-            state, _parent, its_group = stat_fields(pid)[:3]
-        except (OSError, ValueError):  # it has gone meanwhile
-            continue
-        if int(its_group) == group and state not in "ZX":
-            return True
-    return False
+    def _let_go(self) -> None:
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            self._control.close()
 
 
 def spawn(
@@ -144,43 +138,38 @@ def spawn(
     env: Mapping[str, str],
     *,
     stdin: int | None,
-    guardian: Guardian,
-    tie: Callable[[], None],
+    spawner: Spawner,
+    grace: float,
+    leave_daemons: bool,
     make_relays: Callable[[int, int, LastWords], Sequence[Relay]],
 ) -> Worker:
-    """Start one worker.
+    """Have one worker started; `Worker.confirm` says whether it was. So many are started at once.
 
     Args:
         command: its argv.
         env: its whole environment.
         stdin: a descriptor to read from, None: /dev/null.
-        guardian: learns of its process group.
-        tie: runs in the child before exec (see `die_with_parent`).
+        spawner: starts it.
+        grace: seconds from SIGTERM to SIGKILL for what it leaves behind.
+        leave_daemons: what has left its process group is left alone.
         make_relays: takes the read ends of its stdout and stderr, and what keeps its last words.
 
     Raises:
-        UsageError: the command cannot be run.
+        UsageError: none can be started any more.
     """
+    order = Order(list(command), dict(env), grace, leave_daemons)
+    null = os.open(os.devnull, os.O_RDONLY)
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
     try:
-        process = subprocess.Popen(
-            list(command),
-            env=dict(env),
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=out_write,
-            stderr=err_write,
-            start_new_session=True,
-            preexec_fn=tie,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        control = spawner.spawn(order, null if stdin is None else stdin, out_write, err_write)
+    except BaseException:
         os.close(out_read)
         os.close(err_read)
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot run {command[0]!r}: {reason}") from None
+        raise
     finally:
-        os.close(out_write)
-        os.close(err_write)
-    guardian.add(process.pid)
+        for fd in (null, out_write, err_write):
+            os.close(fd)
     words = LastWords()
-    return Worker(process, make_relays(out_read, err_read, words), words, guardian)
+    relays = make_relays(out_read, err_read, words)
+    return Worker(asyncio.get_running_loop(), command[0], control, relays, words, grace)

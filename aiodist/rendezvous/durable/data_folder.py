@@ -1,5 +1,7 @@
 """The folder of a durable server: who it is, who may use it, and the files of each job's store.
 
+It is this user's own, and nobody else may write to it: see `environment.files`.
+
 lock         held by the server that uses the folder
 identity     the key that names its stores, and how often it was started
 jobs/NAME/   the files of a job's store (see `disk`)
@@ -15,6 +17,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
+from aiodist.environment.files import Folder, UntrustedError
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.rendezvous.durable.disk import Disk, StoreFiles
 from aiodist.rendezvous.machine import StoreMachine
@@ -33,11 +36,13 @@ class DataFolder:
         generation: how often a server has been started on it, this time included.
     """
 
-    def __init__(self, path: Path, lock: int, disk: Disk) -> None:
-        self.path = path
+    def __init__(self, folder: Folder, disk: Disk) -> None:
+        self.path = folder.path
         self.key = b""
         self.generation = 0
-        self._lock = lock
+        self._folder = folder
+        self._jobs: Folder | None = None
+        self._lock = -1
         self._disk = disk
 
     @classmethod
@@ -45,61 +50,72 @@ class DataFolder:
         """Lock a folder (it is made if need be), and count this start. Blocking.
 
         Raises:
-            UsageError: another server uses it, it cannot be used, or it holds something else.
+            UsageError: another server uses it, it cannot be used, it is not this user's alone, or it holds
+                something else.
             RendezvousError: it is damaged.
         """
-        folder = Path(path).absolute()
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self = cls(folder, _locked(folder), Disk() if disk is None else disk)
+            self = cls(Folder.open(path, make=True), Disk() if disk is None else disk)
             try:
+                self._lock = _locked(self._folder)
                 self._identify()
-                (folder / "jobs").mkdir(mode=0o700, exist_ok=True)
-                self._disk.sync_folder(folder)
+                self._jobs = self._folder.folder("jobs", make=True)
+                self._disk.sync_folder(self._folder)
             except BaseException:
                 self.close()
                 raise
+        except UntrustedError as error:
+            raise UsageError(
+                f"the store's folder {Path(path).absolute()} is not safe ({error.strerror})",
+                hint="Name a folder of the user that the store runs as, which nobody else can write to (mode "
+                "0700), or one that does not exist yet",
+            ) from None
         except OSError as error:
             raise UsageError(
-                f"the store's folder {folder} cannot be used ({error.strerror})",
+                f"the store's folder {Path(path).absolute()} cannot be used ({error.strerror})",
                 hint="Name a folder that this user can write to; the folder above it must exist",
             ) from None
         return self
 
     def _identify(self) -> None:
-        path = self.path / "identity"
-        if path.exists():
+        path, folder = self.path / "identity", self._folder
+        if folder.has("identity"):
             try:
-                found = json.loads(path.read_bytes())
+                found = json.loads(folder.read("identity"))
                 self.key, self.generation = bytes.fromhex(found["key"]), int(found["generation"])
             except (ValueError, KeyError, TypeError):
                 raise RendezvousError(
                     f"the store's file {path} is damaged",
                     hint="Bring it back from a backup; without it clients take the store for another one",
                 ) from None
-        elif (self.path / "jobs").exists():
+        elif folder.has("jobs"):
             raise RendezvousError(
                 f"the store's file {path} is missing, and there are data in the folder",
                 hint="Bring it back from a backup, or move the whole folder away to begin empty",
             )
         else:
-            if any(entry.name not in _OURS for entry in self.path.iterdir() if entry.name[0] != "."):
+            if any(name not in _OURS for name in folder.names() if name[0] != "."):
                 raise UsageError(
                     f"the folder {self.path} holds something else than a store", hint="Name an empty folder"
                 )
             self.key = os.urandom(32)
         self.generation += 1
         text = json.dumps({"key": self.key.hex(), "generation": self.generation})
-        self._disk.put(path, iter([text.encode()]))
+        self._disk.put(folder, "identity", iter([text.encode()]))
 
     def recover(self, job: str, machine: StoreMachine) -> StoreFiles:
         """Bring a job's store back into a fresh machine, or begin one. `RendezvousError` if it cannot."""
-        folder = self.path / "jobs" / _folder_name(job)
+        name = _folder_name(job)
+        assert self._jobs is not None
         try:
+            known = self._jobs.has(name)
+            folder = self._jobs.folder(name, make=True)
+            if not known:
+                self._disk.sync_folder(self._jobs)
             return StoreFiles.recover(folder, instance_of(self.key, job), machine, self._disk)
         except OSError as error:
             raise RendezvousError(
-                f"the store's folder {folder} cannot be used ({error.strerror})",
+                f"the store's folder {self._jobs.path / name} cannot be used ({error.strerror})",
                 hint="See to the disk and to the rights of its files",
             ) from None
 
@@ -108,10 +124,13 @@ class DataFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        if self._jobs is not None:
+            self._jobs.close()
+        self._folder.close()
 
 
-def _locked(folder: Path) -> int:
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(folder: Folder) -> int:
+    handle = folder.file("lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(handle, 0)
@@ -120,7 +139,7 @@ def _locked(folder: Path) -> int:
         with contextlib.closing(os.fdopen(handle, "rb")) as file:
             pid = file.read(20).decode("ascii", "replace").strip()
         raise UsageError(
-            f"the store's folder {folder} is in use" + (f" by pid {pid}" if pid.isdecimal() else ""),
+            f"the store's folder {folder.path} is in use" + (f" by pid {pid}" if pid.isdecimal() else ""),
             hint="One server at a time; stop that one, or name another folder",
         ) from None
     except BaseException:

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from aiodist.environment.files import Folder
 from aiodist.errors import RendezvousError, WireError
 from aiodist.rendezvous.durable.journal import (
     HEADER_BYTES,
@@ -56,18 +57,14 @@ class Disk:
         else:
             os.fdatasync(handle)
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: Folder) -> None:
         """Return when the names in a folder are on the disk."""
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        folder.sync()
 
-    def put(self, path: Path, parts: Iterator[bytes]) -> int:
+    def put(self, folder: Folder, name: str, parts: Iterator[bytes]) -> int:
         """Make a file, complete and on the disk when its name appears → its size."""
-        fresh = path.with_name(f".{path.name}.new")
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fresh = f".{name}.new"
+        handle = folder.fresh(fresh)
         try:
             for part in parts:
                 self.write(handle, part)
@@ -75,8 +72,8 @@ class Disk:
             size = os.fstat(handle).st_size
         finally:
             os.close(handle)
-        os.rename(fresh, path)
-        self.sync_folder(path.parent)
+        folder.rename(fresh, name)
+        self.sync_folder(folder)
         return size
 
 
@@ -89,8 +86,8 @@ class StoreFiles:
         snapshot_bytes: size of the last snapshot.
     """
 
-    def __init__(self, folder: Path, instance: bytes, disk: Disk) -> None:
-        self.folder = folder
+    def __init__(self, folder: Folder, instance: bytes, disk: Disk) -> None:
+        self._folder = folder
         self.cut = ""
         self.log_bytes = 0
         self.snapshot_bytes = 0
@@ -103,57 +100,67 @@ class StoreFiles:
 
     @classmethod
     def recover(
-        cls, folder: Path, instance: bytes, machine: StoreMachine, disk: Disk | None = None
+        cls, folder: Folder, instance: bytes, machine: StoreMachine, disk: Disk | None = None
     ) -> StoreFiles:
         """Bring back what the files hold into a machine, and open them; where there are none, begin.
+
+        Args:
+            folder: of this store alone; owned, and closed with the files or by an error.
+            instance: what names the store.
+            machine: fresh.
+            disk: what writes the files.
 
         Raises:
             RendezvousError: a file is damaged or missing; names it, the place, and what to do.
             OSError: a file cannot be read or written.
         """
         self = cls(folder, instance, Disk() if disk is None else disk)
-        if not folder.exists():
-            folder.mkdir(mode=0o700)
-            self._disk.sync_folder(folder.parent)
+        try:
+            self._recover(machine)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _recover(self, machine: StoreMachine) -> None:
         snapshots, logs = self._found()
         first = max(snapshots, default=min(logs, default=0))
         if logs and first not in logs:
             raise self._incomplete(f"log-{first:06}")
         if snapshots:
-            path = folder / f"snapshot-{first:06}"
-            self.snapshot_bytes = path.stat().st_size
-            self._read(path, FileKind.snapshot, first, machine, may_tear=False)
+            name = f"snapshot-{first:06}"
+            self.snapshot_bytes = self._folder.size(name)
+            self._read(name, FileKind.snapshot, first, machine, may_tear=False)
         last = max(logs, default=0)
         for number in range(first, last + 1) if logs else ():
-            path = folder / f"log-{number:06}"
+            name = f"log-{number:06}"
             if number not in logs:
-                raise self._incomplete(path.name)
-            end = self._read(path, FileKind.log, number, machine, may_tear=number == last)
+                raise self._incomplete(name)
+            end = self._read(name, FileKind.log, number, machine, may_tear=number == last)
             self._number = number
             if number == last:
-                self._open(path, end)
+                self._open(name, end)
         if not logs:
             if snapshots:
                 raise self._incomplete(f"log-{first:06}")
             self._begin(1)
         self._remove_older(first)
-        return self
 
     def _found(self) -> tuple[set[int], set[int]]:
         found: dict[str, set[int]] = {"snapshot": set(), "log": set()}
-        for path in self.folder.iterdir():
-            if match := _NAME.match(path.name):
+        for name in self._folder.names():
+            if match := _NAME.match(name):
                 found[match[1]].add(int(match[2]))
-            elif path.name.endswith(".new"):
-                path.unlink()  # was never complete
+            elif name.endswith(".new"):
+                self._folder.remove(name)  # was never complete
         return found["snapshot"], found["log"]
 
-    def _read(self, path: Path, kind: FileKind, number: int, machine: StoreMachine, *, may_tear: bool) -> int:
+    def _read(self, name: str, kind: FileKind, number: int, machine: StoreMachine, *, may_tear: bool) -> int:
         """Replay a file → where what is whole of it ends."""
         end = HEADER_BYTES
         complete = False
         with contextlib.ExitStack() as stack:
-            data = stack.enter_context(_mapped(path))
+            data = stack.enter_context(_mapped(self._folder.file(name)))
             try:
                 header = Header.decode(bytes(data[:HEADER_BYTES]))
                 if (header.kind, header.number) != (kind, number):
@@ -173,19 +180,24 @@ class StoreFiles:
                     # The next log had not begun when the writer crashed.
                     end -= len(self._codec.complete())
                 elif end < len(data):
-                    self.cut = f"{path}: cut off {len(data) - end} bytes at {end}: a write that never ended"
+                    lost = f"cut off {len(data) - end} bytes at {end}: a write that never ended"
+                    self.cut = f"{self._path(name)}: {lost}"
             except DamageError as error:
-                raise _damaged(path, error) from None
+                raise _damaged(self._path(name), error) from None
         return end
+
+    def _path(self, name: str) -> Path:
+        """For people."""
+        return self._folder.path / name
 
     def _incomplete(self, name: str) -> RendezvousError:
         return RendezvousError(
-            f"the store's file {self.folder / name} is missing, others of the folder need it",
+            f"the store's file {self._path(name)} is missing, others of the folder need it",
             hint="Bring it back, from a backup if need be, or move the whole folder away to begin empty",
         )
 
-    def _open(self, path: Path, end: int) -> None:
-        self._handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    def _open(self, name: str, end: int) -> None:
+        self._handle = self._folder.file(name, os.O_WRONLY)
         if os.fstat(self._handle).st_size != end:
             os.ftruncate(self._handle, end)
             os.fsync(self._handle)
@@ -194,14 +206,14 @@ class StoreFiles:
 
     def _begin(self, number: int) -> None:
         header = Header(FileKind.log, number, self._instance, os.urandom(SALT_BYTES))
-        path = self.folder / f"log-{number:06}"
-        self._disk.put(path, iter([header.encode()]))
+        name = f"log-{number:06}"
+        self._disk.put(self._folder, name, iter([header.encode()]))
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
         self._number = number
         self._codec = Codec(header.salt)
-        self._open(path, HEADER_BYTES)
+        self._open(name, HEADER_BYTES)
 
     # While the store is served.
 
@@ -251,20 +263,21 @@ class StoreFiles:
                 yield codec.commit(step)
             yield codec.complete()
 
-        self.snapshot_bytes = self._disk.put(self.folder / f"snapshot-{number:06}", parts())
+        self.snapshot_bytes = self._disk.put(self._folder, f"snapshot-{number:06}", parts())
         self._remove_older(number)
 
     def _remove_older(self, number: int) -> None:
-        for path in self.folder.iterdir():
-            match = _NAME.match(path.name)
+        for name in self._folder.names():
+            match = _NAME.match(name)
             if match and int(match[2]) < number:
-                path.unlink()
+                self._folder.remove(name)
 
     def close(self) -> None:
         """Let go of the files. May be called again."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+        self._folder.close()
 
 
 def _steps(changes: list[Change]) -> Iterator[list[Change]]:
@@ -294,8 +307,9 @@ def _replay(machine: StoreMachine, frame: Frame) -> None:
 
 
 @contextlib.contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
-    with path.open("rb") as file:
+def _mapped(handle: int) -> Iterator[memoryview]:
+    """The contents of a file, whose descriptor it closes."""
+    with os.fdopen(handle, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             yield memoryview(b"")
             return

@@ -22,7 +22,7 @@ def is_gone(process: bytes) -> bool:
     try:
         said = json.loads(process)
         pid, where, start = said["pid"], said["where"], said["start"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
     return bool(where) and where == pid_space() and type(pid) is int and start != _start(pid)
 

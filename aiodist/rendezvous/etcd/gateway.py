@@ -22,6 +22,7 @@ from aiodist.net.sockets import describe, join_address, resolve
 from aiodist.rendezvous.etcd.place import Place
 from aiodist.rendezvous.etcd.refusals import Away, NoAuthentication, NoLease, TokenOver, refusal, tls_failure
 from aiodist.rendezvous.etcd.words import Json
+from aiodist.timeouts import spoken
 
 if TYPE_CHECKING:
     import aiohttp
@@ -122,7 +123,7 @@ class Gateway:
         if cause in (_ENDED, _RESET):  # which of the two is a matter of timing
             hint += f"; {'etcd:// is without TLS' if self.place.tls else 'with TLS it is etcds://'}"
         raise RendezvousTimeout(
-            f"cannot reach etcd at {self.place} ({cause}) after {round(deadline - start, 3):g} s", hint=hint
+            f"cannot reach etcd at {self.place} ({cause}) after {spoken(deadline - start)}", hint=hint
         )
 
     def _turn(self, at: int) -> None:
@@ -186,10 +187,7 @@ class Gateway:
             *lines, kept = (kept + chunk).split(b"\n")
             for line in lines:
                 if line.strip():
-                    message = json.loads(line)
-                    if "result" not in message:
-                        raise refusal(200, line.decode())
-                    yield message["result"]
+                    yield _result(line)
 
     async def local_address(self) -> str:
         """This host's address on the way to the member that is asked; nothing is sent to find it."""
@@ -236,8 +234,8 @@ class Gateway:
             if isinstance(answer.get("error"), dict):  # of a stream of one answer
                 raise refusal(200, text.decode())
             return dict(answer.get("result", answer))
-        except (ValueError, AttributeError):
-            raise Away("it answered something else than JSON") from None
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise Away("it answered something else than etcd's JSON") from None
 
     def _fail(self, error: aiohttp.ClientError) -> NoReturn:
         """Sort what the HTTP client says."""
@@ -256,6 +254,17 @@ class Gateway:
         if "[SSL" in str(cause):
             raise tls_failure(str(self.place), str(cause)) from None
         raise Away(describe(cause)) from None
+
+
+def _result(line: bytes) -> Json:
+    """One answer of a stream."""
+    try:
+        message = json.loads(line)
+        if isinstance(message, dict) and isinstance(message.get("result"), dict):
+            return dict(message["result"])
+    except (ValueError, RecursionError):
+        pass
+    raise refusal(200, line.decode(errors="replace"))
 
 
 _LARGE = 256 << 10

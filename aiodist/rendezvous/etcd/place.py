@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from aiodist.environment import split_address
+from aiodist.environment import is_loopback, split_address
 from aiodist.errors import UsageError
 from aiodist.net.sockets import join_address
 
@@ -43,6 +45,13 @@ class Place:
     user: str = ""
     password: str = field(default="", repr=False)
 
+    @property
+    def tells_password(self) -> bool:
+        """Whether whoever listens on the network learns the password."""
+        return (
+            bool(self.password) and not self.tls and not all(is_loopback(host) for host, _ in self.endpoints)
+        )
+
     def __str__(self) -> str:
         return ", ".join(join_address(host, port) for host, port in self.endpoints)
 
@@ -50,13 +59,17 @@ class Place:
         """What to dial with; None without TLS.
 
         Raises:
-            UsageError: a file cannot be read, or holds something else.
+            UsageError: a file cannot be read, or holds something else, or everybody may read the key.
         """
         if not self.tls:
             return None
         import ssl
 
         try:
+            if self.key and os.stat(self.key).st_mode & stat.S_IROTH:
+                raise UsageError(
+                    f"the key for etcd, {self.key}, can be read by everybody", hint=f"chmod 600 {self.key}"
+                )
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.cert:
                 # Without a password OpenSSL would ask for one on the terminal.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 from aiodist.errors import AuthenticationError, RendezvousError, UsageError
+from aiodist.sanitize import one_line
 
 # Codes of gRPC.
 _CANCELLED, _UNKNOWN, _INVALID, _DEADLINE, _NOT_FOUND, _DENIED, _INTERNAL, _UNAVAILABLE, _STRANGER = (
     *(1, 2, 3, 4, 5, 7, 13, 14, 16),
 )
+_WORDS = 200  # characters of what etcd says that are shown
 _PASSING = (_CANCELLED, _UNKNOWN, _DEADLINE, _INTERNAL, _UNAVAILABLE)
 
 
@@ -46,9 +48,9 @@ def refusal(status: int, body: str) -> Exception:
         said = json.loads(body)
         if isinstance(said.get("error"), dict):  # of a stream
             said = said["error"]
-        message = str(said.get("message") or said["error"])
+        message = one_line(str(said.get("message") or said["error"]), _WORDS)
         code = int(said.get("code", said.get("grpc_code", _UNKNOWN)))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return _from_stranger(status, body)
     text = message.removeprefix("etcdserver: ")
     if "request is too large" in text or "larger than max" in text:
@@ -90,7 +92,7 @@ def refusal(status: int, body: str) -> Exception:
 
 def tls_failure(where: str, said: str) -> Exception:
     """The exception for a connection that TLS ended, by what OpenSSL says."""
-    reason = said.rpartition("] ")[2].partition(" (_ssl")[0]
+    reason = one_line(said.rpartition("] ")[2].partition(" (_ssl")[0], _WORDS)
     if "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said:
         return RendezvousError(
             f"etcd at {where} speaks no TLS there ({reason})", hint="Write etcd:// instead of etcds://"

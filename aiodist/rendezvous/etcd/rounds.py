@@ -24,11 +24,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, name_ranks
+from aiodist.errors import (
+    AiodistError,
+    RendezvousError,
+    RendezvousTimeout,
+    UsageError,
+    WireError,
+    name_ranks,
+)
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.looking import look_until
 from aiodist.rendezvous.etcd.refusals import NoLease
 from aiodist.rendezvous.etcd.words import Item
+from aiodist.sanitize import one_line
+from aiodist.timeouts import spoken
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.etcd.gateway import Gateway
@@ -110,7 +119,7 @@ class Rounds:
                 missing = await self._leave(here, deadline)
                 if missing is not None:  # else the last came while this one was about to go
                     raise RendezvousTimeout(
-                        f"{name_ranks(missing)} did not come to '{name}' within {round(timeout, 3):g} s",
+                        f"{name_ranks(missing)} did not come to '{name}' within {spoken(timeout)}",
                         missing=missing,
                         hint="See whether every process was started, with the same WORLD_SIZE and store, "
                         "and what it prints",
@@ -138,11 +147,11 @@ class Rounds:
                 description = json.dumps({"round": secrets.token_hex(8), "size": size}).encode()
             else:
                 description = now.value
-                if json.loads(description)["size"] != size:
+                if _round(description)[1] != size:
                     await self._settle(now, name, size, rank, deadline)
                     now = await self._now(base, deadline)
                     continue
-            at = base + json.loads(description)["round"].encode() + b"/"
+            at = base + _round(description)[0] + b"/"
             mine = at + b"rank/%08d" % rank
             conditions = [
                 words.unchanged(base + b"now", 0 if now is None else now.revision),
@@ -160,7 +169,7 @@ class Rounds:
                 if tried.note is None:
                     there = tried.ranges[-1].item
                 else:  # by an attempt whose answer was lost; others may have been here meanwhile
-                    at = base + json.loads(tried.note)["round"].encode() + b"/"
+                    at = base + _round(tried.note)[0] + b"/"
                     there = tried.ranges[0].item
                     if there is None or there.value != tried.note:
                         there = Item(base + b"now", tried.note, -1)  # the round is over
@@ -177,11 +186,11 @@ class Rounds:
 
     async def _settle(self, now: Item, name: str, size: int, rank: int, deadline: float) -> None:
         """This rank contradicts those that are there. Clear away who is dead, or say so."""
-        base, said = self._base(name), json.loads(now.value)
-        at = base + said["round"].encode() + b"/"
+        base, (round, world) = self._base(name), _round(now.value)
+        at = base + round + b"/"
         found, _ = await self._run.txn([], [words.get_all(at + b"rank/")], deadline=deadline)
         cards = found.ranges[0].items
-        in_the_way = [card for card in cards if said["size"] != size or _rank(card) == rank]
+        in_the_way = [card for card in cards if world != size or _rank(card) == rank]
         cleared = False
         for card in in_the_way:
             holder = self._run.is_here(card.value[:_CLIENT])
@@ -195,10 +204,10 @@ class Rounds:
             cleared = cleared or done.succeeded
         if not cards or cleared:
             await self._end_if_empty(base, at, now, deadline)
-        elif said["size"] != size:
+        elif world != size:
             raise RendezvousError(
                 f"rank {rank} comes to '{name}' in a world of {size}, "
-                f"{name_ranks([_rank(card) for card in cards])} in one of {said['size']}",
+                f"{name_ranks([_rank(card) for card in cards])} in one of {world}",
                 hint="Give every process the same WORLD_SIZE",
             )
         elif in_the_way:
@@ -303,10 +312,21 @@ class Rounds:
                 now = await self._now(base, deadline)
                 if now is None or now.value != tried.note:
                     return
-                at = base + json.loads(tried.note)["round"].encode() + b"/"
-                seat = Seat(name, json.loads(tried.note)["size"], rank, at, now, card, mark)
+                round, size = _round(tried.note)
+                seat = Seat(name, size, rank, base + round + b"/", now, card, mark)
             await self._leave(seat, deadline)
 
 
+def _round(description: bytes) -> tuple[bytes, int]:
+    """Name and size of a round, as whoever began it has described it."""
+    try:
+        said = json.loads(description)
+        return str(said["round"]).encode(), int(said["size"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise WireError(f"etcd holds something else than a meeting: {one_line(description, 100)}") from None
+
+
 def _rank(card: Item) -> int:
-    return int(card.key.rpartition(b"/")[2])
+    """Of who has left a card; -1 for a key that is none."""
+    name = card.key.rpartition(b"/")[2]
+    return int(name) if name.isdigit() and len(name) <= 18 else -1

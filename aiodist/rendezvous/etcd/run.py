@@ -29,7 +29,8 @@ from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.alive import is_gone, this_process
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import LeaseExists, NoLease
-from aiodist.rendezvous.etcd.words import Json, Outcome
+from aiodist.rendezvous.etcd.words import Item, Json, Outcome
+from aiodist.sanitize import one_line
 
 RUN_SECONDS = 60
 """How long a run lasts without any of its processes."""
@@ -103,7 +104,7 @@ class Run:
         self._own_lease = await self.grant(CLIENT_SECONDS, deadline)
         here = words.put(self._mine, this_process(), self._own_lease)
         if found is not None and clients.count:
-            self._id, self.lease = found.value, int(found.value, 16)
+            self._id, self.lease = found.value, _lease_of(found)
             attempt = words.txn([words.holds(self._key, found.value)], [here])
         else:
             self.lease = await self.grant(RUN_SECONDS, deadline)
@@ -169,7 +170,7 @@ class Run:
     async def renew(self, lease: int, deadline: float) -> bool:
         """Let a lease run anew; False where it has run out."""
         answer, _ = await self._gateway.call("/v3/lease/keepalive", {"ID": str(lease)}, deadline)
-        return int(answer.get("TTL", 0)) > 0
+        return words.time_left(answer) > 0
 
     async def revoke(self, lease: int, deadline: float) -> bool:
         """End a lease now, and with it its keys → whether it was there."""
@@ -219,3 +220,13 @@ class Run:
         with contextlib.suppress(AiodistError, NoLease):
             await self.txn(others, everything, [words.delete(self._mine)], deadline=deadline)
             await self.revoke(self._own_lease, deadline)
+
+
+def _lease_of(run: Item) -> int:
+    try:
+        return int(run.value, 16)
+    except ValueError:
+        raise RendezvousError(
+            f"etcd holds something else than a run of a job under {one_line(run.key)}",
+            hint="Remove it, or put another prefix into the URL: etcd://host:port/prefix",
+        ) from None

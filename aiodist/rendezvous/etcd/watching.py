@@ -10,6 +10,7 @@ from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import Away
 from aiodist.rendezvous.etcd.run import Run
+from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.store import Watch
 
 _BACKOFF = 0.2  # seconds, at most, before a broken stream is replaced
@@ -37,7 +38,7 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
                     continue
                 items = sorted(found.ranges[0].items, key=lambda item: item.revision)
                 watch.restart()
-                watch.feed([[item.key[cut:].decode(), item.value, item.revision] for item in items])
+                watch.feed([[_name(item, cut), item.value, item.revision] for item in items])
                 seen = found.revision
             try:
                 request = words.watch(prefix, words.after(prefix), seen + 1)
@@ -51,7 +52,7 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
                         if news.changes:
                             watch.feed(
                                 [
-                                    [item.key[cut:].decode(), item.value if there else None, item.revision]
+                                    [_name(item, cut), item.value if there else None, item.revision]
                                     for item, there in news.changes
                                 ]
                             )
@@ -61,3 +62,8 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
     except Exception as error:
         watch.end(error)
         raise
+
+
+def _name(item: Item, cut: int) -> str:
+    """Of a key; others than stores may have put one there that is no text."""
+    return item.key[cut:].decode(errors="replace")

@@ -5,10 +5,14 @@ Pure. Keys and values are bytes here and base64 there; numbers of 64 bits are st
 
 from __future__ import annotations
 
+import contextlib
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from aiodist.errors import WireError
+from aiodist.sanitize import one_line
 
 Json = dict[str, Any]
 
@@ -145,10 +149,25 @@ def watch(start: bytes, end: bytes, revision: int) -> Json:
 
 
 def outcome(answer: Json) -> Outcome:
-    """The answer to a transaction, read."""
-    found = Outcome(bool(answer.get("succeeded")), int(answer["header"]["revision"]), [])
-    _collect(answer, found)
-    return found
+    """The answer to a transaction, read; `WireError` if it is none."""
+    with _reading():
+        found = Outcome(bool(answer.get("succeeded")), int(answer["header"]["revision"]), [])
+        _collect(answer, found)
+        return found
+
+
+def time_left(answer: Json) -> int:
+    """Seconds that a lease has, of the answer to its renewal; `WireError` if it is none."""
+    with _reading():
+        return int(answer.get("TTL", 0))
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise WireError("what answers in etcd's place says nothing that can be read") from None
 
 
 def _collect(answer: Json, found: Outcome) -> None:
@@ -185,16 +204,23 @@ class News:
 
 
 def news(result: Json) -> News:
-    """A message of a watch, read; the flag of a change is whether the key is there after it."""
-    if result.get("canceled"):
-        compacted = int(result.get("compact_revision", 0)) > 0
-        return News([], compacted=compacted, ended=result.get("cancel_reason") or "the watch was ended")
-    changes = [(item(event["kv"]), event.get("type", "PUT") == "PUT") for event in result.get("events", ())]
-    if changes:
-        return News(changes, progress=changes[-1][0].revision)
-    if result.get("created"):
-        return News([], began=True)
-    return News([], progress=int(result["header"]["revision"]))
+    """A message of a watch, read; the flag of a change is whether the key is there after it.
+
+    Raises:
+        WireError: it is none.
+    """
+    with _reading():
+        if result.get("canceled"):
+            compacted = int(result.get("compact_revision", 0)) > 0
+            why = one_line(str(result.get("cancel_reason") or "the watch was ended"), 200)
+            return News([], compacted=compacted, ended=why)
+        events = result.get("events", ())
+        changes = [(item(event["kv"]), event.get("type", "PUT") == "PUT") for event in events]
+        if changes:
+            return News(changes, progress=changes[-1][0].revision)
+        if result.get("created"):
+            return News([], began=True)
+        return News([], progress=int(result["header"]["revision"]))
 
 
 def _64(data: bytes) -> str:

@@ -24,7 +24,7 @@ from datetime import timedelta
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.net.sockets import connect, describe, join_address, port_owner
-from aiodist.timeouts import seconds
+from aiodist.timeouts import seconds, spoken
 
 ECHO_SECONDS = 2.0  # a store answers at once: what is silent for so long is something else
 MAX_TEXT = 4 << 10  # bytes of a key or a value, either way: addresses are short
@@ -72,10 +72,7 @@ class AgentStore:
                 sock = await connect(host, port)
         except OSError as error:  # a TimeoutError is one, too
             if limit.expired():
-                raise RendezvousTimeout(
-                    f"no answer from {where}, where torchrun's store should be, within {patience:g} s",
-                    hint="See whether this host can reach the one that MASTER_ADDR names",
-                ) from None
+                raise _no_answer(where, patience) from None
             raise RendezvousError(
                 f"cannot reach torchrun's store at {where} ({describe(error)})",
                 hint="See whether torchrun runs there. MASTER_ADDR and MASTER_PORT must be as it set them",
@@ -84,7 +81,7 @@ class AgentStore:
         self = cls(reader, writer, where)
         self._patience = patience
         try:
-            await self._greet(min(patience, ECHO_SECONDS))
+            await self._greet(patience)
         except BaseException:
             await self.aclose()
             raise
@@ -103,7 +100,7 @@ class AgentStore:
                 await self._ping(request)
         except TimeoutError:
             raise RendezvousTimeout(
-                f"torchrun's store at {self._where} did not confirm '{key}' within {self._patience:g} s",
+                f"torchrun's store at {self._where} did not confirm '{key}' within {spoken(self._patience)}",
                 hint="See whether torchrun's agent there still runs and can be reached",
             ) from None
         except (OSError, WireError) as error:
@@ -129,7 +126,7 @@ class AgentStore:
                 return (await self._reader.readexactly(length)).decode()
         except TimeoutError:
             raise RendezvousTimeout(
-                f"nobody left '{key}' in torchrun's store at {self._where} within {patience:g} s",
+                f"nobody left '{key}' in torchrun's store at {self._where} within {spoken(patience)}",
                 hint="See rank 0's output: it leaves its address there as soon as it listens",
             ) from None
         except UnicodeDecodeError:
@@ -145,11 +142,13 @@ class AgentStore:
 
     async def _greet(self, patience: float) -> None:
         try:
-            async with self._exchange(patience):
+            async with self._exchange(min(patience, ECHO_SECONDS)):
                 await self._ping(_VALIDATE)
         except (OSError, WireError) as error:
             silent = isinstance(error, TimeoutError)
-            how = f"it gave no answer within {patience:g} s" if silent else describe(error)
+            if silent and patience < ECHO_SECONDS:  # too soon to say what it is
+                raise _no_answer(self._where, patience) from None
+            how = f"it gave no answer within {spoken(ECHO_SECONDS)}" if silent else describe(error)
             raise RendezvousError(
                 f"what listens on {self._where}{self._owner()} is not torchrun's store: {how}",
                 hint="MASTER_ADDR and MASTER_PORT must be as torchrun (torch 2.5 or later) set them; "
@@ -195,6 +194,13 @@ class AgentStore:
         peer = self._writer.get_extra_info("peername")
         owner = port_owner(peer[1]) if peer and peer[0] == self.address else ""
         return f", {owner}," if owner else ""
+
+
+def _no_answer(where: str, patience: float) -> RendezvousTimeout:
+    return RendezvousTimeout(
+        f"no answer from {where}, where torchrun's store should be, within {spoken(patience)}",
+        hint="See whether this host can reach the one that MASTER_ADDR names",
+    )
 
 
 def _key(key: str) -> bytes:

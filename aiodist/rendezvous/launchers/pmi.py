@@ -34,6 +34,7 @@ from pathlib import Path
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import describe
+from aiodist.timeouts import spoken
 
 MAX_TEXT = 600  # bytes, of what is told: it is three quarters of its line, which is 1 KiB in old versions
 
@@ -135,7 +136,9 @@ class Pmi:
                     maxes = await _ask(sock, "cmd=get_maxes", "maxes")
                     named = await _ask(sock, "cmd=get_my_kvsname", "my_kvsname")
             except TimeoutError:
-                raise RendezvousTimeout(f"mpirun does not answer within {timeout:g} s", hint=_HINT) from None
+                raise RendezvousTimeout(
+                    f"mpirun does not answer within {spoken(timeout)}", hint=_HINT
+                ) from None
         longest, self._space = maxes.get("vallen_max", ""), named.get("kvsname", "")
         if not self._space or not longest.isdecimal() or int(longest[:9]) < len(_encode("x" * MAX_TEXT)):
             raise RendezvousError("mpirun offers no place for texts by PMI", hint=_HINT)
@@ -176,7 +179,7 @@ class Pmi:
                         text = _decode((await _ask(sock, f"cmd=get {at}", "get_result")).get("value", ""))
             except TimeoutError:
                 raise RendezvousTimeout(
-                    f"not all processes of this mpirun came within {self._timeout:g} s",
+                    f"not all processes of this mpirun came within {spoken(self._timeout)}",
                     hint="Every one of them has to call init_process_group",
                 ) from None
             this.passed += 1

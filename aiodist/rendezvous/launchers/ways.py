@@ -28,6 +28,7 @@ from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers import slurm
 from aiodist.rendezvous.launchers.agent_store import AgentStore
 from aiodist.rendezvous.launchers.pmi import Pmi
+from aiodist.timeouts import spoken
 
 _log = logging.getLogger("aiodist.rendezvous")
 _LOOPBACK = "127.0.0.1"
@@ -70,24 +71,27 @@ async def _by_agent(invitation: Invitation, place: Placement) -> Meeting | None:
             return await host(
                 invitation, place, _own(invitation, place, board.address), 0, partial(board.set, key)
             )
-        try:
-            async with asyncio.timeout(limit):
-                address = await _told(board, key, limit)
-        except TimeoutError:
-            raise RendezvousTimeout(
-                f"rank 0 did not say within {limit:g} s where it listens",
-                hint="See rank 0's output: it leaves its address in torchrun's store as soon as it listens",
-            ) from None
+        address = await _told(board, key, limit)
     return await join(invitation, place, *address)
 
 
 async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
     """The address that rank 0 has left; not one that a rank 0 before has left, whom the agents have ended."""
-    while True:
-        address = split_address(await board.get(key, limit), "the address of rank 0")
-        if await _listens(address):
-            return address
-        await asyncio.sleep(_AGAIN)
+    said = ""
+    try:
+        async with asyncio.timeout(limit):
+            while True:
+                said = await board.get(key, limit)
+                address = split_address(said, "the address of rank 0")
+                if await _listens(address):
+                    return address
+                await asyncio.sleep(_AGAIN)
+    except TimeoutError:
+        silent = f"nobody listened on {said}, which rank 0 named," if said else "rank 0 named no address"
+        raise RendezvousTimeout(
+            f"{silent} within {spoken(limit)}",
+            hint="See rank 0's output: it leaves its address in torchrun's store as soon as it listens",
+        ) from None
 
 
 async def _listens(address: tuple[str, int]) -> bool:

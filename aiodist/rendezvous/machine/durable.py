@@ -6,9 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from aiodist.errors import WireError
-from aiodist.rendezvous.events import Failure, Reply
 from aiodist.rendezvous.machine.sessions import Sessions
-from aiodist.rendezvous.machine.tables import CALL_COST, SESSION_GRACE, Change, Entry, Kind, Lease, Session
+from aiodist.rendezvous.machine.tables import (
+    LEASE_COST,
+    SESSION_GRACE,
+    Change,
+    Entry,
+    KeptFailure,
+    Kind,
+    Lease,
+    Session,
+    unpack_ranks,
+)
 
 _LAZY = frozenset((Kind.settled,))  # lost, it costs memory until the client asks again, and nothing else
 
@@ -45,12 +54,13 @@ class StoreMachine(Sessions):
                 continue  # nothing that it asked can be lost
             changes.append((Kind.session, client, session.last))
             for number, answer in session.answered.items():
-                if isinstance(answer, Failure):
-                    failed = (answer.kind, answer.message, answer.hint, list(answer.missing))
+                if isinstance(answer, KeptFailure):
+                    missing = list(unpack_ranks(answer.missing))
+                    failed = (answer.kind, answer.message, answer.hint, missing)
                     changes.append((Kind.failed, client, number, *failed))
-                elif isinstance(answer, Reply) and isinstance(answer.value, list):
+                elif isinstance(answer.value, list):
                     gathered.setdefault(id(answer.value), (answer.value, []))[1].append([client, number])
-                elif isinstance(answer, Reply):
+                else:
                     changes.append((Kind.answer, client, number, answer.value))
         changes += [(Kind.gathered, cards, calls) for cards, calls in gathered.values()]
         if self._forgot:
@@ -82,8 +92,9 @@ class StoreMachine(Sessions):
 
     def _replay_put(self, key: str, value: bytes, revision: int, token: int) -> None:
         lease = self._leases[token] if token else None
-        self.size += self._growth(key, value)
-        self._place(key, value, lease, self._data.get(key))
+        old = self._data.get(key)
+        self.size += self._growth(key, value, old)
+        self._place(key, value, lease, old)
         self._data[key].revision = self._revision = revision
 
     def _replay_value(self, key: str, value: bytes, revision: int) -> None:
@@ -104,10 +115,7 @@ class StoreMachine(Sessions):
         self._past_session(client).last = last
 
     def _past_session(self, client: bytes) -> Session:
-        session = self._sessions.get(client)
-        if session is None:
-            session = self._sessions[client] = Session()
-        return session
+        return self._sessions.get(client) or self._begin_session(client)
 
     def _replay_answer(self, client: bytes, id: int, value: Any) -> None:
         self._past_session(client)
@@ -145,7 +153,7 @@ class StoreMachine(Sessions):
     def _replay_lease(self, token: int, ttl: float, owner: bytes, single: bool) -> None:
         lease = self._leases.get(token)
         if lease is None:
-            self.size += CALL_COST
+            self.size += LEASE_COST
             self._revision = max(self._revision, token)
             self._leases[token] = Lease(token, float(ttl), owner, 0.0, single=single)
         else:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from aiodist.errors import name_ranks
 from aiodist.rendezvous.events import Reply
 from aiodist.rendezvous.machine.leases import Leases
-from aiodist.rendezvous.machine.tables import CALL_COST, Call, Kind, Round
-from aiodist.rendezvous.schema import RefusedError
+from aiodist.rendezvous.machine.tables import ANSWER_COST, CALL_COST, Call, Kind, Round
+from aiodist.rendezvous.schema import RefusedError, check_name
+from aiodist.timeouts import spoken
 
 MAX_WORLD = 1 << 16  # who is missing is listed, so this is not for a client to choose
+_ROUND_COST = 600  # bytes that the tables of a round take where one rank alone has come
 
 
 class Gathering(Leases):
@@ -21,6 +23,7 @@ class Gathering(Leases):
             raise RefusedError(f"rank {rank} is not in a world of {size}")
         if size > MAX_WORLD:
             raise RefusedError(f"a world of {size} ranks; {MAX_WORLD} can meet")
+        check_name(name)
         gather = self._rounds.get(name)
         if gather is not None and size != gather.size:
             raise RefusedError(
@@ -38,7 +41,7 @@ class Gathering(Leases):
                 f"two processes are rank {rank} at '{name}'", "Give each process its own RANK", "conflict"
             )
         self._check_waiting()
-        self._make_room(CALL_COST + len(card))
+        self._make_room(_cost(name, size, card))
         if gather is None:
             gather = self._rounds[name] = Round(size)
         gather.cards[rank] = card
@@ -50,12 +53,13 @@ class Gathering(Leases):
             self._set_timer(now + timeout, "call", call)
             return
         del self._rounds[name]
-        self._gathered([gather.cards[r] for r in range(size)], list(gather.calls.values()))
+        cards = [gather.cards[r] for r in range(size)]
+        self.size -= sum(_cost(name, size, card) for card in cards)
+        self._gathered(cards, list(gather.calls.values()))
 
     def _gathered(self, cards: list[bytes], calls: list[Call]) -> None:
         """All have come: one list for all, kept until each has it."""
         weight = sum(map(len, cards))
-        self.size -= weight + CALL_COST * len(calls)
         for call in calls:
             del self._in_round[call]
             self._keep_gathered(call, cards, weight // len(calls))
@@ -67,13 +71,17 @@ class Gathering(Leases):
         if session is not None:
             session.answered[call[1]] = Reply(*call, cards)
             session.last = max(session.last, call[1])
+            self.size += ANSWER_COST
             self._weigh(session, call[1], cost)
+
+    def _is_in_a_round(self, client: bytes) -> bool:
+        return any(call[0] == client for call in self._in_round)
 
     def _leave_round(self, call: Call) -> None:
         name, rank = self._in_round.pop(call, ("", -1))
         if rank >= 0:
             gather = self._rounds[name]
-            self.size -= CALL_COST + len(gather.cards[rank])
+            self.size -= _cost(name, gather.size, gather.cards[rank])
             del gather.cards[rank], gather.calls[rank]
             if not gather.cards:
                 del self._rounds[name]
@@ -86,8 +94,11 @@ class Gathering(Leases):
         away = set(range(gather.size)) - gather.cards.keys()
         missing = tuple(sorted(away - gather.gone or away))
         self._leave_round(call)
-        message = (
-            f"{name_ranks(missing)} did not come to '{name}' within {round(gather.timeouts[rank], 3):g} s"
-        )
+        message = f"{name_ranks(missing)} did not come to '{name}' within {spoken(gather.timeouts[rank])}"
         hint = "See whether every process was started, with the same WORLD_SIZE and store, and what it prints"
         return message, hint, missing
+
+
+def _cost(name: str, size: int, card: bytes) -> int:
+    """Bytes that a rank takes while it waits: enough for its failure, too, which may name the whole world."""
+    return CALL_COST + _ROUND_COST + len(name) + len(card) + size // 8

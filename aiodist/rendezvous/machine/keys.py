@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiodist.rendezvous.machine.tables import ENTRY_COST, Call, Entry, Kind, Lease
 from aiodist.rendezvous.machine.waiting import Waiting
-from aiodist.rendezvous.schema import RefusedError
+from aiodist.rendezvous.schema import RefusedError, check_name
 from aiodist.wire.messages import MAX_FRAME
 
 MAX_VALUE = MAX_FRAME - (16 << 10)  # what grows beyond could never be read
@@ -13,13 +13,18 @@ MAX_VALUE = MAX_FRAME - (16 << 10)  # what grows beyond could never be read
 class Keys(Waiting):
     """Adds set, add, append, compare_set, delete_key and their like."""
 
-    def _put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
+    def _put(self, key: str, value: bytes, lease: Lease | None = None, answer: int = 0) -> None:
+        """Args:
+        answer: bytes of the answer.
+        """
         old = self._data.get(key)
-        self._make_room(len(key) + len(value) + ENTRY_COST if old is None else len(value) - len(old.value))
+        if old is None:
+            check_name(key)
+        self._make_room(self._growth(key, value, old), answer)
         self._place(key, value, lease, old)
 
-    def _growth(self, key: str, value: bytes) -> int:
-        old = self._data.get(key)
+    def _growth(self, key: str, value: bytes, old: Entry | None) -> int:
+        """Bytes more that a key takes with this value; `old` is what it holds."""
         return len(key) + len(value) + ENTRY_COST if old is None else len(value) - len(old.value)
 
     def _place(self, key: str, value: bytes, lease: Lease | None, old: Entry | None) -> None:
@@ -38,17 +43,20 @@ class Keys(Waiting):
             for call in list(self._wanted.pop(key)):
                 self._arrived(call, key)
 
-    def _change(self, key: str, entry: Entry | None, value: bytes, suffix: bytes | None = None) -> None:
+    def _change(
+        self, key: str, entry: Entry | None, value: bytes, suffix: bytes | None = None, answer: int = 0
+    ) -> None:
         """Put, but under the lease that the key has.
 
         Args:
             entry: what the key holds.
             suffix: what was appended, where that is all that is new: the log need not hold it all again.
+            answer: bytes of the answer.
         """
         if entry is None:
-            self._put(key, value)
+            self._put(key, value, answer=answer)
             return
-        self._make_room(len(value) - len(entry.value))
+        self._make_room(len(value) - len(entry.value), answer)
         self._revision += 1  # nobody waits for a key that is there
         self._data[key] = Entry(value, self._revision, entry.lease)
         if self._log is not None:
@@ -78,7 +86,10 @@ class Keys(Waiting):
         if len(keys) != len(values):
             raise RefusedError(f"multi_set got {len(keys)} keys and {len(values)} values")
         last = dict(zip(keys, values, strict=True))
-        self._make_room(sum(self._growth(key, value) for key, value in last.items()))  # all or nothing
+        for key in last:
+            check_name(key)
+        growth = sum(self._growth(key, value, self._data.get(key)) for key, value in last.items())
+        self._make_room(growth)  # all or nothing
         for key, value in zip(keys, values, strict=True):
             self._place(key, value, None, self._data.get(key))
         self._done(call)
@@ -109,17 +120,20 @@ class Keys(Waiting):
     def _do_compare_set(self, call: Call, now: float, key: str, expected: bytes, desired: bytes) -> None:
         # torch's meaning: an absent key matches only an empty `expected`, and answers with it otherwise.
         entry = self._data.get(key)
-        if self.size > self.limit:
-            self._make_room(1)  # refused: its answer is kept, too
         if entry is None and expected:
-            self._done(call, expected)
+            answer = expected
         elif entry is None or entry.value == expected:
-            self._change(key, entry, desired)
+            self._change(key, entry, desired, answer=len(desired))
             self._done(call, desired)
+            return
         else:
-            self._done(call, entry.value)
+            answer = entry.value
+        self._make_room(0, len(answer))
+        self._done(call, answer)
 
     def _do_delete_key(self, call: Call, now: float, key: str) -> None:
+        if key not in self._data:
+            self._make_room(0)
         self._done(call, self._remove(key))
 
     def _do_check(self, call: Call, now: float, keys: list[str]) -> None:
@@ -133,6 +147,7 @@ class Keys(Waiting):
 
     def _do_fence(self, call: Call, now: float) -> None:
         """A number larger than all before: a change without a key."""
+        self._make_room(0)
         self._revision += 1
         self._note(Kind.revision, self._revision)
         self._done(call, self._revision)

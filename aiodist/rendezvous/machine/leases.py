@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiodist.rendezvous.machine.keys import Keys
-from aiodist.rendezvous.machine.tables import CALL_COST, Call, Kind, Lease, Session
+from aiodist.rendezvous.machine.tables import LEASE_COST, Call, Kind, Lease, Session
 from aiodist.rendezvous.schema import RefusedError
 
 _AS_LONG_AS_IT_LIVES = 1e9  # seconds; it ends with the connection, or with the session
@@ -15,7 +15,7 @@ class Leases(Keys):
     def _grant(self, call: Call, now: float, ttl: float, *, single: bool) -> Lease:
         if not ttl > 0:
             raise RefusedError(f"ttl must be a positive number of seconds, got {ttl!r}")
-        self._make_room(CALL_COST)
+        self._make_room(LEASE_COST)
         self._revision += 1
         lease = Lease(self._revision, float(ttl), call[0], now + ttl, single=single)
         self._note(Kind.lease, lease.token, lease.ttl, lease.owner, single)
@@ -40,11 +40,13 @@ class Leases(Keys):
             self._put_single(call, now, key, value, ttl)
         self._done(call)
 
-    def _put_single(self, call: Call, now: float, key: str, value: bytes, ttl: float) -> None:
-        """Put under a lease that is this key's own."""
+    def _put_single(
+        self, call: Call, now: float, key: str, value: bytes, ttl: float, answer: int = 0
+    ) -> None:
+        """Put under a lease that is this key's own; `answer`: bytes of the answer."""
         lease = self._grant(call, now, ttl, single=True)
         try:
-            self._put(key, value, lease)
+            self._put(key, value, lease, answer)
         except RefusedError:
             self._detach(key, lease)
             self._note(Kind.lease_end, lease.token)
@@ -54,9 +56,10 @@ class Leases(Keys):
         """Set a key for as long as this client lives, unless it holds something: what it holds then."""
         entry = self._data.get(key)
         if entry is not None and entry.value:
+            self._make_room(0, len(entry.value))
             self._done(call, entry.value)
         else:
-            self._put_single(call, now, key, value, _AS_LONG_AS_IT_LIVES)
+            self._put_single(call, now, key, value, _AS_LONG_AS_IT_LIVES, len(value))
             self._done(call, value)
 
     def _do_lease_grant(self, call: Call, now: float, ttl: float) -> None:
@@ -91,9 +94,9 @@ class Leases(Keys):
         lease = self._standing(token)
         entry = self._data.get(key)
         if entry is None:
-            self._put(key, value, lease)
-        elif self.size > self.limit:
-            self._make_room(1)  # refused: its answer is kept, too
+            self._put(key, value, lease, len(value))
+        else:
+            self._make_room(0, len(entry.value))
         self._done(call, value if entry is None else entry.value)
 
     def _standing(self, token: int) -> Lease:
@@ -107,6 +110,8 @@ class Leases(Keys):
         ends = lease is not None and not lease.single
         if ends:
             self._end_lease(token)
+        else:
+            self._make_room(0)
         self._done(call, ends)
 
     def _end_lease(self, token: int) -> None:
@@ -121,7 +126,7 @@ class Leases(Keys):
         """Forget a lease without keys → whether it was still known (one key's own goes with the key)."""
         if self._leases.pop(lease.token, None) is None:
             return False
-        self.size -= CALL_COST
+        self.size -= LEASE_COST
         if (session := self._sessions.get(lease.owner)) is not None:
             session.leases.pop(lease.token, None)
         return True

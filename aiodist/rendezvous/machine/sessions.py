@@ -14,7 +14,6 @@ from aiodist.rendezvous.machine.tables import (
     SESSION_GRACE,
     Call,
     Kind,
-    Session,
 )
 from aiodist.rendezvous.schema import METHODS, RefusedError, check_args
 
@@ -52,7 +51,7 @@ class Sessions(Gathering):
             self._expire(now)
             self._wake = None
         elif isinstance(event, Connected):
-            session = self._sessions.setdefault(event.client, Session())
+            session = self._sessions.get(event.client) or self._begin_session(event.client)
             session.connected = True
             session.connections += 1
             self._restore_leases(session)
@@ -70,17 +69,14 @@ class Sessions(Gathering):
         client, id = request.client, request.id
         session = self._sessions.get(client)
         if session is None:
-            session = self._sessions[client] = Session()
+            session = self._begin_session(client)
         if answered := session.answered:
             if request.settled:
-                if session.large:
-                    self._settle(session, request.settled)
-                for settled in request.settled:
-                    answered.pop(settled, None)
+                self._settle(session, request.settled)
                 if self._log is not None:
                     self._log.append((Kind.settled, client, request.settled))
             if (answer := answered.get(id)) is not None:
-                self._effects.append(answer)
+                self._answer_again((client, id), answer)
                 return
         call = (client, id)
         if call in self._in_round:
@@ -147,16 +143,18 @@ class Sessions(Gathering):
         for call in [call for call in self._waiters if call[0] == client]:
             self._forget_waiter(call)
         for call in [call for call in self._watches if call[0] == client]:
-            del self._watches[call]
-        self._give_up_at(now + SESSION_GRACE, client, session)
-        self._cut_leases(session, now + RETURN_GRACE)
+            self._forget_watch(call)
+        if session.last or session.answered or session.leases or self._is_in_a_round(client):
+            self._give_up_at(now + SESSION_GRACE, client, session)
+            self._cut_leases(session, now + RETURN_GRACE)
+        else:  # it may begin anew: nothing that it asked has changed anything
+            self._drop_session(client)
 
     def _end_session(self, client: bytes, *, may_return: bool) -> None:
-        session = self._sessions.pop(client)
         for table in (self._waiters, self._watches, self._in_round):
             for call in [call for call in table if call[0] == client]:
                 self._withdraw(call)
-        self.size -= sum(session.large.values())
+        session = self._drop_session(client)
         may_return = may_return and bool(session.answered)
         if may_return:
             self._remember_ended(client)
@@ -173,7 +171,7 @@ class Sessions(Gathering):
         """Forget a call that waits; it is never answered."""
         self._forget_waiter(call)
         self._leave_round(call)
-        self._watches.pop(call, None)
+        self._forget_watch(call)
 
     # Time.
 

@@ -17,8 +17,12 @@ DEFAULT_LIMIT = 1 << 30  # bytes that a store keeps
 MAX_WAITING = 1 << 18  # calls that wait, and watches, of all clients
 MAX_UNSETTLED = 1 << 20  # answers of one client that it has not confirmed
 ENTRY_COST = 200  # bytes that a key takes beside its name and value
-CALL_COST = 400  # bytes that a call that waits takes beside its arguments
-_LARGE = 256  # an answer of so many bytes counts
+CALL_COST = 800  # bytes that a call that waits takes beside its arguments
+LEASE_COST = 400  # bytes that a lease takes beside its keys
+ANSWER_COST = 200  # bytes that an answer takes that its client has not confirmed; not more than a key
+SESSION_COST = 700  # bytes that a client takes
+_LARGE = 64  # bytes of an answer that are in ANSWER_COST
+_WEIGHT_COST = 100  # bytes that it takes to note what an answer weighs
 
 Call = tuple[bytes, int]  # client and request id: names one call for good
 Change = tuple[Any, ...]  # its kind, then what the kind says
@@ -94,6 +98,16 @@ class Round:
 
 
 @dataclass(slots=True)
+class KeptFailure:
+    """A `Failure`, as it is kept until its client has it: its missing ranks are a bit each."""
+
+    kind: str
+    message: str
+    hint: str
+    missing: bytes
+
+
+@dataclass(slots=True)
 class Session:
     """A client, over all its connections."""
 
@@ -102,8 +116,8 @@ class Session:
     away: int = 0  # a number of its own for each absence: tells an old deadline from the current one
     lost: str = ""  # why nothing that it asks may happen: a kind of `Failure`
     last: int = 0  # the highest id of a change that was answered
-    answered: dict[int, Effect] = field(default_factory=dict)
-    large: dict[int, int] = field(default_factory=dict)  # ids of those that count, and what they weigh
+    answered: dict[int, Reply | KeptFailure] = field(default_factory=dict)
+    large: dict[int, int] = field(default_factory=dict)  # ids of those that weigh more than ANSWER_COST
     leases: dict[int, None] = field(default_factory=dict)  # tokens of those that it holds
 
 
@@ -143,11 +157,13 @@ class Tables:
 
     # Bounds.
 
-    def _make_room(self, growth: int) -> None:
-        """Take so many bytes, or refuse."""
-        if growth > 0 and self.size + growth > self.limit:
+    def _make_room(self, growth: int, answer: int = 0) -> None:
+        """Take so many bytes, or refuse where they and an answer of `answer` bytes, which `_done` takes, are
+        too many. What makes the store smaller in all is never refused."""
+        needed = growth + answer + ANSWER_COST
+        if needed > 0 and self.size + needed > self.limit:
             raise RefusedError(
-                f"the store is full: this takes {growth} bytes more, it keeps {self.size} of {self.limit}",
+                f"the store is full: this takes {needed} bytes more, it keeps {self.size} of {self.limit}",
                 "Delete what nobody needs, or serve it with a larger --limit",
                 "full",
             )
@@ -174,33 +190,57 @@ class Tables:
         session = self._sessions.get(client)
         if session is not None:
             session.answered[id] = reply
+            self.size += ANSWER_COST
             if id > session.last:
                 session.last = id
-            if type(value) is bytes and len(value) >= _LARGE:
+            if type(value) is bytes and len(value) > _LARGE:
                 self._weigh(session, id, len(value))
         if self._log is not None:
             self._log.append((Kind.answer, client, id, value))
         self._effects.append(reply)
 
     def _weigh(self, session: Session, id: int, cost: int) -> None:
-        session.large[id] = cost
-        self.size += cost
+        session.large[id] = cost + _WEIGHT_COST
+        self.size += cost + _WEIGHT_COST
 
     def _settle(self, session: Session, ids: list[int]) -> None:
         answered, large = session.answered, session.large
         for id in ids:
-            answered.pop(id, None)
-            if large:
-                self.size -= large.pop(id, 0)
+            if answered.pop(id, None) is not None:
+                self.size -= ANSWER_COST
+                if large:
+                    self.size -= large.pop(id, 0)
 
     def _fail(self, call: Call, kind: str, message: str, hint: str, missing: tuple[int, ...] = ()) -> None:
         """The failure of a gather: kept as the answer of a change is."""
-        failure = Failure(*call, kind, message, hint, missing)
         session = self._sessions.get(call[0])
         if session is not None:
-            session.answered[call[1]] = failure
+            kept = KeptFailure(kind, message, hint, pack_ranks(missing))
+            session.answered[call[1]] = kept
+            self.size += ANSWER_COST
+            self._weigh(session, call[1], len(message) + len(kept.missing))
         self._note(Kind.failed, *call, kind, message, hint, list(missing))
-        self._effects.append(failure)
+        self._effects.append(Failure(*call, kind, message, hint, missing))
+
+    def _answer_again(self, call: Call, answer: Reply | KeptFailure) -> None:
+        if isinstance(answer, KeptFailure):
+            missing = unpack_ranks(answer.missing)
+            self._effects.append(Failure(*call, answer.kind, answer.message, answer.hint, missing))
+        else:
+            self._effects.append(answer)
+
+    # Sessions.
+
+    def _begin_session(self, client: bytes) -> Session:
+        """Whoever connects gets one, full or not: it may be here to delete. Connections are few."""
+        session = self._sessions[client] = Session()
+        self.size += SESSION_COST
+        return session
+
+    def _drop_session(self, client: bytes) -> Session:
+        session = self._sessions.pop(client)
+        self.size -= SESSION_COST + ANSWER_COST * len(session.answered) + sum(session.large.values())
+        return session
 
     # Time.
 
@@ -233,3 +273,16 @@ class Tables:
         while self._timers and not self._is_due_to_matter(self._timers[0]):
             heapq.heappop(self._timers)
         return bool(self._timers) and self._timers[0][0] <= now
+
+
+def pack_ranks(ranks: tuple[int, ...]) -> bytes:
+    """Ranks as a bit each."""
+    packed = bytearray(max(ranks, default=-1) // 8 + 1)
+    for rank in ranks:
+        packed[rank >> 3] |= 1 << (rank & 7)
+    return bytes(packed)
+
+
+def unpack_ranks(packed: bytes) -> tuple[int, ...]:
+    """What `pack_ranks` has packed, in order."""
+    return tuple(rank for rank in range(8 * len(packed)) if packed[rank >> 3] >> (rank & 7) & 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiodist.rendezvous.machine.tables import CALL_COST, Call, Waiter
 from aiodist.rendezvous.machine.watching import Watching
+from aiodist.timeouts import spoken
 
 
 class Waiting(Watching):
@@ -68,5 +69,5 @@ class Waiting(Watching):
         self._forget_waiter(call)
         listed = ", ".join(f"'{key}'" for key in absent[:5])
         listed += f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        message = f"nobody set {listed} within {round(waiter.timeout, 3):g} s"
+        message = f"nobody set {listed} within {spoken(waiter.timeout)}"
         return message, "See whether the process that sets it runs"

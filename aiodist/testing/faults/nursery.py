@@ -15,6 +15,8 @@ import signal
 import socket
 import sys
 
+from aiodist.net.descriptors import receive
+
 _DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -27,7 +29,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
     prctl = ctypes.CDLL(None).prctl
     while True:
-        word, fds, _, _ = socket.recv_fds(driver, 16, 1)
+        word, fds = receive(driver, 16, 1)
         if not word:
             return
         nursery = os.getpid()

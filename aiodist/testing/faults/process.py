@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aiodist.net.descriptors import receive
 from aiodist.testing.faults.rank import PACKET
 
 _START = 60.0  # seconds for a nursery to import everything and fork its first
@@ -131,7 +132,7 @@ class Nursery:
         try:
             with theirs:
                 socket.send_fds(self._sock, [b"fork"], [theirs.fileno()])
-            answer, fds, _, _ = socket.recv_fds(self._sock, 32, 1)
+            answer, fds = receive(self._sock, 32, 1)
         except OSError as error:
             mine.close()
             raise RuntimeError(

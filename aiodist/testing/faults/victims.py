@@ -206,7 +206,7 @@ class Round:
         self._server: StoreServer | None = None
         self._keeper: RankProcess | None = None
         self._job = f"faults-{secrets.token_hex(4)}"
-        self._secret = secrets.token_hex(16)
+        self._secret = secrets.token_hex(32)
         self._meeting: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:

@@ -129,6 +129,7 @@ class Devices:
         free: copies wait for it; it is set, normally.
         refused: what such copies are refused with, if anything.
         modules: what `import cupy` is to find.
+        local: of each thread: its `device`, and the stack of its streams.
     """
 
     def __init__(self, count: int = 8) -> None:
@@ -144,16 +145,16 @@ class Devices:
         self.free.set()
         self.refused: Exception | None = None
         self._kept: list[Array] = []
-        self._local = threading.local()
+        self.local = threading.local()
         self.callers = Stream(self)
         self.users.clear()
         self.modules = self._make(count)
 
     def stack(self) -> list[Stream]:
         """Current streams of this thread."""
-        if not hasattr(self._local, "stack"):
-            self._local.stack = [self.callers]
-        stack: list[Stream] = self._local.stack
+        if not hasattr(self.local, "stack"):
+            self.local.stack = [self.callers]
+        stack: list[Stream] = self.local.stack
         return stack
 
     def close(self) -> None:
@@ -207,9 +208,18 @@ class Devices:
     def _make(self, count: int) -> dict[str, ModuleType]:
         cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
 
+        devices = self
+
         class Device:
-            def __init__(self, index: int) -> None: ...
-            def use(self) -> None: ...
+            def __init__(self, index: int = 0) -> None:
+                self.index = index
+
+            def synchronize(self) -> None:
+                devices.callers.synchronize()
+
+            def use(self) -> None:
+                devices.local.device = self.index
+
             def __enter__(self) -> None: ...
             def __exit__(self, *_: object) -> None: ...
 
@@ -220,7 +230,6 @@ class Devices:
             eventRecord=lambda event, stream: self.events[event].record(self.streams[stream]),
             streamWaitEvent=lambda stream, event: self.streams[stream].give(self.events[event].reached.wait),
             deviceGetPCIBusId=lambda index: f"0000:{index:02}:00.0",
-            getDeviceProperties=lambda index: {"uuid": bytes([index]) * 16},
             memcpyAsync=self._copy,
             memcpyDeviceToHost="out",
             memcpyHostToDevice="in",

@@ -152,6 +152,33 @@ def test_what_names_no_device(device_id: Any) -> None:
         library.pick(device_id, {}, 2)
 
 
+class Gpu:
+    """A driver that sees one GPU. Its UUID is as CuPy gives it: what comes before the first zero byte."""
+
+    def __init__(self, place: str, uuid: bytes) -> None:
+        self._place, self._uuid = place, uuid
+
+    def deviceGetPCIBusId(self, device: int) -> str:  # noqa: N802
+        return self._place
+
+    def getDeviceProperties(self, device: int) -> dict[str, bytes]:  # noqa: N802
+        return {"uuid": self._uuid.partition(b"\0")[0]}
+
+
+def test_gpus_of_two_hosts_are_not_one_though_they_lie_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def identity(host: str, place: str, uuid: bytes) -> str:
+        monkeypatch.setattr(library, "host_id", lambda: host)
+        return library.identity_of(SimpleNamespace(cuda=SimpleNamespace(runtime=Gpu(place, uuid))), 0)
+
+    first = identity("one", "0000:1B:00.0", b"\0" + b"a" * 15)
+    assert identity("one", "0000:1B:00.0", b"\0" + b"a" * 15) == first  # of another process
+    others = [
+        identity("two", "0000:1B:00.0", b"\0" + b"b" * 15),
+        identity("one", "0000:3D:00.0", b"\0" + b"c" * 15),
+    ]
+    assert first not in others
+
+
 @pytest.mark.parametrize("device_id", [2, -1, "cuda:7"])
 def test_device_that_is_not_here(device_id: Any) -> None:
     with pytest.raises(dist.UsageError, match=r"this process sees 2 CUDA devices\. Use 0 to 1"):
@@ -162,7 +189,7 @@ def test_names_that_are_used_are_in_this_cupy() -> None:
     cupy = pytest.importorskip("cupy")
     runtime = [
         *("CUDARuntimeError", "getDeviceCount", "driverGetVersion", "runtimeGetVersion"),
-        *("getDeviceProperties", "deviceGetPCIBusId", "eventRecord", "streamWaitEvent"),
+        *("deviceGetPCIBusId", "eventRecord", "streamWaitEvent"),
     ]
     cuda = ["Device", "Event", "MemoryPointer", "Stream", "UnownedMemory", "get_current_stream"]
     module = ["asnumpy", "bitwise_and", "bitwise_or", "bitwise_xor", "copyto", "empty", "isnan", "multiply"]

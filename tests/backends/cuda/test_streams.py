@@ -133,6 +133,7 @@ class Switch:
 def test_default_stream_is_that_of_the_tensors_device_whichever_is_current() -> None:
     cupy = Current()
     completion = Completion(cupy, 3, [seen(Tensor(), 3)])
+    completion.patience = 30
     completion.launched.set(SimpleNamespace(ptr=7))
     completion.synchronize()
     completion.synchronize(0)

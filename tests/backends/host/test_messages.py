@@ -26,6 +26,7 @@ class Bench:
     """A `Messages` over channels that record what is posted and sent, and a thread run by hand."""
 
     rank = 3
+    size = 5
     context = 77
 
     def __init__(self) -> None:
@@ -39,6 +40,8 @@ class Bench:
         self.off_loop = self._run
         self.results: dict[int, int] = {}
         self.numbers = count()
+        self.crowded: set[int] = set()
+        self.asked: list[tuple[int, Key]] = []
         self.messages = Messages(self)  # type: ignore[arg-type]
 
     def _run(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
@@ -56,10 +59,12 @@ class Bench:
             self.posted[source, key] = (sink.view, done)
             return False
 
-        return SimpleNamespace(recv=recv)
+        return SimpleNamespace(recv=recv, ask=lambda key: self.asked.append((source, key)))
 
     def outgoing(self, peer: int) -> Any:
-        def send(key: Key, signature: bytes, data: memoryview, done: Callable[[], None]) -> bool:
+        def send(
+            key: Key, signature: bytes, data: memoryview, done: Callable[[], None], sealed: bool
+        ) -> bool:
             self.sent.append((peer, key))
             return True
 
@@ -153,6 +158,50 @@ def test_tags_do_not_meet() -> None:
     bench.arrive(1, 0, tag=5)
     bench.deliver(1, 0, tag=5)
     assert bench.results == {name: 11}
+
+
+def test_a_flood_of_messages_out_of_turn_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of them, and each receive, would cost a look at all of them and at all that wait."""
+    bench = Bench()
+    names = [bench.recv(ANY), bench.recv(ANY), bench.recv(2)]
+    looks = []
+    match = bench.messages._match
+
+    def look(tag: int) -> None:
+        looks.append(tag)
+        match(tag)
+
+    monkeypatch.setattr(bench.messages, "_match", look)
+    for number in range(1, 1000):
+        bench.arrive(1, number)
+    assert not looks
+    bench.arrive(4, 0)
+    bench.arrive(1, 0)
+    assert [(source, key.seq) for source, key in bench.posted] == [(4, 0), (1, 0), (2, 0)]
+    bench.arrive(2, 0)
+    other = bench.recv(ANY)
+    for source, number in ((4, 0), (1, 0), (2, 0), (1, 1)):
+        bench.deliver(source, number)
+    assert bench.results == {names[0]: 14, names[1]: 11, names[2]: 12, other: 11}
+
+
+def test_what_a_crowd_may_have_hidden_is_asked_for() -> None:
+    bench = Bench()
+    bench.recv(ANY, tag=5)
+    bench.recv(1, tag=6)  # is posted: its message finds it
+    assert not bench.asked
+    bench.crowded = {1, 2}
+    bench.messages.ask()
+    assert sorted(bench.asked) == [(source, Key(77, 6, 0, 0)) for source in (1, 2)]
+    bench.asked.clear()
+    bench.arrive(2, 0, tag=5)
+    assert not bench.asked  # nobody waits any more
+    bench.recv(1, tag=5)
+    assert not bench.asked
+    bench.recv(ANY, tag=5)
+    bench.recv(2, tag=5)  # waits behind
+    assert (2, Key(77, 6, 1, 0)) in bench.asked and (1, Key(77, 6, 1, 0)) in bench.asked
+    assert {key.seq for _, key in bench.asked} == {1}
 
 
 @pytest.mark.parametrize("peer", [1, ANY])

@@ -23,20 +23,20 @@ def told(words: bytes) -> Array:
 
 
 async def test_address_and_secret_arrive() -> None:
-    server, words = await meeting._listen({}, one_host=True)
+    server, words = await meeting._listen({}, True, b"")
     assert server is not None
     address, key = meeting._read(told(words))
     assert address == f"127.0.0.1:{server.port}"
     assert len(bytes.fromhex(key)) == meeting._SECRET_BYTES
     await server.aclose()
-    other, more = await meeting._listen({"AIODIST_HOST": "127.0.0.1"}, one_host=False)
+    other, more = await meeting._listen({"AIODIST_HOST": "127.0.0.1"}, False, b"")
     assert other is not None
     assert meeting._read(told(more))[1] != key, "a secret is made afresh"
     await other.aclose()
 
 
 async def test_reason_arrives_where_rank_0_cannot_listen() -> None:
-    server, words = await meeting._listen({"AIODIST_HOST": "192.0.2.7"}, one_host=True)
+    server, words = await meeting._listen({"AIODIST_HOST": "192.0.2.7"}, True, b"")
     assert server is None
     with pytest.raises(RendezvousError, match=r"rank 0 cannot host the store: cannot listen on 192\.0\.2\.7"):
         meeting._read(told(words))
@@ -71,15 +71,15 @@ async def test_rank_0_of_several_hosts_says_so_where_it_has_no_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(meeting, "outward", lambda: "")
-    server, words = await meeting._listen({}, one_host=False)
+    server, words = await meeting._listen({}, False, b"")
     assert server is None
     with pytest.raises(RendezvousError, match=r"this host has no address towards others\. Set AIODIST_HOST"):
         meeting._read(told(words))
-    named, _ = await meeting._listen({"AIODIST_HOST": "127.0.0.1"}, one_host=False)
+    named, _ = await meeting._listen({"AIODIST_HOST": "127.0.0.1"}, False, b"")
     assert named is not None
     await named.aclose()
     monkeypatch.setattr(meeting, "outward", lambda: "127.0.0.1")
-    found, words = await meeting._listen({}, one_host=False)
+    found, words = await meeting._listen({}, False, b"")
     assert found is not None
     assert meeting._read(told(words))[0] == f"127.0.0.1:{found.port}"
     await found.aclose()

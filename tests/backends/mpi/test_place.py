@@ -94,6 +94,18 @@ def test_what_is_long_is_cut_between_letters() -> None:
     assert words.startswith(said)
 
 
+def test_a_secret_is_given_to_all_or_to_none() -> None:
+    host = bytes(HOST_BYTES)
+    for given, ranks in (((1, 0, 1, 0), "ranks 1 and 3"), ((0, 1, 0, 0), "ranks 0, 2 and 3")):
+        told = np.stack([card(host, None, bool(one)) for one in given])
+        error = str(refused(told))
+        assert error.startswith(f"{ranks} cannot go on: no secret was given there, as it was to ")
+        assert "mpirun -x AIODIST_SECRET_FILE" in error
+    for same in (False, True):
+        told = np.stack([card(host, None, same)] * 3)
+        assert refused(told) is None
+
+
 def test_who_is_on_one_host() -> None:
     assert together(shown("", "", "", hosts="aaa"))
     assert together(shown("", "x", "", hosts="aaa"))

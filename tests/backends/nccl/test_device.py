@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -30,11 +32,16 @@ class Lane:
         self.lock = threading.Event()
         self.aborted = threading.Event()
         self.closed = False
+        self.under_way = 0
+        self.destroyed = threading.Event()
         self.calm = calm
         if free:
             self.lock.set()
 
-    def abort(self) -> None:
+    def inside(self, connecting: bool = False) -> AbstractContextManager[Any]:
+        return nullcontext(self)
+
+    def abort(self, patience: float) -> None:
         self.aborted.set()
         self.lock.wait()
 
@@ -44,12 +51,20 @@ class Lane:
     def join(self, seconds: float) -> bool:
         return self.calm
 
+    def destroy(self) -> None:
+        self.destroyed.set()
+
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """No device of another test."""
     monkeypatch.setattr(module, "_devices", {})
     monkeypatch.setattr(module, "_never_freed", [])
+
+
+def destroying() -> bool:
+    """Whether anything is being destroyed, or was."""
+    return any(thread.name == "aiodist-nccl-destroy" for thread in threading.enumerate())
 
 
 def stopped(device: NcclDevice, member: Group, during: Callable[[], None] = lambda: None) -> None:
@@ -150,7 +165,7 @@ def test_launch_that_hangs_holds_nobody_up_and_the_next_group_has_another_thread
     hangs.set()
     assert device.collectives.join(30)
     assert ran == []  # after its end
-    assert again.leave(second, [])
+    again.leave(second, [])
     assert again.collectives.join(30)
 
 
@@ -161,7 +176,21 @@ def test_what_comes_too_late_is_not_taken() -> None:
     stopped(device, group)
     assert not device.adopt(Lane())
     assert not device.join(Group())
-    assert not device.leave(group, [])  # its lanes are aborted, there is nothing to destroy
+
+
+def test_what_is_aborted_is_not_destroyed() -> None:
+    first, second, lanes = Group(), Group(), [Lane(), Lane()]
+    device = enter(0, first)
+    enter(0, second)
+    for lane in lanes:
+        device.adopt(lane)
+    device.began(lanes[1])
+    device.leave(first, lanes[:1])  # waits for the other to end
+    stopped(device, second)
+    device.ended(lanes[1])
+    device.leave(second, lanes[1:])
+    assert all(lane.aborted.is_set() for lane in lanes)
+    assert not any(lane.destroyed.is_set() for lane in lanes)
 
 
 def test_thread_ends_with_the_last_group() -> None:
@@ -170,14 +199,67 @@ def test_thread_ends_with_the_last_group() -> None:
     enter(1, second)
     for lane in lanes:
         device.adopt(lane)
-    assert device.leave(first, lanes[:1])
+    device.leave(first, lanes[:1])
     assert not device.collectives.join(0.01)
-    assert device.leave(second, lanes[1:])
+    device.leave(second, lanes[1:])
     assert device.collectives.join(30)
+    assert all(lane.closed and lane.destroyed.wait(30) for lane in lanes)
     third = Group()
     assert enter(1, third) is not device
     enter(1, third).leave(third, [])
     assert not any(lane.aborted.is_set() for lane in lanes)
+
+
+def test_lane_of_a_group_that_has_ended_is_destroyed_when_nothing_is_under_way() -> None:
+    first, second, lanes = Group(), Group(), [Lane(), Lane()]
+    device = enter(0, first)
+    enter(0, second)
+    for lane in lanes:
+        device.adopt(lane)
+    device.began(lanes[1])
+    device.began(lanes[1])
+    device.leave(first, lanes[:1])
+    device.ended(lanes[1])
+    assert not destroying()
+    device.ended(lanes[1])
+    assert lanes[0].destroyed.wait(30)
+    device.leave(second, lanes[1:])
+    assert lanes[1].destroyed.wait(30)
+
+
+def test_lane_is_destroyed_with_the_last_group_whatever_is_under_way() -> None:
+    group, lane = Group(), Lane()
+    device = enter(0, group)
+    device.adopt(lane)
+    device.began(lane)
+    device.leave(group, [lane])
+    assert lane.destroyed.wait(30)
+
+
+def test_one_thread_at_a_time_is_given_a_communicator() -> None:
+    device, lane = NcclDevice(0), Lane()
+    inside: list[int] = []
+    seen: list[int] = []
+
+    def issue() -> None:
+        with device.issuing(lane):
+            inside.append(1)
+            seen.append(len(inside))
+            inside.pop()
+
+    def often() -> None:
+        for _ in range(200):
+            issue()
+
+    threads = [threading.Thread(target=often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [1] * 800
+    group = Group()
+    device.join(group)
+    device.leave(group, [])
 
 
 def test_devices_have_nothing_to_do_with_each_other() -> None:

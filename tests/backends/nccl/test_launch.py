@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.backends.base import Operation
 from aiodist.backends.foreign.task import Task
-from aiodist.backends.nccl.launch import Launch, Planner
+from aiodist.backends.nccl.launch import Launch, Planner, Ways, ways_of
 from aiodist.tensors.device import DeviceArray, geometry
 from aiodist.types import DTYPES, Call, Kind, ReduceOp
 
@@ -155,8 +155,60 @@ def test_what_nccl_lacks_with_a_root_or_in_parts() -> None:
 def test_messages_go_from_rank_0_to_rank_1_of_their_lane() -> None:
     planner = Addresses(None, 0, 5, 8)
     x = tensor(SOURCE, 10, np.float16)
-    assert made(planner.message(operation(Kind.send, x, None))) == [("send", SOURCE, 20, 1, 1, STREAM)]
-    assert made(planner.message(operation(Kind.recv, None, x))) == [("recv", SOURCE, 20, 1, 0, STREAM)]
+    told = ("broadcast", SOURCE, SOURCE, 20, 1, 0, STREAM)
+    assert made(planner.message(operation(Kind.send, x, None))) == [told]
+    assert made(planner.message(operation(Kind.recv, None, x))) == [told]
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "dtype", "ways"),
+    [
+        (Kind.gather, None, F32, Ways(2, True)),
+        (Kind.scatter, None, F32, Ways(2, False)),
+        (Kind.all_to_all, None, F32, Ways(-1, True)),
+        (Kind.reduce, ReduceOp.PRODUCT, np.dtype(np.complex64), Ways(2, True)),
+        (Kind.reduce_scatter, ReduceOp.BXOR, np.dtype(np.int16), Ways(-1, True)),
+        (Kind.all_reduce, ReduceOp.BXOR, np.dtype(np.int16), None),  # by an all_gather
+        (Kind.reduce, ReduceOp.SUM, np.dtype(np.int16), None),  # widened
+        (Kind.reduce, ReduceOp.PREMUL_SUM, F32, None),
+        (Kind.reduce_scatter, ReduceOp.AVG, F32, None),
+        (Kind.broadcast, None, F32, None),
+        (Kind.all_gather, None, F32, None),
+    ],
+)
+def test_who_exchanges_directly(
+    kind: Kind, op: ReduceOp | None, dtype: np.dtype[np.generic], ways: Ways | None
+) -> None:
+    assert ways_of(Call(kind, 0, dtype, (12,), op, 2)) == ways
+
+
+@pytest.mark.parametrize("kind", [Kind.gather, Kind.scatter, Kind.all_to_all])
+def test_ways_are_those_of_the_operation(kind: Kind) -> None:
+    """What an operation sends and receives goes ways that were connected for it, on all ranks."""
+    size, root = 4, 2
+    for rank in range(size):
+        ways = ways_of(Call(kind, 0, F32, (4,), None, root))
+        assert ways is not None
+        one, four = tensor(SOURCE, 1), tensor(TARGET, 4)
+        source, target = {
+            Kind.gather: (one, four if rank == root else None),
+            Kind.scatter: (four if rank == root else None, one),
+            Kind.all_to_all: (tensor(SOURCE, 4), four),
+        }[kind]
+        made = calls(operation(kind, source, target, root=root), rank, size)
+        gone = {(name == "send", peer) for name, _, _, _, peer, _ in made if peer != rank}
+        assert gone == set(ways.moves(rank, size))
+
+
+def test_ways_are_connected_by_a_byte_each() -> None:
+    noted = Noted()
+    call, memory = Addresses(None, 0, 1, 3).connecting(Ways(-1, True))
+    call(noted, STREAM)
+    assert memory.nbytes == 4
+    assert noted.calls == [
+        *[("send", STAGED + 3, 1, 1, peer, STREAM) for peer in (0, 2)],
+        *[("recv", STAGED + peer, 1, 1, peer, STREAM) for peer in (0, 2)],
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from aiodist.backends.nccl import NcclEngine
+from aiodist.backends.cuda import library
+from aiodist.backends.nccl import NcclEngine, communicators
 from aiodist.backends.nccl.sharing import Told, can_share, decode, dotted, misfit
 
 ON = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
@@ -59,6 +62,27 @@ def test_what_is_told_survives_the_way() -> None:
     assert decode(one.encode()) == one
     assert NcclEngine.fits([one.encode(), told("f00", shares=True).encode()]) == ""
     assert "share a GPU" in NcclEngine.fits([told("f00").encode(), told("f00").encode()])
+
+
+def test_gpus_that_lie_alike_on_two_hosts_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all that CuPy gives of their UUIDs is nothing."""
+    cupy = SimpleNamespace(
+        cuda=SimpleNamespace(
+            runtime=SimpleNamespace(
+                deviceGetPCIBusId=lambda device: "0000:1B:00.0",
+                getDeviceProperties=lambda device: {"uuid": b""},
+            )
+        )
+    )
+    monkeypatch.setattr(communicators, "load_nccl", lambda: cupy)
+    monkeypatch.setattr(communicators, "version", lambda: 23203)
+    monkeypatch.setattr(communicators, "can_split", lambda: True)
+    tells = []
+    for host in ("one", "two"):
+        monkeypatch.setattr(library, "host_id", lambda host=host: host, raising=False)
+        tells.append(NcclEngine.tell(0))
+    assert NcclEngine.fits(tells) == ""
+    assert NcclEngine.fits([tells[0], tells[0]]).startswith("ranks 0 and 1 share a GPU")
 
 
 def test_version_in_words() -> None:

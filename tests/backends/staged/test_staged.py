@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,34 @@ async def test_copies_wait_for_the_callers_stream_and_the_loop_for_neither(devic
         assert out.array.tolist() == [5, 5, 5]
 
     await run_cluster(1, main, backend=BACKEND)
+
+
+async def test_operation_in_a_batch_waits_for_the_stream_of_its_call(devices: Devices) -> None:
+    """Not for the one that is current when the block ends; so do messages."""
+
+    async def main(pg: ProcessGroup) -> None:
+        tensor, out, sent = (Tensor(np.zeros(3)) for _ in range(3))
+        side, free = devices.modules["cupy.cuda"].Stream(), threading.Event()
+        side.give(free.wait)
+        for given in (tensor, sent):
+            side.give(partial(given.array.fill, 5))  # what the caller computes
+        into = Tensor(np.zeros(3))
+        message: Any
+        async with pg.coalesce():
+            with side:
+                work = pg.all_reduce(tensor, out=out, async_op=True)
+                if pg.rank == 0:
+                    message = pg.send(sent, 1, async_op=True)
+            if pg.rank == 1:
+                message = pg.recv(into, 0, async_op=True)
+        await turns()
+        assert not work.done()
+        free.set()
+        assert (await work).array.tolist() == [10, 10, 10]
+        await message
+        assert pg.rank == 0 or into.array.tolist() == [5, 5, 5]
+
+    await run_cluster(2, main, backend=BACKEND)
 
 
 async def test_result_is_not_written_before_what_the_caller_reads_from_there(devices: Devices) -> None:

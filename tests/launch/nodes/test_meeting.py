@@ -212,6 +212,8 @@ async def test_alone_refuses_a_port_in_use(busy: int) -> None:
 
 def test_bind_address() -> None:
     assert bind_address("127.0.0.1") == "127.0.0.1"
+    assert bind_address("127.0.0.1", "10.0.0.1") == "127.0.0.1", "it was named"
+    assert bind_address("192.0.2.1", "127.0.0.1") is None
     assert bind_address("localhost") in ("127.0.0.1", "::1")
     assert bind_address("192.0.2.1") is None, "a documentation address is nobody's"
     assert bind_address("no-such-host.invalid") is None

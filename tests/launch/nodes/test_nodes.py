@@ -44,7 +44,8 @@ async def close(*members: Nodes) -> None:
 def test_seats() -> None:
     seat = Nodes(tie(1), roster(3), HashStore()).seat
     assert (seat.node_rank, seat.nnodes, seat.first_rank, seat.nproc, seat.world_size) == (1, 3, 1, 2, 6)
-    assert (seat.store, seat.master_port, seat.secret, seat.newcomer) == ("127.0.0.1:9", 7, "s", False)
+    assert (seat.store, seat.master_port, seat.newcomer) == ("127.0.0.1:9", 7, False)
+    assert seat.secret == DOORS.of_workers.secret
     late = Nodes(tie(3), roster(3).grown(Member(3, "h3", 4)), HashStore()).seat
     assert (late.node_rank, late.nnodes, late.first_rank, late.world_size) == (3, 4, 6, 10)
     assert late.newcomer

@@ -28,7 +28,7 @@ def test_who_comes_later_changes_nobodys_ranks() -> None:
 
 
 members = st.builds(
-    Member, st.integers(0, 50), st.text(max_size=3), st.integers(1, 4), st.none() | st.integers(0, 6)
+    Member, st.integers(0, 50), st.text("aé-.", max_size=3), st.integers(1, 4), st.none() | st.integers(0, 6)
 )
 
 

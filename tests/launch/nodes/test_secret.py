@@ -24,7 +24,7 @@ def test_one_node_gets_a_new_one_each_time() -> None:
 
 def test_several_nodes_share_the_homes(tmp_path: Path) -> None:
     first = job_secret({"HOME": str(tmp_path)}, 2, "10.0.0.1")
-    assert len(first) == 32
+    assert len(first) == 64
     assert job_secret({"HOME": str(tmp_path)}, 2, "10.0.0.1") == first
     [path] = (tmp_path / ".aiodist").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600

@@ -6,78 +6,80 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from aiodist.errors import UsageError
-from aiodist.launch.worker.guardian import Guardian, die_with_parent
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay
+from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.worker import Worker, spawn
 
-
-class FakeGuardian(Guardian):
-    """Remembers instead of forking."""
-
-    def __init__(self) -> None:
-        self.groups: set[int] = set()
-
-    def add(self, group: int) -> None:
-        self.groups.add(group)
-
-    def remove(self, group: int) -> None:
-        self.groups.remove(group)
+# pytest has threads of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 
-def start(guardian: Guardian, *command: str) -> Worker:
+@pytest.fixture
+def spawner() -> Iterator[Spawner]:
+    spawner = Spawner.start()
+    yield spawner
+    spawner.close()
+
+
+def begin(spawner: Spawner, *command: str, stdin: int | None = None) -> Worker:
+    """A worker of which is not known yet whether it runs."""
     loop = asyncio.get_running_loop()
 
     def relays(out: int, err: int, words: LastWords) -> Sequence[Relay]:
         return [Relay(loop, out, console=None), Relay(loop, err, console=None, words=words)]
 
     return spawn(
-        command, os.environ, stdin=None, guardian=guardian, tie=die_with_parent(), make_relays=relays
+        command,
+        os.environ,
+        stdin=stdin,
+        spawner=spawner,
+        grace=0.1,
+        leave_daemons=False,
+        make_relays=relays,
     )
+
+
+def start(spawner: Spawner, *command: str, stdin: int | None = None) -> Worker:
+    worker = begin(spawner, *command, stdin=stdin)
+    worker.confirm()
+    return worker
 
 
 async def ended(worker: Worker) -> int:
     over = asyncio.Event()
-    worker.watch(asyncio.get_running_loop(), over.set)
+    worker.watch(over.set)
     await over.wait()
     assert worker.code is not None
     return worker.code
 
 
-@pytest.fixture
-async def guardian() -> AsyncIterator[FakeGuardian]:
-    guardian = FakeGuardian()
-    yield guardian
-    assert not guardian.groups
-
-
 PYTHON = (sys.executable, "-c")
 
 
-async def test_code_and_last_words_are_there_when_it_has_ended(guardian: FakeGuardian) -> None:
-    worker = start(guardian, *PYTHON, "import sys; sys.stderr.write('bye'); sys.exit(7)")
-    assert guardian.groups == {worker.pid}
+async def test_code_and_last_words_are_there_when_it_has_ended(spawner: Spawner) -> None:
+    worker = start(spawner, *PYTHON, "import sys; sys.stderr.write('bye'); sys.exit(7)")
     assert await ended(worker) == 7
     assert worker.words.excerpt() == ("bye",)
-    await worker.sweep(0.1)
+    await worker.sweep()
 
 
-async def test_a_signal_is_a_negative_code(guardian: FakeGuardian) -> None:
-    worker = start(guardian, *PYTHON, "import signal; signal.pause()")
+async def test_a_signal_is_a_negative_code(spawner: Spawner) -> None:
+    worker = start(spawner, *PYTHON, "import signal; signal.pause()")
     worker.send(signal.SIGKILL)
     assert await ended(worker) == -signal.SIGKILL
     assert worker.asked == signal.SIGKILL
     worker.send(signal.SIGTERM)
     assert worker.asked == signal.SIGKILL, "it had ended already"
-    await worker.sweep(0.1)
+    await worker.sweep()
 
 
-async def test_what_it_left_behind_is_ended(guardian: FakeGuardian) -> None:
+async def test_what_it_left_behind_is_ended(spawner: Spawner) -> None:
     """A child that ignores SIGTERM holds the pipe whose end we wait for."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
@@ -88,15 +90,49 @@ async def test_what_it_left_behind_is_ended(guardian: FakeGuardian) -> None:
     )
     # Popen of the agent closes what it does not hand on, so the shell opens our pipe by its name
     worker = start(
-        guardian, "/bin/sh", "-c", f'exec {sys.executable} -c "$0" 9>/proc/{os.getpid()}/fd/{write}', code
+        spawner, "/bin/sh", "-c", f'exec {sys.executable} -c "$0" 9>/proc/{os.getpid()}/fd/{write}', code
     )
     assert await ended(worker) == 0
     os.close(write)
-    await worker.sweep(0.1)
+    await worker.sweep()
     assert os.read(read, 1) == b""
     os.close(read)
 
 
-async def test_a_command_that_is_not_there(guardian: FakeGuardian) -> None:
+async def test_a_command_that_is_not_there(spawner: Spawner) -> None:
+    worker = begin(spawner, "/no/such/program")
     with pytest.raises(UsageError, match=r"cannot run '/no/such/program': No such file"):
-        start(guardian, "/no/such/program")
+        worker.confirm()
+    worker.send(signal.SIGKILL)
+    await worker.sweep()
+
+
+async def test_start_that_is_given_up(spawner: Spawner) -> None:
+    """Another worker cannot be run: this one is ended before anybody heard of it."""
+    worker = begin(spawner, *PYTHON, "input()")
+    worker.send(signal.SIGKILL)
+    await worker.sweep()
+    assert worker.code == -signal.SIGKILL
+
+
+async def test_guardian_that_somebody_killed(spawner: Spawner) -> None:
+    """Its worker is killed with it, and that is how it ended."""
+    worker = start(
+        spawner, *PYTHON, "import os, sys; sys.stderr.write('up'); os.kill(os.getppid(), 9); input()"
+    )
+    assert await ended(worker) == -signal.SIGKILL
+    assert worker.ended_ns > 0
+    await worker.sweep()
+
+
+async def test_worker_reads_what_it_is_given(spawner: Spawner) -> None:
+    read, write = os.pipe()
+    worker = start(spawner, *PYTHON, "import sys; sys.exit(len(sys.stdin.read()))", stdin=read)
+    os.write(write, b"hello")
+    os.close(write)
+    os.close(read)
+    assert await ended(worker) == 5
+    await worker.sweep()
+    nothing = start(spawner, *PYTHON, "import sys; sys.exit(len(sys.stdin.read()))")
+    assert await ended(nothing) == 0
+    await nothing.sweep()

@@ -17,11 +17,12 @@ import uvloop
 
 from aiodist.errors import AuthenticationError, LeaseLost, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import PrefixStore, WatchEvent
+from aiodist.rendezvous.etcd import gateway, words
 from aiodist.rendezvous.etcd import run as etcd_run
-from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd_store import EtcdStore
 from aiodist.testing.conformance_store import arrived, check_store
 from tests.ports import needs_ipv6
+from tests.rendezvous.conftest import Clock
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 HOST = "127.0.0.1"
@@ -397,12 +398,13 @@ async def test_a_lease_lasts_while_it_is_renewed(etcd: Any, job: str) -> None:
 # What is not let in.
 
 
-async def test_nobody_there(needs_etcd: None) -> None:
+async def test_nobody_there(needs_etcd: None, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_ipv6()
+    monkeypatch.setattr(gateway.Gateway, "_turn", lambda self, at: clock.forward(60))  # it has been told no
     with pytest.raises(RendezvousTimeout) as raised:
-        await EtcdStore.connect(f"etcd://{HOST}:1,[::1]:1", "job", 0.2)
+        await EtcdStore.connect(f"etcd://{HOST}:1,[::1]:1", "job", 30)
     assert str(raised.value) == (
-        f"cannot reach etcd at {HOST}:1, [::1]:1 (Connection refused) after 0.2 s. "
+        f"cannot reach etcd at {HOST}:1, [::1]:1 (Connection refused) after 30 s. "
         "See whether etcd is running, and is at that address"
     )
 

@@ -286,6 +286,13 @@ async def test_something_else_is_named(serve: Serve, said: str, monkeypatch: pyt
     assert "\n" not in str(caught.value)
 
 
+async def test_too_little_time_to_know_what_it_is() -> None:
+    async with serving(mute) as port:
+        said = rf"^no answer from {HOST}:{port}, where torchrun's store should be, within 0.05 s"
+        with pytest.raises(RendezvousTimeout, match=said):
+            await AgentStore.connect(HOST, port, 0.05)
+
+
 async def test_a_store_of_ours_is_something_else() -> None:
     async with await StoreServer.start(HOST, 0, "job", b"secret") as server:
         with pytest.raises(RendezvousError, match=r"is not torchrun's store: (it ended|Connection reset)"):

@@ -7,14 +7,16 @@ import logging
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from aiodist.errors import AuthenticationError, UsageError
+from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import listen
 from aiodist.rendezvous import Meeting, StoreServer, rendezvous
 from aiodist.rendezvous.launchers import slurm, ways
+from aiodist.rendezvous.launchers.agent_store import AgentStore
+from tests.rendezvous.conftest import Clock
 
 HOST = "127.0.0.1"
 
@@ -112,6 +114,20 @@ async def test_agents_that_count_restarts_differently(
     monkeypatch.setattr(ways, "_meetings", iter((7, 7)))  # as two processes count
     found, _ = await meet([{**agent, "RANK": str(r), "TORCHELASTIC_RESTART_COUNT": str(r)} for r in range(2)])
     assert found == [b"0", b"1"]
+
+
+async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -> None:
+    class Board:
+        async def get(self, key: str, timeout: float) -> str:
+            clock.forward(60)
+            return f"{HOST}:{before}"
+
+    async with await StoreServer.start(HOST, 0, "x", b"s") as gone:
+        before = gone.port
+    with pytest.raises(
+        RendezvousTimeout, match=rf"^nobody listened on {HOST}:{before}, .* within 30 s\. See"
+    ):
+        await ways._told(cast("AgentStore", Board()), "key", 30)
 
 
 async def test_nothing_says_where_rank_0_is() -> None:

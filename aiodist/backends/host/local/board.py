@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,16 +35,21 @@ REGION = SLOTS * 8 + SLOTS * STRIDE
 
 # Words of a slot, and what they say of the operation in it.
 CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT = range(7)
-"""CODE: which operation, written last when it is published. FILL: blocks of the source that peers may read.
+"""CODE: which operation, written last when it is published; 0 again when it is withdrawn.
+FILL: blocks of the source that peers may read.
 TOOK: blocks that this rank has taken from its peers' sources. OUT, TOOK_OUT: the same of results.
-SOURCE, RESULT: where they lie in the home; odd where all of it lies there, even where blocks go around."""
+SOURCE, RESULT: where they lie in the home, as `place_word` says it; 0 where there is nothing."""
 
 ZEROS = memoryview(bytearray(8 * (RESULT - FILL + 1))).cast("Q")
 
 _SIGNATURE = 64
 _STRIDE8, _FIRST8 = STRIDE // 8, SLOTS
 MASK = SLOTS - 1
-LOW = 0xFFFF
+
+NUMBER_BITS = 16
+"""Low bits of an operation's number in the word that publishes it, 7 to 16. A slot holds the last number that
+it was used for, or nothing, so they need not tell more than two uses of a slot apart. Read when a group is
+made: tests lower it on all ranks, and find after fewer numbers where that does not hold."""
 
 
 class Peer:
@@ -74,13 +79,15 @@ class Board:
         context: names the group.
         ranks: global ranks of the members, in group order, all near.
         rank: this process's group rank.
+        spare: bytes of staging that the group keeps for itself, if there is room.
     """
 
-    def __init__(self, hub: Hub, context: int, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, hub: Hub, context: int, ranks: Sequence[int], rank: int, spare: int = 0) -> None:
         self.hub = hub
         self.context = context
         self.rank = rank
         self.size = len(ranks)
+        self.low = (1 << NUMBER_BITS) - 1
         self.words = hub.words
         self.bytes = hub.bytes
         self.at = hub.take(REGION, 4096)
@@ -96,11 +103,16 @@ class Board:
         self.signed: list[object] = [None] * SLOTS  # the quick plan whose signature a slot still holds
         self.nears = [peer.near for peer in self.peers]
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
+        hub.boards.add(self)
         try:
             hub.announce(context, self.at)
         except MemoryError:
             hub.free(self.at)
+            hub.boards.discard(self)
             raise
+        self._spare_bytes = span_bytes(spare)
+        self._spare = hub.spare(self._spare_bytes) if spare else 0
+        self._spare_user = -1  # the number of the last operation that had it
 
     # ── finding things ───────────────────────────────────────────────────────────────────────────────
 
@@ -122,6 +134,10 @@ class Board:
             signature[:16] + seq.to_bytes(8, sys.byteorder) + signature[24:]
         )  # a quick one's is not renewed
 
+    def code(self, digest: int, seq: int) -> int:
+        """The word that publishes an operation: 48 bits of what it is, and the low ones of its number."""
+        return digest << 16 | (seq + 1) & self.low
+
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
     def sign(self, seq: int, signature: bytes) -> None:
@@ -142,20 +158,48 @@ class Board:
         """This rank reads nothing of an operation any more."""
         self.words[self.base + (seq & MASK)] = seq + 1
 
-    def finished_here(self, seq: int) -> bool:
-        """Whether this rank reads nothing of an operation any more; of none below 0."""
-        return seq < 0 or self.words[self.base + (seq & MASK)] > seq
+    def pass_over(self, seq: int) -> None:
+        """A number without an operation, whose slot is free: nothing in it may look like one, however many
+        numbers come before the next use of the slot."""
+        self.words[self.base + self.head(seq) + CODE] = 0
+        self.finished(seq)
 
     def all_finished(self, seq: int) -> bool:
         """Whether no member, this one included, touches anything of an operation any more."""
         slot = seq & MASK
         return self.words[self.base + slot] > seq and all(
-            peer.base and peer.words[peer.base + slot] > seq for peer in self.peers
+            (peer.base or self.found(peer)) and peer.words[peer.base + slot] > seq for peer in self.peers
         )
+
+    def begun(self, seq: int) -> set[int]:
+        """Other members that have begun an operation: it stands in their slot, or is finished there."""
+        slot, at = seq & MASK, self.head(seq) + CODE
+        found = set()
+        for peer in self.peers:
+            if self.found(peer):
+                word = peer.words[peer.base + at]
+                stands = word != 0 and (word ^ (seq + 1)) & self.low == 0
+                if stands or peer.words[peer.base + slot] > seq:
+                    found.add(peer.member)
+        return found
 
     def free(self, seq: int) -> bool:
         """Whether an operation's slot may be written."""
         return seq < SLOTS or self.all_finished(seq - SLOTS)
+
+    def withdraw(self, heads: Iterable[int]) -> None:
+        """Operations in these slots, published and not finished here, end here without a result.
+
+        When this returns, every peer that looks at CODE finds 0, and only afterwards can it find in memory
+        what is written there later: peers look again when they have read (`Exchange.confirmed`).
+        """
+        if not self.hub.words:
+            return  # closed: nobody of this process can write there through it any more
+        for head in heads:
+            self.words[self.base + head + CODE] = 0
+        # Rings, too: whoever looks and sleeps again costs nothing. Most of all it is a fence. Stores are seen
+        # in order, but for those that NumPy and the C library write past the cache, which may overtake.
+        self.ring_all()
 
     # ── waking who waits for a word ──────────────────────────────────────────────────────────────────
 
@@ -181,15 +225,39 @@ class Board:
 
     def span(self, nbytes: int, seq: int) -> int:
         """Memory for an operation's blocks: the longest unused of its size if nobody reads it any more. It
-        returns by itself."""
-        size = 1 << max(13, (nbytes - 1).bit_length())
+        returns by itself. 0 where there is no room now: see `spare`."""
+        size = span_bytes(nbytes)
         spans = self._spans.setdefault(size, deque())
         if spans and self.all_finished(spans[0][1]):
             at, _ = spans.popleft()
         else:
-            at = self.hub.take(size, 4096)
-        spans.append((at, seq))
+            at = self.hub.stage(size)
+        if at:
+            spans.append((at, seq))
         return at
+
+    def spare(self, nbytes: int, seq: int) -> int:
+        """The memory that the group keeps for itself, if nobody reads it any more; else 0.
+
+        Operations get it in the order of their numbers. So of those that are not finished the first has what
+        it needs on every rank, sooner or later, however much users and other groups have: it waits for nobody
+        who waits for it.
+        """
+        idle = self._spare_user < 0 or self.all_finished(self._spare_user)
+        if not idle or span_bytes(nbytes) > self._spare_bytes:
+            return 0
+        self._spare_user = seq
+        return self._spare
+
+    def reclaim(self) -> None:
+        """Free the spans that nobody reads any more."""
+        for spans in self._spans.values():
+            for _ in range(len(spans)):
+                at, seq = spans.popleft()
+                if self.all_finished(seq):
+                    self.hub.free(at)
+                else:
+                    spans.append((at, seq))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -208,6 +276,8 @@ class Board:
     def release(self) -> None:
         """Give all memory back."""
         self.hub.free(self.at)
+        if self._spare:
+            self.hub.free(self._spare)
         for spans in self._spans.values():
             for at, _ in spans:
                 self.hub.free(at)
@@ -216,14 +286,30 @@ class Board:
     def close(self) -> None:
         """Let go of the memory."""
         self._spans.clear()
+        self.hub.boards.discard(self)
         self.words, self.bytes = memoryview(b""), np.empty(0, np.uint8)
         self.peers, self.nears = [], []
         self.by_member.clear()
 
 
-def code(digest: int, seq: int) -> int:
-    """The word that publishes an operation: 48 bits of what it is, 16 of its number."""
-    return digest << 16 | (seq + 1) & LOW
+def span_bytes(nbytes: int) -> int:
+    """How much memory `Board.span` takes for so many bytes."""
+    return 1 << max(13, (nbytes - 1).bit_length())
+
+
+def place_word(at: int, exposed: bool) -> int:
+    """Pack a place for SOURCE or RESULT: any byte of the home, aligned or not.
+
+    Args:
+        at: offset in the home.
+        exposed: all of it lies there, in the array that is communicated; else blocks go around in staging.
+    """
+    return at << 1 | exposed
+
+
+def place_of(word: int) -> tuple[int, bool]:
+    """Unpack what `place_word` packed: the offset, and whether all of it lies there."""
+    return word >> 1, word & 1 == 1
 
 
 def view(near_bytes: Array, at: int, count: int, dtype: np.dtype[Any]) -> Array:

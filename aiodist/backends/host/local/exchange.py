@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.host.local.board import CODE, FILL, LOW, RESULT, SOURCE, ZEROS, Peer, code, view
+from aiodist.backends.host.local.board import CODE, FILL, RESULT, SOURCE, ZEROS, Peer, view
 from aiodist.backends.host.local.memory import Memory
 from aiodist.backends.host.local.plan import Plan
 
@@ -35,6 +35,8 @@ class Exchange:
     Attributes:
         moves: counts the words that were written: whoever resumes sees whether something happened.
         dead: make no further progress.
+        needs: bytes of staging; 0: none. What `lay_out` says.
+        staging: where they are. It has them before it begins.
     """
 
     __slots__ = (
@@ -48,10 +50,12 @@ class Exchange:
         "limits",
         "made",
         "moves",
+        "needs",
         "operation",
         "plan",
         "ring",
         "seq",
+        "staging",
         "words",
     )
 
@@ -71,16 +75,22 @@ class Exchange:
         self.limits = limits
         self.disagrees = disagrees
         self.seq = operation.call.seq
-        self.code = code(plan.digest, self.seq)
+        self.code = board.code(plan.digest, self.seq)
         self.head = board.head(self.seq)
         self.base = board.base + self.head
         self.words = board.words
         self.moves = 0
         self.dead = False
         self.ring: Callable[[], None] = board.ring_loops
+        self.staging = 0
+        self.needs = self.lay_out()
         self.generator = self.steps()
 
     # ── what kinds define ────────────────────────────────────────────────────────────────────────────
+
+    def lay_out(self) -> int:
+        """Work out which blocks go where → bytes of staging that they need. No data is touched."""
+        return 0
 
     def begin(self) -> None:
         """Fill what can be filled at once, and publish. In the call, or when the slot is free."""
@@ -89,6 +99,12 @@ class Exchange:
     def steps(self) -> Steps:
         """All that comes after."""
         raise NotImplementedError
+
+    def take_room(self, spare: bool = False) -> bool:
+        """Take the staging that it needs, if there is room now; `spare`: what the group keeps for itself."""
+        take = self.board.spare if spare else self.board.span
+        self.staging = take(self.needs, self.seq)
+        return self.staging != 0
 
     # ── driving ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -103,7 +119,12 @@ class Exchange:
     # ── for the kinds ────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, source: int = 0, result: int = 0, filled: int = 0) -> None:
-        """Say what this operation is, and where its data lies. Peers go on from here."""
+        """Say what this operation is, and where its data lies. Peers go on from here.
+
+        Args:
+            source, result: words for SOURCE and RESULT (`board.place_word`).
+            filled: blocks of the source that peers may read now.
+        """
         words, base, board = self.words, self.base, self.board
         words[base + FILL : base + RESULT + 1] = ZEROS
         words[base + FILL] = filled
@@ -116,13 +137,13 @@ class Exchange:
 
     def arrivals(self, peers: Sequence[Peer]) -> Steps:
         """Wait until peers have published the same operation."""
-        mine, head = self.code, self.head
+        mine, head, low = self.code, self.head, self.board.low
         for peer in peers:
             while not (peer.base or self.board.found(peer)):
                 yield
             words, at = peer.words, peer.base + head + CODE
             while (theirs := words[at]) != mine:
-                if theirs and not (theirs ^ mine) & LOW:
+                if theirs and not (theirs ^ mine) & low:
                     self.disagrees(self, peer)
                     while True:
                         yield
@@ -141,6 +162,21 @@ class Exchange:
             words, at = peer.words, peer.base + offset
             while words[at] < value:
                 yield
+
+    def confirmed(self, peers: Sequence[Peer]) -> Steps:
+        """What was just read of peers' memory is what they have published; comes before anything that is
+        derived from it is handed on, or reported.
+
+        A peer whose operation has failed withdraws it before its user may write to the array again, which is
+        exposed here. So where its word is still there after the reading, what was read is older than that
+        (on x86-64 loads are done in order). Where it is not, wait for ever: its group has broken, and the
+        control links say so.
+        """
+        mine, head = self.code, self.head
+        for peer in peers:
+            if peer.words[peer.base + head + CODE] != mine:
+                while True:
+                    yield
 
     def word(self, peer: Peer, word: int) -> int:
         """A word of a peer's slot, as it is now."""

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 from aiodist.backends.base import Operation
-from aiodist.backends.host.local.board import SLOTS, Board, Peer
+from aiodist.backends.host.local.board import MASK, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.memory import memory
-from aiodist.backends.host.local.plan import Path, Plan, digest_of, path_of
+from aiodist.backends.host.local.plan import Path, Plan, digest_of, most_staged, path_of
 from aiodist.backends.host.local.quick import Issuer, Quick
 from aiodist.backends.host.local.quick_work import QuickWork
 from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.backends.host.local.share import Meet, ReduceEach, Share
+from aiodist.errors import GroupBroken
 from aiodist.types import Kind
 
 if TYPE_CHECKING:
     from aiodist.environment.thresholds import Thresholds
+
+logger = logging.getLogger("aiodist")
 
 _PLANS = 1024  # calls that differ, of one group, that are remembered
 
@@ -53,6 +58,9 @@ class Owner(Protocol):
     def quietened(self) -> None:
         """The thread has let go of something after `condemn`."""
 
+    def awaits(self, seq: int) -> bool:
+        """Whether a number before this one is taken, whose operation has yet to come."""
+
 
 class LocalGroup:
     """See the module.
@@ -77,24 +85,25 @@ class LocalGroup:
         rank: int,
         limits: Thresholds,
     ) -> None:
-        self.board = Board(hub, context, ranks, rank)
+        self.board = Board(hub, context, ranks, rank, most_staged(len(ranks), limits))
         self.hub = hub
         self._bulk = bulk
         self._owner = owner
         self._limits = limits
         self._issued = 0
         self._plans: dict[tuple[object, ...], Plan] = {}
-        self._waiting: dict[int, Exchange] = {}  # for their slot
+        self._waiting: dict[int, Exchange] = {}  # for their slot, or for room
+        self._told = False  # that one waits for room
         self._running: dict[int, Exchange] = {}  # on the loop
         self._in_thread: set[Exchange] = set()
-        self._skipped: list[int] = []  # numbers of others, whose slots this rank still reads
+        self._skipped: dict[int, list[int]] = {}  # numbers of others, by slot: the least first
         self._dead = False
         self.quick: Quick | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, operation: Operation, nbytes: int, wired: Callable[[], None] | None = None) -> None:
-        """Start an operation, or have it wait for its slot.
+        """Start an operation, or have it wait for its slot and for room.
 
         Args:
             operation: the operation.
@@ -124,11 +133,36 @@ class LocalGroup:
             assert wired is not None
             exchange.start = wired
         self._issued = max(self._issued, call.seq + 1)
-        if board.free(call.seq):
+        if self._admits(exchange):
             self._start(exchange)
-        else:
-            self._waiting[call.seq] = exchange
-            self.hub.watch(self)
+            return
+        self._waiting[call.seq] = exchange
+        self.hub.watch(self)
+        if exchange.needs and self.board.free(call.seq) and not self._told:
+            self._told = True
+            text = (
+                "%s #%d waits for shared memory, of which this process has %d bytes: pg.empty may have most"
+            )
+            logger.warning(text, call.describe(), call.seq, self.hub.room)
+
+    def _admits(self, exchange: Exchange) -> bool:
+        """Whether an operation may be published: its slot is free, and it has the staging that it needs."""
+        if not self.board.free(exchange.seq):
+            return False
+        if not exchange.needs or exchange.take_room():
+            return True
+        if span_bytes(exchange.needs) > self.hub.room:
+            raise GroupBroken(
+                f"an operation of {self.board.size} ranks needs {span_bytes(exchange.needs)} bytes of shared"
+                f" memory, and this process has {self.hub.room}",
+                hint="Raise its limit of address space (ulimit -v), or set AIODIST_TRANSPORT=tcp everywhere",
+            )
+        return self._is_first(exchange.seq) and exchange.take_room(spare=True)
+
+    def _is_first(self, seq: int) -> bool:
+        """Whether no operation before this one needs room, or may when it comes."""
+        waiting = any(before < seq and other.needs for before, other in self._waiting.items())
+        return not waiting and not self._owner.awaits(seq)
 
     def _start(self, exchange: Exchange) -> None:
         exchange.begin()
@@ -143,23 +177,21 @@ class LocalGroup:
             exchange.operation.work._driver = self
 
     def skip(self, seq: int) -> None:
-        """Nothing is published under a number, on any rank: its slot is the next one's, once free."""
+        """Nothing is published under a number, on any rank: its slot is passed over once it is free."""
         if not self._dead:
             self._issued = max(self._issued, seq + 1)
-            self._skipped.append(seq)
-            self._skip()
+            heappush(self._skipped.setdefault(seq & MASK, []), seq)
+            self._pass_over(seq & MASK)
             if self._skipped:
                 self.hub.watch(self)
 
-    def _skip(self) -> None:
-        later = []
-        for seq in self._skipped:
-            if self.board.finished_here(seq - SLOTS):
-                self.board.finished(seq)
-                self.hub.rest_soon()  # it rings for those who wait for the slot
-            else:
-                later.append(seq)
-        self._skipped = later
+    def _pass_over(self, slot: int) -> None:
+        numbers, board = self._skipped[slot], self.board
+        while numbers and board.free(numbers[0]):
+            board.pass_over(heappop(numbers))
+            self.hub.rest_soon()  # it rings for those who wait for the slot
+        if not numbers:
+            del self._skipped[slot]
 
     def make_quick(self, issuer: Issuer, note: Callable[[QuickWork], Operation]) -> Quick:
         """The quick path, for the group `issuer`; `note` enters an operation in flight."""
@@ -173,11 +205,12 @@ class LocalGroup:
         if self._dead:
             return False
         try:
-            if self._skipped:
-                self._skip()
-            for exchange in list(self._waiting.values()):
-                if self.board.free(exchange.seq):
-                    del self._waiting[exchange.seq]
+            for slot in list(self._skipped):
+                self._pass_over(slot)
+            for seq in sorted(self._waiting):
+                exchange = self._waiting[seq]
+                if self._admits(exchange):
+                    del self._waiting[seq]
                     self._start(exchange)
             for exchange in list(self._running.values()):
                 if not self._dead:
@@ -217,12 +250,12 @@ class LocalGroup:
 
     def _ended(self, exchange: Exchange, error: Exception | None) -> None:
         """The thread has let go of an operation."""
+        if error is not None and not exchange.dead:
+            self._owner.failed(error)  # which condemns it, too: it is still among those in the thread
         self._in_thread.discard(exchange)
         if exchange.dead:
             self._owner.quietened()
-        elif error is not None:
-            self._owner.failed(error)
-        else:
+        elif error is None:
             self._over(exchange)
 
     def _over(self, exchange: Exchange) -> None:
@@ -248,6 +281,7 @@ class LocalGroup:
 
     def condemn(self) -> bool:
         """Go no further. True if no buffer is touched any more; else the owner hears `quietened`."""
+        self._withdraw()
         self._dead = True
         if self.quick is not None:
             self.quick.dead = True
@@ -257,8 +291,17 @@ class LocalGroup:
             self._bulk.wake()
         return not self._in_thread
 
+    def _withdraw(self) -> None:
+        """Take back what is published and not finished: users will write to their arrays again once the Works
+        have failed, and what is dropped here may be given to others."""
+        heads = [exchange.head for exchange in (*self._running.values(), *self._in_thread)]
+        if self.quick is not None:
+            heads += [work._head for work in self.quick.pending.values()]
+        self.board.withdraw(heads)
+
     def retire(self) -> None:
         """The group is gone. What peers still have to read stays until they have."""
+        self._withdraw()
         self._dead = True
         self._running.clear()
         self._waiting.clear()
@@ -266,7 +309,8 @@ class LocalGroup:
         if self.quick is not None:
             issued = max(issued, self.quick.issuer._issued)
             self.quick.close()
-        self.hub.leave(board.context, lambda: board.abandoned(issued), board.release)
+        thread = self._in_thread  # may still write to staging
+        self.hub.leave(board.context, lambda: not thread and board.abandoned(issued), board.release)
 
 
 class Wired(Exchange):

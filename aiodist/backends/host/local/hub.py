@@ -11,6 +11,7 @@ for a while (`may_poll`): one budget a turn of the loop, so that others run in b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import threading
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiodist.environment.cores import cores
+from aiodist.errors import UsageError
 from aiodist.shm.heap import Heap
 from aiodist.shm.home import Home, Neighbour
 
@@ -30,6 +32,8 @@ ASLEEP_LOOP, ASLEEP_BULK = 512, 520
 
 _DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
 _HEAP = _DIRECTORY + _ENTRIES * 16
+
+_KEPT = 8  # this part of a home is kept for operations and new groups: users' arrays do not get it
 
 Array = np.ndarray[Any, Any]
 
@@ -46,6 +50,13 @@ class Group(Protocol):
 
     def progress(self) -> bool:
         """Go on with what waits; whether anything still does."""
+
+
+class Holder(Protocol):
+    """What keeps memory of the home that it may use again."""
+
+    def reclaim(self) -> None:
+        """Free what nobody touches."""
 
 
 class Near:
@@ -96,6 +107,10 @@ class Hub:
         loop: the event loop.
         local_ranks: processes of this job on this host, this one included.
         poll: seconds of polling in a turn of the loop; 0: none.
+
+    Attributes:
+        room: bytes of the home that there are to give out.
+        boards: what takes memory for a while and can say which of it is idle.
     """
 
     def __init__(
@@ -117,6 +132,10 @@ class Hub:
         self.crowded = local_ranks > cores()
         self._loop = loop
         self._heap = Heap(_HEAP, len(self.view))
+        self.room = len(self.view) - _HEAP
+        self._users_stop = len(self.view) - self.room // _KEPT
+        self.boards: set[Holder] = set()
+        self._short = False  # somebody waits for room
         self._returned: list[int] = []  # by finalizers, which may run anywhere
         self.groups: set[Group] = set()
         self._entries: dict[int, int] = {}
@@ -134,16 +153,54 @@ class Hub:
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, nbytes: int, align: int = 64) -> int:
-        """A piece of the home."""
-        while self._returned:
-            self._heap.free(self._returned.pop())
-        self._limbo = [group for group in self._limbo if not group[0]()]
-        return self._heap.take(nbytes, align)
+    def take(self, nbytes: int, align: int = 64, stop: int | None = None) -> int:
+        """A piece of the home, below `stop` if that is given.
+
+        Raises:
+            MemoryError: there is no room, also where all that is idle is freed.
+        """
+        self._clear_away()
+        try:
+            return self._heap.take(nbytes, align, stop)
+        except MemoryError:
+            for board in self.boards:
+                board.reclaim()
+            self._clear_away()
+            return self._heap.take(nbytes, align, stop)
+
+    def stage(self, nbytes: int) -> int:
+        """A piece for an operation's blocks; 0 where there is no room now. When a piece comes back the groups
+        that wait (`watch`) are asked to go on."""
+        for _ in range(2):
+            try:
+                return self.take(nbytes, 4096)
+            except MemoryError:
+                self._short = True  # said before the last look: what another thread gives back is not missed
+        return 0
+
+    def spare(self, nbytes: int) -> int:
+        """A piece that is kept for a time of need; 0 where others would soon miss it."""
+        if self.taken() + nbytes > self.room * 3 // 4:
+            return 0
+        return self.stage(nbytes)
 
     def free(self, at: int) -> None:
-        """Give a piece back."""
+        """Give a piece back. From any thread: a finalizer may run anywhere."""
         self._returned.append(at)
+        if self._short:
+            self._short = False
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self.call(self.rest_soon)
+
+    def taken(self) -> int:
+        """Bytes that are given out."""
+        self._clear_away()
+        return self._heap.taken()
+
+    def _clear_away(self) -> None:
+        self._limbo = [group for group in self._limbo if not group[0]()]
+        while self._returned:
+            self._heap.free(self._returned.pop())
 
     def offset_of(self, array: Array) -> int:
         """Where an array lies in the home; 0 if it does not."""
@@ -151,12 +208,23 @@ class Hub:
         return at if at > 0 and at + array.nbytes <= len(self.view) else 0
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A new array in the home, freed with its last view."""
+        """A new array in the home, freed with its last view.
+
+        Raises:
+            UsageError: there is no room.
+        """
         count = 1
         for extent in shape:
             count *= extent
         nbytes = count * dtype.itemsize
-        at = self.take(nbytes, 4096 if nbytes >= 4096 else 64)
+        try:
+            at = self.take(nbytes, 4096 if nbytes >= 4096 else 64, self._users_stop)
+        except MemoryError:
+            raise UsageError(
+                f"no room for {nbytes} bytes in shared memory: {self.taken()} of {self.room} are taken, and"
+                f" {len(self.view) - self._users_stop} are kept for operations",
+                hint="Drop arrays of pg.empty that are done with, or use ordinary ones; ulimit -v limits it",
+            ) from None
         lease = _Lease(self, at, nbytes)
         return np.asarray(lease).view(dtype)[:count].reshape(shape)
 
@@ -282,6 +350,7 @@ class Hub:
         self._loop.remove_reader(self.home.loop_bell)
         del self.home  # or an array of a user's, which knows the hub, would keep it mapped for ever
         self.groups.clear()
+        self.boards.clear()
         for _, release in self._limbo:
             release()
         self._limbo.clear()

@@ -62,6 +62,17 @@ def path_of(call: Call, size: int, nbytes: int, limits: Thresholds) -> Path:
     return Path.inline
 
 
+def most_staged(size: int, limits: Thresholds) -> int:
+    """Bytes of staging that an operation of a group of `size` needs at most."""
+    endless, lanes = 1 << 40, size - 1
+    block, depth = blocks(endless, size, lanes, limits)
+    larger, deep = blocks(endless, size, lanes, limits, phases=1)
+    parts = (
+        limits.inline * lanes + 64 * size
+    )  # in whole cache lines; one may be as large as all, where they differ
+    return max(block * depth * size, larger * deep * lanes, parts, limits.direct)
+
+
 def blocks(part: int, size: int, lanes: int, limits: Thresholds, *, phases: int = 2) -> tuple[int, int]:
     """How the bulk path cuts a part: bytes of a block, and how many a rank may be ahead of its readers.
 

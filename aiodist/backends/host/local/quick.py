@@ -26,7 +26,6 @@ from aiodist.backends.base import Array, Operation
 from aiodist.backends.host.local.board import (
     CODE,
     FILL,
-    LOW,
     MASK,
     OUT,
     RESULT,
@@ -35,6 +34,8 @@ from aiodist.backends.host.local.board import (
     TOOK,
     TOOK_OUT,
     ZEROS,
+    place_of,
+    place_word,
 )
 from aiodist.backends.host.local.hub import ASLEEP_LOOP
 from aiodist.backends.host.local.plan import Path, path_of
@@ -96,6 +97,7 @@ class Quick:
         self._note = note
         self._words = board.words
         self._base = board.base
+        self._low = board.low
         self._peers: tuple[tuple[memoryview, int], ...] = ()  # words and base of each, once all are found
         self._sums: dict[Any, QuickPlan | None] = {}
         self._others: dict[Any, QuickPlan | None] = {}
@@ -135,11 +137,15 @@ class Quick:
                 if theirs[base + slot] <= before:
                     return None
         head = self._heads[slot]
-        word = plan.digest | (seq + 1) & LOW
-        work = QuickWork(self, plan, seq, head, word, tensor, held)
+        word = plan.digest | (seq + 1) & self._low
         if plan.spans:
-            self._fill(work)
+            places = self._room(plan, seq, tensor)
+            if places is None:
+                return None
+            work = QuickWork(self, plan, seq, head, word, tensor, held)
+            self._fill(work, *places)
         else:
+            work = QuickWork(self, plan, seq, head, word, tensor, held)
             place = plan.places[slot] or self._place(plan, slot)
             if self._signed[slot] is not plan:
                 self._sign(plan, slot, seq, head)
@@ -229,22 +235,27 @@ class Quick:
     # ── what does not fit a slot ─────────────────────────────────────────────────────────────────────
     # The same words and places as `share.ReduceEach` and `reduce_all.ReduceAll` use in one block.
 
-    def _fill(self, work: QuickWork) -> None:
+    def _room(self, plan: QuickPlan, seq: int, tensor: Array) -> tuple[int, int, bool] | None:
+        """Where source and result lie, and whether that is the user's array; None: there is no room now."""
+        board = self._board
+        if not plan.split:
+            at = board.span(plan.nbytes, seq)
+            return (at, 0, False) if at else None
+        if self._hub.leases and (lies := self._hub.offset_of(tensor)):
+            return lies, lies, True
+        at = board.span(plan.lane * board.size, seq)
+        return (at, at + plan.lane * (board.size - 1), False) if at else None
+
+    def _fill(self, work: QuickWork, at: int, result: int, shown: bool) -> None:
         """Copy in what peers read, and say where it is."""
         plan, board, words = work._plan, self._board, self._words
         base = self._base + work._head
         tensor: Any = work._result
         words[base + FILL : base + RESULT + 1] = ZEROS
-        at = result = 0
         if not plan.split:
-            at = board.span(plan.nbytes, work._seq)
             plan.view(board.bytes, -1, at, plan.count).reshape(plan.call.shape)[...] = tensor
-        elif self._hub.leases and (lies := self._hub.offset_of(tensor)):
-            at = result = lies | 1
-        else:
+        elif not shown:
             rank, bounds, lane = board.rank, plan.bounds, plan.lane
-            at = board.span(lane * board.size, work._seq)
-            result = at + lane * (board.size - 1)
             flat = tensor.reshape(-1)
             place = at
             for member in range(board.size):
@@ -253,10 +264,10 @@ class Quick:
                     if low < high:
                         plan.view(board.bytes, -1, place, high - low)[...] = flat[low:high]
                     place += lane
-        work._at, work._result_at = at, result
+        work._at, work._result_at, work._shown = at, result, shown
         words[base + FILL] = 1
-        words[base + SOURCE] = at
-        words[base + RESULT] = result
+        words[base + SOURCE] = place_word(at, shown)
+        words[base + RESULT] = place_word(result, shown)
         self._signed[work._seq & MASK] = None
         board.write_signature(work._seq, plan.signature)
 
@@ -265,14 +276,20 @@ class Quick:
         plan, board, offset = work._plan, self._board, work._head + SOURCE
         shape, count = plan.call.shape, plan.count
         inputs = [
-            plan.view(peer.near.bytes, peer.member, peer.words[peer.base + offset], count).reshape(shape)
+            plan.view(
+                peer.near.bytes, peer.member, place_of(peer.words[peer.base + offset])[0], count
+            ).reshape(shape)
             for peer in board.peers
         ]
         inputs.insert(board.rank, plan.view(board.bytes, -1, work._at, count).reshape(shape))
         return inputs
 
     def _reduce_part(self, work: QuickWork) -> bool:
-        """All ranks' blocks of my part are there: combine them, and hand out the result."""
+        """All ranks' blocks of my part are there: combine them, and hand out the result.
+
+        After it an operation's phase is 1: my part is out; then 2: the others' are collected. It is 3 where a
+        peer has withdrawn.
+        """
         plan, board, words = work._plan, self._board, self._words
         offset = work._head
         for theirs, base in self._peers:
@@ -284,30 +301,32 @@ class Quick:
         flat = tensor.reshape(-1)
         if low < high:
             count, own = high - low, flat[low:high]
-            exposed = work._result_at & 1
-            out = own if exposed else plan.view(board.bytes, -1, work._result_at, count)
+            shown = work._shown
+            out = own if shown else plan.view(board.bytes, -1, work._result_at, count)
             total = None
             for member in range(size):
                 part = own
                 if member != rank:
                     peer = board.by_member[member]
-                    at = peer.words[peer.base + offset + SOURCE]
-                    at += low * plan.itemsize - 1 if at & 1 else (rank - (rank > member)) * plan.lane
+                    at, exposed = place_of(peer.words[peer.base + offset + SOURCE])
+                    at += low * plan.itemsize if exposed else (rank - (rank > member)) * plan.lane
                     part = plan.view(peer.near.bytes, member, at, count)
                 if total is None:
                     total = part
                     continue
                 # In place my own operand lies where the result goes, so what comes before it is put aside.
-                into = np.empty(count, plan.dtype) if exposed and member < rank else out
+                into = np.empty(count, plan.dtype) if shown and member < rank else out
                 self._run(plan.ufunc, total, part, out=into)
                 total = into
             if plan.divisor:
                 self._run(np.divide, out, plan.divisor, out=out)
+        if self._withdrawn(work):
+            return False
         mine = self._base + offset
         words[mine + TOOK] = 1
         words[mine + OUT] = 1
         self._hub.ring(board.nears)
-        if low < high and not exposed:
+        if low < high and not shown:
             own[...] = out
         work._phase = 1
         return self._look_again(work)
@@ -317,6 +336,8 @@ class Quick:
         plan, board, offset = work._plan, self._board, work._head
         if work._state != PENDING:
             return True
+        if work._phase == 3:
+            return False
         if work._phase == 1:
             for theirs, base in self._peers:
                 if not theirs[base + offset + OUT]:
@@ -326,19 +347,31 @@ class Quick:
             for peer in board.peers:
                 low, high = plan.bounds[peer.member], plan.bounds[peer.member + 1]
                 if low < high:
-                    at = peer.words[peer.base + offset + RESULT]
-                    if at & 1:
-                        at += low * plan.itemsize - 1
+                    at, exposed = place_of(peer.words[peer.base + offset + RESULT])
+                    if exposed:
+                        at += low * plan.itemsize
                     flat[low:high] = plan.view(peer.near.bytes, peer.member, at, high - low)
+            if self._withdrawn(work):
+                return False
             self._words[self._base + offset + TOOK_OUT] = 1
             self._hub.ring(board.nears)
             work._phase = 2
-        if work._result_at & 1:  # my array may be overwritten when all have read it
+        if work._shown:  # my array may be overwritten when all have read it
             for theirs, base in self._peers:
                 if not theirs[base + offset + TOOK_OUT]:
                     return False
         self._over(work)
         return True
+
+    def _withdrawn(self, work: QuickWork) -> bool:
+        """Whether a peer has withdrawn the operation, whose memory was just read: see `Exchange.confirmed`.
+        What lies in a slot or in staging stays until all have finished, and needs no such look."""
+        head, word = work._head, work._word
+        for theirs, base in self._peers:
+            if theirs[base + head] != word:
+                work._phase = 3
+                return True
+        return False
 
     # ── what the loop asks ───────────────────────────────────────────────────────────────────────────
 
@@ -426,7 +459,7 @@ class Quick:
         """Write what a slot says of this plan; it stays until another operation has the slot."""
         board, words = self._board, self._words
         self._signed[slot] = plan
-        words[self._base + head + SOURCE] = board.payload_at(seq)
+        words[self._base + head + SOURCE] = place_word(board.payload_at(seq), exposed=False)
         words[self._base + head + RESULT] = 0
         board.write_signature(seq, plan.signature)
 
@@ -434,6 +467,6 @@ class Quick:
         """Whether somebody has published something else under the number."""
         for peer in self._board.peers:
             theirs = peer.words[peer.base + work._head]
-            if theirs and theirs != work._word and not (theirs ^ work._word) & LOW:
+            if theirs and theirs != work._word and not (theirs ^ work._word) & self._low:
                 self._local.disagrees(work._seq, peer)
                 return

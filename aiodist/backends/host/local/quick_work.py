@@ -91,7 +91,18 @@ class QuickPlan:
 class QuickWork(Work[Any]):
     """The handle of a quick all_reduce: a Work that makes what it needs of itself only when asked."""
 
-    __slots__ = ("_at", "_head", "_operation", "_phase", "_plan", "_quick", "_result_at", "_seq", "_word")
+    __slots__ = (
+        "_at",
+        "_head",
+        "_operation",
+        "_phase",
+        "_plan",
+        "_quick",
+        "_result_at",
+        "_seq",
+        "_shown",
+        "_word",
+    )
 
     def __init__(
         self, quick: Quick, plan: QuickPlan, seq: int, head: int, word: int, tensor: Array, held: bool
@@ -100,6 +111,7 @@ class QuickWork(Work[Any]):
         self.group = quick.issuer
         self._state = PENDING
         self._result = tensor
+        self._error = None
         self._waiters = None
         self._callbacks = None
         self._awaited = held
@@ -109,7 +121,8 @@ class QuickWork(Work[Any]):
         self._head = head
         self._word = word
         self._operation: Operation | None = None
-        self._phase = 0  # of a split one: 1, my part is out; 2, the others' are collected
+        self._phase = 0  # of a split one, see `Quick._reduce_part`
+        self._shown = False  # peers read the user's array
 
     _at: int  # where the source lies, and the result, of what does not fit a slot
     _result_at: int
@@ -117,6 +130,7 @@ class QuickWork(Work[Any]):
     _pulse = property(lambda self: self.group._pulse)
     _failures = property(lambda self: self.group._failures)
     _driver = None
+    _completion = None
     _held_back = False
 
     @property

@@ -19,7 +19,17 @@ from __future__ import annotations
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.board import FILL, OUT, RESULT, SOURCE, TOOK, TOOK_OUT, Peer
+from aiodist.backends.host.local.board import (
+    FILL,
+    OUT,
+    RESULT,
+    SOURCE,
+    TOOK,
+    TOOK_OUT,
+    Peer,
+    place_of,
+    place_word,
+)
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.memory import part_bounds
 from aiodist.backends.host.local.plan import Path, blocks
@@ -30,9 +40,22 @@ from aiodist.types import NO_ROOT, ReduceOp
 class ReduceAll(Exchange):
     """See the module."""
 
-    __slots__ = ("_block", "_bounds", "_count", "_depth", "_lane", "_modes", "_result", "_scratch", "_source")
+    __slots__ = (
+        "_block",
+        "_bounds",
+        "_count",
+        "_depth",
+        "_exposed",
+        "_lane",
+        "_result",
+        "_results",
+        "_scratch",
+        "_shown",
+        "_source",
+        "_sources",
+    )
 
-    def begin(self) -> None:
+    def lay_out(self) -> int:
         made = self.made
         assert made is not None
         size = self.board.size
@@ -42,7 +65,6 @@ class ReduceAll(Exchange):
         if self.plan.path is Path.inline:
             self._set_block(max(1, made.longest))
             self._depth = 1
-            made.fill()
         else:
             block, self._depth = blocks(made.longest * itemsize, size, size - 1, self.limits)
             self._set_block(block // itemsize)
@@ -51,18 +73,29 @@ class ReduceAll(Exchange):
         self._lane = self._block * itemsize
         if itemsize * self._block % 64:
             self._lane += 64 - self._lane % 64
+        self._source, self._result = send, result
+        self._exposed, self._shown = send != 0, result != 0
         needed = (0 if send else self._depth * (size - 1)) + (0 if result else self._depth)
-        span = self.board.span(needed * self._lane, self.seq) if needed else 0
-        self._source, self._result = send | 1 if send else span, result | 1 if result else span
-        if not result and not send:
-            self._result = span + self._depth * (size - 1) * self._lane
+        return needed * self._lane
+
+    def begin(self) -> None:
+        made = self.made
+        assert made is not None
+        if self.plan.path is Path.inline:
+            made.fill()
+        after = self.staging
+        if not self._exposed:
+            self._source = self.staging
+            after += self._depth * (self.board.size - 1) * self._lane
+        if not self._shown:
+            self._result = after
         filled = 0
-        if send and (self.plan.path is Path.inline or (not made.before and made.factor is None)):
+        if self._exposed and (self.plan.path is Path.inline or (not made.before and made.factor is None)):
             filled = self._count
         elif self.plan.path is Path.inline and self._count:
             self._fill(0)
             filled = 1
-        self.publish(self._source, self._result, filled)
+        self.publish(place_word(self._source, self._exposed), place_word(self._result, self._shown), filled)
 
     def _set_block(self, elements: int) -> None:
         made = self.made
@@ -76,11 +109,13 @@ class ReduceAll(Exchange):
         peers = board.peers
         inline = self.plan.path is Path.inline
         yield from self.arrivals(peers)
-        self._modes = {peer.member: (self.word(peer, SOURCE), self.word(peer, RESULT)) for peer in peers}
+        self._sources = {peer.member: place_of(self.word(peer, SOURCE)) for peer in peers}
+        self._results = {peer.member: place_of(self.word(peer, RESULT)) for peer in peers}
         if not inline:
             made.fill()
-        exposed, shown = self._source & 1, self._result & 1
-        if exposed & shown and all(source & result & 1 for source, result in self._modes.values()):
+        exposed, shown = self._exposed, self._shown
+        theirs = (*self._sources.values(), *self._results.values())
+        if exposed and shown and all(whole for _, whole in theirs):
             itemsize = self.operation.call.dtype.itemsize  # nothing is staged, so blocks may be larger
             block, _ = blocks(made.longest * itemsize, board.size, 0, self.limits)
             self._set_block(block // itemsize)
@@ -101,6 +136,7 @@ class ReduceAll(Exchange):
                 if not shown:
                     yield from self.reached(readers, TOOK_OUT, reduced - depth + 1)
                 self._reduce(reduced)
+                yield from self.confirmed(peers)
                 self.words[self.base + TOOK] = reduced + 1
                 self.put(OUT, reduced + 1)
                 self._keep(reduced)
@@ -110,6 +146,8 @@ class ReduceAll(Exchange):
                     yield from self.reached((peer,), OUT, collected + 1)
                     self._collect(peer, collected)
                 self.put(TOOK_OUT, collected + 1)
+        if collects:
+            yield from self.confirmed(peers)
         if exposed:
             yield from self.reached(peers, TOOK, count)
         if shown:
@@ -148,7 +186,7 @@ class ReduceAll(Exchange):
         if op is ReduceOp.PREMUL_SUM:
             op = ReduceOp.SUM
         own = made.send[0][low:high]
-        if self._result & 1:
+        if self._shown:
             out = made.recv[0][low:high]
         else:
             out = self.mine(self._result + block % self._depth * self._lane, count, own)
@@ -159,7 +197,7 @@ class ReduceAll(Exchange):
                 total = part
                 continue
             into = out
-            if member < rank and self._result & 1 and self._in_place():
+            if member < rank and self._shown and self._in_place():
                 into = self._aside(count, own)  # my own operand lies where the result goes
             combine(total, part, into, op)
             total = into
@@ -178,20 +216,20 @@ class ReduceAll(Exchange):
         """A peer's block of my part."""
         made, board = self.made, self.board
         assert made is not None
-        source = self._modes[member][0]
+        at, exposed = self._sources[member]
         send = made.send[0]
-        if source & 1:
-            at = (source & ~1) + low * send.itemsize
+        if exposed:
+            at += low * send.itemsize
         else:
             lane = board.rank - (board.rank > member)
-            at = source + (block % self._depth * (board.size - 1) + lane) * self._lane
+            at += (block % self._depth * (board.size - 1) + lane) * self._lane
         return self.at(board.by_member[member], at, count, send)
 
     def _keep(self, block: int) -> None:
         """My part of the result reaches my own array, where it is not there already."""
         made, rank = self.made, self.board.rank
         assert made is not None
-        if self._result & 1 or not made.recv:
+        if self._shown or not made.recv:
             return
         low, high = self._range(rank, block)
         if low < high:
@@ -206,6 +244,6 @@ class ReduceAll(Exchange):
         if low == high:
             return
         recv = made.recv[0]
-        at = result = self._modes[peer.member][1]
-        at += low * recv.itemsize - 1 if result & 1 else block % self._depth * self._lane
+        at, shown = self._results[peer.member]
+        at += low * recv.itemsize if shown else block % self._depth * self._lane
         recv[low:high] = self.at(peer, at, high - low, recv)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.board import FILL, PAYLOAD, SOURCE, TOOK, Peer
+from aiodist.backends.host.local.board import FILL, PAYLOAD, SOURCE, TOOK, Peer, place_of, place_word
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.plan import Path, blocks
 from aiodist.kernels import combine, finish
@@ -32,18 +32,19 @@ class Share(Exchange):
     """See the module."""
 
     __slots__ = (
+        "_at",
         "_block",
         "_count",
         "_depth",
+        "_exposed",
         "_lane",
         "_modes",
         "_readers",
-        "_source",
         "_sources",
         "_starts",
     )
 
-    def begin(self) -> None:
+    def lay_out(self) -> int:
         made, board, call = self.made, self.board, self.operation.call
         assert made is not None
         peers, root, itemsize = board.peers, call.root, call.dtype.itemsize
@@ -67,23 +68,32 @@ class Share(Exchange):
         self._count = -(-made.longest // self._block)
         self._lane = -(-self._block * itemsize // 64) * 64
         self._starts = self._places()
-        self._source, filled = 0, 0
+        self._at, self._exposed = 0, False
+        if not made.send or not self._readers:
+            return 0
+        self._at = self._side_by_side()
+        self._exposed = self._at != 0
+        needed = self._depth * lanes * self._lane
+        if self._exposed:
+            return 0
+        if inline and needed <= PAYLOAD:
+            self._at = board.payload_at(self.seq)
+            return 0
+        return needed
+
+    def begin(self) -> None:
+        made = self.made
+        assert made is not None
+        inline, filled = self.plan.path is Path.inline, 0
+        self._at = self._at or self.staging
         if inline:
             made.fill()
-        if made.send and self._readers:
-            at = self._exposed()
-            needed = self._depth * lanes * self._lane
-            if at:
-                self._source = at | 1
-                filled = self._count if inline or (not made.before and made.factor is None) else 0
-            elif inline and needed <= PAYLOAD:
-                self._source = board.payload_at(self.seq)
-            else:
-                self._source = board.span(needed, self.seq)
-            if inline and not at and self._count:
-                self._fill(0)
-                filled = 1
-        self.publish(self._source, 0, filled)
+        if self._exposed:
+            filled = self._count if inline or (not made.before and made.factor is None) else 0
+        elif inline and self._at and self._count:
+            self._fill(0)
+            filled = 1
+        self.publish(place_word(self._at, self._exposed), 0, filled)
 
     def _places(self) -> list[int]:
         """Where each member's part begins in a source that is cut, in elements."""
@@ -96,8 +106,8 @@ class Share(Exchange):
             starts.append(starts[-1] + part)
         return starts
 
-    def _exposed(self) -> int:
-        """Where the source lies if peers can read it there: in the home, its parts side by side."""
+    def _side_by_side(self) -> int:
+        """Where the source lies if peers can read it there: in the home, its parts side by side; else 0."""
         made = self.made
         assert made is not None
         at = self.in_home(made.send)
@@ -113,11 +123,11 @@ class Share(Exchange):
         made = self.made
         assert made is not None
         yield from self.arrivals(self._sources)
-        self._modes = {peer.member: self.word(peer, SOURCE) for peer in self._sources}
+        self._modes = {peer.member: place_of(self.word(peer, SOURCE)) for peer in self._sources}
         if self.plan.path is not Path.inline:
             made.fill()
-        count, depth, exposed = self._count, self._depth, self._source & 1
-        gives = bool(self._source)
+        count, depth, exposed = self._count, self._depth, self._exposed
+        gives = self._at != 0
         if exposed and self.words[self.base + FILL] < count:
             self.put(FILL, count)
         for block in range(count + 1):
@@ -131,6 +141,7 @@ class Share(Exchange):
                 self._take(taken)
                 if self._sources:
                     self.put(TOOK, taken + 1)
+        yield from self.confirmed(self._sources)
         if exposed:
             yield from self._read_of(count)
         made.empty()
@@ -150,9 +161,9 @@ class Share(Exchange):
         if len(made.send) == 1 and self.operation.call.kind in _ALIKE:
             part = made.send[0][start : start + self._block]
             if part.size:
-                self.mine(self._source + block % self._depth * self._lane, part.size, part)[...] = part
+                self.mine(self._at + block % self._depth * self._lane, part.size, part)[...] = part
             return
-        at = self._source + block % self._depth * (self.board.size - 1) * self._lane
+        at = self._at + block % self._depth * (self.board.size - 1) * self._lane
         for peer in self._readers:
             part = made.send[peer.member][start : start + self._block]
             if part.size:
@@ -202,15 +213,15 @@ class Share(Exchange):
 
     def _theirs(self, peer: Peer, start: int, block: int, like: Array) -> Array:
         """A peer's block for me."""
-        rank, source = self.board.rank, self._modes[peer.member]
+        rank, (at, exposed) = self.board.rank, self._modes[peer.member]
         alike = self.operation.call.kind in _ALIKE
-        if source & 1:
+        if exposed:
             first = 0 if alike else self._starts[rank]
-            return self.at(peer, (source & ~1) + (first + start) * like.itemsize, like.size, like)
+            return self.at(peer, at + (first + start) * like.itemsize, like.size, like)
         place = block % self._depth
         if not alike:
             place = place * (self.board.size - 1) + rank - (rank > peer.member)
-        return self.at(peer, source + place * self._lane, like.size, like)
+        return self.at(peer, at + place * self._lane, like.size, like)
 
 
 class Meet(Exchange):
@@ -231,15 +242,20 @@ class ReduceEach(Exchange):
 
     __slots__ = ("_at",)
 
+    def lay_out(self) -> int:
+        assert self.made is not None
+        nbytes = self.made.send[0].nbytes
+        return 0 if nbytes <= PAYLOAD else nbytes
+
     def begin(self) -> None:
         made, board = self.made, self.board
         assert made is not None
         made.fill()
         send = made.send[0]
-        self._at = board.payload_at(self.seq) if send.nbytes <= PAYLOAD else board.span(send.nbytes, self.seq)
+        self._at = self.staging or board.payload_at(self.seq)
         if send.size:
             self.mine(self._at, send.size, send)[...] = send
-        self.publish(self._at, 0, 1)
+        self.publish(place_word(self._at, exposed=False), 0, 1)
 
     def steps(self) -> Steps:
         made, board = self.made, self.board
@@ -257,7 +273,8 @@ class ReduceEach(Exchange):
                     part = self.mine(self._at, recv.size, recv)
                 else:
                     peer = board.by_member[member]
-                    part = self.at(peer, self.word(peer, SOURCE), recv.size, recv)
+                    at, _ = place_of(self.word(peer, SOURCE))
+                    part = self.at(peer, at, recv.size, recv)
                 if total is None:
                     total = part
                 else:

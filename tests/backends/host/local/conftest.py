@@ -25,8 +25,8 @@ def hubs() -> Iterator[Any]:
         pytest.skip("shared memory through flags needs Linux on x86-64")
     opened: list[tuple[Hub, Home, list[Neighbour]]] = []
 
-    def make(size: int, poll: float = 0.0) -> list[Hub]:
-        homes = [Home(BYTES, bytes([rank + 1] * 32)) for rank in range(size)]
+    def make(size: int, poll: float = 0.0, nbytes: int = BYTES) -> list[Hub]:
+        homes = [Home(nbytes, bytes([rank + 1] * 32)) for rank in range(size)]
         made = []
         for rank, home in enumerate(homes):
             near = {

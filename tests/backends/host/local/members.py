@@ -21,7 +21,8 @@ SMALL = Thresholds(block=4096, staging=4096)
 """Bulk operations of a few pages already have several blocks."""
 
 
-PLACES = ("own", "strided", "home")
+PLACES = ("own", "strided", "home", "odd")
+"""Where an array lies: "odd" begins at an odd byte of the home."""
 
 
 class Member:
@@ -58,15 +59,21 @@ class Member:
         exchange = kind(self.board, operation, plan, made, SMALL, self.disagrees)
         self._issued = max(self._issued, call.seq + 1)
         self._begun.append(exchange)
+        assert not exchange.needs or exchange.take_room()
         exchange.begin()
         return exchange
 
     def step(self, exchange: Exchange) -> bool:
         """Resume an operation; whether it is over."""
-        if not exchange.step():
+        if exchange.dead or not exchange.step():
             return False
         self.board.finished(exchange.seq)
         return True
+
+    def withdraw(self, exchange: Exchange) -> None:
+        """Its operation has failed here: it is resumed no more, and its memory is the user's."""
+        exchange.dead = True
+        self.board.withdraw([exchange.head])
 
     def leave(self) -> None:
         """Leave the group: what peers still have to read stays until they have."""
@@ -86,6 +93,10 @@ class Member:
         """The same array somewhere else: one of `PLACES`."""
         if place == "home":
             there = self.hub.empty(array.shape, array.dtype)
+        elif place == "odd":
+            first = 2 * self.rank + 1
+            raw = self.hub.empty((first + array.nbytes,), np.dtype(np.uint8))
+            there = raw[first:].view(array.dtype).reshape(array.shape)
         else:
             there = np.zeros(2 * array.size, array.dtype)[:: 2 if place == "strided" else 1][: array.size]
         there[...] = array

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aiodist.backends.host.local.board import CODE, SLOTS, Board, code
+from aiodist.backends.host.local import board as module
+from aiodist.backends.host.local.board import CODE, SLOTS, Board, place_of, place_word
 from aiodist.backends.host.local.hub import Hub
 
 CONTEXT = 0xFEED_F00D_0123_4567
@@ -15,6 +18,13 @@ CONTEXT = 0xFEED_F00D_0123_4567
 def boards(hubs: list[Hub]) -> list[Board]:
     ranks = range(len(hubs))
     return [Board(hub, CONTEXT, ranks, rank) for rank, hub in enumerate(hubs)]
+
+
+@given(at=st.integers(0, 1 << 40), exposed=st.booleans())
+def test_a_place_is_any_byte_and_whether_all_lies_there(at: int, exposed: bool) -> None:
+    word = place_word(at, exposed)
+    assert 0 <= word < 1 << 64
+    assert place_of(word) == (at, exposed)
 
 
 async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) -> None:
@@ -27,10 +37,31 @@ async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) ->
     assert peer.base == theirs.base
     word = theirs.base + theirs.head(5) + CODE
     assert peer.words[word] == 0
-    theirs.words[word] = code(77, 5)
-    assert peer.words[word] == code(77, 5)
+    theirs.words[word] = theirs.code(77, 5)
+    assert peer.words[word] == mine.code(77, 5)
     with pytest.raises(TypeError):
         peer.words[word] = 1  # only its owner writes it
+
+
+@pytest.mark.parametrize("bits", [7, 16])
+async def test_the_word_that_publishes_is_never_zero_and_holds_both(
+    hubs: Any, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "NUMBER_BITS", bits)
+    (hub,) = hubs(1)
+    board = Board(hub, CONTEXT, [0], 0)
+
+    @given(st.integers(1, (1 << 48) - 1), st.integers(0, 1 << 40))
+    def check(digest: int, seq: int) -> None:
+        word = board.code(digest, seq)
+        assert 0 < word < 1 << 64
+        assert word >> 16 == digest
+        assert word & 0xFFFF == (seq + 1) % (1 << bits)
+        for later in range(1, SLOTS + 1):  # what a slot held before is no later operation
+            assert word != board.code(digest, seq + later)
+
+    check()
+    board.close()
 
 
 async def test_a_slot_is_free_when_all_have_finished_what_it_held(hubs: Any) -> None:
@@ -61,6 +92,25 @@ async def test_spans_come_back_when_nobody_reads_them(hubs: Any) -> None:
     assert mine.span(90_000, 3) == first  # of the same power of two
     mine.finished(1)
     assert mine.span(90_000, 4) not in (first, second)  # a peer may still read the second
+
+
+async def test_idle_spans_of_one_group_serve_another(hubs: Any) -> None:
+    near = hubs(2, nbytes=16 << 20)
+    group = boards(near)
+    other = [Board(hub, CONTEXT + 1, [0, 1], rank) for rank, hub in enumerate(near)]
+    for board in (*group, *other):
+        board.found(board.peers[0])
+    mine, more = group[0], other[0]
+    spans = [mine.span(4 << 20, seq) for seq in range(3)]
+    assert all(spans)
+    assert more.span(4 << 20, 0) == 0  # a peer may still read those
+    for board in group:
+        board.finished(1)
+    assert more.span(4 << 20, 0) == spans[1]
+    assert mine.span(4 << 20, 3) == 0
+    for board in group:
+        board.finished(0)
+    assert mine.span(4 << 20, 3) == spans[0]
 
 
 async def test_a_signature_has_the_number_of_its_operation(hubs: Any) -> None:
@@ -95,5 +145,19 @@ async def test_memory_of_groups_that_are_gone_is_used_again(hubs: Any) -> None:
     board = Board(hub, 1, [0], 0)
     at = board.at
     hub.leave(1, lambda: board.abandoned(5), board.release)
-    hub.take(64)
     assert Board(hub, 2, [0], 0).at == at
+
+
+async def test_who_has_begun_an_operation_is_seen_in_its_slot_whatever_its_loop_does(hubs: Any) -> None:
+    mine, second, third = boards(hubs(3))
+    assert mine.begun(5) == set()
+    second.words[second.base + second.head(5) + CODE] = second.code(77, 5)
+    assert mine.begun(5) == {1}
+    assert third.begun(5) == {1}
+    second.finished(5)
+    third.finished(5)  # skipped, say
+    assert mine.begun(5) == {1, 2}
+    assert mine.begun(5 + SLOTS) == set()
+    second.words[second.base + second.head(5) + CODE] = second.code(78, 5 + SLOTS)
+    assert mine.begun(5) == {1, 2}
+    assert mine.begun(5 + SLOTS) == {1}

@@ -16,7 +16,6 @@ from aiodist.backends.host.local.board import (
     SOURCE,
     TOOK,
     TOOK_OUT,
-    code,
 )
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.plan import Path
@@ -80,7 +79,7 @@ async def test_publishing_wipes_what_the_slot_held_and_says_where_data_lies(hubs
             words = [member.board.words[exchange.base + word] for word in range(RESULT + 1)]
             found = dict(zip((CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT), words, strict=True))
             assert found == {
-                CODE: code(exchange.plan.digest, seq),
+                CODE: member.board.code(exchange.plan.digest, seq),
                 FILL: 1,
                 TOOK: 0,
                 OUT: 0,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aiodist.backends.host.local.hub import _ENTRIES, ASLEEP_LOOP
+from aiodist.errors import UsageError
 
 
 class Waiter:
@@ -88,6 +90,64 @@ async def test_arrays_in_the_home_are_known_by_their_address(hubs: Any) -> None:
     assert mine.leases == 1
     del array
     assert mine.leases == 0
+
+
+async def test_users_arrays_leave_room_for_operations(hubs: Any) -> None:
+    (hub,) = hubs(1, nbytes=16 << 20)
+    kept = [hub.empty((1 << 20,), np.dtype(np.uint8)) for _ in range(13)]
+    taken = hub.taken()
+    told = rf"{taken} of {hub.room} are taken, and {hub.room // 8} are kept for operations. Drop arrays"
+    with pytest.raises(UsageError, match=f"no room for 2097152 bytes in shared memory: {told}"):
+        hub.empty((1 << 20, 2), np.dtype(np.uint8))
+    assert hub.taken() == taken
+    piece = hub.stage(2 << 20)
+    assert piece
+    assert hub.stage(1 << 20) == 0
+    hub.free(piece)
+    assert hub.stage(2 << 20) == piece
+    del kept[3]
+    assert hub.empty((1 << 20,), np.dtype(np.uint8)).size
+
+
+async def test_idle_memory_of_groups_is_given_to_whoever_needs_it(hubs: Any) -> None:
+    (hub,) = hubs(1, nbytes=16 << 20)
+
+    class Holder:
+        """Has half of it, and is done with it."""
+
+        def __init__(self) -> None:
+            self.at = hub.stage(8 << 20)
+
+        def reclaim(self) -> None:
+            if self.at:
+                hub.free(self.at)
+                self.at = 0
+
+    holder = Holder()
+    hub.boards.add(holder)
+    assert hub.stage(12 << 20)
+    assert holder.at == 0
+
+
+async def test_who_waits_for_room_goes_on_when_another_thread_gives_some_back(hubs: Any) -> None:
+    (hub,) = hubs(1, nbytes=16 << 20)
+    kept = [hub.empty((6 << 20,), np.dtype(np.uint8)) for _ in range(2)]
+    found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    class Waiter:
+        def progress(self) -> bool:
+            if not found.done() and (at := hub.stage(8 << 20)):
+                found.set_result(at)
+            return not found.done()
+
+    hub.watch(Waiter())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not found.done()
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    assert await found
+    thread.join()
 
 
 async def test_more_groups_than_the_directory_has_room_for(hubs: Any) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.backends.host.local.board import LOW, code
+from aiodist.backends.base import Operation
 from aiodist.backends.host.local.group import EXCHANGES
-from aiodist.backends.host.local.plan import Path, blocks, digest_of, path_of
-from aiodist.environment.thresholds import DEFAULTS
+from aiodist.backends.host.local.memory import memory
+from aiodist.backends.host.local.plan import Path, Plan, blocks, digest_of, most_staged, path_of
+from aiodist.backends.host.local.share import ReduceEach
+from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.types import Call, Kind, ReduceOp
 
 KIB, MIB = 1024, 1024 * 1024
@@ -74,15 +77,6 @@ def test_digests_tell_calls_apart_but_not_their_numbers() -> None:
     assert digest_of(all_reduce(64, seq=7)) == digests[0]
 
 
-@given(st.integers(1, (1 << 48) - 1), st.integers(0, 1 << 40))
-def test_the_word_that_publishes_is_never_zero_and_holds_both(digest: int, seq: int) -> None:
-    word = code(digest, seq)
-    assert 0 < word < 1 << 64
-    assert word >> 16 == digest
-    assert word & LOW == (seq + 1) % 65536
-    assert word & LOW != code(digest, seq + 64) & LOW  # what a slot held before is no later operation
-
-
 @given(st.integers(1, 1 << 32), st.integers(2, 64), st.booleans())
 def test_blocks_are_whole_pages_and_staging_is_bounded(part: int, size: int, alike: bool) -> None:
     lanes = 1 if alike else size - 1
@@ -93,3 +87,43 @@ def test_blocks_are_whole_pages_and_staging_is_bounded(part: int, size: int, ali
     assert depth >= 2
     mapped, _ = blocks(part, size, 0, DEFAULTS)
     assert block <= mapped <= DEFAULTS.block * 2
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 32])
+@pytest.mark.parametrize("limits", [DEFAULTS, Thresholds(direct=64, inline=512, block=4096, staging=4096)])
+def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) -> None:
+    peers = [SimpleNamespace(member=member) for member in range(1, size)]
+    board: Any = SimpleNamespace(
+        size=size,
+        rank=0,
+        peers=peers,
+        base=0,
+        words=None,
+        ring_loops=None,
+        hub=SimpleNamespace(offset_of=lambda array: 0),
+        code=lambda digest, seq: 0,
+        head=lambda seq: 0,
+        payload_at=lambda seq: 64,
+    )
+    said, found = most_staged(size, limits), 0
+    for nbytes in (1, 64, 512, limits.direct, limits.inline, limits.inline + 1, 16 * MIB):
+        for kind, exchange in EXCHANGES.items():
+            of_each = kind in (Kind.all_gather, Kind.gather, Kind.scatter)
+            count = max(1, nbytes // size if of_each else nbytes)
+            whole = kind in (Kind.scatter, Kind.all_to_all, Kind.reduce_scatter)
+            source = np.empty(count * size if kind is Kind.scatter else count, np.uint8)
+            if whole:
+                source = np.empty(-(-source.size // size) * size, np.uint8)
+            target = np.empty(count * size if kind in (Kind.all_gather, Kind.gather) else count, np.uint8)
+            reduce = ReduceOp.SUM if "reduce" in kind.name else None
+            call = Call(kind, 0, source.dtype, (count,), reduce, 0)
+            path = path_of(call, size, count * size if of_each else count, limits)
+            work: Any = None
+            operation = Operation(call, work, source, target, None, print)
+            made = memory(operation, 0, size)
+            if path is Path.direct:
+                exchange = ReduceEach
+            begun = exchange(board, operation, Plan(1, path), made, limits, print)
+            found = max(found, begun.needs)
+            assert begun.needs <= said
+    assert found > said // 8  # and not much less

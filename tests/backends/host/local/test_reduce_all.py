@@ -93,7 +93,7 @@ async def test_slots_are_used_again(hubs: Any, join: Any, path: Path) -> None:
     group = join(hubs(3))
     for seq in range(SLOTS + 3):
         count = (seq * 577) % 9000
-        places = (PLACES[seq % 3], "")
+        places = (PLACES[seq % len(PLACES)], "")
         begun = [start(member, count, path=path, places=places, seq=seq) for member in group]
         assert run([(member, begun[member.rank][0]) for member in group], seq) == []
         expected = total([values(rank, count, seq) for rank in range(3)], ReduceOp.SUM)

@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aiodist.backends.base import Operation
-from aiodist.backends.host.local.board import SLOTS
+from aiodist.backends.host.local import board
+from aiodist.backends.host.local.board import CODE, SLOTS
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.environment.thresholds import Thresholds
 from aiodist.types import Call, Kind
@@ -23,6 +25,7 @@ class Member:
         bulk: Any = None
         self.group = LocalGroup(hub, bulk, self, 77, (0, 1), rank, Thresholds())
         self.over: list[int] = []
+        self.reserved: set[int] = set()
 
     def barrier(self, seq: int) -> None:
         """Begin a barrier."""
@@ -43,6 +46,9 @@ class Member:
     def failed(self, error: Exception) -> None:
         raise error
 
+    def awaits(self, seq: int) -> bool:
+        return any(number < seq for number in self.reserved)
+
     def quietened(self) -> None:
         raise AssertionError
 
@@ -54,6 +60,15 @@ async def until(members: list[Member], over: list[int]) -> None:
             return
         await asyncio.sleep(0)
     raise AssertionError([member.over for member in members])
+
+
+def settle(members: list[Member]) -> None:
+    """Have all go on until nothing waits."""
+    for _ in range(1000):
+        waits = [member.group.progress() for member in members]
+        if not any(waits):
+            return
+    raise AssertionError([member.group._skipped for member in members])
 
 
 async def test_slots_of_skipped_numbers_are_used_again(hubs: Any) -> None:
@@ -74,7 +89,7 @@ async def test_slot_that_is_still_read_is_not_given_away(hubs: Any) -> None:
     first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
     first.barrier(3)
     first.group.skip(3 + SLOTS)
-    assert not first.group.board.finished_here(3)
+    assert not first.group.board.all_finished(3)
     second.barrier(3)
     second.group.skip(3 + SLOTS)
     await until([first, second], [3])
@@ -82,7 +97,71 @@ async def test_slot_that_is_still_read_is_not_given_away(hubs: Any) -> None:
         member.barrier(3 + 2 * SLOTS)
     await until([first, second], [3, 3 + 2 * SLOTS])
     for member in (first, second):
-        assert member.group.board.finished_here(3 + SLOTS)
+        assert member.group.board.all_finished(3 + SLOTS)
+        member.group.retire()
+
+
+@pytest.mark.parametrize("bits", [7, 8, 16])
+async def test_number_that_looks_like_an_old_one_in_its_slot_is_not_taken_for_it(
+    hubs: Any, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others carry all the uses of a slot between two that have the same low bits."""
+    monkeypatch.setattr(board, "NUMBER_BITS", bits)
+    first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
+    again = 3 + (1 << bits)
+    for member in (first, second):
+        member.barrier(3)
+    await until([first, second], [3])
+    for seq in range(4, again):
+        for member in (first, second):
+            member.group.skip(seq)
+        if seq % SLOTS == 0:
+            await asyncio.sleep(0)
+    first.barrier(again)
+    for _ in range(1000):  # its slot is free once both have passed over what came before
+        await asyncio.sleep(0)
+        first.group.progress()
+    assert not first.group._waiting
+    assert first.over == [3]
+    second.barrier(again)
+    await until([first, second], [3, again])
+    for member in (first, second):
+        member.group.retire()
+
+
+async def test_slot_is_wiped_only_when_nobody_looks_for_what_it_held(hubs: Any) -> None:
+    """The first has done all that it has to do with a barrier; the second has yet to look."""
+    first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
+    second.barrier(3)
+    first.barrier(3)
+    assert first.over == [3]
+    assert second.over == []
+    word = first.group.board.base + first.group.board.head(3) + CODE
+    published = first.group.board.words[word]
+    for seq in range(3 + SLOTS, 3 + 6 * SLOTS, SLOTS):
+        first.group.skip(seq)
+    assert first.group.board.words[word] == published
+    second.group.progress()
+    assert second.over == [3]
+    for seq in range(3 + SLOTS, 3 + 6 * SLOTS, SLOTS):
+        second.group.skip(seq)
+    settle([first, second])
+    for member in (first, second):
+        assert member.group.board.words[word] == 0
+        assert member.group.board.all_finished(3 + 5 * SLOTS)
+        member.group.retire()
+
+
+async def test_numbers_are_passed_over_in_whatever_order_they_come(hubs: Any) -> None:
+    """What was numbered early and begins late is skipped late, too."""
+    members = [Member(hub, rank) for rank, hub in enumerate(hubs(2))]
+    numbers = range(5, 5 + 4 * SLOTS, SLOTS)
+    for member, order in zip(members, ([2, 0, 3, 1], [3, 2, 1, 0]), strict=True):
+        for index in order:
+            member.group.skip(numbers[index])
+    settle(members)
+    for member in members:
+        assert member.group.board.all_finished(numbers[-1])
         member.group.retire()
 
 

@@ -1,0 +1,110 @@
+"""A thread that notices when the event loop of its process does not turn, and says so to the neighbours.
+
+It needs the interpreter, not the loop: it runs while the loop's thread is in an evaluation, or writes a
+checkpoint. It wakes twice a second for some microseconds.
+
+A loop that was closed with its groups open will never turn again: that is told as a loss, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+import sysconfig
+import threading
+import time
+from types import FrameType
+from typing import Protocol
+
+from aiodist.control.liveness import Patience, Progress
+
+ENDED = "its event loop was closed while its groups were open"
+
+
+class Speaker(Protocol):
+    """What a watchdog needs of the control plane. Called in the watchdog's thread."""
+
+    @property
+    def turns(self) -> int:
+        """Changes whenever the loop turns."""
+
+    def say_blocked(self, seconds: float, where: str) -> None:
+        """The loop has not turned for so long; its thread is there."""
+
+    def say_ended(self, cause: str) -> None:
+        """The loop will not turn again."""
+
+
+class Watchdog:
+    """The thread. Make it on the loop's thread; close it before the links are closed.
+
+    It is a daemon: it keeps no process alive. After a fork the child has none.
+
+    Args:
+        loop: the loop that it watches.
+        patience: when it speaks.
+        speaker: tells the neighbours.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience: Patience, speaker: Speaker) -> None:
+        self._loop = loop
+        self._speaker = speaker
+        self._watched = threading.get_ident()
+        self._progress = Progress(patience, time.monotonic())
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aiodist watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it; returns when it has ended. May be called twice."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._progress.every):
+            if self._loop.is_closed():
+                self._speaker.say_ended(ENDED)
+                return
+            seconds = self._progress.tick(time.monotonic(), self._speaker.turns)
+            if seconds is not None:
+                self._speaker.say_blocked(seconds, line_of(self._watched))
+
+
+def line_of(thread: int) -> str:
+    """The line of the user's program that a thread is in, 'train.py:41 in evaluate'; '' where it has ended.
+
+    Of its calls the innermost one outside of libraries counts, or, where there is none, the innermost.
+    """
+    inner = sys._current_frames().get(thread)
+    if inner is None:
+        return ""
+    frame: FrameType | None = inner
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    shown = inner if frame is None else frame
+    code = shown.f_code
+    return f"{_short(code.co_filename)}:{shown.f_lineno} in {code.co_name}"
+
+
+def _short(path: str) -> str:
+    """A path relative to the current directory, if it lies below."""
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):  # the directory is gone; another drive
+        return path
+    return path if relative.startswith(os.pardir) else relative
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith(("<frozen ", *_libraries()))
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Where code lies that is not the user's: Python's own, what was installed, and aiodist."""
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return tuple(os.path.join(folder, "") for folder in folders)

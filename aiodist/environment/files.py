@@ -1,0 +1,256 @@
+"""Files and folders that nobody else can have put in the way.
+
+A path is followed folder by folder, each held open, so that what was looked at is what is opened. A link in
+it counts where root or this user made it; another user's leads to what that one chooses, so it is refused. A
+`Folder` is this user's own, and all that is done in it is done by its descriptor, never by its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_LINKS = 40  # on one path, as in Linux
+_LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # no right to list it is needed
+_SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for whoever writes to it
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class UntrustedError(OSError):
+    """A file or folder is another user's, or under another user's control; `strerror` says how."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.strerror = words
+
+
+def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """`os.open`, but along no other user's link → the descriptor, which is not inherited.
+
+    Args:
+        path: of the file. A FIFO is opened, too, and not waited for: look with `os.fstat` what it is.
+        flags: as for `os.open`.
+        mode: of a file that is made.
+
+    Raises:
+        UntrustedError: a part of the path is another user's link.
+        OSError: as `os.open`.
+    """
+    folder, name = _folder_of(Path(path))
+    try:
+        return os.open(name, flags | _SAFELY, mode, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def check_own(facts: os.stat_result) -> None:
+    """Refuse what is not this user's alone; root's file is not the user's.
+
+    Raises:
+        UntrustedError: it belongs to another user, or others may write to it.
+    """
+    me = os.geteuid()
+    if facts.st_uid != me:
+        raise UntrustedError(f"it belongs to user {facts.st_uid}, and this process runs as user {me}")
+    if others_may_write(facts):
+        raise UntrustedError(f"others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
+
+
+def others_may_write(facts: os.stat_result) -> bool:
+    """Whether another user may change a file, or what is in a folder; a group of one is no other user."""
+    mode = facts.st_mode & _OTHERS_WRITE
+    return bool(mode & stat.S_IWOTH or (mode and not _is_private_group(facts.st_gid)))
+
+
+class Folder:
+    """A folder of this user's that nobody else may write to, held open. Make it with `Folder.open`, close it.
+
+    Names are those of its entries, never paths.
+
+    Attributes:
+        path: where it was found, for people: its entries are reached by the descriptor.
+    """
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path = path
+        self._handle = handle
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, make: bool = False) -> Folder:
+        """Open a folder; with `make` it is made where it is missing, for this user alone.
+
+        Raises:
+            UntrustedError: it, or a link that leads to it, is another user's, or others may write to it.
+            OSError: it cannot be opened or made; the folder above it must exist.
+        """
+        whole = Path(path).absolute()
+        above, name = _folder_of(whole)
+        try:
+            return cls(whole, _open_own(name, above, make))
+        finally:
+            os.close(above)
+
+    def folder(self, name: str, *, make: bool = False) -> Folder:
+        """A folder in this one; as in `open`."""
+        return Folder(self.path / name, _open_own(name, self._handle, make))
+
+    def names(self) -> list[str]:
+        """What is in it, sorted."""
+        return sorted(os.listdir(self._handle))
+
+    def has(self, name: str) -> bool:
+        """Whether there is an entry of this name, be it what it may."""
+        try:
+            os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def file(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a file → its descriptor.
+
+        Args:
+            name: of the file.
+            flags: as for `os.open`; what O_CREAT makes nobody else can read.
+
+        Raises:
+            UntrustedError: it is a link, no plain file, not this user's, or, to be written, a hard link's.
+            OSError: it cannot be opened.
+        """
+        try:
+            handle = os.open(name, flags | _SAFELY, 0o600, dir_fd=self._handle)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):
+                raise UntrustedError(f"{name} in it is a link") from None
+            raise
+        try:
+            facts = os.fstat(handle)
+            if not stat.S_ISREG(facts.st_mode):
+                raise UntrustedError(f"{name} in it is no plain file")
+            if facts.st_nlink != 1 and flags & (os.O_WRONLY | os.O_RDWR):
+                raise UntrustedError(f"{name} in it has another name, too (a hard link)")
+            if facts.st_uid != os.geteuid():
+                raise UntrustedError(f"{name} in it belongs to user {facts.st_uid}")
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    def fresh(self, name: str) -> int:
+        """Make a file for writing, in the place of what has this name → its descriptor."""
+        self.remove(name)
+        return self.file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def read(self, name: str) -> bytes:
+        """All that a file holds. Errors as in `file`."""
+        with os.fdopen(self.file(name), "rb") as file:
+            return file.read()
+
+    def size(self, name: str) -> int:
+        """Bytes in a file."""
+        return os.stat(name, dir_fd=self._handle, follow_symlinks=False).st_size
+
+    def rename(self, name: str, to: str) -> None:
+        """Give an entry another name, in the place of what has it."""
+        os.rename(name, to, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a link, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._handle)
+
+    def sync(self) -> None:
+        """Return when its names are on the disk."""
+        os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Let go of it. May be called again."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open_own(name: str, above: int, make: bool) -> int:
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=above)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(name, flags, dir_fd=above)
+    try:
+        check_own(os.fstat(handle))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _folder_of(path: Path) -> tuple[int, str]:
+    """Follow a path to its end → a descriptor of the folder that holds the last entry, and that one's name.
+
+    The last entry is no link, or is not there; whoever opens it says O_NOFOLLOW, since that may change.
+    """
+    rest = list(reversed(path.absolute().parts))
+    folder = os.open(rest.pop(), _LOOK)
+    links = 0
+    try:
+        while rest:
+            name = rest.pop()
+            if (target := _trusted_link(name, folder)) is not None:
+                links += 1
+                if links > _LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                rest += reversed(
+                    target.parts
+                )  # an absolute one begins with '/', which is no part of a folder
+            elif rest:
+                above, folder = folder, os.open(name, _LOOK | os.O_NOFOLLOW, dir_fd=folder)
+                os.close(above)
+            else:
+                return folder, name
+        return folder, "."
+    except BaseException:
+        os.close(folder)
+        raise
+
+
+def _trusted_link(name: str, folder: int) -> Path | None:
+    """Where an entry leads if it is a link; None for another, and for one that is not there."""
+    try:
+        facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISLNK(facts.st_mode):
+        return None
+    if not _is_trusted(facts.st_uid):
+        raise UntrustedError(f"'{name}' on its path is a link that user {facts.st_uid} made")
+    return Path(os.readlink(name, dir_fd=folder))
+
+
+def _is_trusted(user: int) -> bool:
+    """Root, this user; and who owns '/', which is root by another number in a container."""
+    return user in (0, os.geteuid(), os.stat("/").st_uid)
+
+
+def _is_private_group(group: int) -> bool:
+    """Whether a group is this user's alone, as many systems make one for each user."""
+    import grp
+    import pwd
+
+    try:
+        found, me = grp.getgrgid(group), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return me.pw_gid == group and found.gr_name == me.pw_name and set(found.gr_mem) <= {me.pw_name}

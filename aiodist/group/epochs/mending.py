@@ -1,0 +1,81 @@
+"""Control links that somebody on the path has torn: made anew, so that no honest rank is given up for it.
+
+The higher rank of a pair dialed, and dials again; the other waits. Who does not come back in time is lost, as
+one is whose link ends without goodbye.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiodist.errors import AiodistError
+from aiodist.transport.base import ControlLink
+
+PATIENCE = 5.0
+"""Seconds in which a torn link has to stand again."""
+
+OFTEN = 3
+"""Times that a link is made anew: who tears it more often keeps the two apart."""
+
+
+class Mending:
+    """The torn links of one world.
+
+    Args:
+        rank: this process's.
+        dial: connects a control link to a rank.
+        attach: takes a link that stands.
+        give_up: called as (rank, cause) with who could not be linked anew.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        dial: Callable[[int], Awaitable[ControlLink]],
+        attach: Callable[[int, ControlLink], None],
+        give_up: Callable[[int, str], None],
+    ) -> None:
+        self._rank = rank
+        self._dial = dial
+        self._attach = attach
+        self._give_up = give_up
+        self._times: dict[int, int] = {}
+        self._waiting: dict[int, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def torn(self, rank: int) -> None:
+        """The link to a rank is gone."""
+        if rank in self._waiting:
+            return
+        times = self._times[rank] = self._times.get(rank, 0) + 1
+        if times > OFTEN:
+            self._give_up(rank, f"somebody on the path altered its control link {times} times")
+        else:
+            self._waiting[rank] = asyncio.Event()
+            task = asyncio.ensure_future(self._mend(rank))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def stands(self, rank: int) -> None:
+        """There is a link to a rank, whoever dialed."""
+        if (waiting := self._waiting.get(rank)) is not None:
+            waiting.set()
+
+    def close(self) -> None:
+        """Mend nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _mend(self, rank: int) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                if rank < self._rank:
+                    self._attach(rank, await self._dial(rank))
+                else:
+                    await self._waiting[rank].wait()
+        except (AiodistError, OSError, TimeoutError):
+            cause = "somebody on the path altered its control link, and it could not be made anew"
+            self._give_up(rank, cause)
+        finally:
+            self._waiting.pop(rank, None)

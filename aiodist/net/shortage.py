@@ -1,0 +1,68 @@
+"""What a call to the system lacks on this very host: descriptors, memory, ports, a permission.
+
+A connection that fails for that says nothing of the peer. So whoever would accuse one asks here first.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import NamedTuple
+
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Numbers of errors that may be over in a second."""
+
+
+class Shortage(NamedTuple):
+    """What is missing here.
+
+    Attributes:
+        what: in words that follow a subject: 'has no file descriptor left (its limit is 256)'.
+        hint: what to do.
+    """
+
+    what: str
+    hint: str
+
+
+def shortage(error: BaseException | None) -> Shortage | None:
+    """What of this process's or host's own an error, or what caused it, comes from; None: not from that."""
+    while error is not None:
+        if isinstance(error, OSError) and (found := _of(error.errno)) is not None:
+            return found
+        error = error.__cause__
+    return None
+
+
+def _of(number: int | None) -> Shortage | None:
+    match number:
+        case errno.EMFILE:
+            return Shortage(f"has no file descriptor left (its limit is {_descriptors()})", _LIMIT)
+        case errno.ETOOMANYREFS:
+            return Shortage("has too many file descriptors on their way to other processes", _LIMIT)
+        case errno.ENFILE:
+            return Shortage("is on a host that can open no more files", "Raise fs.file-max there (sysctl)")
+        case errno.ENOBUFS | errno.ENOMEM:
+            return Shortage(
+                "gets no memory from its host",
+                "Free memory there, or raise the limits (ulimit -v, the container's)",
+            )
+        case errno.EADDRNOTAVAIL:
+            return Shortage(
+                "has no local port left",
+                "Widen net.ipv4.ip_local_port_range on its host (sysctl), or end what holds the ports",
+            )
+        case errno.EACCES | errno.EPERM:
+            return Shortage("is not allowed to by its own host", "See its firewall's rules, or its sandbox's")
+    return None
+
+
+_LIMIT = "Raise the limit in the shell that starts it, ulimit -n 65536 say, or have it close what it can"
+
+
+def _descriptors() -> str:
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return "unknown"
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)

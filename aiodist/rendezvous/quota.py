@@ -1,0 +1,47 @@
+"""How many clients each job of a server may have, so that none takes the descriptors of the others."""
+
+from __future__ import annotations
+
+_OWN = 64  # descriptors of a server itself: sockets that listen, its folder, the interpreter's
+_OF_A_JOB = 4  # of each job: its files, one more while they are replaced, its folder
+
+
+def clients_of_each(jobs: int, strangers: int, descriptors: int) -> int:
+    """Clients that each job may have.
+
+    Args:
+        jobs: that are served.
+        strangers: connections that have not proved themselves, of each of the two kinds (see `net.lobby`).
+        descriptors: that this process may have; 0 for as many as it likes.
+
+    Returns:
+        As many that all jobs and all strangers find room at once; 1 at least.
+    """
+    if descriptors <= 0:
+        descriptors = 1 << 30
+    left = descriptors - _OWN - 2 * strangers - _OF_A_JOB * jobs
+    return max(1, left // max(1, jobs))
+
+
+def descriptors() -> int:
+    """How many this process may have; 0 for no limit, or where the system does not say."""
+    try:
+        import resource
+
+        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except (ImportError, OSError, ValueError):
+        return 0
+    return max(0, soft)
+
+
+def raise_descriptors() -> None:
+    """Let this process have as many as its hard limit says, up to a million."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (ImportError, OSError, ValueError):
+        return

@@ -1,0 +1,267 @@
+"""One connection on which two processes of a host prove who they are, and then pass each other their homes.
+
+    who dialed   hello ─▶            home, descriptors ─▶                        (is it to be a control link?)
+    the other            ◀─ hello                         ◀─ home, descriptors
+
+The name that was dialed may belong to somebody else by now: names of the abstract namespace are free again
+when their process dies. So no descriptor leaves before the kernel has said that the other end runs under this
+user, and its hello that it is the process of that card; and none that came is looked at before either.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import errno
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from aiodist.errors import AiodistError, WireError
+from aiodist.net.descriptors import receive
+from aiodist.net.near import credentials
+from aiodist.shm.home import Home, Neighbour
+from aiodist.wire.letter import LETTER_BYTES, TOKEN_BYTES, Letter, seal, unseal
+
+FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
+"""The kernel takes no more for a moment: too many wait to be accepted, or too many descriptors travel."""
+
+_PAUSE = 0.002  # seconds until that is tried again
+_DESCRIPTORS = 3  # of a home
+_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class Me(NamedTuple):
+    """This process, as letters have it.
+
+    Args:
+        rank: global rank.
+        job: the job's id.
+        secret: the job's secret.
+        nonce: its card's.
+    """
+
+    rank: int
+    job: str
+    secret: bytes
+    nonce: bytes
+
+
+class Owner(Protocol):
+    """Whoever has exchanges: the mailbox."""
+
+    @property
+    def cards(self) -> Mapping[int, Mapping[str, Any]]:
+        """Of those who may be neighbours."""
+
+    @property
+    def neighbours(self) -> Mapping[int, Neighbour]:
+        """Who is one."""
+
+    def admits(self, rank: int) -> bool:
+        """Whether an exchange that `rank` has dialed shall go on."""
+
+    def home_for_others(self) -> Home | None:
+        """This process's own memory; None where it can have none."""
+
+    def moves_in(self, exchange: Exchange, neighbour: Neighbour, line: socket.socket | None) -> None:
+        """An exchange is over, and has made a neighbour; `line` is to be a control link with it. Both are the
+        owner's from now on."""
+
+    def stays_out(self, exchange: Exchange, error: BaseException | None) -> None:
+        """An exchange is over, and came to nothing, because of this error where there was one here."""
+
+
+class Exchange:
+    """See above. It closes its connection by itself when it is over; the owner is told, once.
+
+    Args:
+        loop: the event loop.
+        sock: connected, non-blocking; owned. Its other end runs under this user.
+        me: this process.
+        owner: is told how it ends.
+        rank: whom this process dialed; None where it was dialed.
+        linked: whether the connection that this process dialed is to become a control link.
+
+    Attributes:
+        rank: whom it is with, once that is known.
+        answered: the other end has proved that it is that rank.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        me: Me,
+        owner: Owner,
+        rank: int | None = None,
+        linked: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.answered = False
+        self._loop = loop
+        self._sock = sock
+        self._me = me
+        self._owner = owner
+        self._dialed = rank is not None
+        self._linked = linked
+        self._said = b""  # all letters, both ways
+        self._in = b""
+        self._fds: list[int] = []
+        self._neighbour: Neighbour | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._over = False
+        loop.add_reader(sock.fileno(), self._readable)
+
+    def begin(self) -> None:
+        """Say the first word. For the side that dialed."""
+        try:
+            self._say_hello()
+        except (AiodistError, OSError) as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """End it without a word. May be called twice."""
+        if not self._over:
+            self._stop()
+            self._sock.close()
+
+    def _stop(self) -> None:
+        """Let go of everything but the connection."""
+        self._over = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._sock.fileno())
+        self._close_fds()
+        if self._neighbour is not None:
+            self._neighbour.close()
+
+    def _fail(self, error: BaseException | None = None) -> None:
+        if not self._over:
+            self.close()
+            self._owner.stays_out(self, error)
+
+    # What is heard.
+
+    def _readable(self) -> None:
+        try:
+            data, descriptors = receive(self._sock, LETTER_BYTES - len(self._in), _DESCRIPTORS)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        self._fds += descriptors
+        self._in += data
+        if not data or len(self._fds) > _DESCRIPTORS:
+            self._fail()
+        elif len(self._in) == LETTER_BYTES:
+            letter, self._in = self._in, b""
+            try:
+                self._hear(letter)
+            except (AiodistError, OSError, ValueError) as error:  # strangers are no concern of the group
+                self._fail(error)
+            finally:
+                self._close_fds()
+
+    def _hear(self, data: bytes) -> None:
+        me = self._me
+        letter = unseal(data, me.secret, me.job, me.rank, me.nonce, self._said)
+        card = self._owner.cards.get(letter.sender)
+        if card is None or card["nonce"] != letter.card_nonce or letter.sender in self._owner.neighbours:
+            raise WireError("a letter of nobody who is waited for")
+        if self.rank is None and self._owner.admits(letter.sender):
+            self.rank = letter.sender
+        if letter.sender != self.rank:
+            raise WireError("a letter of another rank")
+        self.answered = True
+        letters = len(self._said) // LETTER_BYTES
+        self._said += data
+        if letters < 2:
+            if self._fds or letter.nbytes:
+                raise WireError("a hello with a home")
+            if self._dialed:
+                self._say_home()
+            else:
+                self._say_hello()
+            return
+        if not self._dialed:
+            self._linked = letter.linked
+        if letter.nbytes:
+            self._neighbour = self._meet(letter)
+        if self._dialed:
+            self._end()
+        else:
+            self._say_home()
+
+    def _meet(self, letter: Letter) -> Neighbour:
+        """Take over the memory and the bells that came beside a letter."""
+        if len(self._fds) != _DESCRIPTORS:
+            raise WireError("a letter without a home")
+        memory, loop_bell, bulk_bell = self._fds
+        self._fds.clear()
+        pid = max(credentials(self._sock)[0], 0)
+        return Neighbour(letter.sender, pid, (memory, loop_bell, bulk_bell), letter.nbytes, letter.token)
+
+    # What is said.
+
+    def _say_hello(self) -> None:
+        self._say(Letter(self._me.rank, self._me.nonce, 0, secrets.token_bytes(TOKEN_BYTES)))
+
+    def _say_home(self) -> None:
+        """What home the descriptors beside it are; 0 bytes where this process, or the other, has none."""
+        me = self._me
+        home = self._owner.home_for_others() if self._dialed or self._neighbour is not None else None
+        if home is not None:
+            letter = Letter(me.rank, me.nonce, home.nbytes, home.arena.nonce, self._dialed and self._linked)
+            descriptors: Sequence[int] = home.descriptors()
+        else:
+            letter, descriptors = Letter(me.rank, me.nonce, 0, bytes(TOKEN_BYTES)), ()
+            if self._neighbour is not None:
+                self._neighbour.close()
+                self._neighbour = None
+        if self._say(letter, descriptors) and not self._dialed:
+            self._end()
+
+    def _say(self, letter: Letter, descriptors: Sequence[int] = ()) -> bool:
+        """Whether it could be said; otherwise that is tried again."""
+        me, rank = self._me, self.rank
+        assert rank is not None
+        data = seal(letter, me.secret, me.job, rank, self._owner.cards[rank]["nonce"], self._said)
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        try:
+            if self._sock.sendmsg([data], beside if descriptors else [], _NOSIGNAL) != len(data):
+                raise WireError("a peer that does not read its letters")  # they always fit
+        except OSError as error:
+            if error.errno not in FULL or not descriptors:
+                raise
+            self._retry = self._loop.call_later(_PAUSE, self._again)
+            return False
+        self._said += data
+        return True
+
+    def _again(self) -> None:
+        self._retry = None
+        try:
+            self._say_home()
+        except (AiodistError, OSError) as error:
+            self._fail(error)
+
+    def _end(self) -> None:
+        """Both have heard all."""
+        neighbour, self._neighbour = self._neighbour, None
+        if neighbour is None or self.rank is None:
+            self._fail()
+            return
+        self._stop()
+        line = self._sock if self._linked else None
+        if line is None:
+            self._sock.close()
+        self._owner.moves_in(self, neighbour, line)
+
+    def _close_fds(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())

@@ -1,0 +1,258 @@
+"""What a group on one host takes back when it breaks, and what it keeps for those who still touch it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.backends.base import Operation
+from aiodist.backends.host.local.board import CODE, SLOTS
+from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.group import LocalGroup
+from aiodist.environment.thresholds import Thresholds
+from aiodist.errors import GroupBroken
+from aiodist.types import Call, Kind, ReduceOp
+
+LIMITS = Thresholds(inline=512, block=4096, staging=4096)
+
+
+class Thread:
+    """In the place of `Bulk`: keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Exchange, Any]] = []
+
+    def submit(self, exchange: Exchange, ended: Any) -> None:
+        self.given.append((exchange, ended))
+
+    def wake(self) -> None:
+        pass
+
+
+class Member:
+    """One rank's side of a group on one host."""
+
+    def __init__(self, hub: Any, rank: int, limits: Thresholds = LIMITS) -> None:
+        self.thread = Thread()
+        thread: Any = self.thread
+        self.group = LocalGroup(hub, thread, self, 77, (0, 1), rank, limits)
+        self.calls: list[str] = []
+        self.reserved: set[int] = set()
+        self.begun: list[Operation] = []
+
+    def broadcast(self, seq: int, array: Any) -> Operation:
+        """Begin one, from rank 0."""
+
+        class Work:
+            _driver: Any = None
+
+        work: Any = Work()
+        call = Call(Kind.broadcast, seq, array.dtype, array.shape, None, 0)
+        operation = Operation(call, work, array, array, None, print)
+        self.begun.append(operation)
+        self.group.begin(operation, array.nbytes)
+        return operation
+
+    def reduce(self, seq: int, count: int) -> Any:
+        """Begin an all_reduce in the thread's place, on ordinary memory."""
+
+        class Work:
+            _driver: Any = None
+
+        work: Any = Work()
+        array = np.arange(count) + self.group.board.rank
+        call = Call(Kind.all_reduce, seq, array.dtype, array.shape, ReduceOp.SUM)
+        operation = Operation(call, work, array, array, None, print)
+        self.begun.append(operation)
+        self.group.begin(operation, array.nbytes)
+        return array
+
+    def word(self, seq: int) -> int:
+        """What it says in a number's slot."""
+        board = self.group.board
+        return board.words[board.base + board.head(seq) + CODE]
+
+    def retire(self) -> None:
+        """The group is gone, and nothing of it holds memory of the homes."""
+        exchanges = [exchange for exchange, _ in self.thread.given]
+        exchanges += [*self.group._running.values(), *self.group._waiting.values()]
+        peers = self.group.board.peers
+        self.group.retire()
+        for peer in peers:
+            peer.words = memoryview(b"")
+        for exchange in exchanges:
+            exchange.generator.close()
+            exchange.words, exchange.made = memoryview(b""), None
+        for operation in self.begun:
+            operation.source = operation.target = None
+
+    # ── what the group tells ──
+
+    def finished(self, operation: Operation) -> None:
+        self.calls.append(f"finished {operation.call.seq}")
+
+    def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
+        raise AssertionError(f"rank {peer} disagrees about #{seq}")
+
+    def failed(self, error: Exception) -> None:
+        self.calls.append(f"failed {error}")
+        self.group.condemn()
+
+    def awaits(self, seq: int) -> bool:
+        return any(number < seq for number in self.reserved)
+
+    def quietened(self) -> None:
+        self.calls.append("quietened")
+
+
+def put(hub: Any, count: int) -> Any:
+    array = hub.empty((count,), np.dtype(np.int64))
+    array[...] = np.arange(count)
+    return array
+
+
+async def test_what_is_condemned_is_withdrawn_and_what_has_ended_stays(hubs: Any) -> None:
+    near = hubs(2)
+    first, second = (Member(hub, rank) for rank, hub in enumerate(near))
+    first.broadcast(0, np.arange(50))  # small: its root need not wait
+    first.broadcast(1, put(near[0], 50))
+    first.broadcast(2, put(near[0], 5000))
+    first.broadcast(SLOTS, np.arange(50))  # waits for a slot that peers still read
+    assert first.calls == ["finished 0"]
+    published = [first.word(seq) for seq in range(3)]
+    assert all(published)
+    assert not first.group.condemn()
+    assert [first.word(seq) for seq in range(3)] == [published[0], 0, 0]
+    second.broadcast(0, target := np.zeros(50, np.int64))
+    assert np.array_equal(target, np.arange(50))
+    for seq in (1, 2):
+        second.broadcast(seq, np.zeros(50 if seq == 1 else 5000, np.int64))
+    for _ in range(100):
+        second.group.progress()
+    assert second.calls == ["finished 0"]
+    for member in (first, second):
+        member.retire()
+
+
+async def test_error_in_the_thread_withdraws_the_operation_too(hubs: Any) -> None:
+    near = hubs(2)
+    first = Member(near[0], 0)
+    first.broadcast(0, put(near[0], 5000))
+    exchange, ended = first.thread.given[0]
+    assert first.word(0)
+    ended(exchange, ValueError("an array that cannot be read"))
+    assert first.calls == ["failed an array that cannot be read", "quietened"]
+    assert first.word(0) == 0
+    assert first.group.condemn()  # the thread has let go of everything
+    first.retire()
+
+
+async def test_staging_is_given_back_when_the_thread_has_let_go(hubs: Any) -> None:
+    """The group is closed while its thread still fills staging for peers that are gone, too."""
+    near = hubs(2)
+    first, second = (Member(hub, rank) for rank, hub in enumerate(near))
+    first.broadcast(0, np.arange(5000))
+    exchange, ended = first.thread.given[0]
+    before = near[0].taken()
+    second.retire()
+    assert not first.group.condemn()
+    first.retire()
+    assert near[0].taken() == before
+    ended(exchange, None)
+    assert first.calls == ["quietened"]
+    assert near[0].taken() < before
+
+
+COUNT = 100_000
+"""Elements: 800,000 bytes, a megabyte of staging, on the loop."""
+
+ON_THE_LOOP = Thresholds(direct=0)
+
+
+def take_all(hub: Any) -> list[int]:
+    """Pieces of a home, until there is no room."""
+    taken = []
+    for nbytes in (1 << 20, 1 << 13):
+        while at := hub.stage(nbytes):
+            taken.append(at)
+    return taken
+
+
+async def turns(*members: Member) -> None:
+    """Let all go on."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+        for member in members:
+            member.group.progress()
+
+
+async def test_operations_have_room_one_after_the_other_whatever_users_take(
+    hubs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    near = hubs(2, nbytes=8 << 20)
+    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(near))
+    take_all(near[0])
+    arrays = [[member.reduce(seq, COUNT) for seq in range(4)] for member in (first, second)]
+    assert list(first.group._waiting) == [1, 2, 3]  # the first has what the group keeps for itself
+    assert second.group._waiting == {}
+    assert [record.getMessage()[:44] for record in caplog.records] == [
+        "all_reduce(int64[100000], SUM) #1 waits for "
+    ]
+    await turns(first, second)
+    assert first.calls == second.calls == [f"finished {seq}" for seq in range(4)]
+    assert all(np.array_equal(array, np.arange(COUNT) * 2 + 1) for each in arrays for array in each)
+    for member in (first, second):
+        member.retire()
+
+
+async def test_what_comes_later_does_not_have_the_room_of_what_came_before(hubs: Any) -> None:
+    """Else ranks that begin operations in another order would wait for each other."""
+    near = hubs(2, nbytes=8 << 20)
+    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(near))
+    taken = [take_all(hub) for hub in near]
+    assert all(taken)
+    first.reserved.add(0)
+    first.reduce(1, COUNT)
+    assert list(first.group._waiting) == [1]
+    second.reduce(0, COUNT)
+    second.reduce(1, COUNT)
+    await turns(first, second)
+    assert list(first.group._waiting) == list(second.group._waiting) == [1]
+    first.reserved.clear()
+    first.reduce(0, COUNT)
+    assert list(first.group._waiting) == [1]
+    await turns(first, second)
+    assert first.calls == second.calls == ["finished 0", "finished 1"]
+    for member in (first, second):
+        member.retire()
+
+
+async def test_group_that_keeps_nothing_waits_until_something_is_given_back(hubs: Any) -> None:
+    near = hubs(2, nbytes=4 << 20)
+    kept = near[0].empty((3 << 20,), np.dtype(np.uint8))
+    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(near))
+    arrays = [member.reduce(0, COUNT) for member in (first, second)]
+    await turns(first, second)
+    assert first.calls == second.calls == []
+    assert list(first.group._waiting) == [0]
+    assert kept.size
+    del kept
+    for _ in range(100):  # nobody has to ask
+        await asyncio.sleep(0)
+    assert first.calls == second.calls == ["finished 0"]
+    assert all(np.array_equal(array, np.arange(COUNT) * 2 + 1) for array in arrays)
+    for member in (first, second):
+        member.retire()
+
+
+async def test_operation_that_can_never_have_room_breaks_the_group_and_says_what_to_do(hubs: Any) -> None:
+    near = hubs(2, nbytes=1 << 20)
+    first = Member(near[0], 0, ON_THE_LOOP)
+    with pytest.raises(GroupBroken, match=r"needs 1048576 bytes of shared memory.*ulimit -v"):
+        first.reduce(0, COUNT)
+    first.retire()
+    gc.collect()  # the error's frames look at memory

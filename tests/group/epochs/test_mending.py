@@ -1,0 +1,102 @@
+"""Torn control links: the higher rank dials again, the other waits, and there is an end to it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiodist.errors import PeerLost
+from aiodist.group.epochs import mending
+from aiodist.group.epochs.mending import OFTEN, Mending
+from aiodist.testing import run_virtual
+
+
+class World:
+    """Dials, or does not."""
+
+    def __init__(self, rank: int, answer: Any = None) -> None:
+        self.dialed: list[int] = []
+        self.attached: list[tuple[int, Any]] = []
+        self.given_up: list[tuple[int, str]] = []
+        self._answer = answer
+        self.mending = Mending(
+            rank,
+            self._dial,
+            lambda rank, link: self.attached.append((rank, link)),
+            lambda rank, cause: self.given_up.append((rank, cause)),
+        )
+
+    async def _dial(self, rank: int) -> Any:
+        self.dialed.append(rank)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        if self._answer is None:
+            await asyncio.sleep(1e6)
+        return self._answer
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_the_higher_rank_dials() -> None:
+    world = World(3, "link")
+    world.mending.torn(1)
+    world.mending.torn(1)  # told twice, by its own eyes and by the peer
+    await turns()
+    assert world.dialed == [1] and world.attached == [(1, "link")] and not world.given_up
+
+
+async def test_the_lower_rank_waits() -> None:
+    world = World(1, "link")
+    world.mending.torn(3)
+    await turns()
+    world.mending.stands(3)
+    await turns()
+    assert not world.dialed and not world.attached and not world.given_up
+    assert not world.mending._waiting and not world.mending._tasks
+    world.mending.stands(7)  # of a link that was never torn
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_who_does_not_come_back_is_given_up(rank: int) -> None:
+    async def main() -> None:
+        world = World(rank)
+        world.mending.torn(2)
+        await asyncio.sleep(mending.PATIENCE - 0.1)
+        assert not world.given_up
+        await asyncio.sleep(0.2)
+        [(lost, cause)] = world.given_up
+        assert lost == 2 and "could not be made anew" in cause
+
+    run_virtual(main())
+
+
+async def test_who_cannot_be_dialed_is_given_up_at_once() -> None:
+    for error in (PeerLost([1], "gone"), ConnectionRefusedError("refused")):
+        world = World(3, error)
+        world.mending.torn(1)
+        await turns()
+        assert [rank for rank, _ in world.given_up] == [1]
+
+
+async def test_a_link_that_is_torn_again_and_again() -> None:
+    world = World(3, "link")
+    for _ in range(OFTEN):
+        world.mending.torn(1)
+        await turns()
+    assert len(world.attached) == OFTEN and not world.given_up
+    world.mending.torn(1)
+    assert world.given_up == [(1, "somebody on the path altered its control link 4 times")]
+
+
+async def test_closing_ends_it() -> None:
+    world = World(3)
+    world.mending.torn(1)
+    await turns()
+    world.mending.close()
+    await turns()
+    assert not world.mending._tasks and not world.given_up

@@ -1,0 +1,73 @@
+"""Random programs by the thousand: `python -m tests.programs --programs 20000 --jobs 2`.
+
+Each is held against NumPy. Tensors lie at every byte, in memory of their own and in memory that others read;
+numbers are skipped and come round; tasks, timers and callbacks are born in blocks of `coalesce`; groups break
+under operations, and what was given to these is written to at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import concurrent.futures
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.programs.plan import jobs, plan
+from tests.programs.run import Violation, run, run_in_a_loop
+
+EVERY = 20.0  # seconds between lines about progress
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code, 1 if any program went wrong."""
+    options = _parser().parse_args(argv)
+    if options.seed is not None:
+        print(plan(options.seed))
+        return _tell(asyncio.run(run([options.seed])), verbose=True)
+    began = said = time.monotonic()
+    done, failed = 0, 0
+    for count, violations in _rows(list(jobs(options.first, options.programs)), options.jobs):
+        done += count
+        failed += len(violations)
+        _tell(violations, options.verbose)
+        now = time.monotonic()
+        if now - said > EVERY:
+            said = now
+            print(f"{done} programs, {failed} wrong, {done / (now - began):.1f}/s", flush=True)
+        if failed and options.stop:
+            break
+    print(f"{done} programs, {failed} wrong, {done / (time.monotonic() - began):.1f}/s")
+    return 1 if failed else 0
+
+
+def _rows(chunks: list[list[int]], jobs: int) -> Iterator[tuple[int, list[Violation]]]:
+    if jobs == 1:
+        yield from map(run_in_a_loop, chunks)
+        return
+    with concurrent.futures.ProcessPoolExecutor(jobs, max_tasks_per_child=40) as pool:
+        yield from pool.map(run_in_a_loop, chunks)
+
+
+def _tell(violations: list[Violation], verbose: bool) -> int:
+    for violation in violations:
+        print(f"seed {violation.seed}: {violation.words}", flush=True)
+        if verbose:
+            print(violation.trace)
+    return 1 if violations else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
+    parser.add_argument("--programs", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run them")
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--stop", action="store_true", help="stop after the first job with a wrong one")
+    parser.add_argument("--verbose", action="store_true", help="print whole tracebacks")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

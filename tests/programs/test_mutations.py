@@ -1,0 +1,68 @@
+"""The programs find each fault that they were widened for: a mend is taken back, and a program goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import pytest
+
+from aiodist.backends.host.local import board, quick, reduce_all, share
+from aiodist.backends.host.local.hub import supported
+from aiodist.group import batch
+from aiodist.shm import available
+from tests.programs.plan import jobs
+from tests.programs.run import run
+
+MOST = 2000
+"""Programs among which one has to go wrong; mostly it is one of the first hundred."""
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def odd_offsets(patch: pytest.MonkeyPatch) -> None:
+    """The flag of a place shares a bit with its offset."""
+    for module in (share, reduce_all, quick):
+        patch.setattr(module, "place_word", lambda at, exposed: at | exposed)
+        patch.setattr(module, "place_of", lambda word: (word - (word & 1), word & 1 == 1))
+
+
+def old_words(patch: pytest.MonkeyPatch) -> None:
+    """A skipped number leaves in its slot what was there."""
+    patch.setattr(board.Board, "pass_over", board.Board.finished)
+
+
+def words_that_stay(patch: pytest.MonkeyPatch) -> None:
+    """A rank whose operation fails leaves its word to its peers."""
+    patch.setattr(board.Board, "withdraw", lambda self, heads: None)
+
+
+def inherited_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Tasks, timers and callbacks that are born in a block are in it."""
+    issuers: ContextVar[object] = ContextVar("issuers", default=None)
+
+    def issuer() -> object:
+        if issuers.get() is None:
+            issuers.set(object())
+        return issuers.get()
+
+    patch.setattr(batch, "issuer", issuer)
+
+
+MUTATIONS: tuple[Mutation, ...] = (odd_offsets, words_that_stay, old_words, inherited_blocks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+async def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (available() and supported()):
+        pytest.skip("ranks of one process share memory on Linux on x86-64")
+    for seeds in jobs(0, MOST):
+        with monkeypatch.context() as patch:
+            mutation(patch)
+            violations = await run(seeds)
+        if violations:
+            wrong = [violation.seed for violation in violations]
+            assert await run(wrong) == []  # with the mend they are right
+            return
+    raise AssertionError(f"none of {MOST} programs went wrong")

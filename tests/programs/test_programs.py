@@ -1,0 +1,27 @@
+"""Some of what `python -m tests.programs` runs by the thousand."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.backends.host.local.hub import supported
+from aiodist.shm import available
+from tests.programs.plan import LAYOUTS, LIMITS, WORLDS
+from tests.programs.run import run
+
+EACH = 10
+"""Programs of each kind of job."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("limits", range(len(LIMITS)))
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)), ids=lambda layout: f"{layout}-{LAYOUTS[layout]}")
+async def test_programs(layout: int, limits: int) -> None:
+    if not (available() and supported()):
+        pytest.skip("ranks of one process share memory on Linux on x86-64")
+    first = limits * len(LAYOUTS) + layout
+    violations = await run(range(first, first + EACH * WORLDS, WORLDS))
+    assert not violations, "\n".join(
+        f"python -m tests.programs --seed {violation.seed} --verbose: {violation.words}"
+        for violation in violations
+    )

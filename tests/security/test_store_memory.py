@@ -1,0 +1,267 @@
+"""A member that makes a store keep things: all is charged to the limit, and what is charged is what it takes.
+
+The attacks are those of a client that obeys the handshake and nothing else: it confirms no answer, comes and
+goes under ever new names, asks for meetings and news that nobody wants, and for more than an answer may hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from aiodist.errors import StoreFull, UsageError
+from aiodist.rendezvous import StoreServer, TcpStore
+from aiodist.rendezvous import job_store as job_store_module
+from aiodist.rendezvous.events import Connected, Disconnected, Effect, Failure, Reply, Request, Tick
+from aiodist.rendezvous.machine import StoreMachine, tables
+from aiodist.rendezvous.machine.tables import pack_ranks, unpack_ranks
+from aiodist.rendezvous.schema import MAX_KEY, METHODS
+
+HOST = "127.0.0.1"
+LIMIT = 2 << 20
+WORLD = 1 << 12
+MALLORY, ALICE = b"m" * 16, b"a" * 16
+
+Ask = Callable[[int], tuple[str, list[Any]]]
+ATTACKS: dict[str, Ask] = {
+    "answers of add": lambda n: ("add", ["n", 1]),
+    "keys": lambda n: ("set", [f"k{n}", b"", None]),
+    "deletes of nothing": lambda n: ("delete_key", ["absent"]),
+    "tokens": lambda n: ("fence", []),
+    "claims": lambda n: ("claim", ["k", bytes(20)]),
+    "failed claims by lease": lambda n: ("compare_set", ["k", b"%08d" % n, b""]),
+    "middling answers": lambda n: ("compare_set", ["k", b"%065d" % n, b""]),
+    "large answers": lambda n: ("compare_set", ["k", b"%01000d" % n, b""]),
+    "leases": lambda n: ("lease_grant", [1e9]),
+    "ends of no lease": lambda n: ("lease_end", [7]),
+    "keys with a ttl": lambda n: ("set", [f"k{n}", b"", 1e9]),
+    "watches": lambda n: ("watch", [f"{n}"]),
+    "watches of long prefixes": lambda n: ("watch", [f"{n}".ljust(MAX_KEY)]),
+    "waits": lambda n: ("wait", [[f"{n}"], 1e9]),
+    "meetings": lambda n: ("gather", [f"{n}", 0, 2, b"", 1e9]),
+    "meetings with long names": lambda n: ("gather", [f"{n}".ljust(MAX_KEY), 0, 2, b"", 1e9]),
+    "meetings alone": lambda n: ("gather", ["g", 0, 1, bytes(50), 1e9]),
+}
+
+
+@contextmanager
+def traced() -> Iterator[Callable[[], int]]:
+    """→ bytes that were taken since, and are not free again."""
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+
+    def taken() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    try:
+        yield taken
+    finally:
+        tracemalloc.stop()
+
+
+def is_full(effects: list[Effect]) -> bool:
+    return any(isinstance(effect, Failure) and effect.kind == "full" for effect in effects)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_one_client_makes_a_store_keep_is_charged(attack: str) -> None:
+    ask = ATTACKS[attack]
+    with traced() as taken:
+        machine = StoreMachine(LIMIT)
+        machine.handle(Connected(MALLORY), 0.0)
+        for n in range(1, 100_000):
+            if is_full(machine.handle(Request(MALLORY, n, *ask(n)), 0.0)):
+                break
+        else:
+            raise AssertionError(f"100,000 requests, {taken()} bytes, and the store is not full")
+        assert machine.size <= LIMIT
+        assert taken() < 1.4 * LIMIT
+        machine.handle(Request(MALLORY, n + 1, "goodbye", []), 0.0)
+        machine.handle(Tick(), 2e9)
+    kept = sum(len(key) + len(entry.value) + 1000 for key, entry in machine._data.items())
+    assert machine.size <= kept, "it is gone, and so is what it asked; keys stay"
+
+
+def test_every_method_that_leaves_an_answer_is_among_the_attacks_or_needs_a_key() -> None:
+    """Whoever adds a method to the store finds this test."""
+    tried = {ask(1)[0] for ask in ATTACKS.values()}
+    same_as_set = {"multi_set", "append", "lease_set", "lease_claim"}
+    keeps_nothing = {"multi_get", "check", "list_keys", "num_keys", "lease_renew", "ping"}
+    keeps_nothing |= {"cancel", "resume", "goodbye"}
+    assert METHODS.keys() - tried - same_as_set - keeps_nothing == set()
+
+
+def test_clients_that_come_and_go_are_charged_once_they_have_changed_something() -> None:
+    with traced() as taken:
+        machine = StoreMachine(LIMIT)
+        full = False
+        for n in range(1, 20_000):
+            client = n.to_bytes(16, "big")
+            machine.handle(Connected(client), 0.0)
+            full = full or is_full(machine.handle(Request(client, 1, "add", ["n", 1]), 0.0))
+            machine.handle(Disconnected(client), 0.0)
+        assert full
+        assert machine.size <= LIMIT
+        assert taken() < 1.4 * LIMIT
+
+
+def test_clients_that_only_look_leave_nothing() -> None:
+    machine = StoreMachine(LIMIT)
+    for n in range(1000):
+        client = n.to_bytes(16, "big")
+        machine.handle(Connected(client), 0.0)
+        machine.handle(Request(client, 1, "watch", ["k"]), 0.0)
+        machine.handle(Request(client, 2, "wait", [["k"], 1.0]), 0.0)
+        machine.handle(Disconnected(client), 0.0)
+    assert (machine.clients, machine.size) == (0, 0)
+    machine.handle(Connected(ALICE), 0.0)
+    machine.handle(Disconnected(ALICE), 0.0)
+    machine.handle(Connected(ALICE), 0.0)
+    [resumed] = [
+        effect
+        for effect in machine.handle(Request(ALICE, 1, "resume", [[], 0]), 0.0)
+        if isinstance(effect, Reply | Failure)
+    ]
+    assert isinstance(resumed, Reply), "who had asked for nothing may come back"
+
+
+def test_meetings_that_fail_all_at_once_take_what_was_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure of each call names all who are missing, 36 bytes each: 2.4 MB in a world of 65,536."""
+    with traced() as taken:
+        machine = StoreMachine(LIMIT // 8)
+        machine.handle(Connected(MALLORY), 0.0)
+        calls = 0
+        while not is_full(machine.handle(Request(MALLORY, calls + 1, *_lonely(calls)), 0.0)):
+            calls += 1
+        assert calls > 50  # so that all their failures would take ten times the limit
+        failures = [effect for effect in machine.handle(Tick(), 10.0) if isinstance(effect, Failure)]
+        assert len(failures) == calls
+        assert failures[0].missing == tuple(range(1, WORLD))
+        again = machine.handle(Request(MALLORY, failures[0].id, *_lonely(0)), 10.0)
+        assert [(e.message, e.missing) for e in again if isinstance(e, Failure)] == [
+            (failures[0].message, failures[0].missing)
+        ]
+        failures.clear()
+        again.clear()
+        assert machine.size <= LIMIT // 8
+        assert taken() < 1.4 * LIMIT // 8
+
+
+def _lonely(number: int) -> tuple[str, list[Any]]:
+    return "gather", [f"g{number}", 0, WORLD, b"", 1.0]
+
+
+@pytest.mark.parametrize("ranks", [(), (0,), (7,), (8, 9, 4095), tuple(range(0, 100, 3))])
+def test_ranks_as_bits(ranks: tuple[int, ...]) -> None:
+    assert unpack_ranks(pack_ranks(ranks)) == ranks
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("set", ["k" * 5000, b"", None]),
+        ("add", ["k" * 5000, 1]),
+        ("multi_set", [["a", "k" * 5000], [b"", b""]]),
+        ("watch", ["k" * 5000]),
+        ("gather", ["k" * 5000, 0, 2, b"", 1.0]),
+    ],
+)
+def test_names_that_no_client_of_ours_would_send(method: str, args: list[Any]) -> None:
+    machine = StoreMachine(LIMIT)
+    machine.handle(Connected(MALLORY), 0.0)
+    before = machine.size
+    effects = machine.handle(Request(MALLORY, 1, method, args), 0.0)
+    assert any(
+        isinstance(effect, Failure) and "at most 4096 characters" in effect.message for effect in effects
+    )
+    assert machine.size == before
+
+
+def test_a_full_store_lets_everybody_make_room() -> None:
+    machine = StoreMachine(LIMIT)
+    machine.handle(Connected(MALLORY), 0.0)
+    n = 1
+    while not is_full(machine.handle(Request(MALLORY, n, "set", [f"k{n}", b"", None], [n - 1]), 0.0)):
+        n += 1
+    machine.handle(Connected(ALICE), 0.0)  # whoever comes is let in, to delete
+    for number in range(1, 11):
+        [gone] = machine.handle(Request(ALICE, number, "delete_key", [f"k{number}"], [number - 1]), 0.0)
+        assert gone == Reply(ALICE, number, True)
+    assert not is_full(machine.handle(Request(ALICE, 11, "set", ["k", b"", None], [10]), 0.0))
+
+
+# Over a connection.
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StoreServer]:
+    async with await StoreServer.start(HOST, 0, "job", b"secret", limit=LIMIT) as server:
+        yield server
+
+
+async def connect(server: StoreServer) -> TcpStore:
+    return await TcpStore.connect(HOST, server.port, "job", b"secret", 60)
+
+
+async def test_who_confirms_nothing_is_refused_and_the_others_go_on(server: StoreServer) -> None:
+    async with await connect(server) as mallory, await connect(server) as alice:
+        mallory._encode = lambda id, pending: mallory._encoder.request(  # type: ignore[method-assign]
+            id, [], pending.method, pending.args
+        )
+        with pytest.raises(StoreFull):
+            for _ in range(LIMIT // tables.ANSWER_COST + 1):
+                await mallory.add("n", 1)
+        with pytest.raises(StoreFull):
+            await alice.set("k", "v")
+        await mallory.aclose()
+        await alice.set("k", "v")
+
+
+async def test_a_small_question_gets_no_answer_larger_than_a_message(server: StoreServer) -> None:
+    """Of one value a million times nothing is made, not even to be thrown away."""
+    async with await connect(server) as store:
+        await store.set("k", bytes(1 << 20))
+        with traced() as taken, pytest.raises(UsageError, match="a message of over 104857600 bytes"):
+            await store.multi_get(["k"] * 100)
+            assert taken() < 10 << 20
+        with traced():
+            with pytest.raises(UsageError, match="a message of over"):
+                await store.multi_get(["k"] * 100)
+            assert tracemalloc.get_traced_memory()[1] < 10 << 20, "at no time"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_news_to_a_crowd_of_watches_wait_for_nobody_without_bound(
+    durable: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A change of 1 MiB under 200 watches of one client: 200 MiB at once, unless somebody counts."""
+    monkeypatch.setattr(job_store_module, "_MANY", 1 << 20)
+    monkeypatch.setattr(job_store_module, "MAX_NEWS", 8 << 20)
+    monkeypatch.setattr("aiodist.rendezvous.connection.MAX_UNREAD", 8 << 20)
+    data = tmp_path / "d" if durable else None
+    async with (
+        await StoreServer.start(HOST, 0, "job", b"secret", data=data) as server,
+        await connect(server) as mallory,
+        await connect(server) as alice,
+    ):
+        watches = [mallory.watch("k") for _ in range(200)]
+        assert await mallory.check([])
+        assert mallory._connection is not None
+        mallory._connection.pause()
+        value = bytes(1 << 20)
+        with traced():
+            await alice.set("k", value)
+            assert tracemalloc.get_traced_memory()[1] < 40 << 20
+        assert await alice.get("k") == value
+        assert len(watches) == 200
+        mallory._reconnect = lambda: None  # type: ignore[method-assign]
+        mallory._connection.abort()
+        await asyncio.gather(*(watch.aclose() for watch in watches))

@@ -1,0 +1,126 @@
+"""A member that writes and never reads: what answers its frames does not pile up with its victim."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, Window, available
+from aiodist.testing.channel_pair import turn_until
+from aiodist.transport.base import EAGER_MESSAGE, SEGMENT
+from aiodist.transport.mapped import ARENA_BYTES, BLOCKS, MappedLink
+from aiodist.transport.receiving import Receiver
+from aiodist.transport.stream import StreamLink
+from aiodist.wire.frame import HEADER, Type, pack, parse
+
+GONE = 7  # a group that was closed: what still comes for it is read and dropped
+ROUNDS = 20_000
+
+
+class Victim:
+    """A receiver on one end of a socket pair, whose other end the test holds."""
+
+    def __init__(self, link: StreamLink, theirs: socket.socket) -> None:
+        self.ends: list[str] = []
+        self.link = link
+        self.theirs = theirs
+        self.receiver = Receiver(
+            1, lambda *_: None, lambda rank, goodbye, cause: self.ends.append(str(cause))
+        )
+        self.receiver.retire(GONE)
+        self.receiver.attach(link)
+
+    async def take(self, frames: bytes) -> None:
+        """Write frames, and have them all read."""
+        await asyncio.get_running_loop().sock_sendall(self.theirs, frames)
+        for _ in range(3):
+            self.link.poll()
+
+    def waits(self) -> int:
+        """Bytes that wait for the peer in the memory of the victim."""
+        return sum(map(len, self.link._queue))
+
+
+@asynccontextmanager
+async def victim(shared: bool) -> AsyncIterator[Victim]:
+    mine, theirs = socket.socketpair()
+    for sock in (mine, theirs):
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    loop = asyncio.get_running_loop()
+    if shared:
+        arena = Arena(ARENA_BYTES, bytes(NONCE_BYTES))
+        link: StreamLink = MappedLink(loop, mine, Window(arena.fd, arena.nbytes))
+        arena.close()
+    else:
+        link = StreamLink(loop, mine)
+    one = Victim(link, theirs)
+    try:
+        yield one
+    finally:
+        one.receiver.kill()
+        theirs.close()
+
+
+def mapped(block: int) -> bytes:
+    return pack(Type.MAPPED, GONE, nbytes=SEGMENT, total=SEGMENT, word=PAGE + block * SEGMENT)
+
+
+@pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
+async def test_blocks_of_an_arena_that_are_used_before_they_were_given_back() -> None:
+    async with victim(shared=True) as one:
+        for number in range(ROUNDS):
+            await one.take(mapped(number % BLOCKS))
+            assert one.waits() <= HEADER
+            if one.ends:
+                break
+        assert "was not given back yet" in one.ends[0]
+
+
+@pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
+async def test_blocks_come_back_once_the_peer_reads() -> None:
+    async with victim(shared=True) as one:
+        number = 0
+        while not one.waits():
+            await one.take(mapped(number % BLOCKS))
+            number += 1
+        for block in range(BLOCKS // 2):  # these can have been read of by now
+            await one.take(mapped((number + block) % BLOCKS))
+        freed = 0
+        while freed < number + BLOCKS // 2 and not one.ends:
+            data = await asyncio.get_running_loop().sock_recv(one.theirs, HEADER)
+            freed += parse(data).word.bit_count()
+        assert not one.ends
+
+
+async def test_credit_waits_until_the_peer_reads() -> None:
+    """It may send on, in groups that were closed, for as long as it has credit: here it counts for itself."""
+    eager = pack(Type.EAGER, GONE, nbytes=EAGER_MESSAGE, total=EAGER_MESSAGE) + bytes(EAGER_MESSAGE)
+    async with victim(shared=False) as one:
+        for _ in range(ROUNDS):
+            await one.take(eager)
+            assert one.waits() <= HEADER
+            if one.ends:
+                break
+        assert "more than 1048576 bytes were sent before they were asked for" in one.ends[0]
+
+
+async def test_credit_comes_once_the_peer_reads() -> None:
+    eager = pack(Type.EAGER, GONE, nbytes=EAGER_MESSAGE, total=EAGER_MESSAGE) + bytes(EAGER_MESSAGE)
+    size = HEADER + EAGER_MESSAGE
+    async with victim(shared=False) as one:
+        sent = credit = 0
+        while not one.waits():
+            await one.take(eager)
+            sent += size
+        for _ in range(40):
+            await one.take(eager)
+            sent += size
+        while credit < sent - (1 << 18):
+            credit += parse(await asyncio.get_running_loop().sock_recv(one.theirs, HEADER)).total
+        await turn_until(lambda: not one.waits())
+        assert not one.ends

@@ -1,0 +1,204 @@
+"""A test that does not end fails by name at its limit, the others run, and the summary is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import run_to_end
+from tests.skips import summary
+
+ROOT = Path(__file__).parents[1]
+HEAD = """
+import asyncio, ctypes, threading, time
+import pytest, uvloop
+
+def loops():
+    return pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+"""
+
+
+def run(tmp_path: Path, body: str, *, again: float = 30.0, limit: float = 1.0) -> tuple[int, str]:
+    """Run tests of a file with a limit; the exit code, and what pytest shows."""
+    (tmp_path / "test_it.py").write_text(HEAD + body)
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    plugins = ["-p", "tests.limits", "-p", "tests.skips", "-p", "no:cacheprovider"]
+    options = [f"--timeout={limit}", "-o", f"limit_again={again}", str(tmp_path)]
+    done: subprocess.CompletedProcess[str] = run_to_end(
+        [*command, *plugins, *options], {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, 120
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def failed(output: str) -> set[str]:
+    """Tests that the summary lists."""
+    return set(re.findall(r"^(?:FAILED|ERROR) .*?::(\S+)", output, re.MULTILINE))
+
+
+def test_whatever_hangs_fails_by_name_and_the_others_run(tmp_path: Path) -> None:
+    code, output = run(
+        tmp_path,
+        """
+async def test_awaits():
+    await asyncio.Event().wait()
+
+def test_sleeps():
+    time.sleep(1000)
+
+def test_joins_a_thread():
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    threading.enumerate()[-1].join()
+
+def test_spins():
+    while True:
+        pass
+
+@loops()
+def test_loop(loop):
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.Event().wait())
+
+@pytest.fixture
+def stuck():
+    yield
+    time.sleep(1000)
+
+def test_fixture(stuck):
+    pass
+
+@pytest.fixture
+async def slow():
+    await asyncio.Event().wait()
+
+async def test_async_fixture(slow):
+    pass
+
+def test_after():
+    pass
+
+async def test_after_too():
+    await asyncio.sleep(0)
+""",
+    )
+    assert code == 1
+    stuck = {"test_awaits", "test_sleeps", "test_joins_a_thread", "test_spins", "test_loop[new_event_loop0]"}
+    stuck |= {"test_loop[new_event_loop1]", "test_fixture", "test_async_fixture"}
+    assert failed(output) == stuck, output
+    assert output.count("Overdue: no end within 1 s") >= len(stuck), output
+    assert "3 passed" in output  # that of the fixture, too
+    assert "MainThread" not in output, "its stack is the failure's"
+    assert "time.sleep" in output
+
+
+def test_what_swallows_the_failure_is_told_again(tmp_path: Path) -> None:
+    code, output = run(
+        tmp_path,
+        """
+def test_swallows():
+    for _ in range(2):
+        try:
+            time.sleep(1000)
+        except BaseException:
+            pass
+    time.sleep(1000)
+
+@loops()
+def test_callback(loop):
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.get_loop().call_soon(time.sleep, 1000)
+        runner.run(asyncio.Event().wait())
+
+@pytest.fixture
+def bad():
+    yield
+    time.sleep(1000)
+
+def test_fails_before(bad):
+    assert False, "the test itself"
+
+def test_after():
+    pass
+""",
+        again=0.5,
+    )
+    assert code == 1
+    stuck = {"test_swallows", "test_callback[new_event_loop0]", "test_callback[new_event_loop1]"}
+    assert failed(output) == {*stuck, "test_fails_before"}, output
+    assert "AssertionError: the test itself" in output
+    assert re.search(r"^FAILED .*::test_fails_before", output, re.MULTILINE)
+    assert re.search(r"^ERROR .*::test_fails_before", output, re.MULTILINE), "its fixture, too"
+    assert "1 passed" in output
+
+
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL"])
+def test_who_does_not_react_ends_the_run(library: str, tmp_path: Path) -> None:
+    """Where it holds the interpreter, too, as ctypes.PyDLL does, there is nothing but a stack."""
+    code, output = run(
+        tmp_path,
+        """
+def test_wrong():
+    assert 1 == 2
+
+def test_native():
+    library = ctypes.{library}(None)
+    lock = ctypes.create_string_buffer(128)
+    while True:
+        library.pthread_mutex_lock(lock)
+
+def test_never():
+    pass
+""".replace("{library}", library),
+        again=0.2,
+    )
+    assert code == 1, output
+    assert re.search(r'File ".*/test_it.py", line \d+ in test_native', output), output
+    if library == "CDLL":
+        assert "::test_native has no end within 1 s" in output
+        assert failed(output) == {"test_wrong"}
+        assert "1 failed in" in output
+
+
+@pytest.mark.parametrize(
+    ("reasons", "lines"),
+    [
+        ([], []),
+        (["no GPU"], ["skipped 1: 1 no GPU"]),
+        (["b", "a", "b"], ["skipped 3: 2 b; 1 a"]),
+        (
+            ["x" * 60, "x" * 60, "y" * 60, "z"],
+            ["skipped 4: 2 " + "x" * 60 + ";", "  1 " + "y" * 60 + "; 1 z"],
+        ),
+    ],
+)
+def test_skips_are_counted_by_reason(reasons: list[str], lines: list[str]) -> None:
+    assert summary(reasons) == lines
+
+
+def test_skips_are_a_line_and_failures_are_listed(tmp_path: Path) -> None:
+    _, output = run(
+        tmp_path,
+        """
+@pytest.mark.parametrize("n", range(100))
+@pytest.mark.skip(reason="not today")
+def test_skipped(n):
+    pass
+
+@pytest.mark.skipif(True, reason="never")
+def test_other():
+    pass
+
+def test_wrong():
+    assert 1 == 2
+
+def test_error(missing):
+    pass
+""",
+    )
+    assert "skipped 101: 100 not today; 1 never\n" in output
+    assert "SKIPPED" not in output
+    assert failed(output) == {"test_wrong", "test_error"}
