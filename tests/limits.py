@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import pytest
@@ -107,6 +107,38 @@ def stacks() -> str:
     )
 
 
+def give_lines(error: BaseException) -> None:
+    """Give every entry of the exception's tracebacks a line, as pytest's report needs.
+
+    A handler of a signal may run at an instruction that belongs to no line (the compiler's own cleanup). The
+    entry's `tb_lineno` is None there, and pytest would end the whole run by a TypeError.
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        error_ = left.pop()
+        if error_ is None or id(error_) in seen:
+            continue
+        seen.add(id(error_))
+        error_.__traceback__ = _with_lines(error_.__traceback__)
+        left += [error_.__cause__, error_.__context__]
+        if isinstance(error_, BaseExceptionGroup):
+            left += error_.exceptions
+
+
+def _with_lines(traceback: TracebackType | None) -> TracebackType | None:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    for entry in reversed(entries):
+        line: int | None = entry.tb_lineno  # the stubs know of no None
+        if line is None:
+            line = entry.tb_frame.f_code.co_firstlineno
+        traceback = TracebackType(traceback, entry.tb_frame, entry.tb_lasti, line)
+    return traceback
+
+
 def end_the_run(item: pytest.Item, limit: float, screen: int) -> None:
     """The main thread does not react: say what is known, and end the process."""
     reporter: Any = item.config.pluginmanager.getplugin("terminalreporter")
@@ -155,6 +187,9 @@ class Limits:
         self._watch.inside = True
         try:
             yield
+        except BaseException as error:
+            give_lines(error)
+            raise
         finally:
             self._watch.inside = False
 

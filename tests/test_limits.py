@@ -135,6 +135,37 @@ def test_after():
     assert "1 passed" in output
 
 
+def test_an_entry_without_a_line_ends_no_run(tmp_path: Path) -> None:
+    """The limit may be raised at an instruction of the compiler's own, which belongs to no line."""
+    code, output = run(
+        tmp_path,
+        """
+import sys, types
+
+def test_nowhere():
+    try:
+        frame = sys._getframe()
+    except ValueError as error:
+        pass
+    starts = [start for start, _, line in frame.f_code.co_lines() if line is None]
+    nowhere = types.TracebackType(None, frame, starts[-1], -1)
+    assert nowhere.tb_lineno is None
+    try:
+        raise ValueError("inner").with_traceback(nowhere)
+    except ValueError as error:
+        raise ExceptionGroup("two", [error, KeyError("other").with_traceback(nowhere)])
+
+def test_after():
+    pass
+""",
+        limit=60,
+    )
+    assert code == 1
+    assert failed(output) == {"test_nowhere"}, output
+    assert "ValueError: inner" in output
+    assert "1 passed" in output
+
+
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"])
 def test_who_does_not_react_ends_the_run(library: str, tmp_path: Path) -> None:
     """Where it holds the interpreter, too, as ctypes.PyDLL does, there is nothing but a stack."""
