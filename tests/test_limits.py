@@ -153,7 +153,7 @@ def test_nowhere():
     try:
         raise ValueError("inner").with_traceback(nowhere)
     except ValueError as error:
-        raise ExceptionGroup("two", [error, KeyError("other").with_traceback(nowhere)])
+        raise KeyError("outer").with_traceback(nowhere) from error
 
 def test_after():
     pass
@@ -162,7 +162,7 @@ def test_after():
     )
     assert code == 1
     assert failed(output) == {"test_nowhere"}, output
-    assert "ValueError: inner" in output
+    assert "ValueError: inner" in output and "KeyError: 'outer'" in output
     assert "1 passed" in output
 
 
