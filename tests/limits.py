@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -181,12 +181,11 @@ class Limits:
         """The test is over, with all phases."""
         self._watch.end()
 
-    @contextmanager
-    def _phase(self) -> Iterator[None]:
+    def _phase(self) -> Phase:
         """pytest catches what is raised in a phase, and nowhere else."""
         self._watch.inside = True
         try:
-            yield
+            return (yield)
         except BaseException as error:
             give_lines(error)
             raise
@@ -196,20 +195,17 @@ class Limits:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self) -> Phase:
         """Fixtures are made."""
-        with self._phase():
-            return (yield)
+        return (yield from self._phase())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Phase:
         """The test itself."""
-        with self._phase():
-            return (yield)
+        return (yield from self._phase())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Phase:
         """Fixtures are taken back."""
-        with self._phase():
-            return (yield)
+        return (yield from self._phase())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
