@@ -17,7 +17,7 @@ import numpy as np
 from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 from aiodist.testing.issued import perform
-from aiodist.testing.programs import program
+from aiodist.testing.programs import program, same_bits
 from aiodist.types import ReduceOp, premul_sum
 from aiodist.work import Work
 
@@ -227,7 +227,7 @@ async def check_one_answer(pg: ProcessGroup) -> None:
         await pg.all_reduce(mine)
         rows = await pg.all_gather(mine)
         for rank in range(pg.size):
-            assert rows[rank].tobytes() == mine.tobytes(), f"ranks {pg.rank} and {rank} have different bits"
+            assert same_bits(rows[rank], mine), f"ranks {pg.rank} and {rank} have different bits"
 
 
 async def check_subgroups(pg: ProcessGroup) -> None:

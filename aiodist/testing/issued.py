@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.group import ProcessGroup
-from aiodist.testing.programs import Array, Step, laid_out, reduced, room, same, splits, value
+from aiodist.testing.programs import Array, Step, laid_out, reduced, room, same, same_bits, splits, value
 from aiodist.types import Kind
 from aiodist.work import Work
 
@@ -162,4 +162,4 @@ def issue(pg: ProcessGroup, step: Step, timeout: float | None = None) -> Issued:
 
 def same_bytes(got: Any, expected: Any, step: Step) -> None:
     """Fail unless two arrays hold the same bytes."""
-    assert np.asarray(got).tobytes() == np.asarray(expected).tobytes(), step.describe()
+    assert same_bits(got, expected), step.describe()

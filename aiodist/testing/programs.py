@@ -216,4 +216,13 @@ def same(got: Any, expected: Array, step: Step) -> None:
         )
         assert close, f"{step.describe()}: {array!r}, expected {expected!r}"
     else:
-        assert array.tobytes() == expected.tobytes(), f"{step.describe()}: {array!r}, expected {expected!r}"
+        assert same_bits(array, expected), f"{step.describe()}: {array!r}, expected {expected!r}"
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether two arrays have the same bytes.
+
+    An assertion that compares the bytes itself has pytest draw up their difference when it fails: that takes
+    minutes for large arrays.
+    """
+    return np.asarray(one).tobytes() == np.asarray(other).tobytes()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aiodist.errors import UsageError
 from aiodist.kernels.halves import BLOCK
 from aiodist.kernels.reduce import combine, finish, reduce_into
+from aiodist.testing.programs import same_bits
 from aiodist.types import BFLOAT16, DTYPES, ReduceOp, check_reduction
 
 Array = npt.NDArray[Any]
@@ -76,8 +77,8 @@ def test_equals_numpy_bit_for_bit(op: ReduceOp) -> None:
         before = src.copy()
         want = expected(src, dst, op) if src_left else expected(dst, src, op)
         reduce_into(dst, src, op, src_left=src_left)
-        assert dst.tobytes() == want.tobytes(), f"{dtype.name}[{count}], src_left={src_left}"
-        assert src.tobytes() == before.tobytes()
+        assert same_bits(dst, want), f"{dtype.name}[{count}], src_left={src_left}"
+        assert same_bits(src, before)
 
 
 @pytest.mark.parametrize("op", list(ReduceOp), ids=lambda op: op.name)
@@ -87,12 +88,12 @@ def test_combining_into_either_operand_or_a_third_array(op: ReduceOp) -> None:
         want = expected(left, right, op)
         out = np.zeros_like(left)
         combine(left, right, out, op)
-        assert out.tobytes() == want.tobytes(), f"{dtype.name}[{count}]"
+        assert same_bits(out, want), f"{dtype.name}[{count}]"
         for target in (0, 1):
             operands = [left.copy(), right.copy()]
             combine(operands[0], operands[1], operands[target], op)
-            assert operands[target].tobytes() == want.tobytes(), f"{dtype.name}[{count}] into {target}"
-            assert operands[1 - target].tobytes() == (right, left)[target].tobytes()
+            assert same_bits(operands[target], want), f"{dtype.name}[{count}] into {target}"
+            assert same_bits(operands[1 - target], (right, left)[target])
 
 
 def placed(source: Array, offset: int) -> Array:
@@ -131,7 +132,7 @@ def test_both_ranks_get_the_same_bits(
         reduce_into(second[part], placed(low, offsets[1])[part], op, src_left=True)
     finish(first, op, 2, one_nan=True)
     finish(second, op, 2, one_nan=True)
-    assert first.tobytes() == second.tobytes()
+    assert same_bits(first, second)
 
 
 @given(bits=st.lists(st.tuples(st.integers(0, 65535), st.integers(0, 65535)), min_size=1, max_size=50))
@@ -216,7 +217,7 @@ def check_average(dtype: np.dtype[Any], count: int) -> None:
     want = (wide / 3).astype(dtype)
     finish(total, ReduceOp.AVG, 3)
     assert total.dtype == dtype
-    assert total.tobytes() == want.tobytes()
+    assert same_bits(total, want)
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX])
