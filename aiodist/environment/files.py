@@ -15,9 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from aiodist.errors import UsageError
+
 _LINKS = 40  # on one path, as in Linux
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # no right to list it is needed
 _SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for whoever writes to it
+_NOBODY = 65534  # Linux's own choice, where /proc does not say
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -48,17 +51,54 @@ def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int 
         os.close(folder)
 
 
-def check_own(facts: os.stat_result) -> None:
+def look(path: str | os.PathLike[str]) -> os.stat_result:
+    """The facts of a file which a library then reads by its path; errors as of `open_file`."""
+    handle = open_file(path)
+    try:
+        return os.fstat(handle)
+    finally:
+        os.close(handle)
+
+
+def check_own(facts: os.stat_result, owner: int | None = None) -> None:
     """Refuse what is not this user's alone; root's file is not the user's.
+
+    Args:
+        facts: of a file or folder.
+        owner: another user whose it may be.
 
     Raises:
         UntrustedError: it belongs to another user, or others may write to it.
     """
     me = os.geteuid()
-    if facts.st_uid != me:
+    if facts.st_uid not in (me, owner):
         raise UntrustedError(f"it belongs to user {facts.st_uid}, and this process runs as user {me}")
     if others_may_write(facts):
         raise UntrustedError(f"others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
+
+
+def check_private(facts: os.stat_result, what: str, path: str | os.PathLike[str], *, shared: bool) -> None:
+    """Refuse a file with a secret that others may have chosen, may change, or may read.
+
+    Args:
+        facts: of the file, by its descriptor.
+        what: what errors call it.
+        path: for the advice.
+        shared: its group may read it.
+
+    Raises:
+        UsageError: it is no plain file, is neither this user's nor root's, or is open to others.
+    """
+    if not stat.S_ISREG(facts.st_mode):
+        raise UsageError(f"{what} is no file")
+    if not _is_trusted(facts.st_uid):
+        raise UsageError(f"{what} belongs to another user", hint="chown it, or remove it")
+    if not shared and facts.st_mode & 0o077:
+        raise UsageError(f"{what} is open to others", hint=f"chmod 600 {path}")
+    if facts.st_mode & stat.S_IROTH:
+        raise UsageError(f"{what} can be read by everybody", hint=f"chmod 600 {path}")
+    if others_may_write(facts):
+        raise UsageError(f"{what} can be written by others", hint=f"chmod 600 {path}")
 
 
 def others_may_write(facts: os.stat_result) -> bool:
@@ -76,13 +116,19 @@ class Folder:
         path: where it was found, for people: its entries are reached by the descriptor.
     """
 
-    def __init__(self, path: Path, handle: int) -> None:
+    def __init__(self, path: Path, handle: int, owner: int | None = None) -> None:
         self.path = path
         self._handle = handle
+        self._owner = owner
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, make: bool = False) -> Folder:
+    def open(cls, path: str | os.PathLike[str], *, make: bool = False, owner: int | None = None) -> Folder:
         """Open a folder; with `make` it is made where it is missing, for this user alone.
+
+        Args:
+            path: of the folder.
+            make: whether it is made.
+            owner: another user who may own it, and what is in it.
 
         Raises:
             UntrustedError: it, or a link that leads to it, is another user's, or others may write to it.
@@ -91,13 +137,13 @@ class Folder:
         whole = Path(path).absolute()
         above, name = _folder_of(whole)
         try:
-            return cls(whole, _open_own(name, above, make))
+            return cls(whole, _open_own(name, above, make, owner), owner)
         finally:
             os.close(above)
 
     def folder(self, name: str, *, make: bool = False) -> Folder:
         """A folder in this one; as in `open`."""
-        return Folder(self.path / name, _open_own(name, self._handle, make))
+        return Folder(self.path / name, _open_own(name, self._handle, make, self._owner), self._owner)
 
     def names(self) -> list[str]:
         """What is in it, sorted."""
@@ -134,7 +180,7 @@ class Folder:
                 raise UntrustedError(f"{name} in it is no plain file")
             if facts.st_nlink != 1 and flags & (os.O_WRONLY | os.O_RDWR):
                 raise UntrustedError(f"{name} in it has another name, too (a hard link)")
-            if facts.st_uid != os.geteuid():
+            if facts.st_uid not in (os.geteuid(), self._owner):
                 raise UntrustedError(f"{name} in it belongs to user {facts.st_uid}")
         except BaseException:
             os.close(handle)
@@ -158,6 +204,10 @@ class Folder:
     def rename(self, name: str, to: str) -> None:
         """Give an entry another name, in the place of what has it."""
         os.rename(name, to, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+
+    def link(self, name: str, to: str) -> None:
+        """Give an entry a second name; `FileExistsError` where something has it."""
+        os.link(name, to, src_dir_fd=self._handle, dst_dir_fd=self._handle, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a link, if it is there."""
@@ -183,14 +233,14 @@ class Folder:
         self.close()
 
 
-def _open_own(name: str, above: int, make: bool) -> int:
+def _open_own(name: str, above: int, make: bool, owner: int | None) -> int:
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=above)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(name, flags, dir_fd=above)
     try:
-        check_own(os.fstat(handle))
+        check_own(os.fstat(handle), owner)
     except BaseException:
         os.close(handle)
         raise
@@ -240,8 +290,22 @@ def _trusted_link(name: str, folder: int) -> Path | None:
 
 
 def _is_trusted(user: int) -> bool:
-    """Root, this user; and who owns '/', which is root by another number in a container."""
-    return user in (0, os.geteuid(), os.stat("/").st_uid)
+    """Root, this user; and who owns '/', which is root by another number in a container.
+
+    Unless that number is the one by which a user namespace shows whoever it does not know.
+    """
+    if user in (0, os.geteuid()):
+        return True
+    return user == os.stat("/").st_uid and user != _overflow()
+
+
+def _overflow() -> int:
+    """The number that stands for users whom this namespace does not know."""
+    try:
+        with open("/proc/sys/kernel/overflowuid", "rb") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return _NOBODY
 
 
 def _is_private_group(group: int) -> bool:

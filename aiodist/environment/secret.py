@@ -8,6 +8,7 @@ processes only. A home that is there and cannot be read is an error, not a job w
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import logging
@@ -16,8 +17,10 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from aiodist.environment.files import Folder, check_private, open_file
 from aiodist.errors import UsageError
 
+_NAME = "secret"
 _BYTES = 32  # of chance in a secret that is made here
 _LONGEST = 4096  # of a file that is read as one
 _SHORT = 16  # bytes, below which guessing is thinkable
@@ -42,24 +45,25 @@ def given_secret(environ: Mapping[str, str]) -> bytes:
     """AIODIST_SECRET, or the contents of the file that AIODIST_SECRET_FILE names; b'' where neither is set.
 
     Raises:
-        UsageError: the file cannot be read, is empty, or can be read by everybody.
+        UsageError: the file cannot be read, is empty, can be read by everybody, or others than this user and
+            root may have written it.
     """
-    text, path = environ.get("AIODIST_SECRET", ""), environ.get("AIODIST_SECRET_FILE", "")
-    if text:
-        warn_if_short(text.encode(), "AIODIST_SECRET", environ)
-        return text.encode()
+    key, path = os.fsencode(environ.get("AIODIST_SECRET", "")), environ.get("AIODIST_SECRET_FILE", "")
+    if key:
+        warn_if_short(key, "AIODIST_SECRET", environ)
+        return key
     if not path:
         return b""
+    what = f"AIODIST_SECRET_FILE={path}"
     try:
-        content = Path(path).read_bytes().strip()
-        open_to_all = Path(path).stat().st_mode & 0o004
+        with os.fdopen(open_file(path), "rb") as file:
+            check_private(os.fstat(file.fileno()), what, path, shared=True)
+            content = file.read(_LONGEST).strip()
     except OSError as error:
-        raise UsageError(f"AIODIST_SECRET_FILE={path} cannot be read ({error.strerror})") from None
+        raise UsageError(f"{what} cannot be read ({error.strerror})") from None
     if not content:
-        raise UsageError(f"AIODIST_SECRET_FILE={path} is empty", hint="Write a random line into it")
-    if open_to_all:
-        raise UsageError(f"AIODIST_SECRET_FILE={path} can be read by everybody", hint=f"chmod 600 {path}")
-    warn_if_short(content, f"AIODIST_SECRET_FILE={path}", environ)
+        raise UsageError(f"{what} is empty", hint="Write a random line into it")
+    warn_if_short(content, what, environ)
     return content
 
 
@@ -74,9 +78,12 @@ def home_secret(environ: Mapping[str, str]) -> bytes:
     if path is None:
         return b""
     try:
-        key = _read(path)
-        if key is None and _make(path):
-            key = _read(path)
+        if (folder := _folder(path.parent)) is None:
+            return b""
+        with folder:
+            key = _read(folder, path)
+            if key is None and _make(folder):
+                key = _read(folder, path)
     except OSError as error:
         raise UsageError(
             f"the secret in {path} cannot be read or made ({error.strerror})",
@@ -140,28 +147,39 @@ def is_loopback(host: str) -> bool:
 
 def _home_path(environ: Mapping[str, str]) -> Path | None:
     home = environ.get("HOME", "")
-    return Path(home) / ".aiodist" / "secret" if home.startswith("/") else None
+    return Path(home) / ".aiodist" / _NAME if home.startswith("/") else None
 
 
-def _make(path: Path) -> bool:
-    """Make a secret, unless another process does it first; False where there is no place for one."""
+def _folder(path: Path) -> Folder | None:
+    """The folder that holds it, made if it is missing; None where there is no place for one."""
     try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        # Whose home it is has the say in it (`sudo -E`). In a home such as /tmp nobody but root has.
+        owner = path.parent.stat().st_uid
+        with contextlib.suppress(FileNotFoundError):
+            return Folder.open(path, owner=owner)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return Folder.open(path, make=True, owner=owner)
     except OSError as error:
-        if error.errno in _NO_HOME or isinstance(error, FileExistsError):
-            return False
+        if error.errno in _NO_HOME:
+            return None
         raise
-    fresh = path.with_name(f".secret.{os.getpid()}.{secrets.token_hex(4)}")
+
+
+def _make(folder: Folder) -> bool:
+    """Make a secret, unless another process does it first; False where there is no place for one."""
+    fresh = f".secret.{os.getpid()}.{secrets.token_hex(4)}"
     try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        handle = folder.fresh(fresh)
     except OSError as error:
         if error.errno == errno.EROFS:
             return False
         raise
     try:
-        os.write(fd, secrets.token_hex(_BYTES).encode() + b"\n")
-        os.fsync(fd)
-        os.link(fresh, path)  # complete at once, and only one of several makers wins
+        os.write(handle, secrets.token_hex(_BYTES).encode() + b"\n")
+        os.fsync(handle)
+        folder.link(fresh, _NAME)  # complete at once, and only one of several makers wins
     except FileExistsError:
         pass
     except OSError as error:
@@ -169,25 +187,22 @@ def _make(path: Path) -> bool:
             return False
         raise
     finally:
-        os.close(fd)
-        fresh.unlink()
+        os.close(handle)
+        folder.remove(fresh)
     return True
 
 
-def _read(path: Path) -> bytes | None:
+def _read(folder: Folder, path: Path) -> bytes | None:
     """What the file holds; None where there is none."""
     try:
-        file = path.open("rb")
-    except (FileNotFoundError, NotADirectoryError):
+        handle = folder.file(_NAME)
+    except FileNotFoundError:
         return None
-    with file:
+    with os.fdopen(handle, "rb") as file:
         facts = os.fstat(file.fileno())
         content = file.read(_LONGEST).strip()
     if facts.st_mode & 0o077:
         raise UsageError(f"{path} is open to others", hint=f"chmod 600 {path}")
-    # A home such as /tmp must not let others choose the secret.
-    if facts.st_uid not in (os.geteuid(), path.parent.parent.stat().st_uid):
-        raise UsageError(f"{path} belongs to another user", hint="Set AIODIST_SECRET, or another HOME")
     if not content:
         raise UsageError(f"the secret in {path} is empty", hint="Remove it: a new one is made")
     return content

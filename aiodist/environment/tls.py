@@ -7,12 +7,13 @@ that signs for nobody else. The job's secret is asked for as well, inside.
 
 from __future__ import annotations
 
-import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aiodist.environment.files import check_private, look, others_may_write
 from aiodist.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,22 +59,33 @@ def tls(environ: Mapping[str, str]) -> Tls | None:
     """Read the files; None where TLS is not asked for.
 
     Raises:
-        UsageError: a file is missing, is not what it should be, or the key is open to everybody or does
-            not belong to the certificate.
+        UsageError: a file is missing or is not what it should be; the key does not belong to the certificate,
+            can be read by everybody, or is, as the CA's certificate, one that others may have written.
     """
     files = tls_files(environ)
     if files is None:
         return None
     cert, key, ca = files
     for name, path in zip(NAMES, files, strict=True):
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            raise UsageError(f"{name}={path} cannot be read ({error.strerror})") from None
-    if os.stat(key).st_mode & 0o004:
-        raise UsageError(f"AIODIST_TLS_KEY={key} can be read by everybody", hint=f"chmod 600 {key}")
+        _check(name, path)
     return Tls(_context(True, cert, key, ca), _context(False, cert, key, ca), _first_certificate(cert))
+
+
+def _check(name: str, path: str) -> None:
+    """Refuse what others may have put there. `ssl` reads by the path, so that is done before."""
+    what = f"{name}={path}"
+    try:
+        facts = look(path)
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(facts.st_mode):
+        raise UsageError(f"{what} is no file")
+    if name == "AIODIST_TLS_KEY":
+        check_private(facts, what, path, shared=True)
+    elif name == "AIODIST_TLS_CA" and others_may_write(facts):
+        raise UsageError(
+            f"{what} can be written by others, who could let in whom they like", hint=f"chmod go-w {path}"
+        )
 
 
 def _context(is_server: bool, cert: str, key: str, ca: str) -> ssl.SSLContext:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from aiodist.environment import warn_if_short
-from aiodist.environment.files import UntrustedError, open_file, others_may_write
+from aiodist.environment.files import UntrustedError, check_private, open_file, others_may_write
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.wire.handshake import MAX_JOB
 
@@ -167,11 +167,5 @@ def _secret(path: Path) -> bytes:
 def _private(path: Path, limit: int | None) -> bytes:
     """A file's contents, if it is this user's or root's, and nobody else may read or change it."""
     with os.fdopen(open_file(path), "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise UsageError(f"{path} is no file")
-        if facts.st_uid not in (0, os.geteuid()):
-            raise UsageError(f"{path} belongs to another user", hint="chown it, or remove it")
-        if facts.st_mode & 0o077:
-            raise UsageError(f"{path} is open to others", hint=f"chmod 600 {path}")
+        check_private(os.fstat(file.fileno()), str(path), path, shared=False)
         return file.read(-1 if limit is None else limit)

@@ -80,6 +80,17 @@ def test_links_of_others_are_not(name: str, tmp_path: Path, hand_over: HandOver)
     assert caught.value.strerror == str(caught.value)
 
 
+def test_users_whom_a_namespace_does_not_know_are_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a user namespace '/' may be such a one's, and so is every stranger's link."""
+    proc = Path("/proc/sys/kernel/overflowuid")
+    unknown = int(proc.read_text()) if proc.exists() else 65534
+    for owner, trusted in ((12345, True), (unknown, False)):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "stat", lambda path, owner=owner: facts(0o40755, owner, 0))
+            found = [files._is_trusted(user) for user in (0, os.geteuid(), owner, 12346)]
+        assert found == [True, True, trusted, False]
+
+
 def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     handle = open_file(tmp_path / "pipe")

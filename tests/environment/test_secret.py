@@ -14,6 +14,7 @@ import pytest
 
 from aiodist.environment import (
     check_open_door,
+    files,
     given_secret,
     home_secret,
     is_loopback,
@@ -21,6 +22,7 @@ from aiodist.environment import (
     secret_origin,
 )
 from aiodist.errors import UsageError
+from tests.conftest import HandOver
 
 
 def environ(home: Path, **more: str) -> dict[str, str]:
@@ -31,23 +33,73 @@ def test_what_is_given_comes_first(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("from a file\n")
     path.chmod(0o600)
-    files = environ(tmp_path, AIODIST_SECRET_FILE=str(path))
-    assert secret(files | {"AIODIST_SECRET": "given"}) == b"given"
-    assert secret(files) == given_secret(files) == b"from a file"
+    from_file = environ(tmp_path, AIODIST_SECRET_FILE=str(path))
+    assert secret(from_file | {"AIODIST_SECRET": "given"}) == b"given"
+    assert secret(from_file) == given_secret(from_file) == b"from a file"
     assert not (tmp_path / ".aiodist").exists()
 
 
 @pytest.mark.parametrize(
     ("content", "mode", "problem"),
-    [(None, 0o600, "cannot be read"), ("\n", 0o600, "is empty"), ("x", 0o604, "can be read by everybody")],
+    [
+        (None, 0o600, "cannot be read"),
+        ("\n", 0o600, "is empty"),
+        ("x", 0o604, "can be read by everybody"),
+        ("x", 0o602, "can be written by others"),
+        ("x", 0o660, "can be written by others"),
+    ],
 )
-def test_a_file_that_cannot_be_trusted(tmp_path: Path, content: str | None, mode: int, problem: str) -> None:
+def test_a_file_that_cannot_be_trusted(
+    tmp_path: Path, content: str | None, mode: int, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_is_private_group", lambda group: False)
     path = tmp_path / "secret"
     if content is not None:
         path.write_text(content)
         path.chmod(mode)
     with pytest.raises(UsageError, match=problem):
         secret(environ(tmp_path, AIODIST_SECRET_FILE=str(path)))
+
+
+def test_a_file_that_another_user_has_put_there(tmp_path: Path, hand_over: HandOver) -> None:
+    (tmp_path / "secret").write_text("known to them")
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "link").symlink_to("secret")
+    (tmp_path / "their link").symlink_to("secret")
+    assert given_secret({"AIODIST_SECRET_FILE": str(tmp_path / "link")}) == b"known to them"
+    hand_over(tmp_path / "their link")
+    with pytest.raises(UsageError, match=r"cannot be read \('their link' on its path is a link that user"):
+        given_secret({"AIODIST_SECRET_FILE": str(tmp_path / "their link")})
+    hand_over(tmp_path / "secret")
+    with pytest.raises(UsageError, match="secret belongs to another user"):
+        given_secret({"AIODIST_SECRET_FILE": str(tmp_path / "secret")})
+
+
+def test_a_fifo_is_no_file_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    (tmp_path / ".aiodist").mkdir(mode=0o700)
+    os.mkfifo(tmp_path / ".aiodist" / "secret", 0o600)
+    with pytest.raises(UsageError, match="is no plain file"):
+        home_secret(environ(tmp_path))
+    with pytest.raises(UsageError, match="is no file"):
+        given_secret({"AIODIST_SECRET_FILE": str(tmp_path / ".aiodist" / "secret")})
+
+
+def test_bytes_that_are_no_text() -> None:
+    assert given_secret({"AIODIST_SECRET": os.fsdecode(b"caf\xe9")}) == b"caf\xe9"
+
+
+def test_a_folder_in_a_home_of_all_is_not_another_users(tmp_path: Path, hand_over: HandOver) -> None:
+    """As in /tmp: who made ~/.aiodist could have it lead to what everybody knows."""
+    (tmp_path / "known").write_text("known to all")
+    (tmp_path / "known").chmod(0o600)
+    folder = tmp_path / ".aiodist"
+    folder.mkdir(mode=0o700)
+    (folder / "secret").symlink_to(tmp_path / "known")
+    with pytest.raises(UsageError, match="secret in it is a link"):
+        home_secret(environ(tmp_path))
+    hand_over(folder)
+    with pytest.raises(UsageError, match="it belongs to user"):
+        home_secret(environ(tmp_path))
 
 
 def test_the_home_s_is_made_once_and_kept(tmp_path: Path) -> None:
@@ -94,7 +146,7 @@ def test_another_user_s_secret_in_a_home_of_all(tmp_path: Path) -> None:
     path.write_text("planted")
     path.chmod(0o600)
     os.chown(path, 12345, 12345)
-    with pytest.raises(UsageError, match="belongs to another user"):
+    with pytest.raises(UsageError, match="secret in it belongs to user 12345"):
         secret(environ(tmp_path))
     os.chown(tmp_path, 12345, 12345)  # their own home, as under sudo -E
     assert secret(environ(tmp_path)) == b"planted"
@@ -113,7 +165,7 @@ def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
         def failing(*args: object, **more: object) -> None:
             raise OSError(code, os.strerror(code))
 
-        monkeypatch.setattr(Path, "mkdir", failing)
+        monkeypatch.setattr(os, "mkdir", failing)
 
     for code in (errno.EACCES, errno.EROFS, errno.EPERM):
         refuse(code)
@@ -126,8 +178,12 @@ def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
 def test_trouble_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """A job must not go on without a secret because a descriptor, a right or a disk was missing."""
 
-    def failing(*args: object, **more: object) -> None:
-        raise OSError(code, os.strerror(code))
+    plainly = os.open
+
+    def failing(path: str, flags: int, *args: int, **more: int) -> int:
+        if path == "secret" or flags & os.O_CREAT:
+            raise OSError(code, os.strerror(code))
+        return plainly(path, flags, *args, **more)
 
     with monkeypatch.context() as patched:  # there is none, and it cannot be made
         patched.setattr(os, "open", failing)
@@ -136,13 +192,13 @@ def test_trouble_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert list((tmp_path / ".aiodist").iterdir()) == []
     assert secret(environ(tmp_path))
     with monkeypatch.context() as patched:  # there is one, and it cannot be read
-        patched.setattr(Path, "open", failing)
+        patched.setattr(os, "open", failing)
         with pytest.raises(UsageError, match=r"cannot be read or made .*AIODIST_SECRET"):
             secret(environ(tmp_path))
 
 
 def test_a_home_without_links_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link(*args: object) -> None:
+    def link(*args: object, **more: object) -> None:
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", link)

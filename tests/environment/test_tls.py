@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import ssl
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.environment import tls, tuning
+from aiodist.environment import files, tls, tuning
 from aiodist.environment.tls import NAMES, tls_files
 from aiodist.errors import UsageError
+from tests.conftest import HandOver
 
 Certificates = Callable[[str], dict[str, str]]
 
@@ -89,3 +91,29 @@ def test_keys(certificates: Certificates, tmp_path: Path) -> None:
     key.chmod(0o600)
     with pytest.raises(UsageError, match="without a password"):
         tls(ours | {"AIODIST_TLS_KEY": str(key)})
+
+
+def test_files_that_others_may_have_written(
+    certificates: Certificates, tmp_path: Path, hand_over: HandOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_is_private_group", lambda group: False)
+    ours = certificates("ours")
+    for name in ("AIODIST_TLS_KEY", "AIODIST_TLS_CA"):
+        copied = tmp_path / name
+        shutil.copy(ours[name], copied)
+        copied.chmod(0o620)
+        with pytest.raises(UsageError, match=f"{name}=.* can be written by others"):
+            tls(ours | {name: str(copied)})
+        copied.chmod(0o600)
+        assert tls(ours | {name: str(copied)}) is not None
+        os.mkfifo(tmp_path / "pipe", 0o600)
+        with pytest.raises(UsageError, match=f"{name}=.* is no file"):
+            tls(ours | {name: str(tmp_path / "pipe")})
+        (tmp_path / "pipe").unlink()
+    (tmp_path / "link").symlink_to("AIODIST_TLS_CA")
+    hand_over(tmp_path / "link")
+    with pytest.raises(UsageError, match="link"):
+        tls(ours | {"AIODIST_TLS_CA": str(tmp_path / "link")})
+    hand_over(tmp_path / "AIODIST_TLS_KEY")
+    with pytest.raises(UsageError, match=r"AIODIST_TLS_KEY=.* belongs to another user"):
+        tls({**ours, "AIODIST_TLS_KEY": str(tmp_path / "AIODIST_TLS_KEY")})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aiodist.environment import is_loopback, split_address
+from aiodist.environment.files import check_private, look
 from aiodist.errors import UsageError
 from aiodist.net.sockets import join_address
 
@@ -66,10 +65,8 @@ class Place:
         import ssl
 
         try:
-            if self.key and os.stat(self.key).st_mode & stat.S_IROTH:
-                raise UsageError(
-                    f"the key for etcd, {self.key}, can be read by everybody", hint=f"chmod 600 {self.key}"
-                )
+            if self.key:
+                check_private(look(self.key), f"the key for etcd, {self.key},", self.key, shared=True)
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.cert:
                 # Without a password OpenSSL would ask for one on the terminal.
