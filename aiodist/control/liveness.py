@@ -186,7 +186,7 @@ class Liveness:
         self._peers[rank] = _Peer(True, now, counted, counted, counted, counted)
 
     def detach(self, rank: int) -> None:
-        """The peer is lost, or has left."""
+        """The peer is lost, has left, or is to be linked anew."""
         self._peers.pop(rank, None)
         self.blocked.pop(rank, None)
 

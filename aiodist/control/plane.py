@@ -16,8 +16,9 @@ from typing import Any, Protocol
 from aiodist.control.core import ControlCore, Deliver, Drop, Effect, Transmit
 from aiodist.control.early import Early
 from aiodist.control.liveness import Blocked, Patience, State
-from aiodist.control.messages import PING, Message, Say, decode
+from aiodist.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.control.signs import MAX_WHERE, Look, Signs
+from aiodist.control.unsaid import Unsaid
 from aiodist.errors import Tampered, WireError
 
 
@@ -83,6 +84,7 @@ class ControlPlane:
         self._links: dict[int, Link] = {}
         self._listeners: dict[int, Listener] = {}
         self._early = Early()
+        self._unsaid = Unsaid()
         self._retired: set[int] = set()
         self._parted: set[int] = set()
         self._closed = False
@@ -99,9 +101,12 @@ class ControlPlane:
             return
         if (torn := self._links.get(neighbour)) is not None:
             torn.kill()  # it was altered on the way, and the neighbour was the first to see it
+            self.tampered(neighbour, Tampered())
         self._links[neighbour] = link
         if self._signs is not None:
             self._signs.attach(neighbour)
+        for data in self._unsaid.take(neighbour):
+            link.send(data)
 
     def awaited(self) -> set[int]:
         """Neighbours whose link is not up yet."""
@@ -138,6 +143,7 @@ class ControlPlane:
         self._links.pop(neighbour, None)
         if goodbye:
             self.core.depart(neighbour)
+            self._unsaid.take(neighbour)
             self._forget(neighbour)
         elif self._hearing:
             self._ends.append((neighbour, cause))
@@ -146,13 +152,16 @@ class ControlPlane:
 
     def tampered(self, neighbour: int, error: Tampered) -> None:
         """A link was ended because somebody altered what was sent on it. The neighbour is not lost, and may
-        be linked anew; groups that hold it cannot go on."""
+        be linked anew: what it is to be told waits for that. Groups that hold it cannot go on."""
         if self._closed:
             return
         self._links.pop(neighbour, None)
-        self._forget(neighbour)
+        self._unsaid.torn(neighbour)
+        if self._signs is not None:
+            self._signs.torn(neighbour)
+        told = Tampered(f"between rank {self.rank} and rank {neighbour} {error.message}")
         for hearer in list(self._listeners.values()):
-            hearer.tampered(neighbour, error)
+            hearer.tampered(neighbour, told)
 
     # ── signs of life ────────────────────────────────────────────────────────────────────────────────
 
@@ -334,9 +343,11 @@ class ControlPlane:
         for effect in effects:
             match effect:
                 case Transmit(neighbour, message):
+                    data = message.encode()
+                    self._unsaid.note(neighbour, data, message.target == EVERYBODY)
                     link = self._links.get(neighbour)
                     if link is not None:
-                        link.send(message.encode())
+                        link.send(data)
                 case Deliver(message):
                     deliveries.append(message)
                 case Drop(rank):
@@ -345,6 +356,7 @@ class ControlPlane:
             link = self._links.pop(rank, None)
             if link is not None:
                 link.kill()
+            self._unsaid.take(rank)
             self._forget(rank)
             self.on_lost(rank)
         for message in deliveries:  # after the sends: a group that breaks must not delay the news

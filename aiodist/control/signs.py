@@ -75,6 +75,10 @@ class Signs:
         """A link to a neighbour is up."""
         self._liveness.attach(rank, self._loop.time())
 
+    def torn(self, rank: int) -> None:
+        """A link to a neighbour has ended, and the neighbour has not."""
+        self._liveness.detach(rank)
+
     def detach(self, rank: int) -> None:
         """A rank is lost, or has left."""
         self._looks.pop(rank, None)

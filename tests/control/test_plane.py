@@ -589,8 +589,47 @@ def test_a_torn_link_is_no_loss_and_may_be_made_anew() -> None:
     third = FakeLink(plane, 2)
     plane.attach(2, third)  # the neighbour saw first that the second was torn, too
     assert again.ending and not third.ending
+    assert [rank for rank, _ in ear.altered] == [2, 2]  # what was under way there is missing as well
     plane.flood(Say.left, 11, 0, 5)
     assert (len(links[2].sent), len(again.sent), len(third.sent)) == (0, 0, 1)
+
+
+def test_what_is_said_while_a_link_is_torn_is_heard_once_it_stands() -> None:
+    plane, links = make()
+    plane.flood(Say.left, 11, 0, 5)
+    plane.tell([2], Say.stalled, 11, 3)  # it may be lost: whoever asks will ask again
+    plane.tampered(2, Tampered())
+    plane.flood(Say.left, 12, 0, 6)
+    plane.tell([2], Say.stalled, 11, 4)
+    plane.ping(2, PING)
+    again = FakeLink(plane, 2)
+    plane.attach(2, again)
+    plane.flood(Say.left, 13, 0, 7)
+    assert [message.body for message in again.sent] == [(11, 0, 5), (12, 0, 6), (11, 4), (13, 0, 7)]
+    assert not again.pings
+    assert [message.body[0] for message in links[1].sent] == [11, 12, 13]
+
+
+@pytest.mark.parametrize("how", ["lost", "gone"])
+def test_nothing_waits_for_a_torn_link_whose_neighbour_has_ended(how: str) -> None:
+    plane, _ = make()
+    plane.tampered(2, Tampered())
+    plane.flood(Say.left, 11, 0, 5)
+    if how == "lost":
+        plane.lose(2, "process 5 ended")
+    else:
+        plane.ended(2, True, "")
+    assert not plane._unsaid._waiting
+
+
+def test_a_process_that_could_be_looked_at_still_can_be_once_its_link_was_made_anew() -> None:
+    torn = Clocked({2: True})
+    torn.plane.tampered(2, Tampered())
+    torn.run(5, alive=(1, 3))  # nothing is due meanwhile
+    torn.plane.attach(2, FakeLink(torn.plane, 2))
+    torn.run(32, alive=(1, 3))
+    assert torn.ear.lost == [(2, "it was stopped for 30 s (by a signal or a debugger)")]
+    torn.close()
 
 
 def test_a_torn_link_of_a_plane_that_is_closed_is_nobody_s_concern() -> None:

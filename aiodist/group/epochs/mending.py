@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from aiodist.errors import AiodistError
+from aiodist.errors import AiodistError, GroupBroken, PeerLost
 from aiodist.transport.base import ControlLink
 
 PATIENCE = 5.0
 """Seconds in which a torn link has to stand again."""
+
+AGAIN = 0.05
+"""Seconds until it is dialed again where this process lacks something for it."""
 
 OFTEN = 3
 """Times that a link is made anew: who tears it more often keeps the two apart."""
@@ -27,6 +30,7 @@ class Mending:
         dial: connects a control link to a rank.
         attach: takes a link that stands.
         give_up: called as (rank, cause) with who could not be linked anew.
+        unable: called as (rank, why) where that was for want of something of this process's.
     """
 
     def __init__(
@@ -35,11 +39,13 @@ class Mending:
         dial: Callable[[int], Awaitable[ControlLink]],
         attach: Callable[[int, ControlLink], None],
         give_up: Callable[[int, str], None],
+        unable: Callable[[int, GroupBroken], None],
     ) -> None:
         self._rank = rank
         self._dial = dial
         self._attach = attach
         self._give_up = give_up
+        self._unable = unable
         self._times: dict[int, int] = {}
         self._waiting: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,14 +74,27 @@ class Mending:
             task.cancel()
 
     async def _mend(self, rank: int) -> None:
+        lack: GroupBroken | None = None
         try:
             async with asyncio.timeout(PATIENCE):
-                if rank < self._rank:
-                    self._attach(rank, await self._dial(rank))
-                else:
+                if rank > self._rank:
                     await self._waiting[rank].wait()
-        except (AiodistError, OSError, TimeoutError):
-            cause = "somebody on the path altered its control link, and it could not be made anew"
-            self._give_up(rank, cause)
+                    return
+                while True:
+                    try:
+                        link = await self._dial(rank)
+                        break
+                    except PeerLost:
+                        raise
+                    except GroupBroken as error:  # this process's own fault, and perhaps over soon
+                        lack = error
+                    await asyncio.sleep(AGAIN)
+                self._attach(rank, link)
+        except (AiodistError, OSError, TimeoutError) as error:
+            if lack is not None and isinstance(error, TimeoutError):
+                self._unable(rank, lack)
+            else:
+                cause = "somebody on the path altered its control link, and it could not be made anew"
+                self._give_up(rank, cause)
         finally:
             self._waiting.pop(rank, None)

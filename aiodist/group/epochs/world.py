@@ -139,6 +139,7 @@ class World:
             endpoint.link_control,
             self._attach,
             lambda rank, cause: self._control.lose(rank, cause),
+            self._engine.unable,
         )
         self._linked: asyncio.Future[None] = self._loop.create_future()
         self._ended = False
@@ -334,11 +335,10 @@ class World:
 
     def _link_torn(self, rank: int, error: Tampered) -> None:
         """Somebody on the path altered a control link: its groups break, and it is made anew."""
-        mine = self._endpoint.rank
-        told = Tampered(f"between rank {mine} and rank {rank} {error.message}")
-        self._control.tampered(rank, told)
+        self._control.tampered(rank, error)
         if not self._linked.done():
-            self._linked.set_exception(told)
+            mine = self._endpoint.rank
+            self._linked.set_exception(Tampered(f"between rank {mine} and rank {rank} {error.message}"))
         elif not self._ended:
             self._mending.torn(rank)
 

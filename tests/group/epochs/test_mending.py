@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.errors import PeerLost
+from aiodist.errors import GroupBroken, PeerLost
 from aiodist.group.epochs import mending
 from aiodist.group.epochs.mending import OFTEN, Mending
 from aiodist.testing import run_virtual
@@ -20,21 +20,23 @@ class World:
         self.dialed: list[int] = []
         self.attached: list[tuple[int, Any]] = []
         self.given_up: list[tuple[int, str]] = []
-        self._answer = answer
+        self.unable: list[tuple[int, GroupBroken]] = []
+        self.answer = answer
         self.mending = Mending(
             rank,
             self._dial,
             lambda rank, link: self.attached.append((rank, link)),
             lambda rank, cause: self.given_up.append((rank, cause)),
+            lambda rank, why: self.unable.append((rank, why)),
         )
 
     async def _dial(self, rank: int) -> Any:
         self.dialed.append(rank)
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        if self._answer is None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.answer is None:
             await asyncio.sleep(1e6)
-        return self._answer
+        return self.answer
 
 
 async def turns() -> None:
@@ -81,6 +83,28 @@ async def test_who_cannot_be_dialed_is_given_up_at_once() -> None:
         world.mending.torn(1)
         await turns()
         assert [rank for rank, _ in world.given_up] == [1]
+
+
+def test_who_lacks_a_descriptor_itself_dials_again_and_accuses_nobody() -> None:
+    async def main() -> None:
+        lack = GroupBroken("rank 3 has no file descriptor left")
+        world = World(3, lack)
+        world.mending.torn(1)
+        await asyncio.sleep(mending.PATIENCE - 0.1)
+        assert len(world.dialed) > 10 and not world.unable
+        await asyncio.sleep(0.2)
+        assert world.unable == [(1, lack)] and not world.given_up
+        world.mending.torn(1)
+        await asyncio.sleep(0.2)
+        world.answer = "link"
+        await asyncio.sleep(0.2)
+        assert world.attached == [(1, "link")] and len(world.unable) == 1
+        world.mending.torn(1)  # later somebody is there, and then nobody: that is another matter
+        world.answer = PeerLost([1], "gone")
+        await asyncio.sleep(0.2)
+        assert [rank for rank, _ in world.given_up] == [1]
+
+    run_virtual(main())
 
 
 async def test_a_link_that_is_torn_again_and_again() -> None:
