@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 from aiodist.environment.thresholds import Thresholds, thresholds
 from aiodist.environment.tls import tls_files
 from aiodist.errors import UsageError
+from aiodist.sanitize import LIMIT
 
 Environ = Mapping[str, str]
 
@@ -164,10 +165,12 @@ def split_address(text: str, what: str = "address") -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
-    if not colon or not host or (":" in host and not bracketed) or not port.isdecimal():
-        raise UsageError(f"{what}={text!r} is not host:port", hint="For IPv6 write [address]:port")
-    if int(port) > 65535:
-        raise UsageError(f"{what}={text!r} names no port", hint="Ports go from 1 to 65535")
+    shown = repr(text[:LIMIT])  # it may be what another process said
+    odd = not host.isprintable() or " " in host or (":" in host and not bracketed)
+    if not colon or not host or odd or not (port.isascii() and port.isdecimal()):
+        raise UsageError(f"{what}={shown} is not host:port", hint="For IPv6 write [address]:port")
+    if len(port) > 5 or int(port) > 65535:
+        raise UsageError(f"{what}={shown} names no port", hint="Ports go from 1 to 65535")
     return host, int(port)
 
 

@@ -37,15 +37,22 @@ async def resolve(host: str, port: int) -> list[Resolved]:
     """The addresses of a host; numeric ones without asking the resolver. `OSError` if there are none."""
     if not 0 <= port < 65536:  # the resolver would take what is left of it in 16 bits
         raise UsageError(f"{port} is no port", hint="Ports go from 1 to 65535; to listen, 0 picks a free one")
+    try:
+        infos = await _look_up(host, port)
+    except UnicodeError:  # of the idna codec: a label of it is empty or too long
+        raise socket.gaierror(socket.EAI_NONAME, "it cannot be a host's name") from None
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
+
+
+async def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
     flags = socket.AI_NUMERICSERV
     try:
         # As bytes: a str goes through the idna codec, whose import takes 1 ms.
         name = host.encode() if host.isascii() else host
-        infos = socket.getaddrinfo(name, port, 0, socket.SOCK_STREAM, 0, flags | socket.AI_NUMERICHOST)
+        return socket.getaddrinfo(name, port, 0, socket.SOCK_STREAM, 0, flags | socket.AI_NUMERICHOST)
     except socket.gaierror:
         loop = asyncio.get_running_loop()
-        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
+        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
 
 
 async def listen(host: str, port: int) -> socket.socket:
@@ -80,7 +87,7 @@ async def listen(host: str, port: int) -> socket.socket:
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRINUSE:
-                raise _in_use(str(address[0]), port) from None
+                raise _in_use(str(address[0]), port) from error
             failure = failure or error  # a name may have an address that this host cannot use (IPv6 off)
         else:
             return sock
@@ -91,6 +98,11 @@ async def listen(host: str, port: int) -> socket.socket:
             hint="Run rank 0 on the host that MASTER_ADDR names, or name an address of this host",
         )
     raise RendezvousError(f"cannot listen on {join_address(host, port)}: {describe(failure)}")
+
+
+def is_in_use(error: RendezvousError) -> bool:
+    """Whether `listen` raised it because somebody else has the port."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
 
 
 async def connect(host: str, port: int) -> socket.socket:

@@ -35,6 +35,7 @@ from aiodist.net.lobby import PATIENCE, places
 from aiodist.net.near import is_stranger
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.shortage import shortage
+from aiodist.net.sockets import resolve
 from aiodist.net.users import send_away, why_not
 from aiodist.shm.arena import available
 from aiodist.shm.home import Home, Neighbour
@@ -160,10 +161,10 @@ class SocketEndpoint(ChannelEndpoint):
         address = host
         if not is_numeric(host):  # else the resolver's threads would be started for nothing
             try:
-                found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+                found = await resolve(host, 0)
             except OSError as error:
                 raise not_mine(host, error) from error
-            address = str(found[0][4][0])
+            address = str(found[0][1][0])
         return cls(
             *(loop, rank, job, secret, address),
             mode=mode,

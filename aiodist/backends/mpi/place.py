@@ -12,6 +12,7 @@ import numpy as np
 
 from aiodist.backends.base import Array
 from aiodist.errors import RendezvousError, UsageError, name_ranks
+from aiodist.sanitize import one_line
 
 HOST_BYTES = 16
 """Of what names a host on a card."""
@@ -95,7 +96,8 @@ def refused(told: Array) -> RendezvousError | None:
     words = [row[_WORDS_AT:].tobytes().rstrip(b"\0").decode(errors="ignore") for row in told]
     if ranks := [rank for rank, text in enumerate(words) if text]:
         return RendezvousError(
-            f"{name_ranks(ranks)} cannot go on: {words[ranks[0]]}", hint="What to do is in that rank's output"
+            f"{name_ranks(ranks)} cannot go on: {one_line(words[ranks[0]], _WORDS)}",
+            hint="What to do is in that rank's output",
         )
     without = [rank for rank, row in enumerate(told) if not row[_KEY_AT]]
     if 0 < len(without) < len(told):

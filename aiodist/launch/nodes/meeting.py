@@ -25,6 +25,7 @@ from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.nodes.tie import Tie
 from aiodist.launch.plan import Plan
+from aiodist.net.sockets import is_in_use
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
@@ -53,8 +54,8 @@ async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
     doors = Doors(plan.job or job_id(environ), secret, tls(environ))
     try:
         bell = await _ring(plan, doors, say)
-    except RendezvousError:
-        if plan.node_rank is not None:
+    except RendezvousError as error:
+        if plan.node_rank is not None or not is_in_use(error):
             raise
         bell = None  # somebody else on this machine was first: it is node 0
     if bell is None:
@@ -80,6 +81,11 @@ async def _ring(plan: Plan, doors: Doors, say: Say) -> StoreServer | None:
             return None
         # Behind a service's name or NAT: the operator says that it is us.
         address = plan.local_addr or "0.0.0.0"
+    if address == plan.local_addr and bind_address(address) is None:
+        raise UsageError(
+            f"--local-addr {address} is no address of this node",
+            hint="Name one of its own, or leave it out where --master-addr is one",
+        )
     assert plan.master_port is not None
     bell = await doors.serve(address, plan.master_port)
     if about := about_door(address, plan.master_addr):

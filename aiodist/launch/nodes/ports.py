@@ -33,7 +33,7 @@ def bind_address(master_addr: str, local_addr: str | None = None) -> str | None:
     """
     try:
         found = socket.getaddrinfo(master_addr.strip("[]"), None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # what cannot be a name is a UnicodeError
         return None
     own = [str(address[0]) for family, _, _, _, address in found if _is_ours(family, str(address[0]))]
     inner = [host for host in own if is_loopback(host)]

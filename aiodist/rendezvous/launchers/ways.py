@@ -21,13 +21,14 @@ from functools import partial
 
 from aiodist.environment import Placement, is_loopback, split_address
 from aiodist.errors import RendezvousTimeout, UsageError
-from aiodist.net.sockets import outward, resolve
+from aiodist.net.sockets import connect, outward, resolve
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.hosting import check_door, host, host_or_join, join, told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers import slurm
 from aiodist.rendezvous.launchers.agent_store import AgentStore
 from aiodist.rendezvous.launchers.pmi import Pmi
+from aiodist.sanitize import one_line
 from aiodist.timeouts import spoken
 
 _log = logging.getLogger("aiodist.rendezvous")
@@ -87,7 +88,8 @@ async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
                     return address
                 await asyncio.sleep(_AGAIN)
     except TimeoutError:
-        silent = f"nobody listened on {said}, which rank 0 named," if said else "rank 0 named no address"
+        shown = one_line(said)
+        silent = f"nobody listened on {shown}, which rank 0 named," if shown else "rank 0 named no address"
         raise RendezvousTimeout(
             f"{silent} within {spoken(limit)}",
             hint="See rank 0's output: it leaves its address in torchrun's store as soon as it listens",
@@ -96,12 +98,10 @@ async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
 
 async def _listens(address: tuple[str, int]) -> bool:
     try:
-        _, writer = await asyncio.open_connection(*address)
+        sock = await connect(*address)
     except OSError:
         return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+    sock.close()
     return True
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aiodist.errors import RendezvousTimeout, UsageError
+from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.launch.nodes.doors import Doors
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.ports import bind_address
 from aiodist.launch.plan import Plan
@@ -194,6 +195,42 @@ async def test_who_is_missing_is_named(port: int) -> None:
 async def test_nobody_there(port: int) -> None:
     plan = Plan(("true",), nnodes=2, node_rank=1, master_port=port, meet_timeout=0.5)
     with pytest.raises(RendezvousTimeout, match=str(port)):
+        await meet(plan, {"AIODIST_SECRET": "s"}, silent)
+
+
+@pytest.mark.parametrize("node_rank", [None, 0])
+async def test_a_local_address_that_is_none(
+    node_rank: int | None, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody was first: waiting for another node 0 would only hide it. This host's name means 127.0.1.1."""
+    addresses = {"box": "127.0.1.1", "192.0.2.9": "192.0.2.9"}
+
+    def getaddrinfo(name: str, *_args: object, **_more: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    plan = Plan(
+        ("true",),
+        nnodes=2,
+        node_rank=node_rank,
+        master_addr="box",
+        master_port=port,
+        local_addr="192.0.2.9",
+        meet_timeout=0.5,
+    )
+    with pytest.raises(UsageError, match=r"--local-addr 192\.0\.2\.9 is no address of this node"):
+        await meet(plan, {"AIODIST_SECRET": "s"}, silent)
+
+
+async def test_only_a_port_in_use_means_that_another_was_first(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(*_args: object) -> None:
+        raise RendezvousError("cannot listen on 127.0.0.1:80: Permission denied")
+
+    monkeypatch.setattr(Doors, "serve", serve)
+    plan = Plan(("true",), nnodes=2, node_rank=None, master_port=port, meet_timeout=0.5)
+    with pytest.raises(RendezvousError, match="Permission denied"):
         await meet(plan, {"AIODIST_SECRET": "s"}, silent)
 
 

@@ -1,0 +1,39 @@
+"""Names and addresses: what is resolved, and what cannot be."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from aiodist.doctor.apart.address_probe import probe
+from aiodist.errors import RendezvousError
+from aiodist.launch.nodes.ports import bind_address
+from aiodist.net.sockets import is_in_use, listen, resolve
+from aiodist.transport.endpoint import SocketEndpoint
+
+IMPOSSIBLE = ["node..cluster", "n" * 70, "knöten..cluster", "ö" * 70]
+"""No host's names: a label is empty, or too long."""
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE, ids=["empty", "long", "umlaut", "long-umlauts"])
+async def test_names_that_no_host_can_have(name: str) -> None:
+    with pytest.raises(socket.gaierror):
+        await resolve(name, 80)
+    with pytest.raises(RendezvousError, match=f"cannot listen on '{name}': "):
+        await listen(name, 0)
+    with pytest.raises(RendezvousError):
+        await SocketEndpoint.open(rank=0, job="j", secret=b"s", host=name)
+    assert bind_address(name) is None
+    found = probe(name, name)
+    assert found["unusable"] and found["unreachable"]
+
+
+async def test_whose_fault_it_is_that_nobody_listens() -> None:
+    with await listen("127.0.0.1", 0) as taken:
+        with pytest.raises(RendezvousError, match="in use") as caught:
+            await listen("127.0.0.1", taken.getsockname()[1])
+        assert is_in_use(caught.value)
+    with pytest.raises(RendezvousError, match="not an address of this host") as caught:
+        await listen("192.0.2.1", 0)
+    assert not is_in_use(caught.value)
