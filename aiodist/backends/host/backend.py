@@ -87,6 +87,8 @@ class HostBackend:
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has its number, and cannot be taken back: what fails breaks the group."""
+        if self._dead:
+            return  # of a hierarchy, whose operation has begun another that broke the group
         try:
             self._begin(operation)
         except Exception as error:

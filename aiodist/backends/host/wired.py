@@ -116,6 +116,8 @@ class Collective:
             for receiving in receives:
                 if self._receive(receiving):
                     self._received(receiving.number)
+            if self.idle:
+                return  # what had arrived has broken the group: users may write to what would be sent
             for peer, data in leaving:
                 channel = backend.outgoing(peer)
                 signature = self.operation.call.signature

@@ -208,6 +208,8 @@ class LocalGroup:
             for slot in list(self._skipped):
                 self._pass_over(slot)
             for seq in sorted(self._waiting):
+                if self._dead:
+                    break  # what an earlier one began has broken the group
                 exchange = self._waiting[seq]
                 if self._admits(exchange):
                     del self._waiting[seq]
@@ -242,7 +244,7 @@ class LocalGroup:
 
     def _step(self, exchange: Exchange) -> bool:
         """Resume one; whether it is over."""
-        if exchange.dead or not exchange.step():
+        if exchange.dead or not exchange.step() or self._dead:  # the step itself may have broken the group
             return False
         del self._running[exchange.seq]
         self._over(exchange)

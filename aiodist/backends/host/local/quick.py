@@ -179,6 +179,8 @@ class Quick:
             return work._state != PENDING
 
     def _poll(self, work: QuickWork) -> bool:
+        if self.dead:  # withdrawn: a later one must not succeed while members are asked what they issued
+            return work._state != PENDING
         if self.look(work):
             return True
         hub = self._hub

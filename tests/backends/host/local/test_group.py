@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
+from aiodist.schedules import UNKNOWN
 from aiodist.types import Call, Kind, ReduceOp
 
 LIMITS = Thresholds(inline=512, block=4096, staging=4096)
@@ -70,6 +73,15 @@ class Member:
         self.begun.append(operation)
         self.group.begin(operation, array.nbytes)
         return array
+
+    def wire(self, seq: int, start: Callable[[], None]) -> None:
+        """Begin an operation that messages carry."""
+        work: Any = SimpleNamespace(_driver=None)
+        nothing = np.empty(0, np.uint8)
+        call = Call(Kind.all_to_all, seq, nothing.dtype, nothing.shape, detail="splits")
+        operation = Operation(call, work, nothing, nothing, None, print)
+        self.begun.append(operation)
+        self.group.begin(operation, UNKNOWN, start)
 
     def word(self, seq: int) -> int:
         """What it says in a number's slot."""
@@ -135,6 +147,51 @@ async def test_what_is_condemned_is_withdrawn_and_what_has_ended_stays(hubs: Any
         second.group.progress()
     assert second.calls == ["finished 0"]
     for member in (first, second):
+        member.retire()
+
+
+async def test_nothing_is_published_after_what_broke_the_group(hubs: Any) -> None:
+    """What waited for its slot begins, and fails in that call: those that wait behind it do not begin."""
+    near = hubs(2)
+    first, second = (Member(hub, rank) for rank, hub in enumerate(near))
+    for seq in range(2):
+        first.broadcast(seq, np.arange(50) + seq)
+    first.wire(SLOTS, lambda: first.failed(MemoryError("no room")))
+    first.broadcast(SLOTS + 1, put(near[0], 50))
+    assert list(first.group._waiting) == [SLOTS, SLOTS + 1]
+    for seq in range(2):
+        second.broadcast(seq, np.zeros(50, np.int64))
+    second.wire(SLOTS, lambda: None)
+    before = [first.word(seq) for seq in range(2)]
+    await turns(first)
+    assert first.calls == ["finished 0", "finished 1", "failed no room"]
+    assert [first.word(seq) for seq in range(2)] == [0, before[1]]
+    assert first.group.board.words[first.group.board.base] == 1  # not finished: it failed
+    for member in (first, second):
+        member.retire()
+
+
+async def test_quick_operation_succeeds_no_more_once_members_disagree(hubs: Any) -> None:
+    """An earlier one differs: whoever awaits a later one meanwhile has no result, though all published it."""
+    near = hubs(2)
+    group = [Member(hub, rank) for rank, hub in enumerate(near)]
+    paths = []
+    for member in group:
+        loop = asyncio.get_running_loop()
+        issuer: Any = SimpleNamespace(_issued=0, _loop=loop, _pulse=None, _failures=None)
+        note: Any = print
+        paths.append(member.group.make_quick(issuer, note))
+    started = [
+        [path.all_reduce(np.arange(count) + rank, ReduceOp.SUM, True) for count in (4 + rank, 3)]
+        for rank, path in enumerate(paths)
+    ]
+    later = started[0][1]
+    assert later is not None
+    group[0].group.condemn()
+    assert not paths[0].poll(later)
+    assert not later.done()
+    for path, member in zip(paths, group, strict=True):
+        path.pending.clear()
         member.retire()
 
 

@@ -1,0 +1,95 @@
+"""What a host backend does once its group has broken: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.backends.base import Array, Operation
+from aiodist.backends.host import wired
+from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.host.engine import HostEngine
+from aiodist.transport import MemoryEndpoint, MemoryNetwork
+from aiodist.types import Call, Kind, ReduceOp
+
+SIZE = 3
+
+
+def nothing(*args: object) -> None:
+    """Hear it, and do nothing."""
+
+
+class Member:
+    """One rank's backend, over memory links; it breaks as a group does, in the call."""
+
+    def __init__(self, network: MemoryNetwork, rank: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.endpoint = MemoryEndpoint(network, rank)
+        self.engine = HostEngine(self.endpoint, loop, nothing, nothing, inline=True)
+        self.broken: list[str] = []
+        self.heard: list[int] = []
+        reports: Any = SimpleNamespace(broken=self._break)
+        self.backend = HostBackend(self.engine, 77, range(SIZE), reports)
+        self.endpoint.observer = self  # type: ignore[assignment]
+
+    def submit(self, kind: Kind, array: Array, part: Array | None, reduce: ReduceOp | None = None) -> None:
+        work: Any = SimpleNamespace(_driver=None, _finish=nothing)
+        call = Call(kind, 0, array.dtype, array.shape, reduce, 0 if kind is Kind.broadcast else -1)
+        self.backend.submit(Operation(call, work, array, part, None, nothing))
+
+    def arrived(self, rank: int, *rest: object) -> None:
+        self.heard.append(rank)
+
+    def _break(self, error: Exception) -> None:
+        self.broken.append(str(error))
+        self.backend.abort(lambda: self.broken.append("quiet"))
+
+
+@pytest.fixture
+async def members() -> Any:
+    network = MemoryNetwork()
+    made = [Member(network, rank) for rank in range(SIZE)]
+    yield made
+    for member in made:
+        member.endpoint.kill()
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_nothing_is_begun_after_the_end(members: list[Member]) -> None:
+    """A hierarchy's operation that begins two others may break the group with the first."""
+    root = members[0]
+    root.backend.abort(nothing)
+    root.submit(Kind.broadcast, array := np.arange(3), array)
+    await turns()
+    assert [member.heard for member in members] == [[], [], []]
+
+
+async def test_what_breaks_while_receives_are_posted_sends_nothing(
+    members: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **named: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(wired, "reduce_into", fail)
+    monkeypatch.setattr(MemoryEndpoint, "incoming", lambda self, rank: Arrived())
+    given = (np.arange(SIZE * 200_000) % 1000).astype(np.float16)
+    members[1].submit(Kind.reduce_scatter, given, given[:200_000].copy(), ReduceOp.SUM)
+    await turns()
+    assert "no room" in members[1].broken[0]
+    assert members[1].broken[1:] == ["quiet"]
+    assert members[2].heard == []
+
+
+class Arrived:
+    """A channel on which everything has come before it was asked for."""
+
+    def recv(self, *args: object) -> bool:
+        return True
