@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aiodist.backends.base import Array
 from aiodist.errors import GroupBroken, RendezvousError, UsageError
 from aiodist.group import arguments as check
 from aiodist.group.objects import Objects
 from aiodist.membership.motions import Ready
 from aiodist.timeouts import Timeout, seconds
-from aiodist.types import Kind
+from aiodist.types import Call, Kind
+from aiodist.work import Work
 
 if TYPE_CHECKING:
     from aiodist.group.epochs.regroup import Regroup
     from aiodist.group.process_group import ProcessGroup
+
+_PENDING_JOINS = "pending joins"
 
 
 class Changes(Objects):
@@ -123,21 +128,20 @@ class Changes(Objects):
         self._batches.begin()
         number = self._reserve()  # before the store is asked: other tasks may issue meanwhile
         found = np.full((), -1, np.int64)
+        call = Call(Kind.broadcast, number, found.dtype, found.shape, None, 0, 0, _PENDING_JOINS)
+        work: Work[int] = Work(self, call, self._loop, self._pulse, True, self._failures)
+        asking = self._loop.create_task(regroup.count_newcomers()) if self.rank == 0 else None
+        if asking is not None:
+            self._opening.add(asking)
+            asking.add_done_callback(self._opening.discard)
+        self._carry_out(work, partial(self._tell_who_waits, asking, number, found, limit))
         try:
-            if self.rank == 0:
-                found[...] = await regroup.count_newcomers()
-        finally:
-            arrays = (found, found, found, found)
-            detail = "pending joins"
-            work = self._issue(
-                Kind.broadcast, *arrays, limit, True, root=0, detail=detail, own=True, reserved=number
-            )
-        await work
-        if found < 0:
-            raise RendezvousError(
-                f"rank {self.ranks[0]} could not ask the store who waits", hint="See that rank's output"
-            )
-        return int(found)
+            return await work
+        except asyncio.CancelledError:
+            work._failures = None  # nobody wants the answer
+            if asking is not None:
+                asking.cancel()  # the others are told that it could not be asked
+            raise
 
     async def newcomers_here(self) -> int:
         """How many newcomers wait, as far as this rank knows; no collective. Ranks may know different things.
@@ -147,6 +151,32 @@ class Changes(Objects):
         return await self._must_regroup().count_newcomers()
 
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
+
+    async def _tell_who_waits(
+        self, asking: asyncio.Task[int] | None, number: int, found: Array, limit: float
+    ) -> int:
+        """The store's answer goes from rank 0 to the others; -1 where there is none."""
+        told: int | BaseException = -1
+        if asking is not None:
+            await asyncio.wait([asking], timeout=limit)
+            asking.cancel()
+            [told] = await asyncio.gather(asking, return_exceptions=True)
+            found[...] = told if isinstance(told, int) else -1
+        work = self._issue(
+            *(Kind.broadcast, found, found, found, found, limit, True),
+            root=0,
+            detail=_PENDING_JOINS,
+            own=True,
+            reserved=number,
+        )
+        await work._as_step()
+        if isinstance(told, Exception):
+            raise told
+        if found < 0:
+            raise RendezvousError(
+                f"rank {self.ranks[0]} could not ask the store who waits", hint="See that rank's output"
+            )
+        return int(found)
 
     def _next_epoch(
         self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: Timeout

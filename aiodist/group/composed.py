@@ -39,22 +39,23 @@ class Composed(GroupCore):
             async_op: the user's.
         """
         work: Work[Any] = Work(self, first.call, self._loop, self._pulse, async_op, self._failures)
+        self._batches.follow(first, work, partial(self._carry_out, work, rest))
+        return work
+
+    def _carry_out(self, work: Work[Any], steps: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Have a task carry out the steps of a Work. Closing the group waits for it."""
 
         async def run() -> None:
             try:
-                work._finish(await rest())
+                work._finish(await steps())
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
                 work._fail(error)
 
-        def start() -> None:
-            task = self._loop.create_task(run())
-            self._composed_tasks.add(task)
-            task.add_done_callback(partial(self._composed_ended, work))
-
-        self._batches.follow(first, work, start)
-        return work
+        task = self._loop.create_task(run())
+        self._composed_tasks.add(task)
+        task.add_done_callback(partial(self._composed_ended, work))
 
     def _composed_ended(self, work: Work[Any], task: asyncio.Task[None]) -> None:
         self._composed_tasks.discard(task)

@@ -89,7 +89,7 @@ class GroupCore:
         self._failures = Failures()
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: set[asyncio.Task[Any]] = set()  # ended by a break
         self._forked = False
         self._flight = Flight(self._loop, self._stalled, self._expired)
         self._watch = Watch(self, self._flight, self._break, control, self._loop)

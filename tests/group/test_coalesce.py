@@ -375,6 +375,48 @@ async def test_a_store_that_cannot_be_asked_who_waits_hangs_nobody(
     await by_messages(2, main)
 
 
+async def test_closing_waits_for_the_question_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 closes while it asks the store: it still tells the others."""
+
+    async def main(pg: ProcessGroup) -> None:
+        waiting = asyncio.create_task(pg.pending_joins(timeout=5))
+        if pg.rank == 0:
+            await asking.wait()
+            closing = asyncio.create_task(pg.aclose())
+            await asyncio.sleep(0)
+            answer.set()
+            await closing
+        assert await waiting == 3
+
+    async def asked(_: Regroup) -> int:
+        asking.set()
+        await answer.wait()
+        return 3
+
+    asking, answer = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(Regroup, "count_newcomers", asked)
+    await by_messages(2, main)
+
+
+async def test_break_ends_the_question_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        waiting = asyncio.create_task(pg.pending_joins())
+        if pg.rank == 0:
+            await asking.wait()
+            pg.abort("enough")
+        with pytest.raises(dist.GroupAborted, match="enough"):
+            await waiting
+
+    async def asked(_: Regroup) -> int:
+        asking.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    asking = asyncio.Event()
+    monkeypatch.setattr(Regroup, "count_newcomers", asked)
+    await by_messages(2, main)
+
+
 async def test_gradients_in_a_block() -> None:
     """Their averages cannot be had inside; they are not lost."""
 

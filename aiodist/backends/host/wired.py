@@ -116,14 +116,13 @@ class Collective:
             for receiving in receives:
                 if self._receive(receiving):
                     self._received(receiving.number)
-            if self.idle:
-                return  # what had arrived has broken the group: users may write to what would be sent
-            for peer, data in leaving:
-                channel = backend.outgoing(peer)
-                signature = self.operation.call.signature
-                if not channel.send(self._key(number), signature, data, self._over, self._sealed):
-                    self._waiting += 1
-                    channels.append(channel)
+            if not self.idle:  # or what had arrived has broken the group, and users may write to what is sent
+                for peer, data in leaving:
+                    channel = backend.outgoing(peer)
+                    signature = self.operation.call.signature
+                    if not channel.send(self._key(number), signature, data, self._over, self._sealed):
+                        self._waiting += 1
+                        channels.append(channel)
             self._waiting -= 1
             if self._waiting:
                 channels += [backend.incoming(peer) for peer in self._layout.sources[number]]

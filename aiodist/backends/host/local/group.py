@@ -208,12 +208,9 @@ class LocalGroup:
             for slot in list(self._skipped):
                 self._pass_over(slot)
             for seq in sorted(self._waiting):
-                if self._dead:
-                    break  # what an earlier one began has broken the group
-                exchange = self._waiting[seq]
-                if self._admits(exchange):
-                    del self._waiting[seq]
-                    self._start(exchange)
+                # What an earlier one began may have broken the group.
+                if not self._dead and self._admits(self._waiting[seq]):
+                    self._start(self._waiting.pop(seq))
             for exchange in list(self._running.values()):
                 if not self._dead:
                     self._step(exchange)
