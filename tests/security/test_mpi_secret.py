@@ -47,7 +47,7 @@ def test_where_none_is_given_one_is_made_for_this_meeting(flavour: str) -> None:
     made = [HEARD.findall(well(flavour, "wiretapped", 2).stdout) for _ in range(2)]
     for ranks in made:
         assert len(ranks) == 2 and ranks[0] == ranks[1]
-        assert len(bytes.fromhex(ranks[0][0])) == 16
+        assert len(bytes.fromhex(ranks[0][0])) == 32
     assert made[0] != made[1]
 
 
