@@ -18,6 +18,7 @@ import numpy as np
 
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.hub import ASLEEP_BULK
+from aiodist.errors import GroupBroken
 from aiodist.types import SIGNATURE_BYTES
 
 if TYPE_CHECKING:
@@ -121,9 +122,10 @@ class Board:
         return _FIRST8 + (seq & MASK) * _STRIDE8
 
     def found(self, peer: Peer) -> bool:
-        """Whether a peer has made the group."""
+        """Whether a peer has made the group; not where it says that its region is beyond its home."""
         if not peer.base:
-            peer.base = peer.near.find(self.context) // 8
+            at = peer.near.find(self.context)
+            peer.base = at // 8 if at + REGION <= peer.near.bytes.size else 0
         return peer.base != 0
 
     def signature_of(self, peer: Peer, seq: int) -> bytes:
@@ -315,3 +317,17 @@ def place_of(word: int) -> tuple[int, bool]:
 def view(near_bytes: Array, at: int, count: int, dtype: np.dtype[Any]) -> Array:
     """An array on somebody's home."""
     return near_bytes[at : at + count * dtype.itemsize].view(dtype)
+
+
+def theirs(near: Near, at: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """An array on a neighbour's home, where it says that it is.
+
+    Raises:
+        GroupBroken: that is nowhere.
+    """
+    if at + count * dtype.itemsize > near.bytes.size:
+        raise GroupBroken(
+            f"rank {near.neighbour.rank} says that its data lies where it has no memory to share",
+            hint="See that rank's output",
+        )
+    return view(near.bytes, at, count, dtype)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.host.local.board import CODE, FILL, RESULT, SOURCE, ZEROS, Peer, view
+from aiodist.backends.host.local.board import CODE, FILL, RESULT, SOURCE, ZEROS, Peer, theirs, view
 from aiodist.backends.host.local.memory import Memory
 from aiodist.backends.host.local.plan import Plan
 
@@ -188,7 +188,7 @@ class Exchange:
 
     def at(self, peer: Peer, offset: int, count: int, like: Array) -> Array:
         """An array on a peer's home."""
-        return view(peer.near.bytes, offset, count, like.dtype)
+        return theirs(peer.near, offset, count, like.dtype)
 
     def mine(self, offset: int, count: int, like: Array) -> Array:
         """An array on this process's home."""

@@ -255,7 +255,7 @@ class Quick:
         tensor: Any = work._result
         words[base + FILL : base + RESULT + 1] = ZEROS
         if not plan.split:
-            plan.view(board.bytes, -1, at, plan.count).reshape(plan.call.shape)[...] = tensor
+            plan.view(board.bytes, at, plan.count).reshape(plan.call.shape)[...] = tensor
         elif not shown:
             rank, bounds, lane = board.rank, plan.bounds, plan.lane
             flat = tensor.reshape(-1)
@@ -264,7 +264,7 @@ class Quick:
                 if member != rank:
                     low, high = bounds[member], bounds[member + 1]
                     if low < high:
-                        plan.view(board.bytes, -1, place, high - low)[...] = flat[low:high]
+                        plan.view(board.bytes, place, high - low)[...] = flat[low:high]
                     place += lane
         work._at, work._result_at, work._shown = at, result, shown
         words[base + FILL] = 1
@@ -278,12 +278,10 @@ class Quick:
         plan, board, offset = work._plan, self._board, work._head + SOURCE
         shape, count = plan.call.shape, plan.count
         inputs = [
-            plan.view(
-                peer.near.bytes, peer.member, place_of(peer.words[peer.base + offset])[0], count
-            ).reshape(shape)
+            plan.theirs(peer, place_of(peer.words[peer.base + offset])[0], count).reshape(shape)
             for peer in board.peers
         ]
-        inputs.insert(board.rank, plan.view(board.bytes, -1, work._at, count).reshape(shape))
+        inputs.insert(board.rank, plan.view(board.bytes, work._at, count).reshape(shape))
         return inputs
 
     def _reduce_part(self, work: QuickWork) -> bool:
@@ -304,7 +302,7 @@ class Quick:
         if low < high:
             count, own = high - low, flat[low:high]
             shown = work._shown
-            out = own if shown else plan.view(board.bytes, -1, work._result_at, count)
+            out = own if shown else plan.view(board.bytes, work._result_at, count)
             total = None
             for member in range(size):
                 part = own
@@ -312,7 +310,7 @@ class Quick:
                     peer = board.by_member[member]
                     at, exposed = place_of(peer.words[peer.base + offset + SOURCE])
                     at += low * plan.itemsize if exposed else (rank - (rank > member)) * plan.lane
-                    part = plan.view(peer.near.bytes, member, at, count)
+                    part = plan.theirs(peer, at, count)
                 if total is None:
                     total = part
                     continue
@@ -352,7 +350,7 @@ class Quick:
                     at, exposed = place_of(peer.words[peer.base + offset + RESULT])
                     if exposed:
                         at += low * plan.itemsize
-                    flat[low:high] = plan.view(peer.near.bytes, peer.member, at, high - low)
+                    flat[low:high] = plan.theirs(peer, at, high - low)
             if self._withdrawn(work):
                 return False
             self._words[self._base + offset + TOOK_OUT] = 1

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.host.local.board import PAYLOAD, SLOTS
+from aiodist.backends.host.local.board import PAYLOAD, SLOTS, Peer, theirs, view
 from aiodist.backends.host.local.memory import part_bounds
 from aiodist.backends.host.local.plan import digest_of
 from aiodist.backends.host.local.share import aligned
@@ -77,15 +77,25 @@ class QuickPlan:
         self.places = []
         self.views.clear()
 
-    def view(self, of: Array, member: int, at: int, count: int) -> Array:
-        """Some elements on a member's home."""
-        key = (member, at, count)
-        found = self.views.get(key)
+    def view(self, own: Array, at: int, count: int) -> Array:
+        """Some elements on this process's home."""
+        found = self.views.get((-1, at, count))
         if found is None:
-            if len(self.views) > 4 * SLOTS:
-                self.views.clear()
-            found = self.views[key] = of[at : at + count * self.itemsize].view(self.dtype)
+            found = self._keep(-1, at, view(own, at, count, self.dtype))
         return found
+
+    def theirs(self, peer: Peer, at: int, count: int) -> Array:
+        """Some elements on a peer's home."""
+        found = self.views.get((peer.member, at, count))
+        if found is None:
+            found = self._keep(peer.member, at, theirs(peer.near, at, count, self.dtype))
+        return found
+
+    def _keep(self, member: int, at: int, made: Array) -> Array:
+        if len(self.views) > 4 * SLOTS:
+            self.views.clear()
+        self.views[member, at, made.size] = made
+        return made
 
 
 class QuickWork(Work[Any]):

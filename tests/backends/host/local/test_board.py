@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.backends.host.local import board as module
-from aiodist.backends.host.local.board import CODE, SLOTS, Board, place_of, place_word
+from aiodist.backends.host.local.board import CODE, REGION, SLOTS, Board, place_of, place_word
 from aiodist.backends.host.local.hub import Hub
 
 CONTEXT = 0xFEED_F00D_0123_4567
@@ -161,3 +161,13 @@ async def test_who_has_begun_an_operation_is_seen_in_its_slot_whatever_its_loop_
     second.words[second.base + second.head(5) + CODE] = second.code(78, 5 + SLOTS)
     assert mine.begun(5) == {1, 2}
     assert mine.begun(5 + SLOTS) == {1}
+
+
+async def test_region_beyond_a_home_is_not_there(hubs: Any) -> None:
+    near = hubs(2)
+    mine, other = boards(near)
+    for at in (len(near[1].view) - REGION + 64, 1 << 62):
+        near[1]._offsets[near[1]._entries[CONTEXT]] = at
+        assert not mine.found(mine.peers[0])
+    near[1]._offsets[near[1]._entries[CONTEXT]] = other.at
+    assert mine.found(mine.peers[0])

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from aiodist.backends.base import Operation
-from aiodist.backends.host.local.board import CODE, SLOTS
+from aiodist.backends.host.local.board import CODE, SLOTS, SOURCE, place_word
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.group import LocalGroup
+from aiodist.backends.host.local.quick import Quick
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
 from aiodist.schedules import UNKNOWN
@@ -121,6 +122,14 @@ class Member:
         self.calls.append("quietened")
 
 
+def quick_of(member: Member) -> Quick:
+    """Its quick path."""
+    loop = asyncio.get_running_loop()
+    issuer: Any = SimpleNamespace(_issued=0, _loop=loop, _pulse=None, _failures=None)
+    note: Any = print
+    return member.group.make_quick(issuer, note)
+
+
 def put(hub: Any, count: int) -> Any:
     array = hub.empty((count,), np.dtype(np.int64))
     array[...] = np.arange(count)
@@ -175,12 +184,7 @@ async def test_quick_operation_succeeds_no_more_once_members_disagree(hubs: Any)
     """An earlier one differs: whoever awaits a later one meanwhile has no result, though all published it."""
     near = hubs(2)
     group = [Member(hub, rank) for rank, hub in enumerate(near)]
-    paths = []
-    for member in group:
-        loop = asyncio.get_running_loop()
-        issuer: Any = SimpleNamespace(_issued=0, _loop=loop, _pulse=None, _failures=None)
-        note: Any = print
-        paths.append(member.group.make_quick(issuer, note))
+    paths = [quick_of(member) for member in group]
     started = [
         [path.all_reduce(np.arange(count) + rank, ReduceOp.SUM, True) for count in (4 + rank, 3)]
         for rank, path in enumerate(paths)
@@ -222,6 +226,28 @@ async def test_staging_is_given_back_when_the_thread_has_let_go(hubs: Any) -> No
     ended(exchange, None)
     assert first.calls == ["quietened"]
     assert near[0].taken() < before
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("count", [2000, 40_000])
+async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, quick: bool, count: int) -> None:
+    near = hubs(2)
+    first, second = (Member(hub, rank, Thresholds(direct=1 << 15)) for rank, hub in enumerate(near))
+    path = quick_of(first) if quick else None
+    if path is None:
+        first.reduce(0, count)
+    else:
+        assert path.all_reduce(np.arange(count), ReduceOp.SUM, True)
+    second.reduce(0, count)
+    board = second.group.board
+    board.words[board.base + board.head(0) + SOURCE] = place_word(len(near[1].view) - 8, exposed=False)
+    await turns(first)
+    (said,) = first.calls
+    assert said.startswith("failed rank 1 says that its data lies where it has no memory to share")
+    if path is not None:
+        path.pending.clear()
+    for member in (first, second):
+        member.retire()
 
 
 COUNT = 100_000
