@@ -113,6 +113,28 @@ def output(out: Any, source: Any, array: Array, shape: tuple[int, ...]) -> tuple
     return out, target
 
 
+def staging(source: Array | list[Array] | None, target: Array | list[Array] | None) -> None:
+    """Refuse strided arrays where there is no memory for their contiguous copies.
+
+    It is taken and let go again: the operation takes it in a moment, when it has its number and cannot be
+    taken back.
+    """
+    nbytes = 0
+    for given in (source,) if target is source else (source, target):
+        for array in given if type(given) is list else (given,):
+            if type(array) is np.ndarray and not array.flags.c_contiguous:
+                nbytes += array.nbytes
+    if not nbytes:
+        return
+    try:
+        np.empty(nbytes, np.uint8)
+    except (MemoryError, ValueError):
+        raise UsageError(
+            f"no memory for contiguous copies of strided tensors: {nbytes} bytes",
+            hint="Pass contiguous tensors, or parts of them one after the other",
+        ) from None
+
+
 def same_dtype(name: str, array: Array, other: Array) -> None:
     """Refuse an array whose dtype differs."""
     if array.dtype != other.dtype:

@@ -324,6 +324,7 @@ class GroupCore:
         place, mark = ("", "") if own else place_of(source, target, self._backend)
         if mark:
             detail = f"{detail}, {mark}" if detail else mark
+        check.staging(source, target)
         limit = self.timeout if timeout is None else seconds(timeout)
         dtype, shape = agreed if isinstance(agreed, tuple) else (agreed.dtype, agreed.shape)
         if kind is Kind.send or kind is Kind.recv:

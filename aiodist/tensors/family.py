@@ -45,7 +45,13 @@ def like(tensor: Any, shape: Sequence[int], dtype: np.dtype[Any] | None = None) 
     check_shape(tuple(shape), dtype)
     if seen is not None:
         return _on_device(tensor, seen.cuda, tuple(shape), dtype)
-    return wrap(tensor, np.empty(tuple(shape), dtype))
+    try:
+        return wrap(tensor, np.empty(tuple(shape), dtype))
+    except MemoryError:
+        raise UsageError(
+            f"no memory for a result of shape {shown(tuple(shape))}, {dtype.name}",
+            hint="Pass an array for it as out=, or smaller tensors one after the other",
+        ) from None
 
 
 def check_shape(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

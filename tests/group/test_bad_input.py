@@ -21,6 +21,11 @@ def read_only() -> Any:
     return array
 
 
+def endless() -> Any:
+    """One element as an array of more bytes than an address space has room for."""
+    return np.broadcast_to(np.float32(1), (2, 1 << 46))
+
+
 Call = Callable[[ProcessGroup], Any]
 
 CASES: list[tuple[str, Call]] = [
@@ -43,6 +48,11 @@ CASES: list[tuple[str, Call]] = [
     ("timeout must be a positive number", lambda pg: pg.barrier(timeout=0)),
     ("ranks names a rank twice", lambda pg: pg.new_group([0, 0])),
     ("ranks is empty", lambda pg: pg.new_group([])),
+    ("no memory for contiguous copies", lambda pg: pg.send(endless(), 1 - pg.rank)),
+    ("no memory for contiguous copies", lambda pg: pg.reduce(endless(), 1 - pg.rank)),
+    ("no memory for contiguous copies", lambda pg: pg.broadcast(endless(), pg.rank)),
+    ("no memory for a result of shape (2, 2, 70368744177664)", lambda pg: pg.all_gather(endless())),
+    ("no memory for a result", lambda pg: pg.reduce_scatter(endless())),
     ("cannot be communicated", lambda pg: pg.all_reduce(np.array(["a"]))),
     ("array", lambda pg: pg.all_reduce(3.0)),
     ("array", lambda pg: pg.all_reduce([1, 2, 3])),
