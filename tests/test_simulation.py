@@ -111,11 +111,11 @@ def keys_in_trace(monkeypatch: pytest.MonkeyPatch) -> list[Trace]:
     traces: list[Trace] = []
     post = MemoryLink.post
 
-    def noted(self: MemoryLink, header: bytes, payload: memoryview | None = None) -> None:
+    def noted(self: MemoryLink, header: bytes, *rest: object) -> None:
         frame = parse(header)
         for trace in traces:
             trace.note(f"{frame.type} {frame.context} {frame.stream} {frame.seq} {frame.part}")
-        post(self, header, payload)
+        post(self, header, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MemoryLink, "post", noted)
     return traces
