@@ -7,6 +7,7 @@ Modules are imported only when their command is used: the launcher starts fast.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    _open_standard()
     args = list(sys.argv[1:] if argv is None else argv)
     if sys.platform == "win32":
         return _fail("aiodist", "Windows is not supported; use Linux, macOS or WSL", 2)
@@ -64,6 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"aiodist {name}", str(error), 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _open_standard() -> None:
+    """What the shell has closed (`>&-`) leads nowhere. Else what is opened next would be in its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _no_command(name: str) -> str:

@@ -22,7 +22,8 @@ from aiodist.launch.plan import DEFAULT_PREFIX, Plan
 _DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port
 _STREAMS = (0, 1, 2, 3)
 _MOST_WORKERS = 4096
-_FILES_PER_WORKER = 4  # of the agent: stdout, stderr, its end, and its store's connection; without log files
+_FILES_PER_WORKER = 4  # of the agent: stdout, stderr, its end, and its store's connection
+_LOGS_PER_WORKER = 2
 _OWN_FILES = 32
 _EXAMPLE = "aiodist run --nproc-per-node 4 train.py"
 
@@ -56,6 +57,9 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         raise UsageError(f"--rdzv-backend {args.rdzv_backend} does not exist here", hint="Use static or c10d")
     if args.on_failure not in ("stop", "continue"):
         raise UsageError(f"--on-failure {args.on_failure} has no meaning", hint="Use stop or continue")
+    redirects = _per_rank("--redirects", args.redirects, nproc)
+    tee = _per_rank("--tee", args.tee, nproc)
+    check_room(nproc, len({*redirects, *tee}))
     conf = _pairs(args.rdzv_conf)
     address, port = _meeting_place(args, max(nnodes, most))
     node_rank: int | None = 0
@@ -83,8 +87,8 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         role=args.role,
         local_addr=args.local_addr,
         log_dir=args.log_dir,
-        redirects=_per_rank("--redirects", args.redirects, nproc),
-        tee=_per_rank("--tee", args.tee, nproc),
+        redirects=redirects,
+        tee=tee,
         shown=_ranks("--local-ranks-filter", args.local_ranks_filter, nproc),
         prefix=args.line_prefix_template,
         meet_timeout=_number("the timeout in --rdzv-conf or AIODIST_TIMEOUT", timeout),
@@ -130,8 +134,14 @@ def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
     return _integer("--nproc-per-node", text, "a number, auto, cpu or gpu")
 
 
-def check_room(nproc: int) -> None:
-    """Refuse more workers than this node can start; `UsageError` says which limit it is."""
+def check_room(nproc: int, logged: int = 0) -> None:
+    """Refuse more workers than this node can start; `UsageError` says which limit it is.
+
+    Args:
+        nproc: how many.
+        logged: how many of them have log files.
+    """
+    files = _FILES_PER_WORKER * nproc + _LOGS_PER_WORKER * logged + _OWN_FILES
     if nproc > _MOST_WORKERS:
         raise UsageError(
             f"--nproc-per-node {nproc} is more than one node takes ({_MOST_WORKERS})",
@@ -139,7 +149,7 @@ def check_room(nproc: int) -> None:
         )
     for limit, needed, flag, what in (
         (resource.RLIMIT_NPROC, 2 * nproc + 1, "-u", "processes"),
-        (resource.RLIMIT_NOFILE, _FILES_PER_WORKER * nproc + _OWN_FILES, "-n", "open files"),
+        (resource.RLIMIT_NOFILE, files, "-n", "open files"),
     ):
         allowed, _ = resource.getrlimit(limit)
         if allowed != resource.RLIM_INFINITY and needed > allowed:

@@ -96,7 +96,8 @@ async def _serve(args: Namespace) -> int:
             ended.set_result(code)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, end, 128 + signum)
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # in a background job of sh: it shall not end us
+            asyncio.get_running_loop().add_signal_handler(signum, end, 128 + signum)
     server = await _start(args)
     failing = asyncio.ensure_future(server.wait_failed())
     failing.add_done_callback(lambda done: None if done.cancelled() else end(1))

@@ -224,7 +224,7 @@ class Crew:
         mendable = self._plan.max_restarts > 0 or self._plan.go_on
         if ending.failed and mendable and not self._supervisor.stopping:
             self._handle(Away(local_rank))
-            self._do(self._recover(local_rank, ending))
+            self._do(self._recover(worker, local_rank, ending))
         else:
             self._final(ending)
         self._say_idle()
@@ -248,11 +248,11 @@ class Crew:
 
     # -- a worker that may come back ------------------------------------------------------------
 
-    async def _recover(self, local_rank: int, ending: Ending) -> None:
+    async def _recover(self, worker: Worker, local_rank: int, ending: Ending) -> None:
         """What follows from a failure that need not end the attempt."""
         # Who fails at the same time is about to be seen: alone or all together makes a difference.
         await self._pause(SYMPTOM_GRACE if ending.symptom else FAILURE_GRACE)
-        choice, used = await self._choose(local_rank, ending)
+        choice, used = await self._choose(worker, local_rank, ending)
         if not self._supervisor.may_return(local_rank):
             choice = Mend.END  # it ends anyhow, and perhaps this was the reason
         if choice is Mend.RESTART and self._return(local_rank, ending, used):
@@ -264,8 +264,11 @@ class Crew:
         else:
             self._final(ending)
 
-    async def _choose(self, local_rank: int, ending: Ending) -> tuple[Mend, int]:
-        """What to do, and how many restarts are used then; returns when it is time to do it."""
+    async def _choose(self, worker: Worker, local_rank: int, ending: Ending) -> tuple[Mend, int]:
+        """What to do, and how many restarts are used then; returns when it is time to do it.
+
+        A worker comes back when what it had started is gone: ports, files and devices may be held by that.
+        """
         nodes, limit = self._nodes, self._plan.max_restarts
         used = await nodes.restarts()
         scene = await self._scene(ending)
@@ -284,9 +287,10 @@ class Crew:
         delay = self._backoff[local_rank].delay(self._loop.time() - self._began[local_rank])
         count = f"restart {used} of {limit}" if not free else f"restart {used} covers it"
         self._announce(ending, f"; {count}, into the running group{f', in {delay:g} s' if delay else ''}")
-        if not delay:
+        if not delay and worker.gone:
             return choice, used
         await self._pause(delay)
+        await worker.sweep()
         scene = await self._scene(ending)
         return mend(replace(scene, may_restart=True, outside=True)), used
 

@@ -169,3 +169,20 @@ def test_the_launcher_needs_no_numpy() -> None:
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_descriptors_that_are_closed(closed: str, tmp_path: Path) -> None:
+    """What is opened next would get their numbers, and take what is meant for them."""
+    code = (
+        "import os, sys; from aiodist.cli.main import main\n"
+        "main(['--version']); main(['launch'])\n"
+        "sys.stdout.write('x'); sys.stderr.write('x'); sys.stdin.read()\n"
+        "assert os.open('/dev/null', os.O_RDONLY) > 2\n"
+        "open(sys.argv[1], 'w').close()"
+    )
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, str(tmp_path / "said")]
+    subprocess.run(
+        shell, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60
+    )
+    assert (tmp_path / "said").exists()

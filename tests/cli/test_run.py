@@ -157,6 +157,16 @@ def test_more_workers_than_the_system_allows(
     assert str(info.value).startswith(message)
 
 
+def test_log_files_need_room_too(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    infinite = resource.RLIM_INFINITY
+    only = resource.RLIMIT_NOFILE
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64 if which == only else infinite, infinite))
+    plan("--nproc-per-node=8", script)
+    for options, needed in ((["-r", "3"], 80), (["-r", "0:3", "--tee", "0:1,5:2"], 68)):
+        with pytest.raises(UsageError, match=f"--nproc-per-node 8 needs {needed} open files"):
+            plan("--nproc-per-node=8", *options, script)
+
+
 def test_timeout_from_aiodist_timeout(script: str) -> None:
     assert plan(script, AIODIST_TIMEOUT="7").meet_timeout == 7
 

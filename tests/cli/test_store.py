@@ -159,3 +159,16 @@ def test_options_without_meaning(
     assert main(["store", *options]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_a_signal_that_was_ignored_when_it_began_stays_ignored() -> None:
+    """As in a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with store("--job", "j") as (process, _port):
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.returncode == 128 + signal.SIGTERM

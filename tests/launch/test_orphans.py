@@ -82,7 +82,7 @@ def test_daemon_of_a_worker_that_comes_back_is_ended_and_no_other(start: Start) 
         """,
         "--max-restarts",
         "1",
-        *QUICK,
+        *("--shutdown-timeout", "0.6"),  # longer than it takes to see that a worker shall come back
     )
     daemons(job, 2)
     while not said(job, "0 goes on"):
@@ -92,7 +92,7 @@ def test_daemon_of_a_worker_that_comes_back_is_ended_and_no_other(start: Start) 
     job.go.touch()
     while not said(job, "1 goes on"):
         job.expect(len(job.told) + 1)
-    assert select.select([ended], [], [])[0] == [ended]
+    assert select.select([ended], [], [], 0)[0] == [ended], "what it left behind was there when it came back"
     assert select.select([kept], [], [], 0)[0] == []
     job.go.with_name(job.go.name + "2").touch()
     code, _, err = job.end()

@@ -174,7 +174,7 @@ class Guardian:
         except OSError:
             data = b""
         if not data:
-            self._alone = self._hurry = True
+            self._alone = True
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             signum, group = map(int, line.split())

@@ -6,8 +6,11 @@ import os
 import tempfile
 from pathlib import Path
 
+from aiodist.environment.files import open_file
 from aiodist.errors import UsageError
 from aiodist.launch.plan import Plan
+from aiodist.net.shortage import EXHAUSTED, shortage
+from aiodist.net.sockets import describe
 
 
 class LogFiles:
@@ -40,6 +43,16 @@ class LogFiles:
         return str(Path(self.folder, f"attempt_{restarts}", str(local_rank), name))
 
     def open(self, restarts: int, local_rank: int, name: str) -> int:
-        """A new descriptor to append to a worker's file; the caller closes it."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        return os.open(self.path(restarts, local_rank, name), flags, 0o644)
+        """A new descriptor to append to a worker's file; the caller closes it.
+
+        Raises:
+            UsageError: it cannot be opened, or another user has put a link in its way.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            return open_file(self.path(restarts, local_rank, name), flags, 0o644)
+        except OSError as error:
+            lack = shortage(error) if error.errno in EXHAUSTED else None
+            raise UsageError(
+                f"cannot write logs to {self.folder}: {describe(error)}", hint=lack.hint if lack else ""
+            ) from None

@@ -6,6 +6,7 @@ when the agent is gone and its guardians have ended.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import NoReturn
 from aiodist.errors import UsageError
 from aiodist.launch.worker.guardian import Guardian, Order
 from aiodist.net.descriptors import receive
+from aiodist.net.shortage import shortage
 
 _ANSWER = 60.0  # seconds for a worker to be started
 _LAST = 5.0  # seconds for the guardians to end what no worker's `sweep` has waited for
@@ -46,8 +48,9 @@ class Spawner:
     def start(cls) -> Spawner:
         """Fork it."""
         ours, theirs = socket.socketpair()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
         pid = os.fork()
         if pid == 0:
             ours.close()
@@ -71,6 +74,7 @@ class Spawner:
 
         Raises:
             UsageError: the spawner is gone.
+            OSError: this process lacks descriptors, say.
         """
         request = json.dumps(asdict(order)).encode()
         head = len(request).to_bytes(_HEAD, "big")
@@ -81,6 +85,8 @@ class Spawner:
                 self._requests.sendall(request)
             except OSError as error:
                 ours.close()
+                if shortage(error) is not None:
+                    raise
                 raise _lost(error) from None
         return ours
 
@@ -136,6 +142,7 @@ def _serve(fd: int) -> None:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # workers shall ignore it as the agent does
             signal.signal(signum, lambda *_: None)  # while this is not handed on to them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries guardians
+    fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # an agent without stdin has it in that one's place
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

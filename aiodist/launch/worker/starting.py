@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,14 +64,14 @@ def start_worker(house: House, seat: Seat, local_rank: int, restarts: int) -> Wo
 def _relays(
     house: House, seat: Seat, local_rank: int, restarts: int, out: int, err: int, words: LastWords
 ) -> list[Relay]:
-    plan, logs, rank = house.plan, house.logs, seat.first_rank + local_rank
+    plan, rank = house.plan, seat.first_rank + local_rank
+    files = _log_files(house, local_rank, restarts)
     prefix = plan.prefix_of(rank=rank, local_rank=local_rank, node_rank=seat.node_rank, host=seat.host)
     relays = []
-    for fd, bit, console, name in ((out, 1, house.out, "stdout.log"), (err, 2, house.err, "stderr.log")):
+    for fd, bit, console in ((out, 1, house.out), (err, 2, house.err)):
         painted = prefix
         if console.is_terminal and not os.environ.get("NO_COLOR"):
             painted = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
-        filed = logs is not None and plan.filed(local_rank, bit)
         relays.append(
             Relay(
                 asyncio.get_running_loop(),
@@ -78,11 +79,23 @@ def _relays(
                 console=console if plan.on_console(local_rank, bit) else None,
                 prefix=painted.encode(),
                 prefix_width=len(prefix),
-                file=logs.open(restarts, local_rank, name) if logs is not None and filed else None,
+                file=files.get(bit),
                 words=words if bit == 2 else None,
             )
         )
     return relays
+
+
+def _log_files(house: House, local_rank: int, restarts: int) -> dict[int, int]:
+    """Descriptors of a worker's log files, by the bit of the stream; all of them, or none stays open."""
+    opened: dict[int, int] = {}
+    with ExitStack() as kept:
+        for bit, name in ((1, "stdout.log"), (2, "stderr.log")):
+            if house.logs is not None and house.plan.filed(local_rank, bit):
+                opened[bit] = house.logs.open(restarts, local_rank, name)
+                kept.callback(os.close, opened[bit])
+        kept.pop_all()
+    return opened
 
 
 def _stdin_is_for_workers() -> bool:

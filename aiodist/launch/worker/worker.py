@@ -9,12 +9,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
+from aiodist.errors import UsageError
 from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay
 from aiodist.launch.worker.spawner import Spawner, answer
+from aiodist.net.shortage import shortage
 
 _SWEPT = 5.0  # seconds, beyond the grace, for the guardian to end what is left; it goes on by itself
 
@@ -89,6 +91,11 @@ class Worker:
         with suppress(OSError):  # nobody is there any more
             self._control.send(b"%d %d\n" % (signum, group))
 
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it is left."""
+        return self._gone.is_set()
+
     async def sweep(self) -> None:
         """Returns when nothing of it is left; the guardian sees to that, from its end on.
 
@@ -152,24 +159,40 @@ def spawn(
         spawner: starts it.
         grace: seconds from SIGTERM to SIGKILL for what it leaves behind.
         leave_daemons: what has left its process group is left alone.
-        make_relays: takes the read ends of its stdout and stderr, and what keeps its last words.
+        make_relays: takes the read ends of its stdout and stderr (unless it raises), and what keeps its last
+            words.
 
     Raises:
-        UsageError: none can be started any more.
+        UsageError: none can be started any more. Nothing of it is left then.
     """
     order = Order(list(command), dict(env), grace, leave_daemons)
-    null = os.open(os.devnull, os.O_RDONLY)
-    out_read, out_write = os.pipe()
-    err_read, err_write = os.pipe()
-    try:
-        control = spawner.spawn(order, null if stdin is None else stdin, out_write, err_write)
-    except BaseException:
-        os.close(out_read)
-        os.close(err_read)
-        raise
-    finally:
-        for fd in (null, out_write, err_write):
-            os.close(fd)
     words = LastWords()
-    relays = make_relays(out_read, err_read, words)
+    with ExitStack() as theirs, ExitStack() as ours:
+        try:
+            null = os.open(os.devnull, os.O_RDONLY)
+            theirs.callback(os.close, null)
+            out_read, out_write = _pipe(ours, theirs)
+            err_read, err_write = _pipe(ours, theirs)
+            relays = make_relays(out_read, err_read, words)
+            ours.pop_all()
+            for relay in relays:
+                ours.callback(relay.finish)
+            control = spawner.spawn(order, null if stdin is None else stdin, out_write, err_write)
+        except OSError as error:
+            raise _lacking(error) from None
+        ours.pop_all()
     return Worker(asyncio.get_running_loop(), command[0], control, relays, words, grace)
+
+
+def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    read, write = os.pipe()
+    ours.callback(os.close, read)
+    theirs.callback(os.close, write)
+    return read, write
+
+
+def _lacking(error: OSError) -> UsageError:
+    lack = shortage(error)
+    if lack is None:
+        return UsageError(f"no worker can be started ({error.strerror})")
+    return UsageError(f"no worker can be started: this agent {lack.what}", hint=lack.hint)

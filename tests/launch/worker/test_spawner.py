@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_daemon_ends(spawner: Spawner, how: str) -> None:
     worker = Started(
         spawner,
         DAEMON + ("" if how == "worker" else "signal.pause()"),
-        grace=0.0 if how == "worker" else 99.0,
+        grace=99.0 if how == "SIGKILL" else 0.0,
     )
     daemon = os.pidfd_open(int(worker.line()))
     if how == "control":
@@ -160,12 +161,24 @@ def test_daemon_ends(spawner: Spawner, how: str) -> None:
 
 
 @linux
-def test_patience_ends_when_the_agent_is_gone(spawner: Spawner) -> None:
-    worker = Started(spawner, DAEMON, grace=99.0)
-    worker.line()
-    assert json.loads(worker.control.recv(4096))["code"] == 0
+def test_who_is_left_alone_by_the_agent_is_asked_first(spawner: Spawner) -> None:
+    """SIGTERM for the worker and what it has started; both have time to do something about it."""
+    code = """
+import os, signal
+def end(*_):
+    os.write(1, b"asked\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+if not os.fork():
+    os.setsid()
+os.write(1, b"up\\n")
+while True: signal.pause()
+"""
+    worker = Started(spawner, code, grace=99.0)
+    assert [worker.line(), worker.line()] == ["up", "up"]
     worker.control.shutdown(socket.SHUT_WR)
-    worker.end()
+    assert [worker.line(), worker.line()] == ["asked", "asked"]
+    assert worker.end() == []
 
 
 @linux
@@ -216,6 +229,24 @@ def test_signals_of_the_terminal_are_not_theirs(spawner: Spawner) -> None:
         os.kill(spawner.pid, signum)
     worker.control.send(b"15 0\n")
     assert worker.end()[0]["code"] == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_agent_without_standard_descriptors(closed: str, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from aiodist.launch.worker.guardian import Order\n"
+        "from aiodist.launch.worker.spawner import Spawner, answer\n"
+        "spawner = Spawner.start()\n"
+        "null = os.open('/dev/null', os.O_RDWR)\n"
+        "control = spawner.spawn(Order(['/bin/sh', '-c', 'exit 5'], {}, 0.0, False), null, null, null)\n"
+        "answer(control, 'sh')\n"
+        "control.setblocking(True)\n"
+        "open(sys.argv[1], 'wb').write(control.recv(4096))\n"
+        "control.close(); spawner.close()"
+    )
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, str(tmp_path / "said")]
+    subprocess.run(shell, check=True, timeout=60)
+    assert json.loads((tmp_path / "said").read_bytes())["code"] == 5
 
 
 def test_closed_spawner_leaves_nothing() -> None:

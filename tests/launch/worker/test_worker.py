@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -136,3 +138,36 @@ async def test_worker_reads_what_it_is_given(spawner: Spawner) -> None:
     nothing = start(spawner, *PYTHON, "import sys; sys.exit(len(sys.stdin.read()))")
     assert await ended(nothing) == 0
     await nothing.sweep()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ETOOMANYREFS])
+@pytest.mark.parametrize(
+    "where", ["os.open", "os.pipe", "first relay", "socket.socketpair", "socket.send_fds"]
+)
+async def test_agent_that_lacks_descriptors(
+    spawner: Spawner, where: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so, blames nobody else, and leaves none open; the next one can be started."""
+
+    def failing(*_args: object, **_more: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    def second_pipe() -> tuple[int, int]:
+        monkeypatch.setattr(os, "pipe", failing)
+        return plainly()
+
+    plainly = os.pipe
+    if where == "os.pipe":
+        monkeypatch.setattr(os, "pipe", second_pipe)
+    elif where == "first relay":
+        monkeypatch.setitem(globals(), "Relay", failing)
+    else:
+        module, name = where.split(".")
+        monkeypatch.setattr({"os": os, "socket": socket}[module], name, failing)
+    said = r"^no worker can be started: this agent has .* file descriptor.* ulimit -n"
+    with pytest.raises(UsageError, match=said):
+        begin(spawner, *PYTHON, "pass")
+    monkeypatch.undo()
+    worker = start(spawner, *PYTHON, "pass")
+    assert await ended(worker) == 0
+    await worker.sweep()
