@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.gpu import kit, mutations, runner
+from aiodist.backends.nccl import communicators
+from tests.gpu import kit, mutations, raw, runner
 from tests.gpu.mutations import MUTATIONS, Mutation
 from tests.gpu.runner import PARTS, ROOT, Ended, Runner, Step
 
@@ -193,6 +195,26 @@ def test_fault_can_be_put_in(mutation: Mutation) -> None:
 )
 def test_when_a_fault_was_noticed(code: int, output: str, noticed: bool) -> None:
     assert mutations.noticed(code, output) is noticed
+
+
+def test_copy_with_a_fault_comes_before_what_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the libraries are may be said there alone."""
+    (tmp_path / "inherited").mkdir()
+    (tmp_path / "inherited" / "somewhere_else.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "inherited"))
+    monkeypatch.setattr(mutations, "MUTATIONS", MUTATIONS[:1])
+    told = "import somewhere_else; print('1 failed'); raise SystemExit(1)"
+    assert mutations.main(tmp_path, [sys.executable, "-c", told]) == 0
+
+
+@pytest.mark.parametrize(("version", "kind"), [("13.6.0", tuple), ("14.2.0", bytes)])
+def test_id_in_the_form_that_a_cupy_takes(version: str, kind: type) -> None:
+    unique = bytes(range(100, 228))
+    given = raw.accepted(version, unique)
+    assert type(given) is kind
+    assert given == communicators.as_accepted(SimpleNamespace(__version__=version), unique)
 
 
 @pytest.mark.slow

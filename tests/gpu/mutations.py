@@ -7,6 +7,7 @@ Where a fault lets all tests pass they see nothing on this device: then nothing 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -89,7 +90,15 @@ def main(folder: Path, pytest: list[str], tests: str = "tests/gpu/test_streams.p
         text = file.read_text()
         assert text.count(mutation.old) == 1, mutation
         file.write_text(text.replace(mutation.old, mutation.new))
-        command = ["env", f"PYTHONPATH={copy}", *pytest, "-k", mutation.tests, str(copy / tests)]
+        paths = filter(None, [str(copy), os.environ.get("PYTHONPATH", "")])
+        command = [
+            "env",
+            f"PYTHONPATH={os.pathsep.join(paths)}",
+            *pytest,
+            "-k",
+            mutation.tests,
+            str(copy / tests),
+        ]
         try:
             done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=LIMIT)
             found = noticed(done.returncode, done.stdout)
