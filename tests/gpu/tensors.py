@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
 from aiodist.types import BFLOAT16
 
@@ -120,3 +122,18 @@ def _spread(array: Array) -> Array:
     wide = np.zeros((*array.shape[:-1], array.shape[-1] * 3), array.dtype)
     wide[..., 1::3] = array
     return wide
+
+
+async def until_launched(work: Any) -> None:
+    """Return when a message is given to the device; that takes turns of the loop. No stream of the caller's
+    waits for it."""
+    import cupy
+
+    aside = cupy.cuda.Stream(non_blocking=True)
+    while True:
+        try:
+            work.synchronize(aside)
+        except UsageError:
+            await asyncio.sleep(0.001)
+        else:
+            return

@@ -13,7 +13,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from tests.gpu.tensors import Library, library, occupy, passed_by_all
+from tests.gpu.tensors import Library, library, occupy, passed_by_all, until_launched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("several")]
 
@@ -32,17 +32,6 @@ async def well(pg: ProcessGroup, lib: Library) -> None:
     mine = lib.put(np.arange(1000.0) * (pg.rank + 1))
     await pg.all_reduce(mine)
     assert np.array_equal(lib.get(mine), np.arange(1000.0) * sum(range(1, pg.size + 1)))
-
-
-async def until_launched(work: Any) -> None:
-    """Return when a message is given to the device; that takes turns of the loop."""
-    while True:
-        try:
-            work.synchronize()
-        except dist.UsageError:
-            await asyncio.sleep(0.001)
-        else:
-            return
 
 
 @spmd(world_size=2, backend=BACKEND, env=SHARED)

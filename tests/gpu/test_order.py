@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.backends.nccl import device
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.programs import same_bits
 from aiodist.types import BFLOAT16
-from tests.gpu.tensors import library, occupy
+from tests.gpu.tensors import library, occupy, until_launched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("several")]
 
@@ -130,6 +135,36 @@ async def test_first_exchange_against_a_message(pg: ProcessGroup) -> None:
         got = await pg.all_to_all(mine)
     expected = [np.arange(3) + 3 * pg.rank + 10 * source for source in range(2)]
     assert np.array_equal(lib.get(got), np.concatenate(expected))
+
+
+@spmd(world_size=2, backend=BACKEND, env=SHARED)
+async def test_first_exchange_beside_a_receive_that_waits(pg: ProcessGroup) -> None:
+    """It connects while rank 0's receive is on the device, and rank 1 has yet to launch the send. Where this
+    does not end NCCL waits for that kernel: then `engine` says what it means."""
+    lib, peer, held = library("cupy", pg), 1 - pg.rank, threading.Event()
+    mine, into, sent = lib.put(np.arange(6) + 10 * pg.rank), lib.put(np.zeros(5, np.int64)), np.arange(5)
+    await (pg.recv(into, peer) if pg.rank else pg.send(into, peer))
+    message: Any
+    if pg.rank == 0:
+        message = pg.recv(into, peer, async_op=True)
+        await until_launched(message)
+    else:
+        launchers = device._devices.get(pg.rank) or next(iter(device._devices.values()))
+        launchers.messages.submit(partial(_wait, held))
+        message = pg.send(lib.put(sent), peer, async_op=True)
+    await pg.barrier()
+    work = pg.all_to_all(mine, async_op=True)
+    work.add_done_callback(lambda _: held.set())
+    asyncio.get_running_loop().call_later(2, held.set)
+    got = await work
+    await message
+    assert pg.rank or np.array_equal(lib.get(into), sent)
+    expected = [np.arange(3) + 3 * pg.rank + 10 * source for source in range(2)]
+    assert np.array_equal(lib.get(got), np.concatenate(expected))
+
+
+def _wait(held: threading.Event) -> None:
+    held.wait()
 
 
 @pytest.mark.usefixtures("has")

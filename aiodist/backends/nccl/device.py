@@ -2,14 +2,18 @@
 
 NCCL asks that one thread at a time gives a device work, for whichever communicator: a lock sees to that.
 Whoever holds it must not wait for other members, or a message that they wait for could not be launched. So
-communicators are connected when they are made, and not in their first operations.
+communicators are connected when they are made, and not in their first operations; what direct exchanges
+need is connected in their first one, with the lock, when all members have come there (`engine`).
 
 A kernel that waits for a lost peer can hold up any call that NCCL makes for another communicator of the
 device, the abort of that one, too. So they are aborted all at once, each in a thread of its own, and the
 groups that had no part in what went wrong are told that they have ended as well. Who forms groups afterwards
 gets other launch threads: the old ones may hang in NCCL.
 
-For the same reason a communicator is destroyed while none of the device's operations is under way.
+For the same reason the destruction of a communicator begins when none of the device's operations is under
+way. It goes on in a thread, until peers on this host destroy theirs, and what is launched meanwhile does not
+wait for it: that cannot be had, as peers may come late. A program that always has an operation under way on
+the device keeps the communicators of the groups that it has closed until the last one ends.
 """
 
 from __future__ import annotations
@@ -104,7 +108,7 @@ class NcclDevice:
             yield communicator
 
     def began(self, lane: Stoppable) -> None:
-        """Something is about to be given to the device."""
+        """Something will be given to the device."""
         with self._lock:
             lane.under_way += 1
 
@@ -118,7 +122,7 @@ class NcclDevice:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
     def leave(self, member: Member, lanes: Sequence[Stoppable]) -> None:
-        """A group has ended, well or not. What its lanes hold is given back when nothing is under way."""
+        """A group has ended, well or not. What its lanes hold is given back once nothing is under way."""
         with self._lock:
             self._members.discard(member)
             if self.dead:

@@ -9,7 +9,10 @@ such order.
 A launch holds the lock of the device, so it must wait for no other member. A communicator is connected for
 collectives when it is made, but for direct exchanges (gather, scatter, all_to_all) in the first one, which
 blocks until all make it. An all_reduce is waited for before, without the lock: when that is over, the launch
-threads of all members have come there, and wait for nothing else.
+threads of all members have come there, and wait for nothing else. Should NCCL itself wait there for a kernel
+of the device, one that receives a message, say, then the message is launched too late where its sender
+connects at that moment, and all wait until the timeout. The lock cannot be left open: connecting and the
+first exchange are one call of NCCL, which allows operations on a device from one thread at a time alone.
 
 That all ranks get the same bits is NCCL's doing (law 3), and so is the rest of its arithmetic: AVG multiplies
 before it adds, MIN and MAX may pass over a NaN.
@@ -221,6 +224,7 @@ class NcclEngine(Engine):
         assert device is not None
         launcher = device.collectives if collective else device.messages
         plan = self._planner.collective if collective else self._planner.message
+        device.began(lane)  # before the launch thread comes to it: it is asked for errors meanwhile
         launcher.submit(partial(self._launch_now, device, lane, tasks, plan))
         self._look()
 
@@ -233,7 +237,6 @@ class NcclEngine(Engine):
         event: Any = None
         try:
             if not device.dead:
-                device.began(lane)
                 event = self._enqueue(device, lane, tasks, stands, plan, launches)
                 over = partial(self._over, device, lane, [done for _, done in tasks])
                 lane.waiter.watch(event, over, launches)

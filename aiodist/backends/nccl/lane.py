@@ -26,7 +26,8 @@ class Lane:
 
     Attributes:
         connected: what members have exchanged on it, and are connected for.
-        under_way: launches that the device may not be through with. Kept by `NcclDevice`.
+        under_way: launches that were issued, and that the device may not be through with. Kept by
+            `NcclDevice`.
     """
 
     def __init__(self, cupy: Any, device: int, communicator: Any, name: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends.nccl import communicators, device
+from aiodist.backends.nccl import communicators, device, engine, lane
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from tests.backends.cuda.stand_in import Tensor
@@ -450,6 +450,35 @@ async def test_abort_lets_a_launch_end_that_is_inside_nccl(world: World) -> None
 
     await run_cluster(2, main, backend=BACKEND)
     assert world.log.count("abort") == 2
+
+
+async def test_error_is_heard_of_while_launches_wait_in_their_queue(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch thread is busy for longer than the time between two questions; the error comes later."""
+    free, questions = threading.Event(), 0
+    check = lane.Lane.check
+
+    def counted(self: lane.Lane, wait: bool = True) -> None:
+        nonlocal questions
+        questions += 1
+        if questions == 2:
+            world.communicators[0].sick = RuntimeError("NCCL_ERROR_REMOTE_ERROR")
+            free.set()
+        check(self, wait)
+
+    async def main(pg: ProcessGroup) -> None:
+        device._devices[0].collectives.submit(free.wait)  # type: ignore[arg-type]
+        with pytest.raises(dist.GroupBroken, match="NCCL_ERROR_REMOTE_ERROR"):
+            async with asyncio.timeout(10):
+                await pg.all_reduce(Tensor(np.ones(3, F32)))
+
+    monkeypatch.setattr(engine, "_LOOK", 0.001)
+    monkeypatch.setattr(lane.Lane, "check", counted)
+    try:
+        await run_cluster(1, main, backend=BACKEND)
+    finally:
+        free.set()
 
 
 async def test_error_that_nccl_found_by_itself_breaks_the_group(world: World) -> None:

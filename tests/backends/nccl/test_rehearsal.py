@@ -61,6 +61,7 @@ async def test_on_one_rank(world: World, test: Any, given: dict[str, Any]) -> No
         (test_order.test_one_rank_is_late_and_the_others_loop_turns, 2, {}),
         (test_order.test_collectives_against_messages, 2, {}),
         (test_order.test_first_exchange_against_a_message, 2, {}),
+        (test_order.test_first_exchange_beside_a_receive_that_waits, 2, {}),
         (test_order.test_halves_with_a_factor, 2, CUPY),
         (test_ends.test_abort_while_a_group_is_being_connected, 2, {}),
         (test_ends.test_abort_in_a_message, 2, {}),
