@@ -16,6 +16,7 @@ from aiodist.errors import (
     Tampered,
     WireError,
 )
+from aiodist.sanitize import one_line
 
 _TEXT = 400  # bytes of any one statement: the whole message has to fit a control frame
 _SAID = 100  # members whose statements are passed on
@@ -39,22 +40,22 @@ def pack(error: GroupBroken) -> tuple[Any, ...]:
 
 
 def unpack(code: str, values: tuple[Any, ...]) -> GroupBroken:
-    """The error that a peer packed; `WireError` if it is none."""
+    """The error that a peer packed, its words as one line; `WireError` if it is none."""
     match code, values:
         case "lost", (tuple(ranks), str(cause)) if ranks and _are_ranks(ranks):
-            return PeerLost(ranks, cause)
+            return PeerLost(ranks, one_line(cause))
         case "mismatch", (tuple(said),) if said and all(_is_statement(item) for item in said):
-            return CollectiveMismatch(dict(said))
+            return CollectiveMismatch({rank: one_line(words) for rank, words in said})
         case "timeout", (int(timeout) | float(timeout), tuple(missing), tuple(unheard), str(trouble)) if (
             _are_ranks(missing + unheard)
         ):
-            return CollectiveTimeout(timeout, missing, unheard, trouble)
+            return CollectiveTimeout(timeout, missing, unheard, one_line(trouble))
         case "aborted", (int(rank), str(reason)):
-            return GroupAborted(rank, reason)
+            return GroupAborted(rank, one_line(reason))
         case "tampered", (str(message),):
-            return Tampered(message)
+            return Tampered(one_line(message))
         case "broken", (str(message),):
-            return GroupBroken(message)
+            return GroupBroken(one_line(message))
     raise WireError(f"not a verdict: {short(code)[:100]} {short(values)[:100]}")
 
 

@@ -30,7 +30,8 @@ from aiodist.errors import (
     name_ranks,
 )
 from aiodist.group.breakage import pack, unpack
-from aiodist.group.flight import Flight
+from aiodist.group.flight import MOST, Flight
+from aiodist.sanitize import one_line
 from aiodist.types import Kind, describe_signature
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ AGAIN = 0.05  # seconds between rounds of questions once members disagree
 ROUNDS = 6  # of questions, at most
 ROOM = 64  # answers that are kept until those about operations that have ended are thrown away
 SHOWN = 4  # members whose troubles an error tells
+ASKED = 4 * MOST  # about so many a member asks while one inquiry lasts; of more it is asked again
 SUSPICION = 2.0  # seconds after which a mismatch seen here is told without the leader
 
 
@@ -80,6 +82,7 @@ class Watch:
         self._context = group.context
         self._members = frozenset(group.ranks)
         self._inquiries: dict[int, Inquiry] = {}
+        self._asks: dict[int, set[int]] = {}  # member → numbers that inquiries of its go on about
         self._timers: set[asyncio.TimerHandle] = set()
         self._left: dict[int, int] = {}
         self._suspected: set[int] = set()
@@ -103,6 +106,7 @@ class Watch:
             timer.cancel()
         self._timers.clear()
         self._inquiries.clear()
+        self._asks.clear()
 
     # ── what this rank has to say ────────────────────────────────────────────────────────────────────
 
@@ -273,6 +277,10 @@ class Watch:
         return able[min(tried, len(able) - 1)]
 
     def _inquire(self, seq: int, asker: int) -> None:
+        asks = self._asks.setdefault(asker, set())
+        if len(asks) >= ASKED:
+            return  # it makes numbers up, or asks again later
+        asks.add(seq)
         inquiry = self._inquiries.get(seq)
         if inquiry is None:
             inquiry = self._inquiries[seq] = Inquiry(self._members - self._left.keys(), seq)
@@ -299,7 +307,7 @@ class Watch:
         _, seq, arrived, signature, words = message.body
         inquiry = self._inquiries.get(seq)
         if inquiry is not None:
-            inquiry.answer(message.origin, bool(arrived), bytes(signature), str(words))
+            inquiry.answer(message.origin, bool(arrived), bytes(signature), one_line(str(words)))
             if inquiry.complete():
                 self._judge(inquiry)
 
@@ -315,6 +323,8 @@ class Watch:
                 self._breaks(CollectiveMismatch(said))
             case Absence(ranks, unheard):
                 del self._inquiries[inquiry.seq]
+                for asker in inquiry.askers:
+                    self._asks[asker].discard(inquiry.seq)
                 self._control.tell(inquiry.askers, Say.missing, self._context, inquiry.seq, ranks, unheard)
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────────

@@ -238,7 +238,7 @@ class Connection:
         try:
             if not self._open:
                 self._heard = True
-                if not self._shake_hands(data):
+                if not self._shake_hands(data) or self._closing:  # who is turned back is heard no further
                     return True
                 data = self._first_words()
             if payloads := self._parser.feed(data):
@@ -284,7 +284,10 @@ class Connection:
             return self.handshake.leftover
         try:
             return self._sock.recv(self._chunk) if self._sock.pending() else b""
-        except BlockingIOError:
+        except (BlockingIOError, InterruptedError):
+            return b""
+        except OSError as error:
+            self._end(error)
             return b""
 
     def _flush_handshake(self) -> None:

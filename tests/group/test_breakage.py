@@ -22,9 +22,11 @@ from aiodist.errors import (
     WireError,
 )
 from aiodist.group.breakage import pack, unpack
+from aiodist.sanitize import one_line
 
 RANKS = st.lists(st.integers(0, 5000), min_size=1, max_size=9, unique=True)
-WORDS = st.text(max_size=100)
+EVIL = "all is well\x1b[2J\x07\r\nrm -rf"
+WORDS = st.text(max_size=100).map(one_line)
 ERRORS: st.SearchStrategy[GroupBroken] = st.one_of(
     st.builds(PeerLost, RANKS, WORDS),
     st.builds(CollectiveTimeout, st.floats(0.001, 1e6), *[RANKS | st.just([])] * 2, WORDS),
@@ -56,6 +58,21 @@ def test_what_has_no_code_of_its_own_keeps_its_words(error: GroupBroken) -> None
     got = travel(error)
     assert type(got) is GroupBroken
     assert got.message == error.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PeerLost([3], EVIL),
+        CollectiveTimeout(1.5, [2], [4], EVIL),
+        CollectiveMismatch({2: EVIL}),
+        GroupAborted(1, EVIL),
+        GroupBroken(EVIL),
+        Tampered(EVIL),
+    ],
+)
+def test_words_of_another_rank_are_one_line(error: GroupBroken) -> None:
+    assert all(line.isprintable() and "rm -rf" not in line[:6] for line in str(travel(error)).splitlines())
 
 
 def test_advice_travels_with_the_words() -> None:

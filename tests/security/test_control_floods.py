@@ -7,6 +7,9 @@ import pytest
 from aiodist.control.early import LIMIT
 from aiodist.control.messages import EVERYBODY, Message, Say
 from aiodist.control.plane import ControlPlane
+from aiodist.group.watch import ASKED
+from tests.fuzz.hand_loop import HandLoop
+from tests.fuzz.targets_control import CONTEXT, process
 
 
 class Dumb:
@@ -82,3 +85,27 @@ def test_news_of_groups_that_there_are_not() -> None:
         plane.received(1, Message(Say.broken, 2, number, EVERYBODY, 64, (number, "x", "y" * 100)).encode())
     assert plane._early._nbytes <= LIMIT
     assert not dropped
+
+
+def test_questions_about_operations_that_there_are_not() -> None:
+    """A leader goes on asking for a moment; one member's inventions take no room from another's questions."""
+    loop = HandLoop()
+    plane, group = process(loop)
+    watch = group.watch
+
+    def stalled(origin: int, number: int) -> None:
+        plane.received(
+            origin, Message(Say.stalled, origin, number, plane.rank, 64, (CONTEXT, number)).encode()
+        )
+
+    for number in range(10, 10 + 10 * ASKED):
+        stalled(1, number)
+    assert len(watch._inquiries) == len(watch._timers) == ASKED
+    stalled(2, 5)
+    assert set(watch._inquiries[5].askers) == {2}
+    loop.advance(5.0)
+    assert not watch._inquiries and not any(watch._asks.values())
+    stalled(1, 9)
+    assert 9 in watch._inquiries, "it is heard again"
+    loop.advance(5.0)
+    watch.close()

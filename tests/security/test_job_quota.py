@@ -19,6 +19,7 @@ from aiodist.errors import RendezvousTimeout
 from aiodist.rendezvous import StoreServer, TcpStore, jobs
 from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.quota import clients_of_each
+from aiodist.wire.handshake import Handshake, Identity, Purpose
 from tests.rendezvous.store_life import until
 
 HOST = "127.0.0.1"
@@ -67,6 +68,23 @@ async def test_a_job_has_its_share_and_the_others_have_theirs(
         await crowd.pop().aclose()
         assert await waits == EACH + 1
         assert (late._vain, late._away) == (0, "")
+
+
+async def test_who_is_turned_back_is_heard_no_further(server: StoreServer) -> None:
+    """What came behind its proof is of a connection that is closed by then: nothing goes wrong with that."""
+    async with AsyncExitStack() as stack:
+        for _ in range(EACH):
+            await (await stack.enter_async_context(await connect(server.port, "a"))).check([])
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        identity = Identity("a", Purpose.store, 0, os.urandom(16))
+        handshake = Handshake.client(identity, b"the secret that only job a knows", os.urandom(16))
+        writer.write(handshake.data_to_send())
+        handshake.receive(await reader.read(4096))
+        behind = b"\x40\0\0\0 what follows"
+        writer.write(handshake.data_to_send() + behind)  # in one segment with the proof
+        said = await reader.read()
+        assert b"clients of this job are connected" in said
+        writer.close()
 
 
 async def test_who_finds_no_place_in_time_is_told_why(server: StoreServer) -> None:
