@@ -362,7 +362,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def retire(self, context: int) -> None:
-        """`Outgoing.cancel` and `Incoming.retire` on every channel."""
+        """`Outgoing.cancel` and `Incoming.retire` on every channel, also those that are made later."""
 
     @abstractmethod
     async def aclose(self, linger: float | None = None) -> None:

@@ -128,7 +128,7 @@ class ChannelEndpoint(Endpoint):
     def retire(self, context: int) -> None:
         self._retired.add(context)
         for peer in self._peers.values():
-            peer.sender.cancel(context)
+            peer.sender.retire(context)
             peer.receiver.retire(context)
 
     async def aclose(self, linger: float | None = None) -> None:
@@ -190,12 +190,13 @@ class ChannelEndpoint(Endpoint):
         if peer is None:
             self._check_open()
             budget = self._eager_budget
-            sender = Sender(rank, self._dial_rank, self._ended, eager_budget=budget)
+            retired = self._retired
+            sender = Sender(rank, self._dial_rank, self._ended, eager_budget=budget, retired=retired)
             receiver = Receiver(
                 *(rank, self._arrived, self._ended),
                 crowded=self._crowded,
                 eager_budget=budget,
-                retired=self._retired,
+                retired=retired,
             )
             peer = self._peers[rank] = Peer(rank, sender, receiver)
         return peer

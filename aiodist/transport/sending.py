@@ -50,6 +50,7 @@ class Sender(Outgoing):
         dial: called as (rank) to ask for a link, when there is something to send; `attach` answers it.
         on_end: called as (rank, goodbye, cause) when the link ends by the peer or by accident.
         eager_budget: bytes per context; 0 makes every send wait for its receive.
+        retired: contexts that are dead; shared by the channels of an endpoint, of which there may be many.
 
     Attributes:
         used: something was sent.
@@ -64,6 +65,7 @@ class Sender(Outgoing):
         on_end: Callable[[int, bool, str | Tampered], None],
         *,
         eager_budget: int = EAGER_BUDGET,
+        retired: set[int] | None = None,
     ) -> None:
         self.rank = rank
         self.link: Link | None = None
@@ -81,7 +83,8 @@ class Sender(Outgoing):
         self._forgot = False  # one that came before its send was not remembered
         self._active: deque[_Message] = deque()
         self._leaving: _Message | None = None  # the link still borrows its last segment given
-        self._cancelled: set[int] = set()
+        self._retired = set() if retired is None else retired
+        self._cancelled: set[int] = set()  # until they are retired
         self._pumping = False
         self._closing = False
         self.over = False
@@ -89,7 +92,8 @@ class Sender(Outgoing):
     # Outgoing.
 
     def send(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool = False) -> bool:
-        if self.over or self._closing or key[0] in self._cancelled:
+        context = key[0]
+        if self.over or self._closing or context in self._cancelled or context in self._retired:
             return False
         if self.link is None:
             self._backlog.append(_Message(key, signature, data, done, sealed))
@@ -115,6 +119,12 @@ class Sender(Outgoing):
             if self.link is not None:
                 self.link.keep()
         self._close_if_idle()
+
+    def retire(self, context: int) -> None:
+        """As `cancel`; the context is dead for good on all channels of the endpoint."""
+        self._retired.add(context)
+        self.cancel(context)
+        self._cancelled.discard(context)
 
     def close(self) -> None:
         if self.over or self._closing:
@@ -142,7 +152,7 @@ class Sender(Outgoing):
         backlog, self._backlog = self._backlog, []
         for message in backlog:
             # A `done` may cancel or kill meanwhile.
-            if self.over or message.key.context in self._cancelled:
+            if self.over or self._dead(message.key.context):
                 continue
             if self._start(link, message.key, message.signature, message.data, message.done, message.sealed):
                 message.done()
@@ -164,7 +174,7 @@ class Sender(Outgoing):
             else:
                 self._spent.pop(context, None)
         elif kind == _READY:
-            if not self._closing and context not in self._cancelled:
+            if not self._closing and not self._dead(context):
                 self._place_is_ready(Key(context, frame.stream, frame.seq, frame.part), frame)
         else:
             raise WireError(f"a {Type(kind).name} frame from a receiver")
@@ -203,6 +213,9 @@ class Sender(Outgoing):
         self._on_end(self.rank, goodbye, cause)
 
     # Inside.
+
+    def _dead(self, context: int) -> bool:
+        return context in self._cancelled or context in self._retired
 
     def _start(
         self, link: Link, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool

@@ -19,6 +19,7 @@ from aiodist.transport import (
     receiving,
     sending,
 )
+from aiodist.transport.peers import Silent
 
 SIZES = [0, 1, 1000, EAGER_MESSAGE, EAGER_MESSAGE + 1, SEGMENT + 16, 5 * SEGMENT]
 
@@ -94,3 +95,38 @@ def every_order_delivers(messages: dict[Key, int], data: st.DataObject, budget: 
         await asyncio.gather(*(end.aclose() for end in ends))
 
     asyncio.run(main())
+
+
+async def test_contexts_that_are_gone_are_remembered_once_for_all_channels() -> None:
+    """A program may make and close groups for ever."""
+    network = MemoryNetwork()
+    mine, other = (MemoryEndpoint(network, rank) for rank in range(2))
+    heard: list[Key] = []
+    other.observer = Listener(heard)
+
+    def send(context: int) -> None:
+        over = mine.outgoing(1).send(Key(context, 0, 0, 0), bytes(32), memoryview(b"x" * 100), heard.clear)
+        assert not over
+
+    for context in range(30):
+        send(context)
+        mine.incoming(1).recv(Key(context, 0, 0, 0), 5, Into(memoryview(bytearray(5))), heard.clear)
+        mine.cancel(context)
+        mine.retire(context)
+        send(context)
+    assert mine._peers[1].sender._cancelled == mine._peers[1].receiver._cancelled == set()
+    mine.outgoing(1).send(Key(30, 0, 0, 0), bytes(32), memoryview(b"x"), heard.clear)
+    await turn_until(lambda: heard != [])
+    for end in (mine, other):
+        await end.aclose()
+    assert heard == [Key(30, 0, 0, 0)]
+
+
+class Listener(Silent):
+    """Hears what arrives."""
+
+    def __init__(self, heard: list[Key]) -> None:
+        self._heard = heard
+
+    def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
+        self._heard.append(key)
