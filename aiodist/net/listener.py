@@ -20,7 +20,7 @@ class Listener:
 
     Args:
         loop: the event loop, running or about to run.
-        socks: listen, and are non-blocking; the listener owns them.
+        socks: listen, and are non-blocking; the listener owns them, also where it cannot be made.
         on_socket: see `Lobby`.
         turned_away: see `Lobby`.
         log: is told when this process has no descriptor or memory left for a connection.
@@ -43,7 +43,11 @@ class Listener:
         self._exhausted = exhausted
         self._failed = 0  # times in a row
         self._paused: asyncio.TimerHandle | None = None
-        self._resume()
+        try:
+            self._resume()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stop listening; connections that were handed over stay. May be called again."""

@@ -2,7 +2,8 @@
 
 They have the calls of a non-blocking socket that this package makes. What was made into a record must leave
 as it is. So bytes count as sent once their records are in the socket; a caller that is told fewer, or
-`BlockingIOError`, offers the same bytes again when the socket is writable, as it has to anyway.
+`BlockingIOError`, offers the same bytes again when the socket is writable, as it has to anyway. After any
+other error of the socket it may do so, too; bytes that were sent or read before the error are counted first.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RecordSocket(ABC):
         for place in places:
             try:
                 count = self.recv_into(place)
-            except BlockingIOError:
+            except OSError:
                 if total:
                     break
                 raise
@@ -85,7 +86,7 @@ class RecordSocket(ABC):
             self._leaving, self._owed = memoryview(self._wrap(piece)), len(piece)
             try:
                 self._flush(flags)
-            except BlockingIOError:
+            except OSError:
                 if not sent:
                     raise
                 break

@@ -83,10 +83,10 @@ class SealedSocket(RecordSocket):
                 if not count:
                     break
                 have += count
-        except BlockingIOError:
+        except OSError:
             if not have:
                 raise
-        return have
+        return have  # whoever comes again finds the connection's end
 
     def _read_records(self) -> bytes | None:
         """Read once; the bytes that are complete with it, perhaps none; None at the end."""
@@ -121,8 +121,11 @@ class SealedSocket(RecordSocket):
         record = self._sealer.seal(data)  # nearly always: no reason to go the long way
         try:
             sent = self._sock.send(record, flags)
-        except BlockingIOError:
-            sent = 0
+        except (
+            OSError
+        ):  # the caller may offer it again, and it was counted: it leaves as it is, or nothing does
+            self._leaving, self._owed = memoryview(record), len(data)
+            raise
         if sent < len(record):
             self._leaving, self._owed = memoryview(record)[sent:], len(data)
             raise BlockingIOError
@@ -138,8 +141,9 @@ class SealedSocket(RecordSocket):
         self._raw = len(payload)
         try:
             sent = self._sock.sendmsg((records, payload), (), flags)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
+        except OSError:
+            self._leaving, self._owed = memoryview(records), len(header)
+            raise
         if sent < len(records):
             self._leaving, self._owed = memoryview(records)[sent:], len(header)
             raise BlockingIOError
@@ -154,7 +158,7 @@ class SealedSocket(RecordSocket):
         if self._raw:
             try:
                 count = self._sock.sendmsg(_slice(buffers, sent, self._raw), (), flags)
-            except BlockingIOError:
+            except OSError:
                 if not sent:
                     raise
                 return sent

@@ -11,6 +11,12 @@ from typing import NamedTuple
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Numbers of errors that may be over in a second."""
 
+NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+"""Those of a socket for which its host has no memory now: what was to be sent may be offered again."""
+
+AGAIN = 0.05
+"""Seconds until it is. Until then nobody asks whether the socket is writable: it may be, all the same."""
+
 
 class Shortage(NamedTuple):
     """What is missing here.

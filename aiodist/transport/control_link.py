@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from aiodist.errors import Tampered, UsageError, WireError
+from aiodist.net.shortage import AGAIN, NO_MEMORY
 from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
 from aiodist.transport.link import NO_GOODBYE
 from aiodist.transport.pipe import Delay, Pipe
@@ -38,10 +39,6 @@ KEEPALIVE = 1
 """Seconds without a message after which the kernels ask each other, likewise: a peer whose loop does not turn
 is sent nothing else for a while (`control.liveness`)."""
 
-AGAIN = 0.05
-"""Seconds until it is tried again where this host's kernel has no memory for a message."""
-
-_NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 _DRAIN = 64  # reads at most: somebody may write without end
 _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 _LENGTH = struct.Struct("<I")
@@ -120,7 +117,7 @@ class SocketControl(CallbackControl):
         self._reading = False
         self._writing = False
         self._closing = False  # we said goodbye; the peer's is awaited
-        self._answering = False  # both said it; ours is on its way
+        self._answering = False  # our last word is on its way, and the peer's was heard or is not waited for
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -145,7 +142,7 @@ class SocketControl(CallbackControl):
             except (BlockingIOError, InterruptedError):
                 sent = 0  # it may be under way all the same: TLS has to be offered the same bytes again
             except OSError as error:
-                if error.errno not in _NO_MEMORY:
+                if error.errno not in NO_MEMORY:
                     return  # the loop finds that out for itself
                 sent = 0
             self._out += frame[sent:]
@@ -191,7 +188,7 @@ class SocketControl(CallbackControl):
                 except (BlockingIOError, InterruptedError):
                     pass
                 except OSError as error:
-                    if error.errno not in _NO_MEMORY:
+                    if error.errno not in NO_MEMORY:
                         self._loop.call_soon(self._broken, error)
                         return
             self._out += data[sent:]
@@ -210,7 +207,7 @@ class SocketControl(CallbackControl):
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            if error.errno in _NO_MEMORY:  # of this host: no fault of the peer's
+            if error.errno in NO_MEMORY:  # of this host: no fault of the peer's
                 self._rest()
                 self._loop.call_later(AGAIN, self._await_room)
             else:
@@ -255,8 +252,7 @@ class SocketControl(CallbackControl):
             self._lost(self._words(error))
             return False
         except Tampered as error:
-            self._write(_LENGTH.pack(_ALTERED))
-            self._tampered(error)
+            self._altered(error)
             return False
         except WireError as error:
             self._lost(f"protocol error: {error.message}")
@@ -295,15 +291,19 @@ class SocketControl(CallbackControl):
         if self._closing:
             self._shut()
             return
+        self._say_last(_GOODBYE)
+        self.on_closed(True, "")
+
+    def _say_last(self, word: bytes) -> None:
+        """Read no more, and close once this has left, behind all that waits before it."""
         self._answering = True
         self._loop.remove_reader(self._fd)
         self._reading = False
-        self._write(_GOODBYE)
+        self._write(word)
         if not self._out:
             self._shut()
         else:
             self._timer = self._loop.call_later(LINGER, self._shut)
-        self.on_closed(True, "")
 
     def _lost(self, cause: str) -> None:
         if self._over:
@@ -316,8 +316,16 @@ class SocketControl(CallbackControl):
         finally:
             self._release()
 
+    def _altered(self, error: Tampered) -> None:
+        """Somebody altered what the peer sent. It is told, or it would take us for dead."""
+        if self._closing:
+            self._shut()
+            return
+        self._say_last(_LENGTH.pack(_ALTERED))
+        self.on_tampered(error)
+
     def _tampered(self, error: Tampered) -> None:
-        """Somebody altered what one of us sent. What else is said here may be missing, or made up."""
+        """Somebody altered what we sent. What else is said here may be missing, or made up."""
         report = not self._over and not self._closing and not self._answering
         self._shut()
         if report:

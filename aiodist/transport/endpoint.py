@@ -9,7 +9,6 @@ cards only save the attempt between hosts.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import secrets
 import socket
@@ -54,6 +53,9 @@ Mode = Literal["tcp", "shm", "auto"]
 
 DIAL_DEADLINE = 20.0
 """Seconds in which a connection must stand."""
+
+NEWS = 0.5
+"""Seconds in which it is heard, of a process of this host, that it has ended, or what it lacks."""
 
 CONTROL_LINKS = 4
 """Control links with one rank, at most: it needs one, and a moment for the next after the end of that."""
@@ -127,6 +129,9 @@ class SocketEndpoint(ChannelEndpoint):
                 name, unix = listen_unix()
                 listening.append(unix)
                 self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._mail.name}
+            self._listener = Listener(
+                loop, listening, self._welcome, self._turned_away, _log, self._nobody_accepted
+            )
         except BaseException as error:
             for sock in listening:
                 sock.close()
@@ -135,9 +140,6 @@ class SocketEndpoint(ChannelEndpoint):
             if isinstance(error, OSError):
                 raise not_mine(host, error) from error
             raise
-        self._listener = Listener(
-            loop, listening, self._welcome, self._turned_away, _log, self._nobody_accepted
-        )
 
     @classmethod
     async def open(
@@ -272,7 +274,11 @@ class SocketEndpoint(ChannelEndpoint):
         except (OSError, AiodistError, TimeoutError) as error:
             del self._dialing[peer.rank]
             own = self._unable(peer.rank, error)
-            if own is None:
+            if isinstance(error, GroupBroken) and own is None:
+                # It had proved itself, so it lacks something, or has died. In either case it is known soon.
+                peer.sender.fail()
+                self._loop.call_later(NEWS, self._hung_up, peer, error)
+            elif own is None:
                 self._lost(peer, _cannot(error))
             elif not self._closing:
                 peer.sender.fail()
@@ -280,6 +286,10 @@ class SocketEndpoint(ChannelEndpoint):
             return False
         self._connected(peer, link)
         return True
+
+    def _hung_up(self, peer: Peer, error: GroupBroken) -> None:
+        if not peer.ended and not self._closing:
+            self.observer.unable(peer.rank, error)
 
     def _connected(self, peer: Peer, link: StreamLink | SocketControl) -> None:
         assert isinstance(link, StreamLink)
@@ -345,7 +355,7 @@ class SocketEndpoint(ChannelEndpoint):
                 # A rank of another user; or a thief: names are free once a process died.
                 if is_stranger(sock):
                     sock.close()
-                    raise PermissionError(errno.EACCES, "another user listens there")
+                    raise PermissionError("another user listens there")  # no number: it is no fault of ours
             else:
                 sock = await connect_tcp(self._loop, *card["tcp"])
             greeting = self._greeting(sock)
@@ -360,7 +370,11 @@ class SocketEndpoint(ChannelEndpoint):
                     raise AuthenticationError(f"another process has taken the address of rank {rank}")
                 if why := greeting.why_not(self._vouched):
                     raise AuthenticationError(f"another process answers as rank {rank}: {why}")
-                return await self._link(greeting, rank, purpose, dialed=True)
+                try:
+                    return await self._link(greeting, rank, purpose, dialed=True)
+                except ConnectionError as error:
+                    what = f"ended a connection with rank {self.rank} before it was in use"
+                    raise GroupBroken(f"rank {rank} {what}", hint="See what that rank says itself") from error
             finally:
                 greeting.close()
                 self._greetings.discard(greeting)

@@ -237,6 +237,7 @@ class Mailbox:
                 self.home = Home(self._home_nbytes or home_bytes(), os.urandom(NONCE_BYTES))
             except BackendUnavailable as error:
                 self._homeless = error
+                self._note(error.__cause__)
         return self.home
 
     def moves_in(self, exchange: Exchange, neighbour: Neighbour, line: socket.socket | None) -> None:

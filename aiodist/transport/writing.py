@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 
+from aiodist.net.shortage import AGAIN, NO_MEMORY
 from aiodist.transport.base import Key
 from aiodist.transport.link import BURST, Link, LinkUser
 from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Type, pack
@@ -70,11 +71,11 @@ class WritingLink(Link):
                 sent = self._send_raw(header, payload, _NOSIGNAL)
             else:
                 sent = self._sock.sendmsg((header, payload), (), _NOSIGNAL)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
         except OSError as error:
-            self._write_failed(error)
-            return
+            if not _may_be_offered_again(error):
+                self._write_failed(error)
+                return
+            sent = 0
         if sent < HEADER or (payload is not None and sent < HEADER + len(payload)):
             whole = header if payload is None else header + payload
             self._queue.append(memoryview(whole)[sent:])
@@ -96,11 +97,11 @@ class WritingLink(Link):
                 sent = self._send_raw(header, payload, _NOSIGNAL)
             else:
                 sent = self._sock.sendmsg((header, payload), (), _NOSIGNAL)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
         except OSError as error:
-            self._write_failed(error)
-            return False
+            if not _may_be_offered_again(error):
+                self._write_failed(error)
+                return False
+            sent = 0
         self._burst += sent
         if sent == HEADER + nbytes:
             if self._burst >= BURST:
@@ -129,6 +130,17 @@ class WritingLink(Link):
             self._armed = True
             self._loop.add_writer(self._fd, self._write_ready)
 
+    def _rest(self) -> None:
+        """The loop watches for writability no more."""
+        if self._armed:
+            self._armed = False
+            self._loop.remove_writer(self._fd)
+
+    def _write_again(self) -> None:
+        """Perhaps this host has memory now."""
+        if self._queue and not self._over and not self._write_error:
+            self._wait_to_write()
+
     def _write_ready(self) -> None:
         self._burst = 0
         queue = self._queue
@@ -138,10 +150,12 @@ class WritingLink(Link):
                     (queue[0], queue[1]) if len(queue) > 1 else (queue[0],), (), _NOSIGNAL
                 )
                 self._drop(sent)
-        except (BlockingIOError, InterruptedError):
-            return
         except OSError as error:
-            self._write_failed(error)
+            if not _may_be_offered_again(error):
+                self._write_failed(error)
+            elif error.errno in NO_MEMORY and self._armed:  # of this host: no fault of the peer's
+                self._rest()
+                self._loop.call_later(AGAIN, self._write_again)
             return
         if self._finishing:
             self._shut()
@@ -149,9 +163,8 @@ class WritingLink(Link):
         self._borrowed = None
         self._waiting = False
         self._make_room()
-        if self._armed and not self._waiting:
-            self._armed = False
-            self._loop.remove_writer(self._fd)
+        if not self._waiting:
+            self._rest()
 
     def _make_room(self) -> None:
         self.room = True
@@ -178,10 +191,12 @@ class WritingLink(Link):
         self.room = False
         self._queue.clear()
         self._borrowed = None
-        if self._armed:
-            self._armed = False
-            self._loop.remove_writer(self._fd)
+        self._rest()
         if self._finishing:
             self._loop.call_soon(self._shut)
         else:
             self._loop.call_soon(self._read_to_end)
+
+
+def _may_be_offered_again(error: OSError) -> bool:
+    return isinstance(error, BlockingIOError | InterruptedError) or error.errno in NO_MEMORY

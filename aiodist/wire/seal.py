@@ -2,7 +2,7 @@
 
 Each direction of a connection has a key of its own (`Handshake.keys`). What is sent travels in records:
 
-    sealed   u32 size | data | tag      up to `RECORD` bytes of data
+    sealed   u32 size | data | tag      1 to `RECORD` bytes of data
     raw      u32 size, high bit set | tag, then so many bytes that no tag covers: tensors
 
 A tag is 16 bytes of keyed BLAKE2b over all that was sealed in this direction so far, sizes included. So it
@@ -19,7 +19,7 @@ import struct
 from hashlib import blake2b
 from hmac import compare_digest
 
-from aiodist.errors import Tampered
+from aiodist.errors import Tampered, WireError
 
 RECORD = 256 * 1024
 """Bytes of data in one record, at most: what a receiver holds back until it has seen the tag."""
@@ -48,7 +48,7 @@ class Sealer:
         self._mac = blake2b(key=key, digest_size=TAG)
 
     def seal(self, data: Bytes) -> bytes:
-        """The record of at most `RECORD` bytes. Records are sent in the order in which they are made."""
+        """The record of 1 to `RECORD` bytes. Records are sent in the order in which they are made."""
         body = _SIZE.pack(len(data)) + data
         self._mac.update(body)
         return body + self._mac.copy().digest()
@@ -96,6 +96,7 @@ class Opener:
 
         Raises:
             Tampered: they are not what the peer has sent; nothing may be taken of this connection any more.
+            WireError: the peer sent a record of nothing, of which it could send any number.
         """
         wire: Bytes = data
         if self._inbox:
@@ -110,7 +111,7 @@ class Opener:
                 self._behind = wire
                 return b""
         size = len(wire) - _AROUND
-        if size >= 0 and _SIZE.unpack_from(wire)[0] == size:
+        if size > 0 and _SIZE.unpack_from(wire)[0] == size:
             return bytes(self._opened(wire, 0, size))  # nearly always exactly one
         return self._parse(memoryview(wire))
 
@@ -126,6 +127,8 @@ class Opener:
                 self._need = _AROUND + sealed
                 break
             parts.append(self._opened(wire, at, sealed))
+            if not size & ~_RAW:
+                raise WireError("a record of 0 bytes")
             at += _AROUND + sealed
             if size & _RAW:
                 self.raw, self._behind = size & ~_RAW, wire[at:]

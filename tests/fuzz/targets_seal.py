@@ -21,7 +21,7 @@ from tests.fuzz.targets_transport import Ends, Posted, sent
 KEY, OTHER = bytes(range(32)), bytes(32)
 PAYLOADS: list[list[bytes | int]] = [
     [b"hello"],
-    [b"one", b"", b"three" * 50],
+    [b"one", b"two", b"three" * 50],
     [b"x" * 3000, b"y"],
     [9, b"behind", 300, b"y"],
 ]

@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aiodist.errors import Tampered, WireError
-from aiodist.net.sealed import SealedSocket
+from aiodist.net.sealed import _QUIET_CHUNK, SealedSocket
 from aiodist.wire.seal import Sealer
 
 KEYS = (b"a" * 32, b"b" * 32)
 
 
+class Poor:
+    """A socket of a host that has no memory for two of three messages."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._calls = 0
+        self.family = sock.family
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def send(self, *args: Any) -> int:
+        self._fail()
+        return self._sock.send(*args)
+
+    def sendmsg(self, *args: Any) -> int:
+        self._fail()
+        return self._sock.sendmsg(*args)
+
+    def _fail(self) -> None:
+        self._calls += 1
+        if self._calls % 3:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+
 @contextmanager
-def pair(slow: bool = False) -> Iterator[tuple[SealedSocket, SealedSocket]]:
-    """Two ends; slow: that take a few KiB at a time."""
+def pair(slow: bool = False, poor: bool = False) -> Iterator[tuple[SealedSocket, SealedSocket]]:
+    """Two ends; slow: that take a few KiB at a time; poor: the first one's host has hardly any memory."""
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)
         if slow:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    one, two = SealedSocket(ends[0], KEYS), SealedSocket(ends[1], KEYS[::-1])
+    first: Any = Poor(ends[0]) if poor else ends[0]
+    one, two = SealedSocket(first, KEYS), SealedSocket(ends[1], KEYS[::-1])
     try:
         yield one, two
     finally:
@@ -48,12 +78,12 @@ def received(sock: SealedSocket, nbytes: int, at_once: int) -> bytes:
     return bytes(got)
 
 
-@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize(("slow", "poor"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("at_once", [1 << 20, 1000, 96])
-def test_headers_and_payloads_arrive_as_they_were_sent(slow: bool, at_once: int) -> None:
-    """Small messages, raw payloads and sealed ones in turn, offered again wherever the socket was full."""
+def test_headers_and_payloads_arrive_as_they_were_sent(slow: bool, poor: bool, at_once: int) -> None:
+    """Small messages, raw payloads and sealed ones in turn, offered again wherever there was no room."""
     rng = np.random.default_rng(1)
-    with pair(slow) as (one, two):
+    with pair(slow, poor) as (one, two):
         got, want = bytearray(), bytearray()
         for number in range(12):
             header = bytes([number]) * 96
@@ -69,7 +99,7 @@ def test_headers_and_payloads_arrive_as_they_were_sent(slow: bool, at_once: int)
                         sent = one.sendmsg(left)
                     else:
                         sent = one.send(left[0])
-                except BlockingIOError:
+                except OSError:
                     sent = 0
                 raw = False
                 while left and sent >= len(left[0]):
@@ -132,6 +162,39 @@ def test_what_was_altered_ends_it() -> None:
         theirs.send(good.announce(100) + b"raw")
         with pytest.raises(WireError, match="nothing authenticates"):
             sock.recv(100)
+
+
+def test_a_member_cannot_send_records_of_nothing() -> None:
+    """It could send any number of them, and whoever looks for something behind them would go on looking."""
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        mine.setblocking(False)
+        for nothing in (Sealer.seal(Sealer(KEYS[0]), b""), Sealer(KEYS[0]).announce(0)):
+            for into in (False, True):
+                sock = SealedSocket(mine, KEYS[::-1], nothing * 2)
+                with pytest.raises(WireError, match="a record of 0 bytes"):
+                    sock.recv_into(bytearray(100)) if into else sock.recv(100)
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["one place", "several"])
+def test_what_came_before_a_reset_is_read_first(over: bool) -> None:
+    """Also where one call finds both."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    with listening, socket.create_connection(listening.getsockname()) as theirs:
+        mine, _ = listening.accept()
+        with mine:
+            record = Sealer(KEYS[0]).seal(b"d" * (_QUIET_CHUNK - 20))
+            theirs.sendall(record)
+            while len(mine.recv(len(record), socket.MSG_PEEK)) < len(record):
+                pass
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()
+            mine.setblocking(False)
+            sock = SealedSocket(mine, KEYS[::-1])
+            places = [memoryview(bytearray(_QUIET_CHUNK - 20)), memoryview(bytearray(100))]
+            got = sock.recvmsg_into(places)[0] if over else sock.recv_into(bytearray(65536))
+            assert got == _QUIET_CHUNK - 20
+            assert sock.recv_into(bytearray(100)) == 0
 
 
 def test_a_reader_is_woken_by_bytes_that_come_in_any_case() -> None:

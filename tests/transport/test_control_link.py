@@ -432,6 +432,33 @@ async def test_who_finds_a_message_altered_says_so(sockets: Sockets) -> None:
     assert opener.feed(sockets[1].recv(1000)) == struct.pack("<I", 0xFFFFFFFF)
 
 
+async def test_who_finds_a_message_altered_says_so_behind_what_waits(sockets: Sockets) -> None:
+    """Else the peer, which reads slowly for a moment, would take it for dead."""
+    end, tampered, sealer, opener = sealed(sockets[0])
+    end.listen()
+    message = b"z" * CONTROL_MESSAGE
+    count = 0
+    while not end.link._out:
+        end.link.send(message)
+        count += 1
+    sockets[1].send(flipped(sealer.seal(struct.pack("<I", 4) + b"evil")))
+    await tampered
+    end.link.send(b"nobody hears this")
+    end.link.drain()
+    end.link.close()
+    got = b""
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(sockets[1], 1 << 20):
+        got += opener.feed(data)
+    frame = struct.pack("<I", len(message)) + message
+    assert got == frame * count + struct.pack("<I", 0xFFFFFFFF)
+    assert end.messages == [] and not end.closed.done() and end.forgotten == [end.link]
+
+
+def flipped(record: bytes) -> bytes:
+    return record[:-1] + bytes([record[-1] ^ 1])
+
+
 async def test_who_is_told_that_its_message_was_altered(sockets: Sockets) -> None:
     end, tampered, sealer, _ = sealed(sockets[0])
     end.listen()

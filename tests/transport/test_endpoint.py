@@ -328,6 +328,7 @@ async def test_what_a_control_link_lacks_is_not_the_peers_fault(
 async def test_who_cannot_take_what_a_peer_passes_says_so(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endpoint, "NEWS", 0.01)
     async with endpoints(mode="shm") as (zero, one):
         monkeypatch.setattr(greeting, "Window", failing(number))
         start(zero, 1)
@@ -336,7 +337,32 @@ async def test_who_cannot_take_what_a_peer_passes_says_so(
         assert rank == 0
         assert error.message.startswith("rank 1 ")
         assert error.message.endswith(", so it cannot connect with rank 0")
-        await loss(zero)  # the other one sees an end; over the control links it has heard why
+        # The other one sees an end, and accuses nobody: over the control links it will have heard why.
+        await recorder(zero).until(lambda: bool(recorder(zero).failures))
+        [(rank, error)] = recorder(zero).failures
+        assert (rank, error.message) == (1, "rank 1 ended a connection with rank 0 before it was in use")
+        assert not recorder(zero).losses and not recorder(one).losses
+        zero.drop(1)
+        one.drop(0)
+
+
+async def test_who_ends_while_it_is_passed_memory_and_is_lost_is_spoken_of_once() -> None:
+    async with endpoints() as (zero, _):
+        peer = zero._peer(1)
+        zero.drop(1)  # as the control links say it
+        zero._hung_up(peer, GroupBroken("rank 1 ended a connection"))
+        assert not recorder(zero).failures
+
+
+@needs_memfd
+async def test_another_user_at_the_address_is_no_lack_of_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with endpoints(mode="shm") as (zero, one):
+        monkeypatch.setattr(endpoint, "is_stranger", lambda sock: True)
+        start(zero, 1)
+        assert await loss(zero) == "cannot connect to it (another user listens there)"
+        assert not recorder(zero).failures
         one.drop(0)
 
 
@@ -371,12 +397,15 @@ async def test_who_can_accept_nobody_for_long_says_so(monkeypatch: pytest.Monkey
 
 
 async def test_listening_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("listen_tcp", "listen_unix", "Mailbox"):
+    """Whatever fails, nothing of the rest is left behind."""
+    for name in ("listen_tcp", "listen_unix", "Mailbox", "add_reader"):
         if name != "listen_tcp" and not available():
             continue
         with monkeypatch.context() as patch:
             if name == "listen_tcp":
                 patch.setattr("aiodist.transport.listening.socket.socket", failing(errno.EMFILE))
+            elif name == "add_reader":
+                patch.setattr(asyncio.get_running_loop(), name, failing(errno.EMFILE))
             else:
                 patch.setattr(endpoint, name, failing(errno.EMFILE))
             with pytest.raises(RendezvousError, match=r"^this process has no file descriptor left .*listen"):
@@ -384,7 +413,9 @@ async def test_listening_without_descriptors(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_memfd
-@pytest.mark.parametrize("where", ["aiodist.transport.exchange.receive", "aiodist.shm.home.Window"])
+@pytest.mark.parametrize(
+    "where", ["aiodist.transport.exchange.receive", "aiodist.shm.home.Window", "aiodist.shm.home.Arena"]
+)
 async def test_memory_that_cannot_be_shared_for_want_of_something_is_said(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,7 +429,7 @@ async def test_memory_that_cannot_be_shared_for_want_of_something_is_said(
         words = "so it cannot share memory with rank 1"
         if mode == "shm":
             assert isinstance(tries[0], BackendUnavailable)
-            assert words in tries[0].message
+            assert words in tries[0].message or "(Too many open files)" in tries[0].message
         else:
             assert list(tries) == [set(), set()]
             assert any(said.startswith("rank 0 has no file") and words in said for said in caplog.messages)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import Tampered, WireError
+from aiodist.net.sealed import SealedSocket
 from aiodist.testing.channel_pair import turn_until
+from aiodist.transport import writing
 from aiodist.transport.base import Key
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, Frame, Type, pack
@@ -171,6 +175,67 @@ async def test_a_full_socket_borrows_until_writable() -> None:
         assert total == expected
         await turn_until(lambda: bool(user.writables))
         assert link.room
+
+
+class Poor:
+    """A socket of a host that has no memory for every other of the messages that it is to send."""
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        self._sock = sock
+        self._number = number
+        self._calls = 0
+        self.family = sock.family
+
+    def _send(self, *args: Any) -> int:
+        self._calls += 1
+        if self._calls % 2:
+            raise OSError(self._number, os.strerror(self._number))
+        return self._sock.sendmsg(*args)
+
+    def send(self, data: bytes, flags: int) -> int:
+        return self._send((data,), (), flags)
+
+    def sendmsg(self, *args: Any) -> int:
+        return self._send(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM], ids=errno.errorcode.get)
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_a_host_without_memory_is_not_the_peers_fault(
+    number: int, sealed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It pauses, and goes on where it was, whatever it was to write."""
+    monkeypatch.setattr(writing, "AGAIN", 0.0)
+    keys = (b"a" * 32, b"b" * 32)
+    mine, theirs = socket.socketpair()
+    for end in (mine, theirs):
+        end.setblocking(False)
+    poor: Any = Poor(mine, number)
+    ends: list[Any] = [poor, theirs]
+    if sealed:
+        ends = [SealedSocket(poor, keys), SealedSocket(theirs, keys[::-1])]
+    links = [StreamLink(asyncio.get_running_loop(), end) for end in ends]
+    sender, receiver = User(), User()
+    for link, user in zip(links, (sender, receiver), strict=True):
+        link.start(user)
+    payloads = [bytes([number]) * nbytes for number, nbytes in enumerate((0, 10, 5000, 60_000, 7, 2000))]
+    for number, payload in enumerate(payloads):
+        await turn_until(lambda: links[0].room)
+        if number % 2:
+            links[0].post(
+                pack(Type.EAGER, *KEY, nbytes=len(payload), total=len(payload)), memoryview(payload)
+            )
+        else:
+            links[0].write(KEY, memoryview(payload), 0, len(payload), bytes(32))
+    links[0].post(pack(Type.CREDIT, word=5))
+    await turn_until(lambda: len(receiver.frames) == len(payloads) + 1)
+    assert [payload for _, payload in receiver.frames] == [*payloads, b""]
+    assert not sender.ends and not receiver.ends
+    for link in links:
+        link.kill()
 
 
 async def test_a_callback_that_fails_loses_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:

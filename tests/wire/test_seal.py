@@ -14,7 +14,7 @@ from aiodist.wire import seal
 from aiodist.wire.seal import RECORD, TAG, Opener, Sealer
 
 KEY = bytes(range(32))
-pieces = st.lists(st.one_of(st.binary(max_size=40), st.integers(1, 40)), max_size=8)
+pieces = st.lists(st.one_of(st.binary(min_size=1, max_size=40), st.integers(1, 40)), max_size=8)
 
 
 def sent(items: Iterable[bytes | int]) -> bytes:

@@ -379,16 +379,17 @@ class World:
         if self._ended:
             return
         self._ended = True
-        self.parting()
-        self._processes.close()
-        self._dismiss()
-        self._control.close()
-        self._engine.leave_home()
         try:
+            self.parting()
+            self._processes.close()
+            self._dismiss()
+            self._control.close()
+            self._engine.leave_home()
             # Where somebody was lost there may be others who will not answer, and nothing of the groups that
             # held it is worth waiting for.
             await self._endpoint.aclose(linger=_HASTE if self._control.core.lost else None)
         finally:
+            self._endpoint.kill()
             self._engine.close()
             await self.leave()
 
@@ -396,19 +397,22 @@ class World:
         """Assembling failed, or nobody wants it any more: leave no trace."""
         if self._ended:
             return
-        if group is not None:  # it must not live on, with its timer
-            group.abort(reason)
-        self._ended = True
-        self.parting()  # it lives, so nobody will see it die: it says itself that it takes no part
-        if self._linked.done() and not self._linked.cancelled():
-            self._linked.exception()
-        self._processes.close()
-        self._dismiss()
-        self._control.kill()
-        self._engine.leave_home()
-        self._endpoint.kill()
-        self._engine.close()
-        await self.leave()
+        try:
+            if group is not None:  # it must not live on, with its timer
+                group.abort(reason)
+            self._ended = True
+            self.parting()  # it lives, so nobody will see it die: it says itself that it takes no part
+            if self._linked.done() and not self._linked.cancelled():
+                self._linked.exception()
+            self._processes.close()
+            self._dismiss()
+            self._control.kill()
+            self._engine.leave_home()
+        finally:
+            self._ended = True
+            self._endpoint.kill()
+            self._engine.close()
+            await self.leave()
 
     def _dismiss(self) -> None:
         if self._watchdog is not None:

@@ -184,3 +184,25 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
         await store.aclose()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("end", ["aclose", "abandon"])
+def test_whatever_fails_at_the_end_the_endpoint_is_closed(end: str) -> None:
+    async def main() -> None:
+        endpoint, left = MemoryEndpoint(MemoryNetwork(), 0), list[str]()
+
+        async def leave() -> None:
+            left.append("left")
+
+        world = World(endpoint, 1, Settings(*("world", "job", "auto", {}, 5.0), inline=True), leave)
+
+        def parting() -> None:
+            raise ZeroDivisionError
+
+        world.parting = parting
+        with pytest.raises(ZeroDivisionError):
+            await getattr(world, end)()
+        assert endpoint._closed and left == ["left"]
+        await getattr(world, end)()
+
+    run_virtual(main())
