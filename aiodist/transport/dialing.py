@@ -1,9 +1,14 @@
-"""Connecting sockets, and what an address is."""
+"""Connecting sockets, how it failed, and what an address is."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+
+from aiodist.errors import AiodistError
+
+DIAL_DEADLINE = 20.0
+"""Seconds in which a connection must stand."""
 
 _FULL_PAUSE = 0.005  # a Unix listener's backlog is full: unlike TCP, connect() refuses to wait
 
@@ -43,3 +48,13 @@ def is_numeric(host: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def cannot(error: BaseException) -> str:
+    """Why a connection could not be made, in one line."""
+    if isinstance(error, TimeoutError):
+        return f"cannot connect to it within {DIAL_DEADLINE:g} s"
+    words = (
+        error.message if isinstance(error, AiodistError) else getattr(error, "strerror", None) or str(error)
+    )
+    return f"cannot connect to it ({words})"

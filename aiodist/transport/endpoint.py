@@ -40,7 +40,7 @@ from aiodist.shm.arena import available
 from aiodist.shm.home import Home, Neighbour
 from aiodist.transport.base import ControlLink, Route
 from aiodist.transport.control_link import SocketControl
-from aiodist.transport.dialing import connect_tcp, connect_unix, is_numeric
+from aiodist.transport.dialing import DIAL_DEADLINE, cannot, connect_tcp, connect_unix, is_numeric
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
 from aiodist.transport.mail import ANSWER_DEADLINE, Mailbox
@@ -50,9 +50,6 @@ from aiodist.transport.stream import StreamLink
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
 Mode = Literal["tcp", "shm", "auto"]
-
-DIAL_DEADLINE = 20.0
-"""Seconds in which a connection must stand."""
 
 NEWS = 0.5
 """Seconds in which it is heard, of a process of this host, that it has ended, or what it lacks."""
@@ -245,7 +242,7 @@ class SocketEndpoint(ChannelEndpoint):
         try:
             return await task
         except (OSError, AiodistError, TimeoutError) as error:
-            raise self._unable(rank, error) or PeerLost([rank], _cannot(error)) from error
+            raise self._unable(rank, error) or PeerLost([rank], cannot(error)) from error
 
     def kill(self) -> None:
         self._listener.close()
@@ -279,7 +276,7 @@ class SocketEndpoint(ChannelEndpoint):
                 peer.sender.fail()
                 self._loop.call_later(NEWS, self._hung_up, peer, error)
             elif own is None:
-                self._lost(peer, _cannot(error))
+                self._lost(peer, cannot(error))
             elif not self._closing:
                 peer.sender.fail()
                 self.observer.unable(peer.rank, own)
@@ -493,13 +490,3 @@ class SocketEndpoint(ChannelEndpoint):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _cannot(error: BaseException) -> str:
-    """Why a connection could not be made, in one line."""
-    if isinstance(error, TimeoutError):
-        return f"cannot connect to it within {DIAL_DEADLINE:g} s"
-    words = (
-        error.message if isinstance(error, AiodistError) else getattr(error, "strerror", None) or str(error)
-    )
-    return f"cannot connect to it ({words})"
