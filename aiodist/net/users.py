@@ -1,9 +1,9 @@
 """Under which user of this host the other end of a connection runs, as the kernel says.
 
-A Unix socket tells. Of a TCP connection over loopback the system's table of sockets does (Linux; it is what
-an identd reads): the other end has a line of its own in it, with its user. Where a job has a secret, or TLS,
-nobody asks: who has that may run under any user. Without one everybody on this host could join, were it not
-for this.
+A Unix socket tells. Of a TCP connection over loopback the kernel tells who asks for the other end's socket
+(Linux). Where it may not be asked (in some sandboxes) its table of sockets says it, which is what an identd
+reads, and takes longer. Where a job has a secret, or TLS, nobody asks: who has that may run under any user.
+Without one everybody on this host could join, were it not for this.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.environment import switch
+from aiodist.net import sock_diag
 from aiodist.net.near import is_stranger
 from aiodist.net.records import RecordSocket
 from aiodist.wire.handshake import refuse
@@ -83,6 +84,8 @@ def _is_loopback(host: str) -> bool:
 
 def _owner(address: tuple[Any, ...], remote: tuple[Any, ...]) -> int | None:
     """The user of the socket of this host that has an address, and is connected to another; None: unknown."""
+    with contextlib.suppress(OSError):
+        return sock_diag.owner(_plain(address), _plain(remote))
     for table in _TABLES:
         with contextlib.suppress(OSError):
             lines = Path("/proc/self/net", table).read_text().splitlines()[1:]
@@ -90,6 +93,12 @@ def _owner(address: tuple[Any, ...], remote: tuple[Any, ...]) -> int | None:
             if user is not None:
                 return user
     return None
+
+
+def _plain(address: tuple[Any, ...]) -> tuple[str, int]:
+    """Without a zone, and IPv4 as such."""
+    host = ipaddress.ip_address(address[0].partition("%")[0])
+    return str(getattr(host, "ipv4_mapped", None) or host), address[1]
 
 
 def find_owner(lines: Iterable[str], address: tuple[Any, ...], remote: tuple[Any, ...]) -> int | None:

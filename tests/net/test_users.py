@@ -1,14 +1,15 @@
-"""Whose connection it is, by the system's table of sockets."""
+"""Whose connection it is, as the kernel says, and by its table of sockets."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 
 import pytest
 
-from aiodist.net import users
+from aiodist.net import sock_diag, users
 from aiodist.net.users import find_owner, why_not
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/tcp")
@@ -44,10 +45,20 @@ def test_lines_of_the_table(lines: tuple[str, ...], address: tuple, remote: tupl
     assert find_owner(lines, address, remote) == user
 
 
+def cannot_be_asked(*_: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 def test_both_ends_of_a_connection_of_this_process(
-    family: int, host: str, monkeypatch: pytest.MonkeyPatch
+    family: int, host: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also in a sandbox that does not let the kernel be asked; else nobody reads the table."""
+    if asked:
+        monkeypatch.setattr(users, "_TABLES", ())
+    else:
+        monkeypatch.setattr(sock_diag, "_ask", cannot_be_asked)
     try:
         listener = socket.create_server((host, 0), family=family)
     except OSError:
@@ -70,6 +81,7 @@ def test_who_cannot_be_told_is_not_served(monkeypatch: pytest.MonkeyPatch) -> No
         socket.create_connection(listener.getsockname()) as one,
     ):
         monkeypatch.setattr(users, "_TABLES", ("nowhere",))
+        monkeypatch.setattr(sock_diag, "_ask", cannot_be_asked)
         assert why_not(one, False).startswith(
             "its user cannot be told, and this job has no secret: set AIODIST_SECRET"
         )
