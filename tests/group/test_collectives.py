@@ -20,13 +20,13 @@ async def test_conformance_over_memory(size: int) -> None:
     await run_cluster(size, lambda pg: check_backend(pg, seed=size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(size=st.integers(1, 8), seed=st.integers(0, 2**32))
 def test_random_programs_equal_numpy(size: int, seed: int) -> None:
     run_virtual(run_cluster(size, lambda pg: check_program(pg, seed, 12)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(size=st.integers(2, 6), seed=st.integers(0, 2**32))
 def test_random_programs_all_at_once_over_a_slow_network(size: int, seed: int) -> None:
     delays = np.random.default_rng(seed)

@@ -21,8 +21,8 @@ TINY = {"float16": 2.0**-25, "bfloat16": 2.0**-134}  # half of the smallest subn
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
-@settings(max_examples=25, deadline=None)
-@given(size=st.integers(2, 8), count=st.sampled_from([1, 100, 5_000, 60_000]), seed=st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+@given(size=st.integers(2, 8), count=st.sampled_from([1, 100, 5_000, 40_000]), seed=st.integers(0, 2**32))
 def test_sum_is_within_one_rounding_a_hop(name: str, size: int, count: int, seed: int) -> None:
     dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 

@@ -424,7 +424,7 @@ async def test_memory_that_cannot_be_shared_for_want_of_something_is_said(
         async with endpoints(mode=mode) as (zero, one):
             with monkeypatch.context() as patch:
                 patch.setattr(where, failing(errno.EMFILE))
-                asked = zero.prove_local([1], [1]), one.prove_local([0], [0])
+                asked = zero.prove_local([1], [1], 0.5), one.prove_local([0], [0], 0.5)
                 tries = await asyncio.gather(*asked, return_exceptions=True)
         words = "so it cannot share memory with rank 1"
         if mode == "shm":
