@@ -181,6 +181,7 @@ async def test_who_never_stops_altering_keeps_the_client_out() -> None:
     """It is told who did it, after a few attempts; not let in, and not kept waiting."""
     relay = Relay()
     async with attacked_store(relay) as (_server, client, other):
+        await other.set("key", b"value")
         relay.back = flipped
         with pytest.raises(RendezvousError, match=f"lost the store at .*: {ALTERED}"):
             await client.get("key")
