@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from aiodist.environment.user import is_known, is_me, overflow
 from aiodist.errors import UsageError
 
 _LINKS = 40  # on one path, as in Linux
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # no right to list it is needed
 _SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for whoever writes to it
-_NOBODY = 65534  # Linux's own choice, where /proc does not say
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -70,11 +70,17 @@ def check_own(facts: os.stat_result, owner: int | None = None) -> None:
     Raises:
         UntrustedError: it belongs to another user, or others may write to it.
     """
-    me = os.geteuid()
-    if facts.st_uid not in (me, owner):
-        raise UntrustedError(f"it belongs to user {facts.st_uid}, and this process runs as user {me}")
+    if not _is_of(facts.st_uid, owner):
+        raise UntrustedError(whose(facts.st_uid))
     if others_may_write(facts):
         raise UntrustedError(f"others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
+
+
+def whose(user: int) -> str:
+    """Why what belongs to a user is refused, in words."""
+    if not is_known(user):
+        return f"it belongs to user {user}, who may be anybody: this user namespace does not know all users"
+    return f"it belongs to user {user}, and this process runs as user {os.geteuid()}"
 
 
 def check_private(facts: os.stat_result, what: str, path: str | os.PathLike[str], *, shared: bool) -> None:
@@ -180,7 +186,7 @@ class Folder:
                 raise UntrustedError(f"{name} in it is no plain file")
             if facts.st_nlink != 1 and flags & (os.O_WRONLY | os.O_RDWR):
                 raise UntrustedError(f"{name} in it has another name, too (a hard link)")
-            if facts.st_uid not in (os.geteuid(), self._owner):
+            if not _is_of(facts.st_uid, self._owner):
                 raise UntrustedError(f"{name} in it belongs to user {facts.st_uid}")
         except BaseException:
             os.close(handle)
@@ -294,18 +300,13 @@ def _is_trusted(user: int) -> bool:
 
     Unless that number is the one by which a user namespace shows whoever it does not know.
     """
-    if user in (0, os.geteuid()):
+    if user == 0 or is_me(user):
         return True
-    return user == os.stat("/").st_uid and user != _overflow()
+    return user == os.stat("/").st_uid and user != overflow()
 
 
-def _overflow() -> int:
-    """The number that stands for users whom this namespace does not know."""
-    try:
-        with open("/proc/sys/kernel/overflowuid", "rb") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return _NOBODY
+def _is_of(user: int, owner: int | None) -> bool:
+    return is_me(user) or (user == owner and is_known(user))
 
 
 def _is_private_group(group: int) -> bool:

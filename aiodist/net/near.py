@@ -10,12 +10,12 @@ left alone; the handshake follows all the same.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 import sys
 
 from aiodist.environment import is_loopback
+from aiodist.environment.user import is_me
 from aiodist.net.sockets import BACKLOG, connect, join_address, resolve
 
 CREDENTIALS = struct.Struct("3i")
@@ -55,7 +55,7 @@ def _connect_near(host: str, port: int) -> socket.socket | None:
     sock = _socket()
     try:
         sock.connect(_name(host, port))  # at once or not at all
-        if credentials(sock)[1] == os.geteuid():
+        if is_me(credentials(sock)[1]):
             return sock
     except OSError:
         pass
@@ -66,7 +66,10 @@ def _connect_near(host: str, port: int) -> socket.socket | None:
 def is_stranger(sock: socket.socket) -> bool:
     """Whether the other end of a Unix connection runs under another user; that of a TCP connection does not
     come this way. Nobody of the job does it: `connect_to_store` leaves such a server alone, too."""
-    return sock.family == socket.AF_UNIX and credentials(sock)[1] not in (os.geteuid(), -1)
+    if sock.family != socket.AF_UNIX:
+        return False
+    user = credentials(sock)[1]
+    return user != -1 and not is_me(user)
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int]:

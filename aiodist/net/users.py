@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.environment import switch
+from aiodist.environment.user import is_me
 from aiodist.net import sock_diag
 from aiodist.net.near import is_stranger
 from aiodist.net.records import RecordSocket
@@ -48,7 +49,7 @@ def why_not(sock: socket.socket | RecordSocket, vouched: bool) -> str:
     if not _is_loopback(there[0]) or switch(os.environ, "AIODIST_ALLOW_INSECURE"):
         return ""  # other hosts are served only by who does without
     user = _owner(there, here)
-    if user == os.geteuid():
+    if user is not None and is_me(user):
         return ""
     if user is None and isinstance(sock, socket.socket) and _hung_up(sock):
         return ""  # it has said nothing, and never will

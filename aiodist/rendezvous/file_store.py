@@ -22,11 +22,13 @@ import os
 import random
 import socket
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from aiodist.environment import Tls, is_loopback
-from aiodist.environment.files import UntrustedError, open_file
+from aiodist.environment.files import UntrustedError, open_file, whose
+from aiodist.environment.user import is_me
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import connect, join_address
 from aiodist.rendezvous.client import TcpStore
@@ -163,13 +165,22 @@ async def _locked(file: Path) -> int:
 
 def _check_own(facts: os.stat_result, file: Path) -> None:
     """Refuse a file that another user may have put there; in it stands whom this process connects to."""
-    me = os.geteuid()
     if not stat.S_ISREG(facts.st_mode):
         raise _unsafe(file, "it is no plain file")
     if facts.st_nlink > 1:  # 0: removed since
         raise _unsafe(file, "it has another name, too (a hard link)")
-    if facts.st_uid != me and not (me == 0 and facts.st_uid == _NOBODY):
-        raise _unsafe(file, f"it belongs to user {facts.st_uid}, and this process runs as user {me}")
+    if not is_me(facts.st_uid) and not _is_squashed(facts.st_uid, file):
+        raise _unsafe(file, whose(facts.st_uid))
+
+
+def _is_squashed(user: int, file: Path) -> bool:
+    """Whether a user is nobody, to whom what root makes beside a file belongs, too: on a network file system
+    that does not trust root."""
+    if os.geteuid() != 0 or user != _NOBODY:
+        return False
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=file.resolve().parent) as made:
+        return os.fstat(made.fileno()).st_uid == user
+    return False
 
 
 def _unsafe(file: Path, why: str) -> UsageError:

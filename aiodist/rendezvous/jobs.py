@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 from aiodist.environment import warn_if_short
 from aiodist.environment.files import UntrustedError, check_private, open_file, others_may_write
+from aiodist.environment.user import is_me
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.wire.handshake import MAX_JOB
 
@@ -95,7 +96,7 @@ class JobSecrets:
 
     def _list(self) -> dict[str, bytes]:
         facts = os.stat(self.path)
-        if facts.st_uid not in (0, os.geteuid()):
+        if facts.st_uid != 0 and not is_me(facts.st_uid):
             raise UsageError(f"{self.path} belongs to another user", hint="Make a folder of your own")
         if others_may_write(facts) and not facts.st_mode & stat.S_ISVTX:
             raise UsageError(f"others may write to {self.path}", hint=f"chmod 700 {self.path}")

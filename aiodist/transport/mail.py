@@ -21,6 +21,7 @@ import socket
 from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
+from aiodist.environment.user import is_me
 from aiodist.errors import BackendUnavailable
 from aiodist.net.listener import Listener
 from aiodist.net.near import credentials
@@ -198,7 +199,7 @@ class Mailbox:
         try:
             sock.setblocking(False)
             sock.connect(unix_address(self.cards[rank]["mail"]))
-            if (user := credentials(sock)[1]) != os.geteuid():
+            if not is_me(user := credentials(sock)[1]):
                 _log.warning("uid %d listens under the name of rank %d on this host: left alone", user, rank)
                 raise PermissionError
         except BaseException:
@@ -210,7 +211,7 @@ class Mailbox:
 
     def _welcome(self, sock: socket.socket) -> None:
         """Somebody dialed, and has something to say."""
-        if credentials(sock)[1] != os.geteuid():
+        if not is_me(credentials(sock)[1]):
             self._turned_away(sock, "it runs under another user")
             sock.close()
             return

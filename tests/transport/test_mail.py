@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from aiodist.environment import user
 from aiodist.errors import BackendUnavailable
 from aiodist.shm.arena import PAGE, available
 from aiodist.transport import listening
@@ -235,6 +236,18 @@ async def test_another_user_is_told_nothing(
     said = [record.getMessage() for record in caplog.records]
     assert f"uid {os.getuid()} listens under the name of rank 0 on this host: left alone" in said
     assert f"refused pid {os.getpid()} of this host: it runs under another user" in said
+
+
+async def test_who_looks_like_this_user_in_a_namespace_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this process runs under the number of everybody whom its user namespace does not know."""
+    monkeypatch.setattr(user, "overflow", os.geteuid)
+    monkeypatch.setattr(user, "_knows_all", lambda: False)
+    async with mailboxes() as (mine, theirs):
+        proofs = await asyncio.gather(mine.prove([1]), theirs.prove([0]))
+        assert list(proofs) == [set(), set()]
+        caller = Caller(mine.name)
+        caller.say(b"x")
+        await caller.refused()
 
 
 async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, int]) -> None:

@@ -1,0 +1,92 @@
+"""Users whom a user namespace does not know, where a process runs under the number that stands for them.
+
+To that process it looks as if it were they; so it trusts nobody by that number, itself included.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from aiodist.environment import user
+from aiodist.environment.files import Folder, UntrustedError, look
+from aiodist.errors import UsageError
+from aiodist.net import near
+from aiodist.net.near import is_stranger, listen_near
+from aiodist.net.users import why_not
+from aiodist.rendezvous import file_store
+from aiodist.rendezvous.jobs import JobSecrets
+
+HOST = "127.0.0.1"
+ANYBODY = "who may be anybody: this user namespace does not know all users"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="user namespaces are Linux's")
+
+
+@pytest.fixture
+def as_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of this process's user is that of strangers, and there are some."""
+    monkeypatch.setattr(user, "overflow", os.geteuid)
+    monkeypatch.setattr(user, "_knows_all", lambda: False)
+
+
+@pytest.mark.usefixtures("as_strangers")
+def test_they_do_not_join_and_are_not_believed() -> None:
+    """Whose end of a connection it is decides where a job has no secret."""
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        socket.create_connection(listener.getsockname()) as dialed,
+    ):
+        accepted, _ = listener.accept()
+        with accepted:
+            for one in (dialed, accepted):
+                assert "it runs under another user, and this job has no secret" in why_not(one, False)
+                assert why_not(one, True) == ""
+        port = listener.getsockname()[1]
+        short = listen_near(HOST, port)
+        assert short is not None
+        with short:
+            assert near._connect_near(HOST, port) is None
+    one, other = socket.socketpair()
+    with one, other:
+        assert is_stranger(one)
+
+
+@pytest.mark.usefixtures("as_strangers")
+def test_their_files_are_not_one_s_own(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir(mode=0o700)
+    (tmp_path / "plain").touch()
+    with pytest.raises(UntrustedError, match=ANYBODY):
+        Folder.open(tmp_path / "d")
+    with pytest.raises(UntrustedError, match=ANYBODY):
+        Folder.open(tmp_path / "d", owner=os.geteuid())  # the owner of a home may be anybody, too
+    with pytest.raises(UsageError, match=ANYBODY):
+        file_store._check_own((tmp_path / "plain").stat(), tmp_path / "plain")
+    if os.geteuid():  # root's links and secrets are good for everybody
+        (tmp_path / "link").symlink_to("d")
+        with pytest.raises(UntrustedError, match="on its path is a link"):
+            look(tmp_path / "link")
+        with pytest.raises(UsageError, match="belongs to another user"):
+            JobSecrets(tmp_path / "d")
+
+
+def test_root_takes_nobodys_file_only_where_it_is_made_nobody_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system that does not trust root; elsewhere nobody is a user like others."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (tmp_path / "meet").touch()
+    nobodys = os.stat_result((0o100600, 1, 1, 1, 65534, 65534, 0, 0, 0, 0))
+    if (tmp_path / "meet").stat().st_uid != 65534:
+        with pytest.raises(UsageError, match=r"is not safe \(it belongs to user 65534"):
+            file_store._check_own(nobodys, tmp_path / "meet")
+    monkeypatch.setattr(os, "fstat", lambda handle: nobodys)
+    file_store._check_own(nobodys, tmp_path / "meet")
+    monkeypatch.setattr(tempfile, "TemporaryFile", None)
+    with pytest.raises(UsageError, match=r"is not safe \(it belongs to user 4711"):
+        file_store._check_own(os.stat_result((0o100600, 1, 1, 1, 4711, 1, 0, 0, 0, 0)), tmp_path / "meet")
