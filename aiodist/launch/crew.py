@@ -69,6 +69,8 @@ class Crew:
         self._endings: list[Ending] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._unswept: set[Worker] = set()
+        self._finished: list[int] = []  # ranks that have ended well, of which the workers are yet to be told
+        self._telling = False
         self._backoff = [Backoff() for _ in range(self._plan.nproc)]
         self._cover = Cover()
         self._began_ns = 0
@@ -235,6 +237,18 @@ class Crew:
         if ending.failed:
             self._trouble()
         self._handle(Ended(ending.local_rank, ending.failed, ending.symptom))
+        if ending.code == 0 and self._plan.max_restarts and not self._supervisor.stopping:
+            self._finished.append(ending.rank)
+            if not self._telling:
+                self._telling = True
+                self._do(self._tell_the_workers())
+
+    async def _tell_the_workers(self) -> None:
+        """Who comes back shall not wait for those who have ended well."""
+        while self._finished and not (self._supervisor.over and self._nodes.store is None):
+            ranks, self._finished = self._finished, []
+            await self._nodes.say_finished(ranks)
+        self._telling = False
 
     def _announce(self, ending: Ending, then: str) -> None:
         others = len(self._supervisor.alive) > (ending.local_rank in self._supervisor.alive)
@@ -253,14 +267,16 @@ class Crew:
         # Who fails at the same time is about to be seen: alone or all together makes a difference.
         await self._pause(SYMPTOM_GRACE if ending.symptom else FAILURE_GRACE)
         choice, used = await self._choose(worker, local_rank, ending)
+        elsewhere = await self._nodes.others()
         if not self._supervisor.may_return(local_rank):
             choice = Mend.END  # it ends anyhow, and perhaps this was the reason
         if choice is Mend.RESTART and self._return(local_rank, ending, used):
             return
         if choice is Mend.FORGIVE:
-            self._announce(ending, "; the job goes on without it")
             self._mark(ending, replace(ending, forgiven=True))
             self._handle(Ended(local_rank, failed=False))
+            goes_on = elsewhere.live or not self._supervisor.over
+            self._announce(ending, "; the job goes on without it" if goes_on else "; all others have ended")
         else:
             self._final(ending)
 

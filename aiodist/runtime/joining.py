@@ -27,6 +27,7 @@ from aiodist.membership.presence import LATEST, is_deserted, until_deserted
 from aiodist.net.sockets import connect
 from aiodist.rendezvous import Meeting, PrefixStore, Store, TcpStore, told_address
 from aiodist.runtime.init import ask_to_meet, check_can_begin, meet, with_libraries
+from aiodist.runtime.late import told_who_finishes
 from aiodist.runtime.member import ELASTIC, Member, address_at, outlives_jobs
 from aiodist.timeouts import Timeout, seconds
 
@@ -98,7 +99,7 @@ async def join(
             member = Member(meeting, tuned, limit, group_name, environ, plan)
             member.elastic = True
             if begins:
-                group = await member.first_epoch()
+                group = await member.first_epoch(told_who_finishes(environ, meeting.world_size))
                 if group.rank == 0:
                     await meeting.store.set(ELASTIC, b"1")
             else:

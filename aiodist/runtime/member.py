@@ -21,7 +21,7 @@ from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.newcomer import join_running
 from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.newcomers import OVER
-from aiodist.membership.presence import Presence
+from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import (
     FileStore,
@@ -35,6 +35,7 @@ from aiodist.rendezvous import (
     this_process,
 )
 from aiodist.rendezvous.file_store import LINGER_SECONDS
+from aiodist.runtime.late import Late
 from aiodist.transport import SocketEndpoint
 
 ELASTIC = "aiodist/elastic"
@@ -111,18 +112,27 @@ class Member:
             store_address=_address_of(meeting.store),
         )
 
-    async def first_epoch(self) -> ProcessGroup:
-        """Form the job's first world with the others that meet."""
+    async def first_epoch(self, told: bool = False) -> ProcessGroup:
+        """Form the job's first world with the others that meet.
+
+        Args:
+            told: a launcher says at the meeting's store who has finished, and comes no more.
+        """
         meeting, job = self._meeting, self.job
         try:
-            await claim_rank(job.store, meeting.rank, self._me)
+            late = None
+            if told and await job.store.check([LATEST]):
+                late = Late(job.store, meeting.store, meeting.world_size)
+                await late.claim(meeting.rank, self._me)
+            else:
+                await claim_rank(job.store, meeting.rank, self._me)
             self._claimed = True
             endpoint = await self._open_endpoint(meeting.rank, "")
         except BaseException:
             await self._leave()
             raise
         world = World(endpoint, meeting.world_size, job.settings, job.end)
-        group = await first_epoch(job, world, job.store)
+        group = await first_epoch(job, world, late or job.store)
         meeting.formed()
         self._stay(group)
         return group

@@ -6,7 +6,7 @@ import asyncio
 
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.regroup import Regroup
-from aiodist.group.epochs.world import World
+from aiodist.group.epochs.world import Gathers, World
 from aiodist.group.process_group import ProcessGroup
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST
@@ -14,8 +14,8 @@ from aiodist.membership.record import Number, Record
 from aiodist.rendezvous import Store
 
 
-async def first_epoch(job: Job, world: World, store: Store) -> ProcessGroup:
-    """The group of a job's first epoch, from a world that nobody has met in yet.
+async def first_epoch(job: Job, world: World, store: Gathers) -> ProcessGroup:
+    """The group of a job's first epoch, from a world that nobody has met in yet; `store`: where it meets.
 
     Raises: as `World.link`.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from aiodist.rendezvous.store import Store
 
 ELASTIC = "aiodist/elastic"  # in the workers' store, once an elastic job has begun; see `dist.join`
+FINISHED = "aiodist/finished/"  # there, and a rank: it has ended well; for a worker that comes back
 _OVER = b"over"
 _ASKING = 5.0  # seconds for a look into the workers' store
 
@@ -125,6 +127,12 @@ class Nodes:
             with suppress(AiodistError, TimeoutError):
                 async with asyncio.timeout(self.lease):
                     await self.store.delete_key(key)
+
+    async def say_finished(self, ranks: Sequence[int]) -> None:
+        """Tell the workers that these have ended well, for one that comes back and would wait for them."""
+        with suppress(AiodistError, TimeoutError):
+            async with asyncio.timeout(_ASKING), await self._workers_store() as store:
+                await store.multi_set([f"{FINISHED}{rank}" for rank in ranks], [b"1"] * len(ranks))
 
     async def _put(self, key: str, value: bytes) -> None:
         if self.store is not None:

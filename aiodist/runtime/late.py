@@ -1,0 +1,92 @@
+"""A worker that comes back to a job that has ended: it waits for nobody who has finished.
+
+What a launcher starts again may be slow, and come to a store at which the last epoch is over. A new run of all
+ranks would begin there. But those that have ended well do not come: their launcher says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from aiodist.environment import store_url
+from aiodist.errors import RendezvousError, name_ranks
+from aiodist.rendezvous import Store, claim_rank
+
+FINISHED = "aiodist/finished/"
+"""A key that begins so, and ends with a rank, says that this rank has ended well."""
+
+_DEAD = 3.0  # seconds in which a store finds that the process before us, in this rank, is dead
+_AGAIN = 0.1
+
+T = TypeVar("T")
+
+
+def told_who_finishes(environ: Mapping[str, str], world_size: int) -> bool:
+    """Whether a launcher's store may say it of the ranks of this world."""
+    by_launcher = bool(environ.get("AIODIST_STORE")) and store_url(environ) is None
+    return by_launcher and environ.get("WORLD_SIZE") == str(world_size)
+
+
+class Late:
+    """What gathers the ranks of a job that had begun before, as long as all of them may come.
+
+    Args:
+        store: where they gather.
+        told: where the launcher says who has finished.
+        world_size: how many they are.
+    """
+
+    def __init__(self, store: Store, told: Store, world_size: int) -> None:
+        self._store = store
+        self._told = told
+        self._world_size = world_size
+
+    async def claim(self, rank: int, description: bytes) -> None:
+        """As `claim_rank`, also soon after the death of who had this rank."""
+        await self._unless_finished(self._claim(rank, description))
+
+    async def gather(
+        self, name: str, world_size: int, rank: int, value: bytes, timeout: float | None = None
+    ) -> list[bytes]:
+        """As `Store.gather`. Also raises `RendezvousError` where not all can come any more."""
+        return await self._unless_finished(self._store.gather(name, world_size, rank, value, timeout))
+
+    async def _claim(self, rank: int, description: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _DEAD
+        while True:
+            try:
+                return await claim_rank(self._store, rank, description)
+            except RendezvousError:
+                if loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(_AGAIN)
+
+    async def _unless_finished(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = asyncio.get_running_loop()
+        working, finished = loop.create_task(work), loop.create_task(self._finished())
+        try:
+            await asyncio.wait({working, finished}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done() or finished.exception() is not None:  # of a lost store both tell
+                return await working
+            raise RendezvousError(
+                f"the job has ended: {name_ranks(finished.result())} finished without this process",
+                hint="There is nothing left to do",
+            )
+        finally:
+            for task in (working, finished):
+                task.cancel()
+            await asyncio.gather(working, finished, return_exceptions=True)
+
+    async def _finished(self) -> list[int]:
+        """The ranks that have finished, as soon as there are any."""
+        async with self._told.watch(FINISHED) as watch:
+            async for _ in watch:
+                keys = [key.removeprefix(FINISHED) for key in await self._told.list_keys(FINISHED)]
+                # Workers of nodes that came later are none of those who begin.
+                ranks = [int(key) for key in keys if key.isdecimal() and int(key) < self._world_size]
+                if ranks:
+                    return sorted(ranks)
+        raise RendezvousError("the store tells nothing more")
