@@ -1,7 +1,7 @@
 """A worker that comes back to a job that has ended: it waits for nobody who has finished.
 
-What a launcher starts again may be slow, and come to a store at which the last epoch is over. A new run of all
-ranks would begin there. But those that have ended well do not come: their launcher says so.
+What a launcher starts again may be slow, and come to a store at which the last epoch is over. A new run of
+all ranks would begin there. But those that have ended well do not come: their launcher says so.
 """
 
 from __future__ import annotations

@@ -103,6 +103,7 @@ class Board:
         self.by_member = {peer.member: peer for peer in self.peers}
         self.signed: list[object] = [None] * SLOTS  # the quick plan whose signature a slot still holds
         self.nears = [peer.near for peer in self.peers]
+        self._staying = list(self.peers)  # who has not been seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
         hub.boards.add(self)
         try:
@@ -263,17 +264,21 @@ class Board:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
-    def abandoned(self, issued: int) -> bool:
-        """Whether nobody will read this region any more, after this rank issued so many operations."""
-        last = range(max(0, issued - SLOTS), issued)
-        for peer in self.peers:
-            if not last or peer.near.left(self.context):
-                continue
-            if not self.found(peer):
-                return False  # it has yet to make the group
-            if not all(peer.words[peer.base + (seq & MASK)] > seq for seq in last):
-                return False
-        return True
+    def abandoned(self) -> bool:
+        """Whether nobody will read this region any more: all other members have left the group.
+
+        That they have finished what this rank has issued is not enough. A member that has heard of no end yet
+        may look here for what comes next, and would take for it what another group has written at this place.
+        """
+        while self._staying and self._has_left(self._staying[-1]):
+            self._staying.pop()
+        return not self._staying
+
+    def _has_left(self, peer: Peer) -> bool:
+        said = peer.near.left(self.context)
+        if said is None:  # it has yet to make the group, or its entry serves another one since
+            return peer.base != 0
+        return said
 
     def release(self) -> None:
         """Give all memory back."""
@@ -290,7 +295,7 @@ class Board:
         self._spans.clear()
         self.hub.boards.discard(self)
         self.words, self.bytes = memoryview(b""), np.empty(0, np.uint8)
-        self.peers, self.nears = [], []
+        self.peers, self.nears, self._staying = [], [], []
         self.by_member.clear()
 
 

@@ -90,7 +90,6 @@ class LocalGroup:
         self._bulk = bulk
         self._owner = owner
         self._limits = limits
-        self._issued = 0
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._waiting: dict[int, Exchange] = {}  # for their slot, or for room
         self._told = False  # that one waits for room
@@ -132,7 +131,6 @@ class LocalGroup:
         if isinstance(exchange, Wired):
             assert wired is not None
             exchange.start = wired
-        self._issued = max(self._issued, call.seq + 1)
         if self._admits(exchange):
             self._start(exchange)
             return
@@ -179,7 +177,6 @@ class LocalGroup:
     def skip(self, seq: int) -> None:
         """Nothing is published under a number, on any rank: its slot is passed over once it is free."""
         if not self._dead:
-            self._issued = max(self._issued, seq + 1)
             heappush(self._skipped.setdefault(seq & MASK, []), seq)
             self._pass_over(seq & MASK)
             if self._skipped:
@@ -299,17 +296,15 @@ class LocalGroup:
         self.board.withdraw(heads)
 
     def retire(self) -> None:
-        """The group is gone. What peers still have to read stays until they have."""
+        """The group is gone. What peers may read stays until they have left it, too."""
         self._withdraw()
         self._dead = True
         self._running.clear()
         self._waiting.clear()
-        issued, board = self._issued, self.board
         if self.quick is not None:
-            issued = max(issued, self.quick.issuer._issued)
             self.quick.close()
-        thread = self._in_thread  # may still write to staging
-        self.hub.leave(board.context, lambda: not thread and board.abandoned(issued), board.release)
+        board, thread = self.board, self._in_thread  # which may still write to staging
+        self.hub.leave(board.context, lambda: not thread and board.abandoned(), board.release)
 
 
 class Wired(Exchange):

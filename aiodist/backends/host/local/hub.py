@@ -88,10 +88,10 @@ class Near:
         entry = self._entry(context)
         return 0 if entry is None else int(self._offsets[entry]) & ~1
 
-    def left(self, context: int) -> bool:
-        """Whether the neighbour has made a group and left it."""
+    def left(self, context: int) -> bool | None:
+        """Whether the neighbour has left a group that it had made; None where it tells of no such group."""
         entry = self._entry(context)
-        return entry is not None and bool(int(self._offsets[entry]) & 1)
+        return None if entry is None else bool(int(self._offsets[entry]) & 1)
 
     def _entry(self, context: int) -> int | None:
         found = np.flatnonzero(self._contexts == np.uint64(context))
@@ -250,7 +250,13 @@ class Hub:
         self.ring(self.near.values())  # who came before us may wait for it
 
     def leave(self, context: int, abandoned: Callable[[], bool], release: Callable[[], None]) -> None:
-        """This process has left a group: its region stays until nobody reads it any more."""
+        """This process has left a group: its region stays until nobody reads it any more.
+
+        Args:
+            context: names the group.
+            abandoned: whether that is so now. Asked where memory is needed.
+            release: called once, when it is so or this process's memory is closed.
+        """
         entry = self._entries.pop(context)
         if not self.words:  # closed: a world that was abandoned went before its group
             release()

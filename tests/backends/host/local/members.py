@@ -37,7 +37,6 @@ class Member:
         self.rank = rank
         self.board = Board(hub, context, range(size), rank)
         self.disagreed: list[tuple[int, int]] = []
-        self._issued = 0
         self._begun: list[Exchange] = []
 
     def begin(
@@ -57,7 +56,6 @@ class Member:
         plan = Plan(digest_of(call), path)
         assert self.board.free(call.seq)
         exchange = kind(self.board, operation, plan, made, SMALL, self.disagrees)
-        self._issued = max(self._issued, call.seq + 1)
         self._begun.append(exchange)
         assert not exchange.needs or exchange.take_room()
         exchange.begin()
@@ -76,9 +74,8 @@ class Member:
         self.board.withdraw([exchange.head])
 
     def leave(self) -> None:
-        """Leave the group: what peers still have to read stays until they have."""
-        board, issued = self.board, self._issued
-        self.hub.leave(board.context, lambda: board.abandoned(issued), board.release)
+        """Leave the group: what peers may read stays until they have left it, too."""
+        self.hub.leave(self.board.context, self.board.abandoned, self.board.release)
 
     def close(self) -> None:
         """Let go of the memory, whatever is still under way."""

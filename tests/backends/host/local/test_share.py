@@ -150,6 +150,7 @@ async def test_root_runs_ahead_and_leaves_and_all_is_there_for_who_comes_later(h
     begun = [start(second, Kind.broadcast, 1 + 100 * seq, 0, Path.inline, seq=seq) for seq in range(SLOTS)]
     assert run([(second, exchange) for exchange, _, _ in begun], seed=3) == []
     assert all(np.array_equal(target, expected) for _, target, expected in begun)
+    second.leave()
     assert first.board.bytes.size
     first.hub.take(64)
     assert not first.board.bytes.size
