@@ -30,13 +30,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """'rank 3', 'ranks 1, 2 and 5'; long lists are cut after ten."""
+def name_ranks(ranks: Sequence[int], total: int = 0) -> str:
+    """'rank 3', 'ranks 1, 2 and 5'; long lists are cut after ten. `total` counts those not given, too."""
     listed = sorted(ranks)
-    if len(listed) == 1:
+    total = max(total, len(listed))
+    if total == 1:
         return f"rank {listed[0]}"
-    if len(listed) > 10:
-        return f"ranks {', '.join(map(str, listed[:10]))} and {len(listed) - 10} more"
+    if total > 10:
+        return f"ranks {', '.join(map(str, listed[:10]))} and {total - 10} more"
     return f"ranks {', '.join(map(str, listed[:-1]))} and {listed[-1]}"
 
 
@@ -105,7 +106,7 @@ class RendezvousTimeout(RendezvousError):
     """Not everybody came in time.
 
     Attributes:
-        missing: the ranks that never arrived (empty where that cannot be known).
+        missing: the ranks that never arrived, of very many the first 256 (empty where that cannot be known).
     """
 
     def __init__(self, message: str, *, missing: Sequence[int] = (), hint: str = "") -> None:

@@ -140,6 +140,10 @@ def test_ranks_are_listed_in_order_and_cut(ranks: Any, words: str) -> None:
     assert name_ranks(ranks) == words
 
 
+def test_ranks_that_are_not_listed_are_counted() -> None:
+    assert name_ranks(range(12), 500) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 490 more"
+
+
 def test_nothing_is_shared_between_a_copy_and_its_source_but_the_facts() -> None:
     error = PeerLost([1], "gone")
     first, second = error.during("send", 1, "g"), error.during("recv", 2, "g")

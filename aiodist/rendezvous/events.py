@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+MAX_MISSING = 256
+"""Ranks that a failure names, at most: each of 65,536 processes hears of it."""
+
 # Events.
 
 
@@ -71,7 +74,7 @@ class Failure:
     Args:
         kind: 'usage', 'timeout', 'conflict' (others contradict this request), 'full' (the store is), 'lease'
             (it has ended), 'lost' (the session is) or 'older' (so is the store than what it confirmed).
-        missing: for a gather's timeout, the ranks that had not come.
+        missing: for a gather's timeout, the ranks that had not come, at most `MAX_MISSING` of them.
     """
 
     client: bytes

@@ -122,7 +122,7 @@ class Store(ABC):
         The name may be used again for the next round.
 
         Raises:
-            RendezvousTimeout: `missing` holds the ranks that had not come.
+            RendezvousTimeout: `missing` holds the ranks that had not come, of very many the first 256.
             RendezvousError: two came as one rank, or they count different worlds.
         """
 

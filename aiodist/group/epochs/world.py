@@ -43,6 +43,7 @@ from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.group.epochs.mending import Mending
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.subgroups import context_of
+from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.transport.base import ControlLink, Endpoint
 from aiodist.work import Pulse
 
@@ -195,7 +196,8 @@ class World:
         except RendezvousTimeout as error:
             if not error.missing:
                 raise
-            who = f"{name_ranks(error.missing)} of {self._size} did not come within {patience:.3g} s"
+            most = "at least " if len(error.missing) >= MAX_MISSING else ""
+            who = f"{most}{name_ranks(error.missing)} of {self._size} did not come within {patience:.3g} s"
             raise RendezvousTimeout(who, missing=error.missing, hint=error.hint) from None
         cards = read_cards(answers, card)
         check_cards(cards)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiodist.errors import WireError
+from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.tables import (
     LEASE_COST,
@@ -55,7 +56,7 @@ class StoreMachine(Sessions):
             changes.append((Kind.session, client, session.last))
             for number, answer in session.answered.items():
                 if isinstance(answer, KeptFailure):
-                    missing = list(unpack_ranks(answer.missing))
+                    missing = unpack_ranks(answer.missing)
                     failed = (answer.kind, answer.message, answer.hint, missing)
                     changes.append((Kind.failed, client, number, *failed))
                 elif isinstance(answer.value, list):
@@ -72,7 +73,7 @@ class StoreMachine(Sessions):
         """Make a change of another machine happen here; `WireError` if it is none, or does not fit."""
         try:
             _REPLAY[Kind(change[0])](self, *change[1:])
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise WireError(f"a change that cannot be repeated ({type(error).__name__})") from None
 
     def restarted(self, now: float) -> None:
@@ -126,7 +127,7 @@ class StoreMachine(Sessions):
         self, client: bytes, id: int, kind: str, message: str, hint: str, missing: list[int]
     ) -> None:
         self._past_session(client)
-        self._fail((client, id), kind, message, hint, tuple(missing))
+        self._fail((client, id), kind, message, hint, tuple(missing[:MAX_MISSING]))
         self._effects.clear()
 
     def _replay_gathered(self, cards: list[bytes], calls: list[list[Any]]) -> None:

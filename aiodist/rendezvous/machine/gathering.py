@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from aiodist.errors import name_ranks
-from aiodist.rendezvous.events import Reply
+from aiodist.rendezvous.events import MAX_MISSING, Reply
 from aiodist.rendezvous.machine.leases import Leases
 from aiodist.rendezvous.machine.tables import ANSWER_COST, CALL_COST, Call, Kind, Round
 from aiodist.rendezvous.schema import RefusedError, check_name
 from aiodist.timeouts import spoken
 
-MAX_WORLD = 1 << 16  # who is missing is listed, so this is not for a client to choose
+MAX_WORLD = 1 << 16  # ranks; each has two bytes where they are kept
 _ROUND_COST = 600  # bytes that the tables of a round take where one rank alone has come
+_GONE_COST = 120  # bytes that it takes to remember a rank that gave up
 
 
 class Gathering(Leases):
@@ -26,9 +29,9 @@ class Gathering(Leases):
         check_name(name)
         gather = self._rounds.get(name)
         if gather is not None and size != gather.size:
+            here = name_ranks(list(islice(gather.cards, MAX_MISSING)), len(gather.cards))
             raise RefusedError(
-                f"rank {rank} comes to '{name}' in a world of {size}, "
-                f"{name_ranks(list(gather.cards))} in one of {gather.size}",
+                f"rank {rank} comes to '{name}' in a world of {size}, {here} in one of {gather.size}",
                 "Give every process the same WORLD_SIZE",
                 "conflict",
             )
@@ -47,7 +50,10 @@ class Gathering(Leases):
         gather.cards[rank] = card
         gather.calls[rank] = call
         gather.timeouts[rank] = timeout
-        gather.gone.discard(rank)
+        gather.absent = ()
+        if rank in gather.gone:
+            gather.gone.remove(rank)
+            self.size -= _GONE_COST
         self._in_round[call] = (name, rank)
         if len(gather.cards) < size:
             self._set_timer(now + timeout, "call", call)
@@ -83,22 +89,38 @@ class Gathering(Leases):
             gather = self._rounds[name]
             self.size -= _cost(name, gather.size, gather.cards[rank])
             del gather.cards[rank], gather.calls[rank]
+            if rank not in gather.gone:
+                gather.absent = ()
             if not gather.cards:
+                self.size -= _GONE_COST * len(gather.gone)
                 del self._rounds[name]
 
     def _gathered_in_vain(self, call: Call) -> tuple[str, str, tuple[int, ...]]:
         """Forget a call whose time is up → message, hint and missing ranks of its failure."""
         name, rank = self._in_round[call]
         gather = self._rounds[name]
+        count = gather.size - len(gather.cards) - len(gather.gone)
+        if count:
+            missing = gather.absent = gather.absent or _never_came(gather)
+        else:  # all came, and never all at once
+            count = len(gather.gone)
+            missing = tuple(sorted(islice(gather.gone, MAX_MISSING)))
         gather.gone.add(rank)
-        away = set(range(gather.size)) - gather.cards.keys()
-        missing = tuple(sorted(away - gather.gone or away))
+        self.size += _GONE_COST
         self._leave_round(call)
-        message = f"{name_ranks(missing)} did not come to '{name}' within {spoken(gather.timeouts[rank])}"
+        message = (
+            f"{name_ranks(missing, count)} did not come to '{name}' within {spoken(gather.timeouts[rank])}"
+        )
         hint = "See whether every process was started, with the same WORLD_SIZE and store, and what it prints"
         return message, hint, missing
 
 
+def _never_came(gather: Round) -> tuple[int, ...]:
+    """The first of them, for all who give up until somebody comes."""
+    absent = (rank for rank in range(gather.size) if rank not in gather.cards and rank not in gather.gone)
+    return tuple(islice(absent, MAX_MISSING))
+
+
 def _cost(name: str, size: int, card: bytes) -> int:
-    """Bytes that a rank takes while it waits: enough for its failure, too, which may name the whole world."""
-    return CALL_COST + _ROUND_COST + len(name) + len(card) + size // 8
+    """Bytes that a rank takes while it waits: enough for its failure, too, and for those that this names."""
+    return CALL_COST + _ROUND_COST + len(name) + len(card) + 2 * min(size, MAX_MISSING)

@@ -18,6 +18,8 @@ from aiodist.rendezvous.machine.tables import (
 from aiodist.rendezvous.schema import METHODS, RefusedError, check_args
 
 MAX_ENDED = 1 << 16  # sessions that ended with a client that may come back, and are remembered
+_TURN = 1000  # calls, leases and clients that end in one turn: what arrives meanwhile comes before the others
+_KEYS = 100  # keys for which a call waited in vain, that count as one of them
 _HOUSEKEEPING = frozenset(("cancel", "resume", "goodbye", "ping"))
 _NO_SUCH_CLIENT = (
     "the store does not know this client any more",
@@ -176,10 +178,13 @@ class Sessions(Gathering):
     # Time.
 
     def _expire(self, now: float) -> None:
-        while self._timers and self._timers[0][0] <= now:
+        """End what is due, or the first of it where it is much: then the next `Wake` is for at once."""
+        ended = 0
+        while self._timers and self._timers[0][0] <= now and ended < _TURN:
             timer = heapq.heappop(self._timers)
             if not self._is_due_to_matter(timer):
                 continue
+            ended += 1
             subject = timer[3]
             match timer[2]:
                 case "lease":
@@ -191,6 +196,7 @@ class Sessions(Gathering):
                         )  # those of a store that was started again, and nobody came back
                     self._end_session(subject[0], may_return=True)
                 case _ if subject in self._waiters:
+                    ended += len(self._waiters[subject].keys) // _KEYS
                     words = self._waited_in_vain(subject)
                     self._effects.append(Failure(subject[0], subject[1], "timeout", *words))
                 case _:

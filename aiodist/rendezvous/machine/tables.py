@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import heapq
 import itertools
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,11 +96,12 @@ class Round:
     calls: dict[int, Call] = field(default_factory=dict)
     timeouts: dict[int, float] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # came, and gave up
+    absent: tuple[int, ...] = ()  # some that never came, as last looked for; empty: look for them
 
 
 @dataclass(slots=True)
 class KeptFailure:
-    """A `Failure`, as it is kept until its client has it: its missing ranks are a bit each."""
+    """A `Failure`, as it is kept until its client has it: its missing ranks are two bytes each."""
 
     kind: str
     message: str
@@ -219,7 +221,7 @@ class Tables:
             session.answered[call[1]] = kept
             self.size += ANSWER_COST
             self._weigh(session, call[1], len(message) + len(kept.missing))
-        self._note(Kind.failed, *call, kind, message, hint, list(missing))
+        self._note(Kind.failed, *call, kind, message, hint, missing)
         self._effects.append(Failure(*call, kind, message, hint, missing))
 
     def _answer_again(self, call: Call, answer: Reply | KeptFailure) -> None:
@@ -276,13 +278,10 @@ class Tables:
 
 
 def pack_ranks(ranks: tuple[int, ...]) -> bytes:
-    """Ranks as a bit each."""
-    packed = bytearray(max(ranks, default=-1) // 8 + 1)
-    for rank in ranks:
-        packed[rank >> 3] |= 1 << (rank & 7)
-    return bytes(packed)
+    """Ranks of a world that can meet, as two bytes each."""
+    return array("H", ranks).tobytes()
 
 
 def unpack_ranks(packed: bytes) -> tuple[int, ...]:
-    """What `pack_ranks` has packed, in order."""
-    return tuple(rank for rank in range(8 * len(packed)) if packed[rank >> 3] >> (rank & 7) & 1)
+    """What `pack_ranks` has packed."""
+    return tuple(memoryview(packed).cast("H"))
