@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -51,20 +52,12 @@ def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int 
         os.close(folder)
 
 
-def look(path: str | os.PathLike[str]) -> os.stat_result:
-    """The facts of a file which a library then reads by its path; errors as of `open_file`."""
-    handle = open_file(path)
-    try:
-        return os.fstat(handle)
-    finally:
-        os.close(handle)
-
-
-def check_own(facts: os.stat_result, owner: int | None = None) -> None:
+def check_own(facts: os.stat_result, handle: int, owner: int | None = None) -> None:
     """Refuse what is not this user's alone; root's file is not the user's.
 
     Args:
         facts: of a file or folder.
+        handle: its descriptor.
         owner: another user whose it may be.
 
     Raises:
@@ -72,7 +65,7 @@ def check_own(facts: os.stat_result, owner: int | None = None) -> None:
     """
     if not _is_of(facts.st_uid, owner):
         raise UntrustedError(whose(facts.st_uid))
-    if others_may_write(facts):
+    if others_may_write(facts, handle):
         raise UntrustedError(f"others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
 
 
@@ -83,11 +76,11 @@ def whose(user: int) -> str:
     return f"it belongs to user {user}, and this process runs as user {os.geteuid()}"
 
 
-def check_private(facts: os.stat_result, what: str, path: str | os.PathLike[str], *, shared: bool) -> None:
+def check_private(handle: int, what: str, path: str | os.PathLike[str], *, shared: bool) -> None:
     """Refuse a file with a secret that others may have chosen, may change, or may read.
 
     Args:
-        facts: of the file, by its descriptor.
+        handle: the file's descriptor.
         what: what errors call it.
         path: for the advice.
         shared: its group may read it.
@@ -95,6 +88,7 @@ def check_private(facts: os.stat_result, what: str, path: str | os.PathLike[str]
     Raises:
         UsageError: it is no plain file, is neither this user's nor root's, or is open to others.
     """
+    facts = os.fstat(handle)
     if not stat.S_ISREG(facts.st_mode):
         raise UsageError(f"{what} is no file")
     if not _is_trusted(facts.st_uid):
@@ -103,14 +97,60 @@ def check_private(facts: os.stat_result, what: str, path: str | os.PathLike[str]
         raise UsageError(f"{what} is open to others", hint=f"chmod 600 {path}")
     if facts.st_mode & stat.S_IROTH:
         raise UsageError(f"{what} can be read by everybody", hint=f"chmod 600 {path}")
-    if others_may_write(facts):
+    if others_may_write(facts, handle):
         raise UsageError(f"{what} can be written by others", hint=f"chmod 600 {path}")
 
 
-def others_may_write(facts: os.stat_result) -> bool:
-    """Whether another user may change a file, or what is in a folder; a group of one is no other user."""
+def check_key(what: str, path: str | os.PathLike[str]) -> None:
+    """`check_private` of a file, which its group may read, and which a library then reads by its path.
+
+    Raises:
+        UsageError: as there.
+        OSError: as of `open_file`.
+    """
+    handle = open_file(path)
+    try:
+        check_private(handle, what, path, shared=True)
+    finally:
+        os.close(handle)
+
+
+def read_file(what: str, path: str | os.PathLike[str], *, trusted: bool) -> bytes:
+    """What a file holds that everybody may read.
+
+    Args:
+        what: what errors call it.
+        path: of the file.
+        trusted: nobody but this user and root may have written it.
+
+    Raises:
+        UsageError: it is no plain file; or it is neither this user's nor root's, or others may write to it.
+        OSError: as of `open_file`.
+    """
+    handle = open_file(path)
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise UsageError(f"{what} is no file")
+        if trusted and not _is_trusted(facts.st_uid):
+            raise UsageError(f"{what} belongs to another user", hint="Name a file of yours, or of root")
+        if trusted and others_may_write(facts, handle):
+            raise UsageError(f"{what} can be written by others", hint=f"chmod go-w {path}")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
+
+
+def others_may_write(facts: os.stat_result, at: int | Path) -> bool:
+    """Whether another user may change a file, or what is in a folder; a group of one is no other user.
+
+    Args:
+        facts: of the file or folder.
+        at: its descriptor, or its path.
+    """
     mode = facts.st_mode & _OTHERS_WRITE
-    return bool(mode & stat.S_IWOTH or (mode and not _is_private_group(facts.st_gid)))
+    return bool(mode & stat.S_IWOTH or (mode and (not _is_private_group(facts.st_gid) or _has_list(at))))
 
 
 class Folder:
@@ -246,7 +286,7 @@ def _open_own(name: str, above: int, make: bool, owner: int | None) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(name, flags, dir_fd=above)
     try:
-        check_own(os.fstat(handle), owner)
+        check_own(os.fstat(handle), handle, owner)
     except BaseException:
         os.close(handle)
         raise
@@ -307,6 +347,18 @@ def _is_trusted(user: int) -> bool:
 
 def _is_of(user: int, owner: int | None) -> bool:
     return is_me(user) or (user == owner and is_known(user))
+
+
+def _has_list(at: int | Path) -> bool:
+    """Whether a list names users who may use a file (POSIX ACL); its mode then shows the list's bound as the
+    group's right."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.getxattr(at, "system.posix_acl_access")
+    except OSError:  # there is none, or the file system knows none
+        return False
+    return True
 
 
 def _is_private_group(group: int) -> bool:

@@ -57,7 +57,7 @@ def given_secret(environ: Mapping[str, str]) -> bytes:
     what = f"AIODIST_SECRET_FILE={path}"
     try:
         with os.fdopen(open_file(path), "rb") as file:
-            check_private(os.fstat(file.fileno()), what, path, shared=True)
+            check_private(file.fileno(), what, path, shared=True)
             content = file.read(_LONGEST).strip()
     except OSError as error:
         raise UsageError(f"{what} cannot be read ({error.strerror})") from None

@@ -7,18 +7,19 @@ that signs for nobody else. The job's secret is asked for as well, inside.
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from aiodist.environment.files import check_private, look, others_may_write
+from aiodist.environment.files import check_key, read_file
 from aiodist.errors import UsageError
 
 if TYPE_CHECKING:
     import ssl
 
+T = TypeVar("T")
+
+_BEGIN = "-----BEGIN "
 NAMES = ("AIODIST_TLS_CERT", "AIODIST_TLS_KEY", "AIODIST_TLS_CA")
 
 
@@ -65,32 +66,42 @@ def tls(environ: Mapping[str, str]) -> Tls | None:
     files = tls_files(environ)
     if files is None:
         return None
-    cert, key, ca = files
-    for name, path in zip(NAMES, files, strict=True):
-        _check(name, path)
-    return Tls(_context(True, cert, key, ca), _context(False, cert, key, ca), _first_certificate(cert))
+    cert, key, ca = (f"{name}={path}" for name, path in zip(NAMES, files, strict=True))
+    own = _reading(cert, lambda: read_file(cert, files[0], trusted=False))
+    _reading(key, lambda: check_key(key, files[1]))
+    trusted = _reading(ca, lambda: read_ca(ca, files[2]))
+    contexts = [_context(is_server, files, trusted) for is_server in (True, False)]
+    return Tls(contexts[0], contexts[1], _first_certificate(cert, own))
 
 
-def _check(name: str, path: str) -> None:
-    """Refuse what others may have put there. `ssl` reads by the path, so that is done before."""
-    what = f"{name}={path}"
+def _reading(what: str, read: Callable[[], T]) -> T:
     try:
-        facts = look(path)
+        return read()
     except OSError as error:
         raise UsageError(f"{what} cannot be read ({error.strerror})") from None
-    if not stat.S_ISREG(facts.st_mode):
-        raise UsageError(f"{what} is no file")
-    if name == "AIODIST_TLS_KEY":
-        check_private(facts, what, path, shared=True)
-    elif name == "AIODIST_TLS_CA" and others_may_write(facts):
-        raise UsageError(
-            f"{what} can be written by others, who could let in whom they like", hint=f"chmod go-w {path}"
-        )
 
 
-def _context(is_server: bool, cert: str, key: str, ca: str) -> ssl.SSLContext:
+def read_ca(what: str, path: str) -> str:
+    """The certificates of a file, PEM, of those who say who belongs.
+
+    Args:
+        what: what errors call it.
+        path: of the file.
+
+    Raises:
+        UsageError: it holds none, or others may have written it, who could let in whom they like.
+        OSError: it cannot be read.
+    """
+    text = read_file(what, path, trusted=True).decode("ascii", "ignore")  # there may be words between them
+    if _BEGIN not in text:  # to `ssl` nothing would mean the system's
+        raise UsageError(f"{what} holds no certificate in PEM form")
+    return text
+
+
+def _context(is_server: bool, files: tuple[str, str, str], trusted: str) -> ssl.SSLContext:
     import ssl
 
+    cert, key, ca = files
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -98,7 +109,7 @@ def _context(is_server: bool, cert: str, key: str, ca: str) -> ssl.SSLContext:
     if is_server:
         context.num_tickets = 0  # sessions are not resumed, so no connection skips the certificates
     try:
-        context.load_verify_locations(ca)
+        context.load_verify_locations(cadata=trusted)
     except ssl.SSLError:
         raise UsageError(f"AIODIST_TLS_CA={ca} holds no certificate in PEM form") from None
     try:
@@ -114,14 +125,14 @@ def _context(is_server: bool, cert: str, key: str, ca: str) -> ssl.SSLContext:
     return context
 
 
-def _first_certificate(path: str) -> bytes:
+def _first_certificate(what: str, content: bytes) -> bytes:
     """A process's own certificate is the first of its file; what follows are those above it."""
     import ssl
 
     try:
-        text = Path(path).read_text(encoding="ascii", errors="replace")
+        text = content.decode("ascii", "replace")
         start = text.index("-----BEGIN CERTIFICATE-----")
         stop = text.index("-----END CERTIFICATE-----", start) + len("-----END CERTIFICATE-----")
         return ssl.PEM_cert_to_DER_cert(text[start:stop] + "\n")
     except ValueError:
-        raise UsageError(f"AIODIST_TLS_CERT={path} holds no certificate in PEM form") from None
+        raise UsageError(f"{what} holds no certificate in PEM form") from None

@@ -98,7 +98,7 @@ class JobSecrets:
         facts = os.stat(self.path)
         if facts.st_uid != 0 and not is_me(facts.st_uid):
             raise UsageError(f"{self.path} belongs to another user", hint="Make a folder of your own")
-        if others_may_write(facts) and not facts.st_mode & stat.S_ISVTX:
+        if others_may_write(facts, self.path) and not facts.st_mode & stat.S_ISVTX:
             raise UsageError(f"others may write to {self.path}", hint=f"chmod 700 {self.path}")
         with os.scandir(self.path) as entries:
             return {entry.name: b"" for entry in entries if _is_name(entry.name) and entry.is_file()}
@@ -168,5 +168,5 @@ def _secret(path: Path) -> bytes:
 def _private(path: Path, limit: int | None) -> bytes:
     """A file's contents, if it is this user's or root's, and nobody else may read or change it."""
     with os.fdopen(open_file(path), "rb") as file:
-        check_private(os.fstat(file.fileno()), str(path), path, shared=False)
+        check_private(file.fileno(), str(path), path, shared=False)
         return file.read(-1 if limit is None else limit)

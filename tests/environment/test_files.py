@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from pathlib import Path
 
 import pytest
 
 from aiodist.environment import files
 from aiodist.environment.files import Folder, UntrustedError, check_own, open_file, others_may_write
+from aiodist.environment.secret import given_secret
+from aiodist.errors import UsageError
+from aiodist.rendezvous.jobs import JobSecrets
 from tests.conftest import HandOver
 
 
@@ -107,18 +111,52 @@ def facts(mode: int, user: int, group: int) -> os.stat_result:
 
 def test_own_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     me = os.geteuid()
-    check_own(facts(0o100644, me, 12345))
+    check_own(facts(0o100644, me, 12345), -1)
     with pytest.raises(
         UntrustedError, match=f"it belongs to user {me + 1}, and this process runs as user {me}"
     ):
-        check_own(facts(0o100600, me + 1, 12345))
+        check_own(facts(0o100600, me + 1, 12345), -1)
     for mode in (0o100660, 0o100602, 0o040777, 0o041777):
         with pytest.raises(UntrustedError, match=r"others may write to it \(mode [01]\d{3}\)"):
-            check_own(facts(mode, me, 12345))
+            check_own(facts(mode, me, 12345), -1)
     monkeypatch.setattr(files, "_is_private_group", lambda group: group == 12345)
-    check_own(facts(0o100660, me, 12345))
-    assert others_may_write(facts(0o100662, me, 12345))
-    assert others_may_write(facts(0o100660, me, 12346))
+    check_own(facts(0o100660, me, 12345), -1)
+    assert others_may_write(facts(0o100662, me, 12345), -1)
+    assert others_may_write(facts(0o100660, me, 12346), -1)
+
+
+def test_a_list_of_users_who_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the mode shows as the group's right is another user's then, be the group one of one."""
+    monkeypatch.setattr(files, "_is_private_group", lambda group: True)
+    file, folder = tmp_path / "secret", tmp_path / "d"
+    file.write_bytes(b"s" * 32)
+    folder.mkdir()
+    folder.chmod(0o770)
+    file.chmod(0o660)
+    assert given_secret({"AIODIST_SECRET_FILE": str(file)}) == b"s" * 32
+    Folder.open(folder).close()
+    JobSecrets(folder)
+    for path, right in ((file, 6), (folder, 7)):
+        allow(path, 4711, right)
+    with pytest.raises(UsageError, match="can be written by others"):
+        given_secret({"AIODIST_SECRET_FILE": str(file)})
+    with pytest.raises(UntrustedError, match=r"others may write to it \(mode 0770\)"):
+        Folder.open(folder)
+    with pytest.raises(UsageError, match="others may write to"):
+        JobSecrets(folder)
+    file.chmod(0o640)  # which bounds the list
+    assert given_secret({"AIODIST_SECRET_FILE": str(file)}) == b"s" * 32
+
+
+def allow(path: Path, user: int, right: int) -> None:
+    """Give a user a right by a list (POSIX ACL); skips where the file system has none."""
+    nobody = 0xFFFFFFFF
+    entries = ((1, right, nobody), (2, right, user), (4, 0, nobody), (16, right, nobody), (32, 0, nobody))
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", value)
+    except (OSError, AttributeError) as error:
+        pytest.skip(f"no lists of users here: {error}")
 
 
 def test_a_group_of_one_is_known_by_name_and_members(monkeypatch: pytest.MonkeyPatch) -> None:

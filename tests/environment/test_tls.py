@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from aiodist.environment import files, tls, tuning
-from aiodist.environment.tls import NAMES, tls_files
+from aiodist.environment.tls import NAMES, read_ca, tls_files
 from aiodist.errors import UsageError
+from aiodist.rendezvous.etcd.place import Place
 from tests.conftest import HandOver
 
 Certificates = Callable[[str], dict[str, str]]
@@ -117,3 +118,30 @@ def test_files_that_others_may_have_written(
     hand_over(tmp_path / "AIODIST_TLS_KEY")
     with pytest.raises(UsageError, match=r"AIODIST_TLS_KEY=.* belongs to another user"):
         tls({**ours, "AIODIST_TLS_KEY": str(tmp_path / "AIODIST_TLS_KEY")})
+
+
+def test_a_ca_that_another_user_has_written_lets_in_nobody(
+    certificates: Certificates, tmp_path: Path, hand_over: HandOver
+) -> None:
+    """The owner may change it, be its mode what it may."""
+    path = tmp_path / "ca.pem"
+    shutil.copy(certificates("ours")["AIODIST_TLS_CA"], path)
+    path.chmod(0o644)
+    assert "BEGIN CERTIFICATE" in read_ca("the CA", str(path))
+    etcd = Place((("h", 1),), tls=True, ca=str(path))
+    context = etcd.ssl_context()
+    assert context is not None and len(context.get_ca_certs()) == 1
+    hand_over(path)
+    with pytest.raises(UsageError, match=r"^the CA belongs to another user"):
+        read_ca("the CA", str(path))
+    with pytest.raises(UsageError, match=r"^the CA for etcd, .* belongs to another user"):
+        etcd.ssl_context()
+
+
+def test_a_ca_s_file_may_hold_words_and_several(certificates: Certificates, tmp_path: Path) -> None:
+    ours, theirs = certificates("ours"), certificates("theirs")
+    both = b"".join(Path(one["AIODIST_TLS_CA"]).read_bytes() for one in (ours, theirs))
+    (tmp_path / "ca.pem").write_bytes("Zertifikate für uns:\n".encode() + both)
+    found = tls(ours | {"AIODIST_TLS_CA": str(tmp_path / "ca.pem")})
+    assert found is not None
+    assert [len(context.get_ca_certs()) for context in (found.server, found.client)] == [2, 2]

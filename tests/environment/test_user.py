@@ -57,7 +57,7 @@ except OSError:
 from aiodist.environment.files import UntrustedError, check_own
 assert os.geteuid() == os.stat(sys.argv[1]).st_uid == 65534
 try:
-    check_own(os.stat(sys.argv[1]))
+    check_own(os.stat(sys.argv[1]), -1)
 except UntrustedError as error:
     print(error)
 """

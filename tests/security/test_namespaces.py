@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.environment import user
-from aiodist.environment.files import Folder, UntrustedError, look
+from aiodist.environment.files import Folder, UntrustedError, open_file
 from aiodist.errors import UsageError
 from aiodist.net import near
 from aiodist.net.near import is_stranger, listen_near
@@ -70,7 +70,7 @@ def test_their_files_are_not_one_s_own(tmp_path: Path) -> None:
     if os.geteuid():  # root's links and secrets are good for everybody
         (tmp_path / "link").symlink_to("d")
         with pytest.raises(UntrustedError, match="on its path is a link"):
-            look(tmp_path / "link")
+            open_file(tmp_path / "link")
         with pytest.raises(UsageError, match="belongs to another user"):
             JobSecrets(tmp_path / "d")
 

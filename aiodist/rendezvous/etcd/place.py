@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aiodist.environment import is_loopback, split_address
-from aiodist.environment.files import check_private, look
+from aiodist.environment.files import check_key
+from aiodist.environment.tls import read_ca
 from aiodist.errors import UsageError
 from aiodist.net.sockets import join_address
 
@@ -66,8 +67,9 @@ class Place:
 
         try:
             if self.key:
-                check_private(look(self.key), f"the key for etcd, {self.key},", self.key, shared=True)
-            context = ssl.create_default_context(cafile=self.ca or None)
+                check_key(f"the key for etcd, {self.key},", self.key)
+            trusted = read_ca(f"the CA for etcd, {self.ca},", self.ca) if self.ca else None
+            context = ssl.create_default_context(cadata=trusted)
             if self.cert:
                 # Without a password OpenSSL would ask for one on the terminal.
                 context.load_cert_chain(self.cert, self.key or None, password="")
