@@ -75,8 +75,9 @@ class Task:
         if self.target is not None:
             if self.rows:
                 _fold(self.rows, self.target, self.reduce)
-            # Each rank folds by itself, and the bits of a NaN may differ (law 3).
-            finish(self.target, ReduceOp.AVG, self.divisor, one_nan=bool(self.rows))
+            # Each rank folds, and narrows to halves, by itself, and the bits of a NaN may differ (law 3).
+            one_nan = bool(self.rows) or (bool(self.divisor) and self.target.dtype.itemsize == 2)
+            finish(self.target, ReduceOp.AVG, self.divisor, one_nan=one_nan)
         for to, source in self.after:
             copy_into(to, source)
 
