@@ -4,6 +4,7 @@ from aiodist.environment.company import Company, chosen, company_of_agent, compa
 from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, placement
 from aiodist.environment.secret import (
     check_open_door,
+    check_secret,
     given_secret,
     home_secret,
     is_loopback,
@@ -31,6 +32,7 @@ __all__ = [
     "Tls",
     "Tuning",
     "check_open_door",
+    "check_secret",
     "chosen",
     "company_of_agent",
     "company_of_script",

@@ -63,6 +63,7 @@ def given_secret(environ: Mapping[str, str]) -> bytes:
         raise UsageError(f"{what} cannot be read ({error.strerror})") from None
     if not content:
         raise UsageError(f"{what} is empty", hint="Write a random line into it")
+    check_secret(content, what)
     warn_if_short(content, what, environ)
     return content
 
@@ -205,7 +206,23 @@ def _read(folder: Folder, path: Path) -> bytes | None:
         raise UsageError(f"{path} is open to others", hint=f"chmod 600 {path}")
     if not content:
         raise UsageError(f"the secret in {path} is empty", hint="Remove it: a new one is made")
+    check_secret(content, f"the secret in {path}", "Remove it: a new one is made")
     return content
+
+
+def check_secret(key: bytes, what: str, hint: str = "Write a random line of text in its place") -> None:
+    """Refuse a secret with a zero byte in it, as a crash may leave one: to HMAC zeros at its end are nothing.
+
+    Args:
+        key: the secret; it is not said.
+        what: what errors call it.
+        hint: what to do.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if b"\0" in key:
+        raise UsageError(f"{what} holds zero bytes", hint=hint)
 
 
 def warn_if_short(key: bytes, origin: str, environ: Mapping[str, str] | None = None) -> None:

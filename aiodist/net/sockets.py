@@ -14,6 +14,7 @@ from typing import Any
 
 from aiodist.errors import AiodistError, RendezvousError, UsageError
 from aiodist.net.shortage import EXHAUSTED, shortage
+from aiodist.sanitize import one_line
 
 BACKLOG = 1024  # asyncio's default of 100 drops connects when a large job starts
 _LISTEN = "0A"  # in /proc/net/tcp
@@ -191,7 +192,7 @@ def port_owner(port: int) -> str:
         with contextlib.suppress(OSError):  # it is somebody else's, or it is gone
             for descriptor in (process / "fd").iterdir():
                 if str(descriptor.readlink()) in inodes:
-                    return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
+                    return f"pid {process.name} ({one_line((process / 'comm').read_bytes())})"
     return "a process of another user"
 
 

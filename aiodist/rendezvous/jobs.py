@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from aiodist.environment import warn_if_short
+from aiodist.environment import check_secret, warn_if_short
 from aiodist.environment.files import UntrustedError, check_private, open_file, others_may_write
 from aiodist.environment.user import is_me
 from aiodist.errors import RendezvousError, UsageError
@@ -111,6 +111,7 @@ class JobSecrets:
             job, _, secret = line.strip().partition(b" ")
             if not secret.strip():
                 raise UsageError(f"line {number} of {self.path} has no secret", hint="Write 'job secret'")
+            check_secret(secret, f"line {number} of {self.path}")
             found[job.decode("utf-8", "replace")] = secret.strip()
         return found
 
@@ -162,6 +163,7 @@ def _secret(path: Path) -> bytes:
     secret = _private(path, MAX_SECRET).strip()
     if not secret:
         raise UsageError(f"the secret in {path} is empty", hint="Write a random line into it")
+    check_secret(secret, f"the secret in {path}")
     return secret
 
 

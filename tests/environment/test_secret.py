@@ -44,6 +44,8 @@ def test_what_is_given_comes_first(tmp_path: Path) -> None:
     [
         (None, 0o600, "cannot be read"),
         ("\n", 0o600, "is empty"),
+        ("\0", 0o600, "holds zero bytes"),
+        ("a secret of which a part is lost\0\0\n", 0o600, "holds zero bytes"),
         ("x", 0o604, "can be read by everybody"),
         ("x", 0o602, "can be written by others"),
         ("x", 0o660, "can be written by others"),
@@ -128,7 +130,8 @@ def test_ranks_that_start_together_make_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "content", "problem"), [(0o640, "x", "open to others"), (0o600, "\n", "empty")]
+    ("mode", "content", "problem"),
+    [(0o640, "x", "open to others"), (0o600, "\n", "empty"), (0o600, "\0", "holds zero bytes")],
 )
 def test_the_home_s_is_not_believed_blindly(tmp_path: Path, mode: int, content: str, problem: str) -> None:
     path = tmp_path / ".aiodist" / "secret"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import socket
+import sys
 
 import pytest
 
 from aiodist.doctor.apart.address_probe import probe
 from aiodist.errors import RendezvousError
 from aiodist.launch.nodes.ports import bind_address
-from aiodist.net.sockets import is_in_use, listen, resolve
+from aiodist.net.sockets import is_in_use, listen, port_owner, resolve
 from aiodist.transport.endpoint import SocketEndpoint
 
 IMPOSSIBLE = ["node..cluster", "n" * 70, "knöten..cluster", "ö" * 70]
@@ -37,3 +40,22 @@ async def test_whose_fault_it_is_that_nobody_listens() -> None:
     with pytest.raises(RendezvousError, match="not an address of this host") as caught:
         await listen("192.0.2.1", 0)
     assert not is_in_use(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says it on Linux only")
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [(b"\xff\xfe", "\ufffd\ufffd"), (b"\x1b[2Jx", "[2Jx"), (b"x\r\nroot: OK", "x  root: OK")],
+    ids=["no-utf8", "orders", "lines"],
+)
+async def test_whoever_has_a_port_gives_a_terminal_no_orders(name: bytes, shown: str) -> None:
+    """What a process calls itself may be any bytes."""
+    prctl = ctypes.CDLL(None).prctl
+    before = ctypes.create_string_buffer(16)
+    prctl(16, before)
+    try:
+        with await listen("127.0.0.1", 0) as taken:
+            prctl(15, name)
+            assert port_owner(taken.getsockname()[1]) == f"pid {os.getpid()} ({shown})"
+    finally:
+        prctl(15, before)

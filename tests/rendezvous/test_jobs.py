@@ -216,6 +216,17 @@ def test_an_empty_secret_is_none(secrets: Path) -> None:
     assert JobSecrets(secrets).names() == ["a", "b"]
 
 
+def test_a_secret_of_zero_bytes_is_none(secrets: Path) -> None:
+    """To HMAC it is as good as no secret, which a crash may leave in its place."""
+    add_job(secrets, "zeros", "\0" * 65)
+    with pytest.raises(UsageError, match=r"zeros holds zero bytes\. Write"):
+        JobSecrets(secrets)
+    (secrets / "lines").write_bytes(b"a secret of a\nb secret\0\n")
+    (secrets / "lines").chmod(0o600)
+    with pytest.raises(UsageError, match=r"line 2 of .*lines holds zero bytes"):
+        JobSecrets(secrets / "lines")
+
+
 def test_short_secrets_are_warned_about_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
