@@ -98,6 +98,7 @@ async def _serve(args: Namespace) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # in a background job of sh: it shall not end us
             asyncio.get_running_loop().add_signal_handler(signum, end, 128 + signum)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})  # whoever started us may have blocked it
     server = await _start(args)
     failing = asyncio.ensure_future(server.wait_failed())
     failing.add_done_callback(lambda done: None if done.cancelled() else end(1))

@@ -146,9 +146,11 @@ class Agent:
             if signal.getsignal(signum) is signal.SIG_IGN:
                 continue  # by nohup, or in a background job of sh: it was said that this shall not end us
             self._loop.add_signal_handler(signum, self._asked, signum)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})  # whoever started us may have blocked it
         for signum in _PASSED_ON:
             if signum not in self._plan.signals:
                 self._loop.add_signal_handler(signum, self._pass_on, signum)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
 
     def _pass_on(self, signum: int) -> None:
         if self._crew is not None:

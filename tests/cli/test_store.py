@@ -161,9 +161,10 @@ def test_options_without_meaning(
     assert said in error and error.count("\n") == 1
 
 
-def test_a_signal_that_was_ignored_when_it_began_stays_ignored() -> None:
-    """As in a shell's background job."""
+def test_a_signal_that_was_ignored_when_it_began_stays_ignored_and_one_that_was_blocked_ends_it() -> None:
+    """As in a shell's background job; and whoever blocks a signal does not mean this process."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         with store("--job", "j") as (process, _port):
             process.send_signal(signal.SIGINT)
@@ -171,4 +172,5 @@ def test_a_signal_that_was_ignored_when_it_began_stays_ignored() -> None:
             process.communicate()
     finally:
         signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert process.returncode == 128 + signal.SIGTERM

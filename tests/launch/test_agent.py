@@ -222,6 +222,25 @@ def test_signal_that_was_ignored_before_does_not_end_the_job(
     assert (code, err) == (0, "")
 
 
+BLOCKING = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD})
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_signals_that_were_blocked_before_reach_the_agent_and_not_its_workers(start: Start) -> None:
+    """Nor do the guardians miss that a worker has ended."""
+    blocked = (sys.executable, "-c", BLOCKING)
+    body = "here(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))\n"
+    expected = [int(signum) for signum in sorted((signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD))]
+    job = start(body + "wait()", "--shutdown-timeout", "0.02", prefix=blocked, nproc=1)
+    assert job.expect(1) == [f"0 {expected}"]
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 143
+    assert start(body + "sys.exit(200)", prefix=blocked, nproc=1).end()[0] == 200
+
+
 def test_a_second_interrupt_does_not_wait(start: Start) -> None:
     job = start(
         """

@@ -85,6 +85,7 @@ class Guardian:
         finally:
             for fd in {stdin, out, err}:
                 os.close(fd)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # after the worker got the agent's mask
         self._say(pid=self._worker)
         while self._code is None and not self._alone:
             self._wait(None)
