@@ -75,8 +75,10 @@ class Messages:
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
         queue = self._queues.setdefault(operation.tag, deque())
-        queue.append(operation)
-        self._match(operation.tag)
+        if not self._serve(operation, blocked=bool(queue)):
+            queue.append(operation)
+            if self._backend.crowded:
+                self._ask(operation.tag)
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """A message came in or was offered."""
@@ -87,7 +89,7 @@ class Messages:
         arrivals = self._arrivals.setdefault(tag, {})
         arrivals.setdefault((source, number), Arrival(next(self._came), source, number, signature, nbytes))
         if number == self._claimed.get((source, tag), 0):  # what overtook another waits for its turn
-            self._match(tag)
+            self._match(source, tag)
 
     def condemn(self) -> bool:
         """Make no further progress. True if no thread touches a buffer any more."""
@@ -107,26 +109,46 @@ class Messages:
 
     # ── matching ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _match(self, tag: int) -> None:
-        queue = self._queues.get(tag)
-        if not queue:
-            return
-        arrivals = self._arrivals.setdefault(tag, {})
-        unmatched: deque[Operation] = deque()
-        blocked = False  # behind a receive that only an arrival can serve
-        while queue:
-            operation = queue.popleft()
-            arrival = self._first(operation.peer, tag, arrivals)
-            if arrival is not None:
-                del arrivals[arrival.source, arrival.number]
-                self._claim(operation, arrival.source, arrival)
-            elif operation.peer != ANY and operation.target is not None and not blocked:
-                self._claim(operation, operation.peer, None)
-            else:
-                blocked = True
-                unmatched.append(operation)
-        queue.extend(unmatched)
-        if unmatched and self._backend.crowded:
+    # What is in a queue has been tried with all that has come, so a look at what is new is enough. That keeps
+    # the cost of each receive and arrival the same, however many others wait.
+
+    def _serve(self, operation: Operation, blocked: bool) -> bool:
+        """Let a receive have what has come for it, or post it where only one source can serve it.
+
+        Args:
+            operation: the receive, which is in no queue.
+            blocked: it comes behind another that only an arrival can serve.
+
+        Returns:
+            Whether that could be.
+        """
+        arrivals = self._arrivals.setdefault(operation.tag, {})
+        arrival = self._first(operation.peer, operation.tag, arrivals)
+        if arrival is not None:
+            del arrivals[arrival.source, arrival.number]
+            self._claim(operation, arrival.source, arrival)
+        elif operation.peer != ANY and operation.target is not None and not blocked:
+            self._claim(operation, operation.peer, None)
+        else:
+            return False
+        return True
+
+    def _match(self, source: int, tag: int) -> None:
+        """Let receives have what has come from one source, in order."""
+        queue, arrivals = self._queues.get(tag), self._arrivals[tag]
+        while queue and (source, self._claimed.get((source, tag), 0)) in arrivals:
+            at = next((i for i, operation in enumerate(queue) if operation.peer in (ANY, source)), None)
+            if at is None:
+                break
+            operation = queue[at]
+            del queue[at]
+            self._serve(operation, blocked=True)
+            while queue:
+                operation = queue.popleft()
+                if not self._serve(operation, blocked=False):
+                    queue.appendleft(operation)
+                    break
+        if queue and self._backend.crowded:
             self._ask(tag)
 
     def ask(self) -> None:

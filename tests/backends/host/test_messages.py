@@ -167,9 +167,9 @@ def test_a_flood_of_messages_out_of_turn_is_not_looked_through(monkeypatch: pyte
     looks = []
     match = bench.messages._match
 
-    def look(tag: int) -> None:
-        looks.append(tag)
-        match(tag)
+    def look(source: int, tag: int) -> None:
+        looks.append(source)
+        match(source, tag)
 
     monkeypatch.setattr(bench.messages, "_match", look)
     for number in range(1, 1000):
@@ -183,6 +183,24 @@ def test_a_flood_of_messages_out_of_turn_is_not_looked_through(monkeypatch: pyte
     for source, number in ((4, 0), (1, 0), (2, 0), (1, 1)):
         bench.deliver(source, number)
     assert bench.results == {names[0]: 14, names[1]: 11, names[2]: 12, other: 11}
+
+
+def test_a_receive_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    looks = []
+    serve = bench.messages._serve
+
+    def look(operation: Operation, blocked: bool) -> bool:
+        looks.append(operation)
+        return serve(operation, blocked)
+
+    monkeypatch.setattr(bench.messages, "_serve", look)
+    names = [bench.recv(ANY) for _ in range(500)]
+    for number in range(500):
+        bench.arrive(1, number)
+        bench.deliver(1, number)
+    assert [bench.results[name] for name in names] == [11] * 500
+    assert len(looks) <= 3 * 500
 
 
 def test_what_a_crowd_may_have_hidden_is_asked_for() -> None:

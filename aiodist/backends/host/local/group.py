@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 from aiodist.backends.base import Operation
-from aiodist.backends.host.local.board import MASK, Board, Peer, span_bytes
+from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.hub import Hub
@@ -92,6 +93,7 @@ class LocalGroup:
         self._limits = limits
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._waiting: dict[int, Exchange] = {}  # for their slot, or for room
+        self._queue: list[int] = []  # their numbers, in order
         self._told = False  # that one waits for room
         self._running: dict[int, Exchange] = {}  # on the loop
         self._in_thread: set[Exchange] = set()
@@ -135,6 +137,7 @@ class LocalGroup:
             self._start(exchange)
             return
         self._waiting[call.seq] = exchange
+        insort(self._queue, call.seq)
         self.hub.watch(self)
         if exchange.needs and self.board.free(call.seq) and not self._told:
             self._told = True
@@ -159,8 +162,8 @@ class LocalGroup:
 
     def _is_first(self, seq: int) -> bool:
         """Whether no operation before this one needs room, or may when it comes."""
-        waiting = any(before < seq and other.needs for before, other in self._waiting.items())
-        return not waiting and not self._owner.awaits(seq)
+        before = self._queue[: bisect_left(self._queue, seq)]
+        return not any(self._waiting[other].needs for other in before) and not self._owner.awaits(seq)
 
     def _start(self, exchange: Exchange) -> None:
         exchange.begin()
@@ -204,10 +207,7 @@ class LocalGroup:
         try:
             for slot in list(self._skipped):
                 self._pass_over(slot)
-            for seq in sorted(self._waiting):
-                # What an earlier one began may have broken the group.
-                if not self._dead and self._admits(self._waiting[seq]):
-                    self._start(self._waiting.pop(seq))
+            self._start_waiting()
             for exchange in list(self._running.values()):
                 if not self._dead:
                     self._step(exchange)
@@ -216,6 +216,15 @@ class LocalGroup:
             self._owner.failed(error)
             return False
         return not self._dead and (waits or bool(self._running or self._waiting or self._skipped))
+
+    def _start_waiting(self) -> None:
+        """Start what has its slot, and room. Slots are too few for what is that far behind the first."""
+        queue = self._queue
+        for seq in queue[: bisect_left(queue, queue[0] + SLOTS)] if queue else ():
+            # What an earlier one began may have broken the group.
+            if not self._dead and self._admits(self._waiting[seq]):
+                del queue[bisect_left(queue, seq)]
+                self._start(self._waiting.pop(seq))
 
     def poll(self, seq: int) -> None:
         """Somebody awaits an operation: try again and again, as long as this turn of the loop may poll."""
@@ -301,6 +310,7 @@ class LocalGroup:
         self._dead = True
         self._running.clear()
         self._waiting.clear()
+        self._queue.clear()
         if self.quick is not None:
             self.quick.close()
         board, thread = self.board, self._in_thread  # which may still write to staging

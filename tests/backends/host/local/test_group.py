@@ -339,3 +339,28 @@ async def test_operation_that_can_never_have_room_breaks_the_group_and_says_what
         first.reduce(0, COUNT)
     first.retire()
     gc.collect()  # the error's frames look at memory
+
+
+async def test_only_what_may_have_a_slot_is_looked_at(hubs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each look would cost more, the more operations are in flight."""
+    first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
+    for seq in range(500):
+        first.broadcast(seq, np.arange(4) + seq)
+    looks: list[int] = []
+    admits = first.group._admits
+
+    def look(exchange: Exchange) -> bool:
+        looks.append(exchange.seq)
+        return admits(exchange)
+
+    monkeypatch.setattr(first.group, "_admits", look)
+    first.group.progress()
+    assert looks == list(range(SLOTS, 2 * SLOTS))
+    for seq in range(500):
+        second.broadcast(seq, target := np.zeros(4, np.int64))
+        second.group.progress()
+        first.group.progress()
+        assert np.array_equal(target, np.arange(4) + seq)
+    assert first.calls == second.calls == [f"finished {seq}" for seq in range(500)]
+    for member in (first, second):
+        member.retire()
