@@ -83,7 +83,7 @@ def _no_command(name: str) -> str:
     text = f"there is no command {name!r}; there are: {', '.join(COMMANDS)}"
     if name.endswith(".py"):
         return f"{text}. Did you mean 'aiodist run {name}'?"
-    close = difflib.get_close_matches(name, COMMANDS, 1)
+    close = difflib.get_close_matches(name, COMMANDS, 1, cutoff=0.65)
     return f"{text}. Did you mean 'aiodist {close[0]}'?" if close else text
 
 

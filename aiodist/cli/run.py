@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import sys
@@ -177,6 +178,10 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     if args.no_python:
         found = shutil.which(script)
         if found is None:
+            if os.path.dirname(script) and os.path.isdir(script):
+                raise UsageError(f"'{script}' is a folder", hint="Give a program in it")
+            if os.path.dirname(script) and os.path.exists(script):
+                raise UsageError(f"'{script}' is not executable", hint=f"chmod +x {shlex.quote(script)}")
             raise UsageError(f"there is no command {script!r}", hint="Give a path, or something on PATH")
         return (found, *rest)
     if args.module:

@@ -4,10 +4,10 @@ Separate jobs of one are the quietest failure of all: each trains by itself, end
 is about to be one looks for what launchers say that aiodist does not follow.
 
 Certain are variables that a launcher gives to each process it starts: which one this is, and of how many.
-What also stands in the shell of a batch script, or in a container that may be one of several, is only worth a
-warning. Launchers are looked at from the inside out, and the first that has said which process this is
-decides, also if it says that there is one: Open MPI and MPICH start their helpers by srun, whose variables
-reach the processes, and are not about them.
+One of the two without the other is worth a warning, and so is what also stands in the shell of a batch
+script, or in a container that may be one of several. Launchers are looked at from the inside
+out, and the first that has said which process this is decides, also if it says that there is one: Open MPI
+and MPICH start their helpers by srun, whose variables reach the processes, and are not about them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ _COUNTED = (
 )
 _PODS = "PET_NNODES"  # of a pod of Kubeflow's, in which a launcher like ours is expected
 _INDEX = "JOB_COMPLETION_INDEX"  # of a pod of an indexed Job: one of several, which may well be independent
-_SPOKEN = (*(count for _, count, _ in _COUNTED), "SLURM_NTASKS", _PODS, "PET_NPROC_PER_NODE")
 
 
 def chosen(environ: Environ, world_size: int = -1) -> str:
@@ -75,7 +74,7 @@ def company_of_script(environ: Environ) -> Company | None:
         )
     if _several(environ, _PODS):
         return Company(f"{_PODS}={environ[_PODS]}", True, f"{_RUN}. {way_out}")
-    return _vague(environ, _SPOKEN, f"{ALONE}=1 says that it shall be")
+    return _vague(environ, ("SLURM_NTASKS", _PODS, "PET_NPROC_PER_NODE"), f"{ALONE}=1 says that it shall be")
 
 
 def company_of_agent(environ: Environ, workers: int) -> Company | None:
@@ -106,12 +105,11 @@ def _counted(environ: Environ) -> tuple[str, str] | None:
 
 
 def _vague(environ: Environ, counts: tuple[str, ...], hint: str) -> Company | None:
-    for name in counts:
-        if _several(environ, name):
-            return Company(f"{name}={environ[name]}", False, hint)
-    if environ.get(_INDEX):
-        return Company(f"{_INDEX}={environ[_INDEX]}", False, hint)
-    return None
+    names = [count for _, count, _ in _COUNTED if _several(environ, count)]
+    names += [which for which, _, _ in _COUNTED if environ.get(which, "").strip() not in ("", "0")]
+    names += [name for name in counts if _several(environ, name)]
+    names += [_INDEX] if environ.get(_INDEX) else []
+    return Company(f"{names[0]}={environ[names[0]]}", False, hint) if names else None
 
 
 def _several(environ: Environ, name: str) -> bool:

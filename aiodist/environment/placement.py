@@ -194,7 +194,16 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
     if launcher is None:
         if rank == -1 and world_size == -1:
             return Placement(
-                0, 1, 0, 1, 0, 1, master_addr, master_port, "alone", "no variable of a launcher is set"
+                0,
+                1,
+                0,
+                1,
+                0,
+                1,
+                master_addr,
+                master_port,
+                "alone",
+                "no launcher that is known here has given it a rank",
             )
         launcher = Launcher("arguments", ())
     reader = _Reader(environ)

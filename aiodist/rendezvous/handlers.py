@@ -141,7 +141,9 @@ def _look_around(environ: Mapping[str, str]) -> None:
             hint=company.hint,
         )
     _log.warning(
-        "%s, but nothing says which of them this is: it is a job of its own. %s", company.said, company.hint
+        "%s, but nothing says which process of how many this is: it is a job of its own. %s",
+        company.said,
+        company.hint,
     )
 
 

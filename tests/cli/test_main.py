@@ -30,6 +30,9 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     there_are = f"there are: {', '.join(COMMANDS)}"
     for name, more in (
         ("launch", ""),
+        ("lunch", ""),
+        ("rnu", ". Did you mean 'aiodist run'?"),
+        ("docter", ". Did you mean 'aiodist doctor'?"),
         ("runn", ". Did you mean 'aiodist run'?"),
         ("train.py", ". Did you mean 'aiodist run train.py'?"),
     ):
@@ -83,6 +86,20 @@ def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setenv("RANK", "x")
     assert main(["env"]) == 2
     assert "RANK='x'" in capsys.readouterr().err
+
+
+def test_env_of_a_process_that_others_were_started_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AIODIST_", "TORCHELASTIC_", "PET_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert main(["env"]) == 0
+    rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["evidence"] == "no launcher that is known here has given it a rank"
+    assert rows["others"].startswith("SLURM_STEP_NUM_TASKS=2: refused. ")
 
 
 def test_store_serves_until_it_is_told_to_end() -> None:

@@ -219,6 +219,15 @@ def test_no_such_script_or_program() -> None:
         plan("--no-python", "no-such-command")
 
 
+def test_program_that_cannot_be_run(tmp_path: Path) -> None:
+    program = tmp_path / "plain.py"
+    program.touch()
+    with pytest.raises(UsageError, match=r"plain\.py' is not executable\. chmod \+x .*plain\.py"):
+        plan("--no-python", str(program))
+    with pytest.raises(UsageError, match="' is a folder"):
+        plan("--no-python", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -57,7 +57,12 @@ def kind(company: Company | None) -> str:
         ({**WORKER, **STEP}, "SLURM_STEP_NUM_TASKS=2", "RANK=1 WORLD_SIZE=2?"),
         ({**WORKER, "WORLD_SIZE": "1"}, "", ""),
         # Counts that do not say which process this is.
-        ({"PMI_SIZE": "2"}, "PMI_SIZE=2?", ""),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2?", "PMI_SIZE=2?"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2?", "OMPI_COMM_WORLD_SIZE=2?"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2?", "SLURM_STEP_NUM_TASKS=2?"),
+        # Ranks, of which nothing says how many there are.
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK=1?", "OMPI_COMM_WORLD_RANK=1?"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": " "}, "", ""),
         ({"PMI_SIZE": " ", "HOROVOD_SIZE": "", "SLURM_NTASKS": "1"}, "", ""),
     ],
 )  # fmt: skip

@@ -100,7 +100,7 @@ async def test_job_of_one_where_a_variable_speaks_of_more_is_warned_of(
 ) -> None:
     async with await rendezvous("env://", environ={"SLURM_NTASKS": "4"}) as meeting:
         assert meeting.world_size == 1
-    assert "SLURM_NTASKS=4, but nothing says which of them this is" in caplog.text
+    assert "SLURM_NTASKS=4, but nothing says which process of how many this is" in caplog.text
     assert "AIODIST_ALONE=1" in caplog.text
 
 

@@ -126,6 +126,7 @@ class Guardian:
                     return
             else:
                 self._send(signal.SIGTERM, left - asked)
+                self._send(signal.SIGCONT, left - asked)  # one that is stopped does not notice the other
                 asked |= left
             self._wait(_POLL)
 

@@ -80,11 +80,15 @@ class Worker:
         """Ask it to end.
 
         SIGINT goes to its whole process group, as from a terminal; SIGTERM to the worker alone, which
-        may want to close down what it started; SIGKILL leaves nothing.
+        may want to close down what it started; SIGKILL leaves nothing. Who is stopped (SIGSTOP) would notice
+        nothing but SIGKILL, so SIGCONT follows.
         """
         if self.code is None:
             self.asked = signum
-            self.forward(signum, group=signum != signal.SIGTERM)
+            group = signum != signal.SIGTERM
+            self.forward(signum, group=group)
+            if signum != signal.SIGKILL:
+                self.forward(signal.SIGCONT, group=group)
 
     def forward(self, signum: int, *, group: bool = False) -> None:
         """Hand it a signal that does not mean the end (SIGUSR1…)."""

@@ -116,8 +116,10 @@ async def _by_file(invitation: Invitation, place: Placement) -> Meeting:
     environ = invitation.environ
     folder, job = environ.get("PMIX_SERVER_TMPDIR"), environ.get("PMIX_NAMESPACE")
     if not folder or not job or place.local_world_size != place.world_size:
+        spread = place.local_world_size is not None and place.local_world_size != place.world_size
+        hosts = " on several hosts" if spread else ""
         raise UsageError(
-            f"nothing tells the {place.world_size} processes of this mpirun on several hosts where to meet",
+            f"nothing tells the {place.world_size} processes of this mpirun{hosts} where to meet",
             hint="mpirun -x MASTER_ADDR=<rank 0's host> -x MASTER_PORT=29500 …; or backend='mpi'",
         )
     address = _own(invitation, place, _LOOPBACK)

@@ -16,6 +16,7 @@ from aiodist.errors import UsageError
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay
 from aiodist.launch.worker.spawner import Spawner
+from aiodist.launch.worker.states import state_of
 from aiodist.launch.worker.worker import Worker, spawn
 
 # pytest has threads of its own.
@@ -78,6 +79,18 @@ async def test_a_signal_is_a_negative_code(spawner: Spawner) -> None:
     assert worker.asked == signal.SIGKILL
     worker.send(signal.SIGTERM)
     assert worker.asked == signal.SIGKILL, "it had ended already"
+    await worker.sweep()
+
+
+async def test_who_is_stopped_ends_when_it_is_asked_to(spawner: Spawner) -> None:
+    code = (
+        "import os, signal; signal.signal(15, lambda *_: os._exit(7)); os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    worker = start(spawner, *PYTHON, f"{code}; signal.pause()")
+    while state_of(worker.pid) != "T":
+        os.sched_yield()
+    worker.send(signal.SIGTERM)
+    assert await ended(worker) == 7
     await worker.sweep()
 
 

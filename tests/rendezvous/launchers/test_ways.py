@@ -133,3 +133,13 @@ async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -
 async def test_nothing_says_where_rank_0_is() -> None:
     with pytest.raises(UsageError, match=r"on which of n\[0-1\] rank 0 is: SLURM_DISTRIBUTION=arbitrary"):
         await rendezvous("env://", timeout=60, environ=task(1, SLURM_DISTRIBUTION="arbitrary"), secret=b"s")
+
+
+async def test_several_hosts_are_only_named_where_a_variable_says_so() -> None:
+    environ = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+    with pytest.raises(
+        UsageError, match=r"the 4 processes of this mpirun where to meet\. mpirun -x MASTER_A"
+    ):
+        await rendezvous("env://", environ=environ)
+    with pytest.raises(UsageError, match="the 4 processes of this mpirun on several hosts where to meet"):
+        await rendezvous("env://", environ={**environ, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
