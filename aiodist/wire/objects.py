@@ -15,7 +15,8 @@ arrays whose first element is an empty extension, the mark: so the decoder needs
 recursion, however the bytes are nested. Arrays are in native byte order (the handshake refuses a mixed job).
 
 These bytes come from members of the job. Still nothing in them is trusted: sizes are checked before
-anything is allocated, and nothing is unpickled unless the receiver has said so.
+anything is allocated, keys before they are put into a table, and nothing is unpickled unless the receiver has
+said so.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from aiodist.wire.bounded import unpack
 
 FORMAT = 1
 MAX_DEPTH = 100  # containers inside containers
+MAX_ALIKE = 100  # keys of a dict or set that share a hash value, on average: each is compared with the others
 MAX_AXES = 64  # NumPy's most; to multiply a million extents would take minutes
 _HEAD = struct.Struct("<BQ")
 _COMPLEX = struct.Struct("<dd")
@@ -318,6 +320,32 @@ class _Mark:
         self.build = build
 
 
+def _checked(keys: list[Any]) -> list[Any]:
+    """Keys as they are, unless they were made to share hash values: a table of them takes the square of their
+    number. Text and bytes are hashed with a key of this process; numbers, and tuples of them, are not."""
+    count = len(keys)
+    if count <= MAX_ALIKE:
+        return keys
+    hashes = np.fromiter(map(hash, keys), np.int64, count)
+    hashes.sort()
+    ends = np.flatnonzero(hashes[1:] != hashes[:-1])
+    if count - len(ends) > MAX_ALIKE:
+        alike = np.diff(ends, prepend=-1, append=count - 1)
+        if int(alike @ alike) > MAX_ALIKE * count:
+            raise WireError(
+                f"an object with {count} keys in one table that share their hash values, of which there are "
+                f"{len(alike)}: it would take too long to read",
+                hint="Send them as a list, or in an array",
+            )
+    return keys
+
+
+def _build_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    if len(pairs) > MAX_ALIKE:
+        _checked([key for key, _ in pairs])
+    return dict(pairs)
+
+
 def _build_datetime(items: list[Any]) -> datetime:
     text, fold, zone = items
     if isinstance(zone, str):
@@ -334,8 +362,8 @@ def _build_ordered(items: list[Any]) -> OrderedDict[Any, Any]:
 
 _MARKS: dict[int, _Mark] = {
     _Ext.tuple: _Mark(tuple),
-    _Ext.set: _Mark(set),
-    _Ext.frozenset: _Mark(frozenset),
+    _Ext.set: _Mark(lambda items: set(_checked(items))),
+    _Ext.frozenset: _Mark(lambda items: frozenset(_checked(items))),
     _Ext.ordered: _Mark(_build_ordered),
     _Ext.date: _Mark(lambda items: date.fromordinal(*items)),
     _Ext.datetime: _Mark(_build_datetime),
@@ -366,7 +394,9 @@ class _Decoder:
             self._structure,
             ext_hook=self._extension,
             list_hook=self._list,
+            object_pairs_hook=_build_dict,
             strict_map_key=False,
+            timestamp=1,  # `encode` makes none; what msgpack makes of one is a number like any other
             unicode_errors="surrogatepass",
         )
         if self._marks:

@@ -41,7 +41,7 @@ def read_cards(answers: list[bytes], mine: Mapping[str, Any]) -> list[dict[str, 
     cards = []
     for rank, answer in enumerate(answers):
         try:
-            card = unpack(answer, strict_map_key=False)
+            card = unpack(answer, strict_map_key=True)  # of others the sender could choose the hashes
             _check(card, mine)
         except Exception as error:
             raise _unreadable(rank, error) from error
