@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +61,32 @@ def test_daemon_ends_with_the_agent(start: Start, signum: signal.Signals, code: 
         job.expect(len(job.told) + 1)
     job.process.send_signal(signum)
     assert job.end()[0] == code
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_all_that_is_stopped_ends_with_the_agent(start: Start, signum: signal.Signals) -> None:
+    """Of a job that somebody has stopped, only the agent is told to end."""
+    job = start(
+        """
+        here()
+        guardian = os.getppid()
+        tell(f"is of {guardian} {os.getpgid(guardian)}")
+        wait()
+        """,
+        *QUICK,
+    )
+    job.expect(4)
+    for line in job.told:
+        if " is of " in line:
+            guardian, spawner = map(int, line.split()[3:])
+            for pid in (guardian, spawner):
+                os.kill(pid, signal.SIGSTOP)
+    job.process.send_signal(signum)
+    try:
+        assert job.end()[0] == (143 if signum == signal.SIGTERM else -signum)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(spawner, signal.SIGCONT)  # also where the test fails, nobody stays
 
 
 def said(job: Job, text: str) -> bool:

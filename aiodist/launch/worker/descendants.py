@@ -45,6 +45,13 @@ def die_with_parent() -> Callable[[], None]:
     return tie
 
 
+def wake_with_parents_end() -> None:
+    """Have this process go on, if it is stopped (SIGSTOP), when the parent's thread ends."""
+    if _prctl is not None:
+        zero = ctypes.c_ulong(0)
+        _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGCONT), zero, zero, zero)
+
+
 def reap() -> dict[int, int]:
     """Take the children that have ended → pid to exit code, negative: the signal that killed it.
 

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from aiodist.errors import UsageError
+from aiodist.launch.worker.descendants import wake_with_parents_end
 from aiodist.launch.worker.guardian import Guardian, Order
 from aiodist.net.descriptors import receive
 from aiodist.net.shortage import shortage
@@ -90,9 +91,15 @@ class Spawner:
                 raise _lost(error) from None
         return ours
 
+    def wake(self) -> None:
+        """Have it and all guardians go on, if they are stopped (SIGSTOP): who is does not end anybody."""
+        with suppress(OSError):  # they have ended
+            os.killpg(self.pid, signal.SIGCONT)  # guardians stay in its group
+
     def close(self) -> None:
         """End it; returns when it and all guardians have ended, or after some seconds."""
         self._requests.close()
+        self.wake()
         until = time.monotonic() + _LAST
         with suppress(ChildProcessError):
             while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
@@ -138,6 +145,7 @@ def _end_after(work: Callable[[], None]) -> NoReturn:
 def _serve(fd: int) -> None:
     """The spawner's whole life."""
     os.setsid()  # a signal to the agent's process group, or its terminal, is not for us
+    wake_with_parents_end()
     for signum in _NOT_OURS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # workers shall ignore it as the agent does
             signal.signal(signum, lambda *_: None)  # while this is not handed on to them
@@ -151,6 +159,7 @@ def _serve(fd: int) -> None:
     requests = socket.socket(fileno=kept)
     while (request := _receive(requests)) is not None:
         _fork(requests, *request)
+    os.killpg(0, signal.SIGCONT)  # guardians that are stopped would not see that the agent is gone
     with suppress(ChildProcessError):
         os.waitpid(-1, 0)  # returns when there is none left, since they are ignored
 

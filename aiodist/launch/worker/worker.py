@@ -31,6 +31,7 @@ class Worker:
         relays: of its output.
         words: the end of its stderr.
         grace: seconds that the guardian gives to what it leaves behind.
+        wake: has the guardian go on, if it is stopped.
 
     Attributes:
         pid: its process, and its process group; 0 until `confirm`.
@@ -48,12 +49,14 @@ class Worker:
         relays: Sequence[Relay],
         words: LastWords,
         grace: float,
+        wake: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._command = command
         self._control = control
         self._relays = relays
         self._grace = grace
+        self._wake = wake
         self._partial = b""
         self._ended: Callable[[], None] = lambda: None
         self._gone = asyncio.Event()
@@ -85,6 +88,7 @@ class Worker:
         """
         if self.code is None:
             self.asked = signum
+            self._wake()
             group = signum != signal.SIGTERM
             self.forward(signum, group=group)
             if signum != signal.SIGKILL:
@@ -185,7 +189,7 @@ def spawn(
         except OSError as error:
             raise _lacking(error) from None
         ours.pop_all()
-    return Worker(asyncio.get_running_loop(), command[0], control, relays, words, grace)
+    return Worker(asyncio.get_running_loop(), command[0], control, relays, words, grace, spawner.wake)
 
 
 def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
