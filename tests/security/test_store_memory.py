@@ -37,6 +37,7 @@ from aiodist.rendezvous.schema import MAX_KEY, METHODS
 HOST = "127.0.0.1"
 LIMIT = 2 << 20
 WORLD = 1 << 12
+_WIDE = "\U0001f600"  # four bytes a character
 MALLORY, ALICE = b"m" * 16, b"a" * 16
 
 Ask = Callable[[int], tuple[str, list[Any]]]
@@ -55,6 +56,11 @@ ATTACKS: dict[str, Ask] = {
     "watches": lambda n: ("watch", [f"{n}"]),
     "watches of long prefixes": lambda n: ("watch", [f"{n}".ljust(MAX_KEY)]),
     "waits": lambda n: ("wait", [[f"{n}"], 1e9]),
+    "waits for many": lambda n: ("wait", [[f"{n}.{k}" for k in range(500)], 1e9]),
+    "keys of wide characters": lambda n: ("set", [f"{n}".ljust(MAX_KEY, _WIDE), b"", None]),
+    "waits for wide characters": lambda n: ("wait", [[f"{n}".ljust(MAX_KEY, _WIDE)], 1e9]),
+    "watches of wide characters": lambda n: ("watch", [f"{n}".ljust(MAX_KEY, _WIDE)]),
+    "meetings with wide names": lambda n: ("gather", [f"{n}".ljust(MAX_KEY, _WIDE), 0, 2, b"", 1e9]),
     "meetings": lambda n: ("gather", [f"{n}", 0, 2, b"", 1e9]),
     "meetings with long names": lambda n: ("gather", [f"{n}".ljust(MAX_KEY), 0, 2, b"", 1e9]),
     "meetings alone": lambda n: ("gather", ["g", 0, 1, bytes(50), 1e9]),
@@ -98,7 +104,7 @@ def test_what_one_client_makes_a_store_keep_is_charged(attack: str) -> None:
         machine.handle(Request(MALLORY, n + 1, "goodbye", []), 0.0)
         while machine.due(2e9):
             machine.handle(Tick(), 2e9)
-    kept = sum(len(key) + len(entry.value) + 1000 for key, entry in machine._data.items())
+    kept = sum(4 * len(key) + len(entry.value) + 1000 for key, entry in machine._data.items())
     assert machine.size <= kept, "it is gone, and so is what it asked; keys stay"
 
 

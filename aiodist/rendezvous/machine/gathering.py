@@ -7,7 +7,7 @@ from itertools import islice
 from aiodist.errors import name_ranks
 from aiodist.rendezvous.events import MAX_MISSING, Reply
 from aiodist.rendezvous.machine.leases import Leases
-from aiodist.rendezvous.machine.tables import ANSWER_COST, CALL_COST, Call, Kind, Round
+from aiodist.rendezvous.machine.tables import ANSWER_COST, CALL_COST, Call, Kind, Round, weight
 from aiodist.rendezvous.schema import RefusedError, check_name
 from aiodist.timeouts import spoken
 
@@ -123,4 +123,4 @@ def _never_came(gather: Round) -> tuple[int, ...]:
 
 def _cost(name: str, size: int, card: bytes) -> int:
     """Bytes that a rank takes while it waits: enough for its failure, too, and for those that this names."""
-    return CALL_COST + _ROUND_COST + len(name) + len(card) + 2 * min(size, MAX_MISSING)
+    return CALL_COST + _ROUND_COST + weight(name) + len(card) + 2 * min(size, MAX_MISSING)

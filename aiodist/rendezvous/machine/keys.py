@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.rendezvous.machine.tables import ENTRY_COST, Call, Entry, Kind, Lease
+from aiodist.rendezvous.machine.tables import ENTRY_COST, Call, Entry, Kind, Lease, weight
 from aiodist.rendezvous.machine.waiting import Waiting
 from aiodist.rendezvous.schema import RefusedError, check_name
 from aiodist.wire.messages import MAX_FRAME
@@ -25,7 +25,7 @@ class Keys(Waiting):
 
     def _growth(self, key: str, value: bytes, old: Entry | None) -> int:
         """Bytes more that a key takes with this value; `old` is what it holds."""
-        return len(key) + len(value) + ENTRY_COST if old is None else len(value) - len(old.value)
+        return weight(key) + len(value) + ENTRY_COST if old is None else len(value) - len(old.value)
 
     def _place(self, key: str, value: bytes, lease: Lease | None, old: Entry | None) -> None:
         """Put, where there is room already; `old` is what the key holds."""
@@ -70,7 +70,7 @@ class Keys(Waiting):
         entry = self._data.pop(key, None)
         if entry is None:
             return False
-        self.size -= len(key) + len(entry.value) + ENTRY_COST
+        self.size -= weight(key) + len(entry.value) + ENTRY_COST
         if entry.lease is not None:
             self._detach(key, entry.lease)
         self._revision += 1

@@ -17,6 +17,8 @@ RETURN_GRACE = 2.0  # a living client's first attempts to come back take millise
 DEFAULT_LIMIT = 1 << 30  # bytes that a store keeps
 MAX_WAITING = 1 << 18  # calls that wait, and watches, of all clients
 MAX_UNSETTLED = 1 << 20  # answers of one client that it has not confirmed
+KEY_COST = 70  # bytes that a key takes in the list of a call that waits
+WANTED_COST = 300  # bytes that it takes beside, where it is not there yet
 ENTRY_COST = 200  # bytes that a key takes beside its name and value
 CALL_COST = 800  # bytes that a call that waits takes beside its arguments
 LEASE_COST = 400  # bytes that a lease takes beside its keys
@@ -220,7 +222,7 @@ class Tables:
             kept = KeptFailure(kind, message, hint, pack_ranks(missing))
             session.answered[call[1]] = kept
             self.size += ANSWER_COST
-            self._weigh(session, call[1], len(message) + len(kept.missing))
+            self._weigh(session, call[1], weight(message) + len(kept.missing))
         self._note(Kind.failed, *call, kind, message, hint, missing)
         self._effects.append(Failure(*call, kind, message, hint, missing))
 
@@ -275,6 +277,11 @@ class Tables:
         while self._timers and not self._is_due_to_matter(self._timers[0]):
             heapq.heappop(self._timers)
         return bool(self._timers) and self._timers[0][0] <= now
+
+
+def weight(text: str) -> int:
+    """Bytes that text takes, at most. One character of four bytes makes all of them as wide."""
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 def pack_ranks(ranks: tuple[int, ...]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.rendezvous.machine.tables import CALL_COST, Call, Waiter
+from aiodist.rendezvous.machine.tables import CALL_COST, KEY_COST, WANTED_COST, Call, Waiter, weight
 from aiodist.rendezvous.machine.watching import Watching
 from aiodist.timeouts import spoken
 
@@ -30,7 +30,7 @@ class Waiting(Watching):
             self._reply(call, values if wants_values else None)
             return
         self._check_waiting()
-        cost = CALL_COST + sum(len(key) + 100 for key in keys)
+        cost = CALL_COST + sum(map(weight, keys)) + KEY_COST * len(keys) + WANTED_COST * len(missing)
         self._make_room(cost)
         self._waiters[call] = Waiter(keys, missing, wants_values, timeout, cost)
         for key in missing:

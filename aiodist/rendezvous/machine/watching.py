@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiodist.rendezvous.events import Push
-from aiodist.rendezvous.machine.tables import CALL_COST, Call, Tables
+from aiodist.rendezvous.machine.tables import CALL_COST, Call, Tables, weight
 from aiodist.rendezvous.schema import RefusedError, check_name
 
 MAX_WATCHED = 32 << 20  # bytes under a prefix that is watched, when the watch begins
@@ -26,7 +26,7 @@ class Watching(Tables):
                 f"{size >> 20} MiB lie under '{prefix[:80]}'; a watch can begin with {MAX_WATCHED >> 20}",
                 "Watch a longer prefix",
             )
-        self._make_room(CALL_COST + len(prefix))
+        self._make_room(CALL_COST + weight(prefix))
         self._watches[call] = prefix
         piece: list[Any] = []
         size = 0
@@ -41,7 +41,7 @@ class Watching(Tables):
     def _forget_watch(self, call: Call) -> None:
         prefix = self._watches.pop(call, None)
         if prefix is not None:
-            self.size -= CALL_COST + len(prefix)
+            self.size -= CALL_COST + weight(prefix)
 
     def _tell_watches(self, key: str, value: bytes | None) -> None:
         news = [[key, value, self._revision]]
