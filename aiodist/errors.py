@@ -211,6 +211,8 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
         unheard: global ranks that did not answer, so that nobody knows: their event loops did not turn, say.
         timeout: seconds that were allowed.
         trouble: what else is known of members that keep the others waiting, in words.
+
+    These are the same on all members. A rank that is named in them reads which rank waited for it instead.
     """
 
     def __init__(
@@ -223,18 +225,43 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
         op: str = "",
         seq: int | None = None,
         group: str = "",
-        hint: str = "Raise timeout= if that rank is only slow; else see what it does instead",
+        hint: str = "",
     ) -> None:
-        known = [f"{name_ranks(missing)} had not arrived"] if missing else []
-        known += [f"{name_ranks(unheard)} did not answer"] if unheard else []
-        known = known or ["all had arrived"]
-        known += [trouble] if trouble else []
+        known = _known(missing, unheard, trouble) or ["all had arrived"]
         message = f"no completion within {timeout:g} s: {'; '.join(known)}"
+        if not hint:
+            at_fault = missing or unheard or trouble not in ("", "all had arrived")
+            hint = _SLOW_RANK if at_fault else _SLOW_PATH
         super().__init__(message, op=op, seq=seq, group=group, hint=hint)
         self.missing = tuple(sorted(missing))
         self.unheard = tuple(sorted(unheard))
         self.trouble = trouble
         self.timeout = timeout
+
+    def as_told(self, rank: int, by: int) -> CollectiveTimeout:
+        """This error as a rank reads it that hears it from another, whose operation ran out of time.
+
+        What it says of the reader is about that operation, not about the one that the reader waits for.
+        """
+        if rank not in self.missing + self.unheard:
+            return self
+        missing, unheard = ([one for one in named if one != rank] for named in (self.missing, self.unheard))
+        told = CollectiveTimeout(self.timeout, self.missing, self.unheard, self.trouble, hint=_OWN)
+        known = [f"it waited for rank {rank}, this one", *_known(missing, unheard, self.trouble)]
+        told.message = f"no completion within {self.timeout:g} s on rank {by}: {'; '.join(known)}"
+        told.args = (told.message,)
+        return told
+
+
+_SLOW_RANK = "Raise timeout= if that rank is only slow; else see what it does instead"
+_SLOW_PATH = "Raise timeout= if it is only slow; `aiodist bench` measures what is between the ranks"
+_OWN = "See what this rank did meanwhile: long steps keep its event loop from turning"
+
+
+def _known(missing: Sequence[int], unheard: Sequence[int], trouble: str) -> list[str]:
+    known = [f"{name_ranks(missing)} had not arrived"] if missing else []
+    known += [f"{name_ranks(unheard)} did not answer"] if unheard else []
+    return [*known, trouble] if trouble else known
 
 
 class CollectiveMismatch(GroupBroken):

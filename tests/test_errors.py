@@ -120,6 +120,27 @@ def test_during_gives_a_copy_that_names_the_operation(
     assert "(in barrier of group 'pair')" in str(again)
 
 
+def test_nobody_is_told_of_itself_that_it_had_not_arrived() -> None:
+    error = CollectiveTimeout(2.5, [4], [1], "rank 1 (b) is busy")
+    assert error.as_told(3, 0) is error
+    for rank, others in ((4, "rank 1 did not answer"), (1, "rank 4 had not arrived")):
+        told = error.as_told(rank, 0)
+        assert (told.missing, told.unheard, told.trouble) == ((4,), (1,), "rank 1 (b) is busy")
+        named = told.during("recv", 0, "world")
+        words = (
+            f"no completion within 2.5 s on rank 0: it waited for rank {rank}, this one; {others}; rank 1 (b)"
+        )
+        assert str(named).startswith(words) and "that rank" not in str(named)
+    alone = str(CollectiveTimeout(2.5, [1]).as_told(1, 0))
+    assert "had not arrived" not in alone and "all had arrived" not in alone
+
+
+def test_where_nobody_is_late_nobody_is_called_slow() -> None:
+    assert "that rank" in str(CollectiveTimeout(3, [1]))
+    for error in (CollectiveTimeout(3), CollectiveTimeout(3, trouble="all had arrived")):
+        assert str(error).count("all had arrived") == 1 and "that rank" not in str(error)
+
+
 def test_broken_errors_have_a_hint_each() -> None:
     for error, _, _ in BROKEN:
         if type(error) not in (GroupBroken, Evicted, QuorumLost):

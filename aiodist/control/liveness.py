@@ -268,6 +268,14 @@ class Liveness:
         peer = self._peers.get(rank)
         return None if peer is None else max(now - peer.heard, 0.0)
 
+    def quiet(self, rank: int, now: float) -> bool:
+        """Whether a linked peer's loop gave no sign for longer than its pings may take: it is busy, most
+        likely. Of others nobody knows here."""
+        peer = self._peers.get(rank)
+        if peer is None or not peer.linked:
+            return False
+        return self._at(now) - peer.turned > SLACK * self.patience.heartbeat
+
     # ── small things ─────────────────────────────────────────────────────────────────────────────────
 
     def _spoke(self, rank: int, now: float) -> _Peer | None:

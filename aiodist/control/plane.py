@@ -186,6 +186,10 @@ class ControlPlane:
         """Whose loops do not turn, as far as is known, in words (`Blocked.describe`)."""
         return {} if self._signs is None else self._signs.describe()
 
+    def quiet(self, rank: int) -> bool:
+        """Whether the loop of a neighbour has given no sign of late, in time in which this one turned."""
+        return self._signs is not None and self._signs.quiet(rank)
+
     def warn(self, blocked: Mapping[int, Blocked], now: float) -> None:
         """Tell the groups whose loops do not turn."""
         for hearer in list(self._listeners.values()):

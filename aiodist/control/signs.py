@@ -112,6 +112,10 @@ class Signs:
         """See `Liveness.silence`."""
         return self._liveness.silence(rank, self._loop.time())
 
+    def quiet(self, rank: int) -> bool:
+        """See `Liveness.quiet`."""
+        return self._liveness.quiet(rank, self._loop.time())
+
     def describe(self) -> dict[int, str]:
         """Whose loops do not turn, as far as is known, in words."""
         now = self._loop.time()

@@ -466,10 +466,10 @@ class GroupCore:
         if operation.call.kind not in (Kind.send, Kind.recv):
             self._watch.ask(operation.call.seq)
 
-    def _expired(self, operation: Operation, timeout: float) -> None:
+    def _expired(self, operation: Operation, timeout: float, late: float) -> None:
         self._control.hear()  # a process that was stopped finds its time up, and in its sockets, why
         if self._error is None:
-            self._break(self._watch.expired(operation, timeout))
+            self._break(self._watch.expired(operation, timeout, late))
 
 
 def _after_fork() -> None:

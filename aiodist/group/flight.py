@@ -1,5 +1,9 @@
 """What a group has issued and what has not ended: the registry, its deadlines and its stall clock.
 
+A timer that fires late, because this process's own loop did not turn, judges nothing yet: what would have
+ended the operation in time may lie in a socket, or in the loop's queue, and a loop may run its timers first.
+So the deadlines that passed in that time are moved by as much, at most by the operation's timeout.
+
 One timer serves all operations of a group. It is armed when something is in flight, so an operation
 costs no timer of its own, and a loop of operations that take microseconds sees it ten times a second.
 """
@@ -18,6 +22,7 @@ from aiodist.types import Call, Kind
 STALL = 0.1  # seconds without progress after which an operation asks who is missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
 PATIENCE = 4.0  # it asks again after 4 times as long, and again
+LATE = 0.05  # seconds: a timer that comes later than this was not late because of the loop's usual work
 REMEMBERED = 64  # calls that a member can still describe after they ended
 
 
@@ -29,6 +34,7 @@ class Entry:
     deadline: float
     ask_at: float
     asked: float = STALL
+    late: float = 0.0  # seconds in which the loop did not turn when the deadline passed
 
 
 class Flight:
@@ -37,14 +43,15 @@ class Flight:
     Args:
         loop: whose clock and timers are used.
         stalled: called with a collective that has made no progress for a while.
-        expired: called with an operation whose deadline has passed, and its timeout.
+        expired: called with an operation whose deadline has passed, its timeout, and seconds for which this
+            loop did not turn about that time.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         stalled: Callable[[Operation], None],
-        expired: Callable[[Operation, float], None],
+        expired: Callable[[Operation, float, float], None],
     ) -> None:
         self._loop = loop
         self._stalled = stalled
@@ -150,13 +157,18 @@ class Flight:
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
+        late = now - self._due
         silent: list[tuple[Operation, Entry]] = []
         for operation, entry in list(self._open.items()):
             if operation not in self._open:
                 continue  # ended by what an earlier one set off
-            if entry.deadline <= now:
+            if entry.deadline <= now and late > LATE and entry.late < entry.timeout:
+                entry.late += late
+                entry.deadline = now + max(min(late, entry.timeout), STALL)
+                silent.append((operation, entry))
+            elif entry.deadline <= now:
                 entry.deadline = math.inf  # told once; ending the group may take a while
-                self._expired(operation, entry.timeout)
+                self._expired(operation, entry.timeout, entry.late)
             elif entry.ask_at <= now:
                 silent.append((operation, entry))
         self._ask(silent, now)

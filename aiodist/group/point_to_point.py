@@ -21,7 +21,8 @@ class PointToPoint(GroupCore):
         """Send a tensor to one rank.
 
         The Work may be done before the receive is posted for messages of up to 8 KiB, while at most 64 KiB
-        are under way so; a larger message waits for its receive.
+        are under way so; a larger message waits for its receive. The first message from one rank to another
+        waits until the event loop there turns: the two connect with it.
 
         Args:
             tensor: any shape; read.

@@ -146,25 +146,41 @@ class Watch:
         early = [rank for rank, issued in self._left.items() if seq >= issued]
         return self._departure(early) if early else None
 
-    def expired(self, operation: Operation, timeout: float) -> CollectiveTimeout:
-        """What to say of an operation whose time is up."""
-        call, ranks = operation.call, self._group.ranks
+    def expired(self, operation: Operation, timeout: float, late: float) -> CollectiveTimeout:
+        """What to say of an operation whose time is up.
+
+        Args:
+            late: seconds for which this rank's own loop did not turn about that time.
+        """
+        call, ranks, me = operation.call, self._group.ranks, self._control.rank
         blocked = self._control.blocked()
         message = call.kind in (Kind.send, Kind.recv)
         if message:
-            peer = (ranks[operation.peer],) if operation.peer >= 0 else ()
-            found = Absence((), peer) if blocked.keys() & {*peer} else Absence(peer)
+            found = self._other_side(operation, blocked)
         else:
             found = self.absent.get(call.seq) or self._guess(call.seq, blocked)
-        trouble = [f"{self._name(rank)} {blocked[rank]}" for rank in ranks if rank in blocked]
-        # What peers have written into shared memory says more than they do: also that one has come since.
+        trouble = [f"{self._name(me)} had not turned its own event loop for {late:.1f} s"] if late else []
+        trouble += [f"{self._name(rank)} {blocked[rank]}" for rank in ranks if rank in blocked]
+        # What peers have written into shared memory says more than they do: also that one has come since. A
+        # verdict on this rank, which was busy when asked, or came later, says nothing: it is here.
         seen = set() if message else {ranks[member] for member in self._group._seen(call.seq)}
         busy = [rank for rank in found.unheard if rank in seen and rank not in blocked]
         trouble += [f"{self._name(rank)} does not answer: its event loop is busy" for rank in busy]
         missing, unheard = (
-            [rank for rank in told if rank not in seen] for told in (found.ranks, found.unheard)
+            [rank for rank in told if rank not in seen and rank != me]
+            for told in (found.ranks, found.unheard)
         )
+        if not (missing or unheard):
+            trouble.insert(0, "no other side of the message was seen" if message else "all had arrived")
         return CollectiveTimeout(timeout, missing, unheard, "; ".join(trouble[:SHOWN]))
+
+    def _other_side(self, operation: Operation, blocked: Mapping[int, str]) -> Absence:
+        """Who had not arrived at a message, as far as is known here: nobody asks about messages. Whose loop
+        does not turn, or has been silent of late, may have issued its side."""
+        if operation.peer < 0:
+            return Absence(())
+        peer = self._group.ranks[operation.peer]
+        return Absence((), (peer,)) if peer in blocked or self._control.quiet(peer) else Absence((peer,))
 
     def _guess(self, seq: int, blocked: Mapping[int, str]) -> Absence:
         """Who had not arrived at an operation, where no leader has said that yet."""
@@ -239,7 +255,10 @@ class Watch:
             return
         match message.say:
             case Say.broken:
-                self._breaks(unpack(message.body[1], message.body[2:]), tell=False)
+                error = unpack(message.body[1], message.body[2:])
+                if isinstance(error, CollectiveTimeout):
+                    error = error.as_told(self._control.rank, message.origin)
+                self._breaks(error, tell=False)
             case Say.left:
                 _, rank, issued = message.body
                 self._leaves(rank, issued)
@@ -341,8 +360,10 @@ class Watch:
 
     def _later(self, delay: float, action: Callable[[], object]) -> None:
         def run() -> None:
-            self._timers.discard(timer)
-            action()
+            self._control.hear()  # where this loop was busy, what it waited for lies in its sockets
+            if timer in self._timers:  # what was heard may have ended the group
+                self._timers.discard(timer)
+                action()
 
         timer = self._loop.call_later(delay, run)
         self._timers.add(timer)

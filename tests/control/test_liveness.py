@@ -32,6 +32,21 @@ def watch(liveness: Liveness, now: float, times: int, stopped: bool) -> float:
     return now
 
 
+def test_a_linked_peer_is_quiet_that_gave_no_sign_of_its_loop_while_this_one_turned() -> None:
+    liveness = Liveness(USUAL, 100.0)
+    assert not liveness.quiet(7, 100.0)
+    liveness.attach(7, 100.0)
+    now = turn(liveness, 100.0, 2)
+    assert not liveness.quiet(7, now + 60)  # time that this process missed
+    now = turn(liveness, now, 2)
+    assert not liveness.quiet(7, now)
+    now = turn(liveness, now, 1)
+    liveness.lives(7, now)  # its watchdog, not its loop
+    assert liveness.quiet(7, now)
+    liveness.turned(7, now)
+    assert not liveness.quiet(7, now)
+
+
 # ── stopped ──────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.control.inquiry import Absence
 from aiodist.group import ProcessGroup
+from aiodist.group.core import NO_DATA
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from aiodist.types import Call as Issued
 from aiodist.types import Kind
 from tests.helpers import error_of
 
@@ -101,6 +105,72 @@ def test_timeout_names_who_had_not_arrived() -> None:
         assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.3)
 
     run_virtual(run_cluster(4, main))
+
+
+def test_timeout_of_a_message_says_of_the_other_side_what_is_known() -> None:
+    async def main(pg: ProcessGroup, quiet: bool, known: str) -> None:
+        await pg.barrier()
+        control: Any = pg._control
+        control.quiet = lambda rank: quiet
+        call = pg.recv(f32(), 1, timeout=2) if pg.rank == 0 else pg.recv(f32(), 0)
+        error = await error_of(call)
+        assert isinstance(error, dist.CollectiveTimeout)
+        assert (error.missing, error.unheard) == (((), (1,)) if quiet else ((1,), ()))
+        assert ("on rank 0: it waited for rank 1, this one" if pg.rank else f"rank 1 {known}") in str(error)
+        assert not pg.rank or "had not arrived" not in str(error)
+
+    run_virtual(run_cluster(2, partial(main, quiet=False, known="had not arrived")))
+    run_virtual(run_cluster(2, partial(main, quiet=True, known="did not answer")))
+
+
+def test_timeout_of_a_message_from_anybody_accuses_nobody() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        error = await error_of(pg.recv(f32(), 0) if pg.rank else pg.recv(f32(), timeout=2))
+        assert isinstance(error, dist.CollectiveTimeout)
+        assert (error.missing, error.unheard) == ((), ())
+        assert "no other side of the message was seen" in str(error)
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_who_was_busy_says_so_of_itself_and_nothing_else() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank == 0:
+            watch: Any = pg._watch
+            watch.absent[1] = Absence((), (0,))  # the leader had no answer of this rank
+            operation: Any = type("Operation", (), {"call": Issued(Kind.barrier, 1, NO_DATA[0], NO_DATA[1])})
+            error = watch.expired(operation, 3.0, 6.04)
+            assert (error.missing, error.unheard) == ((), ())
+            assert (
+                f"all had arrived; rank 0 ({pg.hosts[0]}) had not turned its own event loop for 6.0 s"
+                in str(error)
+            )
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main))
+
+
+def test_late_judgement_hears_first_what_lies_in_the_sockets() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank == 0:
+            watch: Any = pg._watch
+            control: Any = pg._control
+            heard: list[str] = []
+            judged: list[str] = []
+            control.hear = lambda: heard.append("here")
+            watch._later(0.1, lambda: judged.append(heard.pop()))
+            await asyncio.sleep(1)
+            assert judged == ["here"]
+            control.hear = watch.rest  # what is heard ends the group: there is nothing left to judge
+            watch._later(0.1, lambda: judged.append("too late"))
+            await asyncio.sleep(1)
+            assert judged == ["here"]
+            del control.hear
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main))
 
 
 def test_patience_of_one_awaiter_breaks_nothing() -> None:

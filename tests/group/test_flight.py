@@ -24,12 +24,14 @@ class Scene:
         self.loop = asyncio.get_running_loop()
         self.stalled: list[tuple[int, float]] = []
         self.expired: list[tuple[int, float, float]] = []
+        self.late: list[float] = []
         self.flight = Flight(self.loop, self.stall, self.expire)
 
     def stall(self, operation: Operation) -> None:
         self.stalled.append((operation.call.seq, round(self.loop.time(), 6)))
 
-    def expire(self, operation: Operation, timeout: float) -> None:
+    def expire(self, operation: Operation, timeout: float, late: float) -> None:
+        self.late.append(late)
         self.expired.append((operation.call.seq, timeout, round(self.loop.time(), 6)))
         self.flight.fail_all(GroupAborted(0, "expired"))
 
@@ -127,11 +129,58 @@ def test_later_shorter_operation_moves_the_timer_forward() -> None:
     virtual(main())
 
 
+def block(seconds: float) -> None:
+    """The loop's thread is in a long step."""
+    loop: Any = asyncio.get_running_loop()
+    loop._clock.now += seconds
+
+
+def test_what_has_ended_while_the_loop_did_not_turn_has_not_expired() -> None:
+    async def main() -> None:
+        scene = Scene()
+        operation = scene.issue(0, 3)
+        loop = scene.loop
+        block(10)
+        # A loop may run its timers first; and what ends the operation takes some turns.
+        loop.call_later(0, loop.call_soon, loop.call_soon, operation.succeed)
+        await asyncio.sleep(60)
+        assert operation.work.done() and not scene.expired
+
+    virtual(main())
+
+
+def test_deadline_that_passed_while_the_loop_did_not_turn_is_moved_once_and_says_so() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.issue(0, 3)
+        await asyncio.sleep(1)
+        block(9)
+        await asyncio.sleep(60)
+        assert scene.stalled[-1][1] >= 10  # it was asked about anew, whatever had been said before
+        assert scene.expired == [(0, 3, 13)]
+        assert scene.late == pytest.approx([10 - STALL * (1 + PATIENCE + PATIENCE**2)], abs=2)
+
+    virtual(main())
+
+
+def test_loop_that_never_turns_in_time_does_not_move_deadlines_for_ever() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.issue(0, 3)
+        for _ in range(10):
+            block(2)
+            await asyncio.sleep(0.001)
+        assert [seq for seq, _, _ in scene.expired] == [0]
+        assert scene.expired[0][2] <= 12
+
+    virtual(main())
+
+
 def test_expiry_is_told_once_while_the_group_takes_time_to_end() -> None:
     async def main() -> None:
         scene = Scene()
         told: list[int] = []
-        scene.flight = Flight(scene.loop, scene.stall, lambda operation, _: told.append(operation.call.seq))
+        scene.flight = Flight(scene.loop, scene.stall, lambda operation, *_: told.append(operation.call.seq))
         scene.issue(0, 1)
         scene.issue(1, 1)
         turns = 0

@@ -53,6 +53,17 @@ async def test_who_has_not_published_and_does_not_answer_is_not_said_to_have_arr
         assert (error.missing, error.unheard) == ((), (1,))
 
 
+@spmd(world_size=2, transport="shm")
+async def test_who_was_busy_finds_what_has_ended_meanwhile(pg: ProcessGroup) -> None:
+    await pg.barrier()
+    tensor = np.arange(500_000) + 7 * pg.rank  # so many that a thread adds them
+    work = pg.all_reduce(tensor, async_op=True, timeout=0.2 if pg.rank else 60)
+    if pg.rank:
+        time.sleep(0.4)
+    await work
+    assert np.array_equal(tensor, 2 * np.arange(500_000) + 7)
+
+
 @spmd(world_size=3)
 async def test_a_leader_that_does_not_answer_is_followed_by_the_next_member(pg: ProcessGroup) -> None:
     await pg.barrier()
