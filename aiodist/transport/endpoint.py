@@ -31,16 +31,15 @@ from aiodist.errors import (
 )
 from aiodist.net.listener import Listener
 from aiodist.net.lobby import PATIENCE, places
-from aiodist.net.near import is_stranger
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.shortage import shortage
 from aiodist.net.sockets import resolve
 from aiodist.net.users import send_away, why_not
 from aiodist.shm.arena import available
 from aiodist.shm.home import Home, Neighbour
+from aiodist.transport import dialing
 from aiodist.transport.base import ControlLink, Route
 from aiodist.transport.control_link import SocketControl
-from aiodist.transport.dialing import DIAL_DEADLINE, cannot, connect_tcp, connect_unix, is_numeric
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
 from aiodist.transport.mail import ANSWER_DEADLINE, Mailbox
@@ -158,7 +157,7 @@ class SocketEndpoint(ChannelEndpoint):
         """
         loop = asyncio.get_running_loop()
         address = host
-        if not is_numeric(host):  # else the resolver's threads would be started for nothing
+        if not dialing.is_numeric(host):  # else the resolver's threads would be started for nothing
             try:
                 found = await resolve(host, 0)
             except OSError as error:
@@ -242,7 +241,7 @@ class SocketEndpoint(ChannelEndpoint):
         try:
             return await task
         except (OSError, AiodistError, TimeoutError) as error:
-            raise self._unable(rank, error) or PeerLost([rank], cannot(error)) from error
+            raise self._unable(rank, error) or PeerLost([rank], dialing.cannot(error)) from error
 
     def kill(self) -> None:
         self._listener.close()
@@ -267,7 +266,7 @@ class SocketEndpoint(ChannelEndpoint):
     async def _dial_data(self, peer: Peer) -> bool:
         """Connect the outgoing channel by the first way that works; whether it succeeded."""
         try:
-            link = await self._first(peer.rank, Purpose.data, self._ways(peer.rank))
+            link = await dialing.persist(lambda: self._first(peer.rank, Purpose.data, self._ways(peer.rank)))
         except (OSError, AiodistError, TimeoutError) as error:
             del self._dialing[peer.rank]
             own = self._unable(peer.rank, error)
@@ -276,7 +275,7 @@ class SocketEndpoint(ChannelEndpoint):
                 peer.sender.fail()
                 self._loop.call_later(NEWS, self._hung_up, peer, error)
             elif own is None:
-                self._lost(peer, cannot(error))
+                self._lost(peer, dialing.cannot(error))
             elif not self._closing:
                 peer.sender.fail()
                 self.observer.unable(peer.rank, own)
@@ -335,7 +334,7 @@ class SocketEndpoint(ChannelEndpoint):
         for way in ways[:-1]:
             try:
                 return await self._connect(rank, purpose, way)
-            except AuthenticationError:
+            except (AuthenticationError, dialing.Unanswered):
                 raise
             except (OSError, AiodistError, TimeoutError):
                 continue
@@ -344,37 +343,45 @@ class SocketEndpoint(ChannelEndpoint):
     async def _connect(self, rank: int, purpose: Purpose, way: Route) -> StreamLink | SocketControl:
         """One connection, from socket to link."""
         card = self._cards[rank]
-        async with asyncio.timeout(DIAL_DEADLINE):
+        async with asyncio.timeout(dialing.DIAL_DEADLINE):
             if way == "shm":
                 if "unix" not in card or not available():
                     raise UsageError(f"rank {rank} shares no memory with this process")
-                sock = await connect_unix(unix_address(card["unix"]))
-                # A rank of another user; or a thief: names are free once a process died.
-                if is_stranger(sock):
-                    sock.close()
-                    raise PermissionError("another user listens there")  # no number: it is no fault of ours
+                sock = await dialing.connect_near(unix_address(card["unix"]))
             else:
-                sock = await connect_tcp(self._loop, *card["tcp"])
-            greeting = self._greeting(sock)
-            try:
-                mine = Identity(self._job, purpose, self.rank, self._nonce)
-                nonce = secrets.token_bytes(NONCE_BYTES)
-                handshake = Handshake.client(mine, self._secret, nonce, to=card["nonce"])
-                if self._tls is not None and not greeting.is_unix:
-                    handshake.bind(await greeting.secure(self._tls, is_server=False))
-                theirs = await greeting.shake(handshake)
-                if theirs.rank != rank or theirs.card != card["nonce"]:
-                    raise AuthenticationError(f"another process has taken the address of rank {rank}")
-                if why := greeting.why_not(self._vouched):
-                    raise AuthenticationError(f"another process answers as rank {rank}: {why}")
-                try:
-                    return await self._link(greeting, rank, purpose, dialed=True)
-                except ConnectionError as error:
-                    what = f"ended a connection with rank {self.rank} before it was in use"
-                    raise GroupBroken(f"rank {rank} {what}", hint="See what that rank says itself") from error
-            finally:
-                greeting.close()
-                self._greetings.discard(greeting)
+                sock = await dialing.connect_tcp(self._loop, *card["tcp"])
+        greeting = self._greeting(sock)
+        try:
+            # Data may wait for as long as the peer's loop is busy: operations have their own deadlines.
+            async with asyncio.timeout(None if purpose is Purpose.data else dialing.DIAL_DEADLINE):
+                return await self._introduce_to(greeting, rank, purpose)
+        finally:
+            greeting.close()
+            self._greetings.discard(greeting)
+
+    async def _introduce_to(
+        self, greeting: Greeting, rank: int, purpose: Purpose
+    ) -> StreamLink | SocketControl:
+        """Shake hands with whom this process has dialed."""
+        card = self._cards[rank]
+        mine = Identity(self._job, purpose, self.rank, self._nonce)
+        handshake = Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES), to=card["nonce"])
+        try:
+            if self._tls is not None and not greeting.is_unix:
+                handshake.bind(await greeting.secure(self._tls, is_server=False))
+            theirs = await greeting.shake(handshake)
+        except ConnectionError as error:
+            if purpose is not Purpose.data:
+                raise
+            raise dialing.Unanswered(error.errno, error.strerror or str(error)) from error
+        if theirs.rank != rank or theirs.card != card["nonce"]:
+            raise AuthenticationError(f"another process has taken the address of rank {rank}")
+        if why := greeting.why_not(self._vouched):
+            raise AuthenticationError(f"another process answers as rank {rank}: {why}")
+        try:
+            return await self._link(greeting, rank, purpose, dialed=True)
+        except ConnectionError as error:
+            raise dialing.hung_up(rank, self.rank) from error
 
     async def _link(
         self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool
@@ -433,17 +440,18 @@ class SocketEndpoint(ChannelEndpoint):
                 if self._tls is not None and not greeting.is_unix:
                     handshake.bind(await greeting.secure(self._tls, is_server=True))
                 theirs = await greeting.shake(handshake)
-            async with asyncio.timeout(DIAL_DEADLINE):
+            async with asyncio.timeout(dialing.DIAL_DEADLINE):
                 await self._introduced.wait()  # it may have our card before we have its
-                card = self._cards.get(theirs.rank)
-                if card is None or card["nonce"] != theirs.card:
-                    raise AuthenticationError(f"it is not the rank {theirs.rank} of this job")
-                peer, rank = self._peer(theirs.rank), theirs.rank
-                if theirs.purpose is Purpose.data and (peer.ended or peer.receiver.link is not None):
-                    return
-                if theirs.purpose is Purpose.control and self._links_of(theirs.rank) >= CONTROL_LINKS:
-                    raise AuthenticationError(f"rank {theirs.rank} has {CONTROL_LINKS} control links already")
-                link = await self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
+            card = self._cards.get(theirs.rank)
+            if card is None or card["nonce"] != theirs.card:
+                raise AuthenticationError(f"it is not the rank {theirs.rank} of this job")
+            peer, rank = self._peer(theirs.rank), theirs.rank
+            if theirs.purpose is Purpose.data and (peer.ended or peer.receiver.link is not None):
+                return
+            if theirs.purpose is Purpose.control and self._links_of(theirs.rank) >= CONTROL_LINKS:
+                raise AuthenticationError(f"rank {theirs.rank} has {CONTROL_LINKS} control links already")
+            # Its loop may be busy before it passes its memory: it has as long as it takes.
+            link = await self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
             if isinstance(link, SocketControl):
                 self.on_control(theirs.rank, link)
             elif peer.ended or peer.receiver.link is not None:

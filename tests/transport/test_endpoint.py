@@ -28,6 +28,7 @@ from aiodist.transport import (
     Into,
     Key,
     SocketEndpoint,
+    dialing,
     endpoint,
     greeting,
     mail,
@@ -292,9 +293,9 @@ async def test_what_a_dial_lacks_is_not_the_peers_fault(
     async with endpoints(mode=mode) as (zero, one):
         match way:
             case "a TCP socket":
-                monkeypatch.setattr(endpoint, "connect_tcp", failing(number))
+                monkeypatch.setattr(dialing, "connect_tcp", failing(number))
             case "a Unix socket":
-                monkeypatch.setattr(endpoint, "connect_unix", failing(number))
+                monkeypatch.setattr(dialing, "connect_unix", failing(number))
             case "an arena":
                 monkeypatch.setattr(greeting, "Arena", failing(number))
             case _:
@@ -317,7 +318,7 @@ async def test_what_a_control_link_lacks_is_not_the_peers_fault(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with endpoints(mode="tcp") as (zero, _):
-        monkeypatch.setattr(endpoint, "connect_tcp", failing(number))
+        monkeypatch.setattr(dialing, "connect_tcp", failing(number))
         with pytest.raises(GroupBroken, match=r"^rank 0 .*, so it cannot connect with rank 1\. ") as caught:
             await zero.link_control(1)
         assert not isinstance(caught.value, PeerLost)
@@ -359,7 +360,7 @@ async def test_another_user_at_the_address_is_no_lack_of_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with endpoints(mode="shm") as (zero, one):
-        monkeypatch.setattr(endpoint, "is_stranger", lambda sock: True)
+        monkeypatch.setattr(dialing, "is_stranger", lambda sock: True)
         start(zero, 1)
         assert await loss(zero) == "cannot connect to it (another user listens there)"
         assert not recorder(zero).failures
