@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from aiodist.errors import name_ranks
 from aiodist.membership.motions import Decided, Draft, Dropped, Motion, Ready, Void
 from aiodist.membership.record import Number, Record
+from aiodist.sanitize import says
 
 GRACE = 1.0
 """Seconds beyond its deadline that a member waits for a convener, or for the arbiter, to speak."""
@@ -131,6 +132,7 @@ class Assembly:
         self._late = float("inf")  # nobody waits for a convener or a draft beyond it
         self._asked: set[Number] = set()
         self._attempt = call << 16  # drafts of different calls have different numbers, and names
+        self._why = ""  # the last draft came to nothing
         self._unruled = "nobody said which epoch is the next"
 
     # ── what happened ────────────────────────────────────────────────────────────────────────────────
@@ -158,17 +160,18 @@ class Assembly:
                     # Longer than forming it may take: where it fails there is time for another.
                     late = now + FORMING + GRACE
                     self._late = max(self._late if self._late < float("inf") else 0.0, late)
-            case Dropped(_, number, culprits, _):
-                self.drop(number, culprits)
+            case Dropped(_, number, culprits, why):
+                self.drop(number, culprits, says(f"rank {rank}", why) if why else "")
             case Decided(_, record):
                 self.decide(record)
             case Void():
                 if self._void is None:
                     self._void = motion
 
-    def drop(self, number: Number, culprits: Collection[bytes] = ()) -> None:
-        """A draft could not be formed."""
+    def drop(self, number: Number, culprits: Collection[bytes] = (), why: str = "") -> None:
+        """A draft could not be formed; `why` is for the error, where no other can be formed, either."""
         if number not in self._dropped:
+            self._why = why or self._why
             self._dropped.add(number)
             self._attempt = max(self._attempt, number[0])
             if number >= max(self._drafts, default=number):  # else they went with a later one
@@ -292,5 +295,7 @@ class Assembly:
     def _silence(self, now: float) -> str:
         missing = self.missing()
         if self.convener(now) == self.rank:
-            return f"no draft could be formed within {OVERTIME:g} s"
-        return f"no word from {name_ranks(missing)}" if missing else f"no word from rank {self.convener(now)}"
+            said = f"no draft could be formed within {OVERTIME:g} s"
+        else:
+            said = f"no word from {name_ranks(missing) if missing else f'rank {self.convener(now)}'}"
+        return f"{said}; the last draft came to nothing: {self._why}" if self._why else said

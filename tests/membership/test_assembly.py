@@ -191,6 +191,20 @@ def test_nobody_is_to_blame_for_not_coming_to_a_draft_when_there_was_a_later_one
     assert step.members == (UIDS[0], UIDS[1], UIDS[2])
 
 
+def test_why_no_draft_could_be_formed_is_told_in_the_end() -> None:
+    made = assembly(0)
+    all_ready(made)
+    for attempt, why in enumerate(("no\n\x1bmemory left", ""), 1):
+        made.hear(0, Draft(1, record(0, 1, 2, attempt=attempt)), 0.0)
+        made.hear(1, Dropped(1, (attempt, 0), (), why), 0.0)
+    step = made.next(1e6)
+    assert isinstance(step, Fail) and step.quorum
+    assert step.why.endswith('came to nothing: rank 1 says: "no  memory left"')
+    made.drop((3, 0), why="rank 0 has no memory left")
+    step = made.next(1e6)
+    assert isinstance(step, Fail) and step.why.endswith("came to nothing: rank 0 has no memory left")
+
+
 def test_drafts_of_different_calls_have_different_numbers() -> None:
     attempts = set()
     for call in (1, 2):

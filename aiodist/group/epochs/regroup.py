@@ -56,6 +56,7 @@ from aiodist.membership.motions import (
     encode,
 )
 from aiodist.membership.record import Number, Record
+from aiodist.net.shortage import shortage
 from aiodist.rendezvous import Store
 
 if TYPE_CHECKING:
@@ -248,9 +249,10 @@ class Regroup:
                 assembly.form(number)
             elif candidate.error is not None and not assembly.was_dropped(number):
                 logger.info("a draft of epoch %d came to nothing: %s", assembly.epoch + 1, candidate.error)
-                culprits = self._culprits(candidate)
-                assembly.drop(number, culprits)
-                self._say(None, Dropped(assembly.call, number, culprits, str(candidate.error)[:200]))
+                culprits, lack = self._culprits(candidate), shortage(candidate.error)
+                why = str(candidate.error) if lack is None else f"rank {self._control.rank} {lack.what}"
+                assembly.drop(number, culprits, why)
+                self._say(None, Dropped(assembly.call, number, culprits, why[:200]))
         self._changed.set()
 
     @property
