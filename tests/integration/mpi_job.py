@@ -386,7 +386,7 @@ async def uninitialised() -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(110, exit=True)
     asyncio.run(globals()[sys.argv[1]]())
     faulthandler.cancel_dump_traceback_later()
     print("<well>")

@@ -19,7 +19,7 @@ from tests.ports import free_port
 from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "mpi_job.py"
-PATIENCE = 120.0
+PATIENCE = 150.0
 
 pytestmark = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 FLAVOURS = {flavour.name: flavour for flavour in mpi.FLAVOURS}
