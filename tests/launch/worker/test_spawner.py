@@ -144,13 +144,16 @@ def test_orders_of_any_size(spawner: Spawner) -> None:
 @pytest.mark.parametrize("how", ["worker", "control", "SIGKILL"])
 def test_daemon_ends(spawner: Spawner, how: str) -> None:
     """With its worker, with the agent's end of the control socket, and when the agent has no patience."""
+    before = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
     worker = Started(
         spawner,
-        DAEMON + ("" if how == "worker" else "signal.pause()"),
+        before + DAEMON + "signal.sigwait({signal.SIGUSR1})",
         grace=99.0 if how == "SIGKILL" else 0.0,
     )
     daemon = os.pidfd_open(int(worker.line()))
-    if how == "control":
+    if how == "worker":
+        worker.control.send(b"10 0\n")
+    elif how == "control":
         worker.control.shutdown(socket.SHUT_WR)
     elif how == "SIGKILL":
         worker.control.send(b"9 1\n")
