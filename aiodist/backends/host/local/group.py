@@ -133,13 +133,14 @@ class LocalGroup:
         if isinstance(exchange, Wired):
             assert wired is not None
             exchange.start = wired
+        free = self.board.free(call.seq)  # asked first: it may become so meanwhile, and then room is not why
         if self._admits(exchange):
             self._start(exchange)
             return
         self._waiting[call.seq] = exchange
         insort(self._queue, call.seq)
         self.hub.watch(self)
-        if exchange.needs and self.board.free(call.seq) and not self._told:
+        if exchange.needs and free and not self._told:
             self._told = True
             text = (
                 "%s #%d waits for shared memory, of which this process has %d bytes: pg.empty may have most"
