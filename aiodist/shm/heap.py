@@ -20,39 +20,43 @@ class Heap:
         stop: the byte after the last one.
     """
 
-    __slots__ = ("_free", "_taken", "start", "stop")
+    __slots__ = ("_free", "_sum", "_taken", "start", "stop")
 
     def __init__(self, start: int, stop: int) -> None:
         self.start = -(-start // ALIGN) * ALIGN
         self.stop = stop
         self._free: list[tuple[int, int]] = [(self.start, stop)]  # (start, stop), in order, never touching
         self._taken: dict[int, int] = {}
+        self._sum = 0
 
     def take(self, nbytes: int, align: int = ALIGN, stop: int | None = None) -> int:
         """The offset of a piece.
 
         Args:
-            nbytes: its size.
-            align: what its offset is a multiple of.
+            nbytes: its size; it gets the next multiple of `align`.
+            align: what its offset is a multiple of; itself one of `ALIGN`.
             stop: it ends here at the latest; None: anywhere.
 
         Raises:
             MemoryError: no piece is large enough.
         """
         limit = self.stop if stop is None else stop
-        size = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
+        # In whole steps of the alignment: else gaps stay between pieces, and each search goes through them all.
+        size = max(align, -(-nbytes // align) * align)
         for number, (start, end) in enumerate(self._free):
             at = -(-start // align) * align
             if at + size <= min(end, limit):
                 rest = [(a, b) for a, b in ((start, at), (at + size, end)) if a < b]
                 self._free[number : number + 1] = rest
                 self._taken[at] = size
+                self._sum += size
                 return at
         raise MemoryError(f"no {nbytes} bytes left of {limit - self.start} that are shared")
 
     def free(self, at: int) -> None:
         """Give a piece back."""
         size = self._taken.pop(at)
+        self._sum -= size
         start, stop = at, at + size
         number = bisect_left(self._free, (start, stop))
         if number < len(self._free) and self._free[number][0] == stop:
@@ -64,4 +68,4 @@ class Heap:
 
     def taken(self) -> int:
         """Bytes that are given out."""
-        return sum(self._taken.values())
+        return self._sum

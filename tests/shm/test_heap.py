@@ -64,3 +64,11 @@ def test_nothing_left() -> None:
     heap.take(1000)
     with pytest.raises(MemoryError, match="no 64 bytes left"):
         heap.take(64)
+
+
+def test_pieces_of_the_same_alignment_leave_no_gaps() -> None:
+    """Or each search would go through all of them."""
+    heap = Heap(8192 + 64, 1 << 30)
+    taken = [heap.take(4097 + 100 * number, 4096) for number in range(300)]
+    assert len(heap._free) == 2  # before the first, and behind the last
+    assert all(at % 4096 == 0 for at in taken)
