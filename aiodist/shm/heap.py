@@ -41,7 +41,7 @@ class Heap:
             MemoryError: no piece is large enough.
         """
         limit = self.stop if stop is None else stop
-        # In whole steps of the alignment: else gaps stay between pieces, and each search goes through them all.
+        # In whole steps of the alignment: else gaps stay between pieces, and each search goes through all.
         size = max(align, -(-nbytes // align) * align)
         for number, (start, end) in enumerate(self._free):
             at = -(-start // align) * align
