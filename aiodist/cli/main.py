@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard() -> None:
-    """What the shell has closed (`>&-`) leads nowhere. Else what is opened next would be in its place."""
+    """Open /dev/null for what the shell has closed (`>&-`), or what is opened next would be in its place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -33,7 +33,7 @@ class Early:
             self.take(next(iter(self._kept)))
 
     def take(self, context: int) -> list[Message]:
-        """What was kept of a group, in order; it is kept no longer."""
+        """Take out what was kept of a group, in order."""
         messages = self._kept.pop(context, [])
         self._nbytes -= sum(map(_cost, messages))
         return messages

@@ -29,7 +29,7 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Nobody disagrees.
+    """Answer in which nobody disagrees.
 
     Args:
         ranks: members that had not issued the operation when asked.
@@ -71,7 +71,7 @@ class Inquiry:
         return len(self._answers) == len(self._members)
 
     def verdict(self) -> Disagreement | Absence:
-        """What the answers so far say."""
+        """Judge by the answers so far."""
         known = {
             rank: (signature, words)
             for rank, (arrived, signature, words) in self._answers.items()

@@ -42,7 +42,7 @@ WORDS_AT_LEAST = 4
 
 
 class State(enum.IntEnum):
-    """What is known of a process whose loop does not turn. Codes are part of the protocol."""
+    """State of a process whose loop does not turn, as far as it is known. Codes are part of the protocol."""
 
     turns = 0  # again
     blocked = 1  # its watchdog says so, and where the loop's thread is

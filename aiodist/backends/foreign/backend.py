@@ -367,7 +367,7 @@ class ForeignBackend:
                 self.reports.mismatch(seq, peer, theirs)
 
     def _batched_otherwise(self, seq: int, peer: int, theirs: bytes) -> dict[int, str]:
-        """What a member and this rank said, if they disagree on their batches only."""
+        """Words of a member and of this rank, where they disagree on their batches alone; else none."""
         entry = self._fused.get(seq)
         if entry is None or entry.told is None or entry.operation is None:
             return {}

@@ -357,7 +357,7 @@ class HostBackend:
         return True
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Somebody on the path altered what a peer sent."""
+        """Break the group if it holds the rank: somebody on the path altered what that one sent."""
         if rank in self._group_rank and not self._dead:
             self.reports.broken(error)
 

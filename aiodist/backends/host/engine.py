@@ -188,7 +188,7 @@ class HostEngine:
             backend.crowd(rank)
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Somebody on the path altered what a peer sent: groups that hold it are broken, nobody is lost."""
+        """Break the groups that hold a rank: somebody on the path altered what it sent. It is not lost."""
         told = Tampered(f"between rank {self.rank} and rank {rank} {error.message}")
         for backend in list(self._backends.values()):
             backend.tampered(rank, told)

@@ -164,8 +164,11 @@ class Messages:
             backend.incoming(source).ask(Key(backend.context, 1 + tag, number, 0))
 
     def _first(self, peer: int, tag: int, arrivals: Mapping[tuple[int, int], Arrival]) -> Arrival | None:
-        """What a receive claims now. One that overtook another (which is being staged in the sender's thread)
-        waits for its turn. However many a peer has sent, this takes a look at each source at most."""
+        """The arrival that a receive claims now.
+
+        One that overtook another (which is being staged in the sender's thread) waits for its turn. However
+        many a peer has sent, this takes a look at each source at most.
+        """
         claimed = self._claimed
         if peer != ANY:
             return arrivals.get((peer, claimed.get((peer, tag), 0)))

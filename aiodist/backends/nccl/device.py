@@ -138,7 +138,7 @@ class NcclDevice:
         destroy_later([lane.destroy for lane in gone])
 
     def _take_closed(self) -> list[Stoppable]:
-        """What can be destroyed now, if anything. Under the lock."""
+        """Take what can be destroyed now, if anything. Under the lock."""
         if not self._closed or (self._members and any(lane.under_way for lane in self._lanes)):
             return []
         gone, self._closed = self._closed, []

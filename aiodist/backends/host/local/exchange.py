@@ -164,8 +164,9 @@ class Exchange:
                 yield
 
     def confirmed(self, peers: Sequence[Peer]) -> Steps:
-        """What was just read of peers' memory is what they have published; comes before anything that is
-        derived from it is handed on, or reported.
+        """Make sure that what was just read of peers' memory is what they have published.
+
+        Comes before anything that is derived from it is handed on, or reported.
 
         A peer whose operation has failed withdraws it before its user may write to the array again, which is
         exposed here. So where its word is still there after the reading, what was read is older than that

@@ -53,7 +53,7 @@ class Group(Protocol):
 
 
 class Holder(Protocol):
-    """What keeps memory of the home that it may use again."""
+    """A keeper of memory of the home that it may use again."""
 
     def reclaim(self) -> None:
         """Free what nobody touches."""
