@@ -22,6 +22,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 
 from aiodist.environment import Tls, tls
+from aiodist.testing.forkserver import servers
 
 # `tests` is not part of the wheel: what tests share is found from the repository's root.
 ROOT = str(Path(__file__).parents[1])
@@ -185,7 +186,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test that leaves something behind, or whose loop swallowed an error."""
+    if hasattr(request.function, "spmd_function"):
+        servers()  # they stay
     with watched(monkeypatch):
         yield

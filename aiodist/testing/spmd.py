@@ -26,12 +26,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from aiodist.rendezvous import StoreServer
+from aiodist.testing.forkserver import FAILURES, Forked
 from aiodist.testing.hosts import Hosts
 
-FAILURES = "AIODIST_SPMD_FAILURES"  # names the descriptor on which ranks say when they fail
+WORKER = ("-m", "aiodist.testing.worker")
+
+
+class Process(Protocol):
+    """One rank, as asyncio's subprocesses are."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; None while it runs, as far as `wait` has seen."""
+
+    async def wait(self) -> int:
+        """Wait for its end → its exit code."""
 
 
 @dataclass(slots=True)
@@ -96,7 +110,7 @@ def spmd(
                 given = json.dumps(arguments)
                 outcomes = asyncio.run(
                     launch(
-                        ["-m", "aiodist.testing.worker", path, function.__qualname__, given, group],
+                        [*WORKER, path, function.__qualname__, given, group],
                         size,
                         timeout=limit,
                         env={
@@ -127,6 +141,8 @@ async def launch(
 ) -> list[Outcome]:
     """Run `python *arguments` once a rank and return how each ended.
 
+    The ranks of a test are forked from a server, other programs are started anew.
+
     Args:
         arguments: of the Python interpreter.
         size: number of ranks.
@@ -136,48 +152,57 @@ async def launch(
     """
     secret = secrets.token_hex(32)
     server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
-    processes: list[asyncio.subprocess.Process] = []
+    forks = not prefixes and tuple(arguments[: len(WORKER)]) == WORKER and sys.platform == "linux"
+    processes: list[Process] = []
     ended: list[int] = []
     failures, failures_in = os.pipe()  # a rank writes 'rank nanoseconds' when its function raises
     os.set_blocking(failures, False)
 
-    async def watch(rank: int, process: asyncio.subprocess.Process) -> Outcome:
-        assert process.stdout is not None
-        output = await process.stdout.read()
+    async def watch(rank: int, process: Process, output: asyncio.StreamReader) -> Outcome:
+        words = await output.read()
         code = await process.wait()
         ended.append(rank)
-        return Outcome(rank, code, output.decode(errors="replace"), len(ended))
+        return Outcome(rank, code, words.decode(errors="replace"), len(ended))
 
+    async def start(rank: int, output: int) -> Process:
+        variables = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(server.port),
+            "AIODIST_STORE": f"127.0.0.1:{server.port}",
+            "AIODIST_JOB": "spmd",
+            "AIODIST_SECRET": secret,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            **(env or {}),
+        }
+        if forks:
+            return Forked(rank, arguments[len(WORKER) :], variables, output, failures_in)
+        return await asyncio.create_subprocess_exec(
+            *(prefixes[rank] if prefixes else ()),
+            sys.executable,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[failures_in],
+            env=variables | {FAILURES: str(failures_in)},
+        )
+
+    outputs: list[tuple[asyncio.StreamReader, asyncio.ReadTransport]] = []
+    watches: list[asyncio.Task[Outcome]] = []
     try:
         for rank in range(size):
-            process = await asyncio.create_subprocess_exec(
-                *(prefixes[rank] if prefixes else ()),
-                sys.executable,
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=[failures_in],
-                env={
-                    **os.environ,
-                    FAILURES: str(failures_in),
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(size),
-                    "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(size),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(server.port),
-                    "AIODIST_STORE": f"127.0.0.1:{server.port}",
-                    "AIODIST_JOB": "spmd",
-                    "AIODIST_SECRET": secret,
-                    "OMP_NUM_THREADS": "1",
-                    "OPENBLAS_NUM_THREADS": "1",
-                    **(env or {}),
-                },
-            )
-            processes.append(process)
-        watches = [asyncio.create_task(watch(rank, process)) for rank, process in enumerate(processes)]
+            ours, theirs = os.pipe()
+            with os.fdopen(theirs, "wb", 0):
+                outputs.append(await _reading(ours))
+                processes.append(await start(rank, theirs))
+            watches.append(asyncio.create_task(watch(rank, processes[rank], outputs[rank][0])))
         _, late = await asyncio.wait(watches, timeout=timeout)
         if late:
             _signal(processes, signal.SIGUSR1)  # faulthandler prints every thread's stack
@@ -192,11 +217,25 @@ async def launch(
         return outcomes
     finally:
         _signal(processes, signal.SIGKILL)
+        for watching in watches:
+            watching.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        for _, transport in outputs:
+            transport.close()
         for process in processes:
             await process.wait()
         os.close(failures)
         os.close(failures_in)
         await server.aclose()
+
+
+async def _reading(pipe: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    """What comes from a pipe. It is closed with the transport."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
+    )
+    return reader, transport
 
 
 def _put_in_order(outcomes: list[Outcome], failures: int) -> None:
@@ -229,12 +268,12 @@ def _report(outcome: Outcome) -> str:
     return f"── rank {outcome.rank} exited with {outcome.code} ──\n{outcome.output}"
 
 
-def _signal(processes: list[asyncio.subprocess.Process], number: signal.Signals) -> None:
+def _signal(processes: list[Process], number: signal.Signals) -> None:
     for process in processes:
         if process.returncode is None:
             _signal_group(process, number)
 
 
-def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _signal_group(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

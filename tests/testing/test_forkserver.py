@@ -1,0 +1,76 @@
+"""Ranks that are forked: each is a process of its own, with what it was told, and nothing of the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aiodist.group import ProcessGroup
+from aiodist.testing import spmd
+from aiodist.testing.forkserver import FAILURES, Forked, servers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_ranks_are_forked_from() -> None:
+    """They stay when a test is over."""
+    servers()
+
+
+@spmd(world_size=4, env={"OF_THE_TEST": "here"})
+async def test_a_rank_is_a_process_of_its_own(pg: ProcessGroup) -> None:
+    assert os.environ["OF_THE_TEST"] == "here"
+    assert os.getsid(0) == os.getpid()
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+    assert "torch" not in sys.modules
+    assert set(map(int, os.listdir("/proc/self/fd"))) >= {0, 1, 2, int(os.environ[FAILURES])}
+    assert not os.isatty(0)
+    pids = await pg.all_gather(np.array([os.getpid()]))
+    assert len(np.unique(pids)) == 4
+
+
+@spmd(world_size=2)
+async def test_ranks_do_not_order_strings_alike(pg: ProcessGroup) -> None:
+    """A program that relies on the order of a set must not pass its test."""
+    hashes = np.asarray(await pg.all_gather(np.array([hash("rank")])))
+    assert hashes[0] != hashes[1]
+
+
+async def start(folder: Path, text: str) -> tuple[Forked, str]:
+    """A rank without a group, which does what `text` says as it is imported → it, and what it printed."""
+    (folder / "job.py").write_text(text)
+    ours, theirs = os.pipe()
+    with open(ours) as output:
+        env = os.environ | {"OF_THE_TEST": "here"}
+        rank = Forked(0, [str(folder / "job.py"), "test", "{}"], env, theirs, theirs)
+        os.close(theirs)
+        return rank, output.read()
+
+
+async def test_the_working_directory_and_the_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "import os, sys; print(os.getcwd(), sys.argv[1:], sys.path[0], os.getpid()); os._exit(7)"
+    rank, said = await start(tmp_path, text)
+    arguments = [str(tmp_path / "job.py"), "test", "{}"]
+    assert said.strip() == f"{tmp_path} {arguments} {tmp_path} {rank.pid}"
+    assert await rank.wait() == 7
+    assert await rank.wait() == 7
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("raise SystemExit(3)", 3), ("raise ValueError('bad')", 1), ("os.kill(os.getpid(), 9)", -9)],
+)
+async def test_how_it_ended(tmp_path: Path, end: str, code: int) -> None:
+    rank, said = await start(tmp_path, f"import os; print('begun', flush=True); {end}")
+    assert said.startswith("begun\n")
+    assert ("ValueError: bad" in said) == (code == 1)
+    assert await rank.wait() == code
