@@ -214,20 +214,30 @@ async def check_cancel_send(pair: Pair, budget: int) -> None:
 
 
 async def check_cancel_recv(pair: Pair, budget: int) -> None:
-    """A cancelled receive leaves its sink alone, also in the middle of a segment; other messages pass."""
+    """A cancelled receive leaves its sink alone, also in the middle of a segment, and one that is posted
+    afterwards has no part in anything; other messages pass."""
     key, nbytes = Key(10, 0, 0, 0), SEGMENT * 32
     sink = bytearray(nbytes)
     received = pair.recv(key, nbytes, Into(memoryview(sink)))
     never = pair.recv(Key(10, 0, 1, 0), nbytes, Into(memoryview(bytearray(nbytes))))
     sent = pair.send(key, nbytes=nbytes)
+    offered, stored = Key(10, 0, 2, 0), Key(10, 0, 3, 0)
+    pair.send(offered, nbytes=SEGMENT * 2)
+    pair.send(stored, nbytes=64)
     await turn_until(lambda: any(sink[:64]))  # so that it is in the middle
     pair.inc.cancel(10)
     sink[:] = b"\xee" * nbytes
+    ignored = [
+        pair.recv(offered, SEGMENT * 2, Into(memoryview(sink)[: SEGMENT * 2])),
+        pair.recv(stored, 64, Into(memoryview(sink)[:64])),
+        pair.recv(Key(10, 0, 4, 0), nbytes, Into(memoryview(sink))),
+    ]
+    pair.send(Key(10, 0, 4, 0), nbytes=nbytes)
     for seq in range(3):
         await pair.passes(Key(11, 0, seq, 0), SEGMENT * 4 + 1)
     await sent  # its bytes were taken, and dropped
     assert sink == b"\xee" * nbytes, "the sink was written after cancel"
-    assert not any(future.done() for future in (received, never))
+    assert not any(future.done() for future in (received, never, *ignored))
 
 
 async def check_retire(pair: Pair, budget: int) -> None:

@@ -212,9 +212,10 @@ class Incoming(ABC):
 
     @abstractmethod
     def cancel(self, context: int) -> None:
-        """Forget all posted receives of a context; what still arrives for them is dropped.
+        """Forget all posted receives of a context, for good; what still arrives for them is dropped.
 
-        Sinks are untouched after this returns, `done` is not called. Do not post under the same keys again.
+        Sinks are untouched after this returns, `done` is not called. Receives posted in it later are ignored
+        (False, never done).
         """
 
     @abstractmethod

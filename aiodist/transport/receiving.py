@@ -125,7 +125,7 @@ class Receiver(Incoming):
     # Incoming.
 
     def recv(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:
-        if key[0] in self._retired:
+        if key[0] in self._retired or key[0] in self._cancelled:
             return False
         if key in self._posted:
             raise UsageError(f"a receive from rank {self.rank} is posted already under {key}")

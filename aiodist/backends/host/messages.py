@@ -136,14 +136,14 @@ class Messages:
     def _match(self, source: int, tag: int) -> None:
         """Let receives have what has come from one source, in order."""
         queue, arrivals = self._queues.get(tag), self._arrivals[tag]
-        while queue and (source, self._claimed.get((source, tag), 0)) in arrivals:
+        while queue and not self._dead and (source, self._claimed.get((source, tag), 0)) in arrivals:
             at = next((i for i, operation in enumerate(queue) if operation.peer in (ANY, source)), None)
             if at is None:
                 break
             operation = queue[at]
             del queue[at]
             self._serve(operation, blocked=True)
-            while queue:
+            while queue and not self._dead:  # one that disagrees with its message breaks the group right here
                 operation = queue.popleft()
                 if not self._serve(operation, blocked=False):
                     queue.appendleft(operation)

@@ -259,6 +259,20 @@ def test_disagreement_is_told_with_both_sides(posted_first: bool) -> None:
     assert not bench.results
 
 
+@pytest.mark.parametrize("behind", [1, ANY])
+def test_nothing_is_received_after_a_disagreement(behind: int) -> None:
+    """It breaks the group: receives that waited behind it have failed, and their arrays are the user's."""
+    bench = Bench()
+    bench.reports.peer_mismatch = lambda said: bench.messages.condemn()
+    bench.recv(ANY, items=9)
+    bench.recv(behind)
+    bench.recv(1)
+    bench.arrive(1, 1)
+    bench.arrive(1, 2)
+    bench.arrive(1, 0)  # the first two overtook it
+    assert not bench.posted
+
+
 def test_who_waits_for_a_source() -> None:
     bench = Bench()
     bench.recv(ANY)

@@ -61,15 +61,17 @@ class Peer:
         near: its home.
         words: its home as 64-bit words.
         base: word of its region; 0 until it has made the group.
+        entry: the group's, in the directory of its home; -1 until it was found.
     """
 
-    __slots__ = ("base", "member", "near", "words")
+    __slots__ = ("base", "entry", "member", "near", "words")
 
     def __init__(self, member: int, near: Near) -> None:
         self.member = member
         self.near = near
         self.words = near.words
         self.base = 0
+        self.entry = -1
 
 
 class Board:
@@ -103,7 +105,7 @@ class Board:
         self.by_member = {peer.member: peer for peer in self.peers}
         self.signed: list[object] = [None] * SLOTS  # the quick plan whose signature a slot still holds
         self.nears = [peer.near for peer in self.peers]
-        self._staying = list(self.peers)  # who has not been seen to leave
+        self._members_here = list(self.peers)  # who has not been seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
         hub.boards.add(self)
         try:
@@ -124,10 +126,16 @@ class Board:
 
     def found(self, peer: Peer) -> bool:
         """Whether a peer has made the group; not where it says that its region is beyond its home."""
-        if not peer.base:
-            at = peer.near.find(self.context)
+        if not peer.base and self._known(peer):
+            at = peer.near.offset(peer.entry)
             peer.base = at // 8 if at + REGION <= peer.near.bytes.size else 0
         return peer.base != 0
+
+    def _known(self, peer: Peer) -> bool:
+        """Whether a peer's directory has told of the group."""
+        if peer.entry < 0:
+            peer.entry = peer.near.find(self.context)
+        return peer.entry >= 0
 
     def signature_of(self, peer: Peer, seq: int) -> bytes:
         """What a peer says that it does in an operation's slot."""
@@ -270,15 +278,12 @@ class Board:
         That they have finished what this rank has issued is not enough. A member that has heard of no end yet
         may look here for what comes next, and would take for it what another group has written at this place.
         """
-        while self._staying and self._has_left(self._staying[-1]):
-            self._staying.pop()
-        return not self._staying
+        while self._members_here and self._has_left(self._members_here[-1]):
+            self._members_here.pop()
+        return not self._members_here
 
     def _has_left(self, peer: Peer) -> bool:
-        said = peer.near.left(self.context)
-        if said is None:  # it has yet to make the group, or its entry serves another one since
-            return peer.base != 0
-        return said
+        return self._known(peer) and peer.near.has_left(self.context, peer.entry)
 
     def release(self) -> None:
         """Give all memory back."""
@@ -295,7 +300,7 @@ class Board:
         self._spans.clear()
         self.hub.boards.discard(self)
         self.words, self.bytes = memoryview(b""), np.empty(0, np.uint8)
-        self.peers, self.nears, self._staying = [], [], []
+        self.peers, self.nears, self._members_here = [], [], []
         self.by_member.clear()
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,6 +32,8 @@ ASLEEP_LOOP, ASLEEP_BULK = 512, 520
 
 _DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
 _HEAP = _DIRECTORY + _ENTRIES * 16
+
+_LOOKS = 4  # groups that were left are looked at when memory is taken: a few at a time, whatever their number
 
 _KEPT = 8  # this part of a home is kept for operations and new groups: users' arrays do not get it
 
@@ -84,18 +86,25 @@ class Near:
         self._contexts = self._offsets = _NO_WORDS
 
     def find(self, context: int) -> int:
-        """Offset of a group's region, 0 where it is not made yet."""
-        entry = self._entry(context)
-        return 0 if entry is None else int(self._offsets[entry]) & ~1
-
-    def left(self, context: int) -> bool | None:
-        """Whether the neighbour has left a group that it had made; None where it tells of no such group."""
-        entry = self._entry(context)
-        return None if entry is None else bool(int(self._offsets[entry]) & 1)
-
-    def _entry(self, context: int) -> int | None:
+        """The directory's entry of a group, -1 where it is not made yet. It searches: remember what it finds."""
         found = np.flatnonzero(self._contexts == np.uint64(context))
-        return int(found[0]) if len(found) else None
+        return int(found[0]) if len(found) else -1
+
+    def offset(self, entry: int) -> int:
+        """Where the region of an entry's group begins, 0 where it is gone."""
+        return int(self._offsets[entry]) & ~1
+
+    def has_left(self, context: int, entry: int) -> bool:
+        """Whether the neighbour has left a group whose entry was found before."""
+        return int(self._contexts[entry]) != context or bool(int(self._offsets[entry]) & 1)
+
+
+class _Left(NamedTuple):
+    """A group that this process has left: clears the group away if nobody reads it any more, and says whether
+    it has; or releases its memory unasked."""
+
+    cleared: Callable[[], bool]
+    release: Callable[[], None]
 
 
 class Hub:
@@ -140,13 +149,13 @@ class Hub:
         self.groups: set[Group] = set()
         self._entries: dict[int, int] = {}
         self.leases = 0  # arrays in the home that somebody holds
-        self._tombs: deque[int] = deque()  # entries of groups that are gone, the longest gone first
+        self._reusable: deque[int] = deque()  # entries of groups that are gone, the longest gone first
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
         self.rest_due = False
         self._polled = False
         self._turn_ends: float | None = None
-        self._limbo: list[tuple[Callable[[], bool], Callable[[], None]]] = []  # left, and perhaps still read
+        self._left_groups: deque[_Left] = deque()  # perhaps still read
         table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
         loop.add_reader(home.loop_bell, self._rung)
@@ -165,7 +174,7 @@ class Hub:
         except MemoryError:
             for board in self.boards:
                 board.reclaim()
-            self._clear_away()
+            self._clear_away(len(self._left_groups))
             return self._heap.take(nbytes, align, stop)
 
     def stage(self, nbytes: int) -> int:
@@ -197,8 +206,11 @@ class Hub:
         self._clear_away()
         return self._heap.taken()
 
-    def _clear_away(self) -> None:
-        self._limbo = [group for group in self._limbo if not group[0]()]
+    def _clear_away(self, most: int = _LOOKS) -> None:
+        for _ in range(min(most, len(self._left_groups))):
+            group = self._left_groups.popleft()
+            if not group.cleared():
+                self._left_groups.append(group)
         while self._returned:
             self._heap.free(self._returned.pop())
 
@@ -239,8 +251,8 @@ class Hub:
         free = np.flatnonzero(self._contexts == 0)
         if len(free):
             entry = int(free[0])
-        elif self._tombs:
-            entry = self._tombs.popleft()
+        elif self._reusable:
+            entry = self._reusable.popleft()
         else:
             raise MemoryError(f"more than {_ENTRIES} are open")
         self._entries[context] = entry
@@ -267,11 +279,12 @@ class Hub:
             if not abandoned():
                 return False
             self._offsets[entry] = 1  # who looks later must know that it was here
-            self._tombs.append(entry)
+            self._reusable.append(entry)
             release()
             return True
 
-        self._limbo.append((cleared, release))
+        self._left_groups.append(_Left(cleared, release))
+        self.ring(self.near.values())  # who waits for room may free a region of its own now
 
     # ── polling, sleeping, ringing ───────────────────────────────────────────────────────────────────
 
@@ -357,9 +370,9 @@ class Hub:
         del self.home  # or an array of a user's, which knows the hub, would keep it mapped for ever
         self.groups.clear()
         self.boards.clear()
-        for _, release in self._limbo:
+        for _, release in self._left_groups:
             release()
-        self._limbo.clear()
+        self._left_groups.clear()
         for near in self.near.values():
             near.close()
         self.near.clear()

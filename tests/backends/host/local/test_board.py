@@ -134,7 +134,7 @@ async def test_what_is_left_behind_is_kept_for_who_comes_late(hubs: Any) -> None
     second.leave(CONTEXT, lambda: True, theirs.release)
     assert mine.abandoned()  # who has left reads nothing
     second.take(64)  # the next piece clears away what is gone
-    assert mine.peers[0].near.left(CONTEXT)  # and that it was here is still to be seen
+    assert mine.peers[0].near.has_left(CONTEXT, mine.peers[0].entry)  # and that it was here is still to be seen
 
 
 async def test_a_region_serves_no_other_group_while_a_member_stays(hubs: Any) -> None:
@@ -161,7 +161,7 @@ async def test_an_entry_that_serves_another_group_says_that_its_first_was_left(h
     assert not seen or mine.found(mine.peers[0])
     second.leave(CONTEXT, lambda: True, theirs.release)
     second.take(64)
-    second._contexts[second._tombs.popleft()] = CONTEXT + 1  # as after some thousand groups
+    second._contexts[second._reusable.popleft()] = CONTEXT + 1  # as after some thousand groups
     assert mine.abandoned() is seen  # or it may be yet to make the group
 
 

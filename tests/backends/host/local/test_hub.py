@@ -150,6 +150,47 @@ async def test_who_waits_for_room_goes_on_when_another_thread_gives_some_back(hu
     thread.join()
 
 
+async def test_groups_that_others_have_not_left_cost_little(hubs: Any) -> None:
+    """However many there are, who takes memory looks at a few of them; at all where there would be no room."""
+    (hub,) = hubs(1)
+    asked: list[int] = []
+    gone: set[int] = set()
+
+    def leave(context: int) -> None:
+        hub.announce(context, hub.take(1 << 16))
+
+        def abandoned() -> bool:
+            asked.append(context)
+            return context in gone
+
+        hub.leave(context, abandoned, lambda: None)
+
+    for context in range(1, 401):
+        leave(context)
+        assert len(asked) <= 4
+        asked.clear()
+    for _ in range(100):
+        hub.take(64)
+    assert sorted(asked) == list(range(1, 401))  # each in turn
+    gone.add(77)
+    asked.clear()
+    with pytest.raises(MemoryError):
+        hub.take(hub.room)
+    assert set(asked) == set(range(1, 401))
+
+
+async def test_who_leaves_wakes_the_others(hubs: Any) -> None:
+    """One of them may wait for room that it can free now."""
+    first, second = hubs(2)
+    rung: list[str] = []
+    first.announce(7, first.take(64))
+    near = first.near[1]
+    near.neighbour.ring_loop = lambda: rung.append("loop")
+    second.words[ASLEEP_LOOP] = 1
+    first.leave(7, lambda: False, lambda: None)
+    assert rung == ["loop"]
+
+
 async def test_more_groups_than_the_directory_has_room_for(hubs: Any) -> None:
     (hub,) = hubs(1)
     for context in range(1, _ENTRIES + 1):
