@@ -1,11 +1,12 @@
 """What a group has issued and what has not ended: the registry, its deadlines and its stall clock.
 
-A timer that fires late, because this process's own loop did not turn, judges nothing yet: what would have
-ended the operation in time may lie in a socket, or in the loop's queue, and a loop may run its timers first.
-So the deadlines that passed in that time are moved by as much, at most by the operation's timeout.
-
 One timer serves all operations of a group. It is armed when something is in flight, so an operation
 costs no timer of its own, and a loop of operations that take microseconds sees it ten times a second.
+
+Where the timer fires late, because this process's own loop did not turn, what would have ended an operation
+in time may lie in a socket, or in the loop's queue, and a loop may run its timers first. So the deadlines
+that passed meanwhile are moved on from now by as much as the timer was late, but all moves of one together
+by the operation's timeout at most.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Entry:
     deadline: float
     ask_at: float
     asked: float = STALL
-    late: float = 0.0  # seconds in which the loop did not turn when the deadline passed
+    moved: float = 0.0  # seconds by which the deadline was moved on
+    late: float = 0.0  # the longest time for which the loop did not turn when the deadline passed
 
 
 class Flight:
@@ -162,9 +164,11 @@ class Flight:
         for operation, entry in list(self._open.items()):
             if operation not in self._open:
                 continue  # ended by what an earlier one set off
-            if entry.deadline <= now and late > LATE and entry.late < entry.timeout:
-                entry.late += late
-                entry.deadline = now + max(min(late, entry.timeout), STALL)
+            more = min(max(late, STALL), entry.timeout - entry.moved)
+            if entry.deadline <= now and late > LATE and more > 0:
+                entry.late = max(entry.late, late)
+                entry.moved += more
+                entry.deadline = now + more
                 silent.append((operation, entry))
             elif entry.deadline <= now:
                 entry.deadline = math.inf  # told once; ending the group may take a while

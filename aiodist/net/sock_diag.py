@@ -38,10 +38,8 @@ def owner(address: Address, remote: Address) -> int | None:
     """
     try:
         return _ask(address, remote)
-    except (
-        FileNotFoundError
-    ):  # no such socket; or a kernel that cannot tell, which would not know ours either
-        _ask(remote, address)
+    except FileNotFoundError:
+        _ask(remote, address)  # a kernel that cannot tell does not know ours either
         return None
 
 
@@ -54,9 +52,10 @@ def _ask(address: Address, remote: Address) -> int | None:
     with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as kernel:
         kernel.send(_HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _REQUEST, 0, 0) + asked)
         answer = kernel.recv(4096)  # it is there: the kernel answers in the call
-    if len(answer) < _HEADER.size + _FAILED.size:
+    failed = len(answer) >= _HEADER.size and _HEADER.unpack_from(answer)[1] == _ERROR
+    if len(answer) < _HEADER.size + (_FAILED if failed else _FOUND).size:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
-    if _HEADER.unpack_from(answer)[1] == _ERROR:
+    if failed:
         number = -_FAILED.unpack_from(answer, _HEADER.size)[0]
         raise OSError(number, os.strerror(number))
     found, user, inode = _FOUND.unpack_from(answer, _HEADER.size)

@@ -108,7 +108,7 @@ class SocketEndpoint(ChannelEndpoint):
         self._cards: dict[int, Mapping[str, Any]] = {}
         self._introduced = asyncio.Event()
         self._routes: dict[int, Route] = {}
-        self._dialing: dict[int, asyncio.Task[bool]] = {}
+        self._dialing: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._links: set[StreamLink] = set()
         self._greetings: set[Greeting] = set()
@@ -237,11 +237,12 @@ class SocketEndpoint(ChannelEndpoint):
         line = self._mail.line(rank) if self._mail is not None else None
         if line is not None:
             return self._control(line, rank)
-        task: asyncio.Task[ControlLink] = self._spawn(self._dial_control(rank))
         try:
-            return await task
-        except (OSError, AiodistError, TimeoutError) as error:
+            control = await self._spawn(self._persist(rank, Purpose.control, routed=False))
+        except (OSError, AiodistError) as error:
             raise self._unable(rank, error) or PeerLost([rank], dialing.cannot(error)) from error
+        assert isinstance(control, SocketControl)
+        return control
 
     def kill(self) -> None:
         self._listener.close()
@@ -261,14 +262,15 @@ class SocketEndpoint(ChannelEndpoint):
 
     def _dial(self, peer: Peer) -> None:
         if peer.rank not in self._dialing and not self._closed:
-            self._dialing[peer.rank] = self._spawn(self._dial_data(peer))
+            self._dialing.add(peer.rank)
+            self._spawn(self._dial_data(peer))
 
-    async def _dial_data(self, peer: Peer) -> bool:
-        """Connect the outgoing channel by the first way that works; whether it succeeded."""
+    async def _dial_data(self, peer: Peer) -> None:
+        """Connect the outgoing channel by the first way that works."""
         try:
-            link = await dialing.persist(lambda: self._first(peer.rank, Purpose.data, self._ways(peer.rank)))
-        except (OSError, AiodistError, TimeoutError) as error:
-            del self._dialing[peer.rank]
+            link = await self._persist(peer.rank, Purpose.data)
+        except (OSError, AiodistError) as error:
+            self._dialing.discard(peer.rank)
             own = self._unable(peer.rank, error)
             if isinstance(error, GroupBroken) and own is None:
                 # It had proved itself, so it lacks something, or has died. In either case it is known soon.
@@ -279,9 +281,8 @@ class SocketEndpoint(ChannelEndpoint):
             elif not self._closing:
                 peer.sender.fail()
                 self.observer.unable(peer.rank, own)
-            return False
+            return
         self._connected(peer, link)
-        return True
 
     def _hung_up(self, peer: Peer, error: GroupBroken) -> None:
         if not peer.ended and not self._closing:
@@ -289,7 +290,7 @@ class SocketEndpoint(ChannelEndpoint):
 
     def _connected(self, peer: Peer, link: StreamLink | SocketControl) -> None:
         assert isinstance(link, StreamLink)
-        self._dialing.pop(peer.rank, None)
+        self._dialing.discard(peer.rank)
         peer.over = "shm" if isinstance(link, MappedLink) else "tcp"
         peer.sender.attach(link)
 
@@ -306,10 +307,11 @@ class SocketEndpoint(ChannelEndpoint):
         if own is not None and not self._closing:
             self.observer.unable(None, own)
 
-    async def _dial_control(self, rank: int) -> ControlLink:
-        control = await self._first(rank, Purpose.control, self._ways(rank, routed=False))
-        assert isinstance(control, SocketControl)
-        return control
+    async def _persist(
+        self, rank: int, purpose: Purpose, *, routed: bool = True
+    ) -> StreamLink | SocketControl:
+        """A connection, however busy the loop at its other end is: whoever waits has a deadline."""
+        return await dialing.persist(lambda: self._first(rank, purpose, self._ways(rank, routed=routed)))
 
     def _ways(self, rank: int, *, routed: bool = True) -> list[Route]:
         """How a rank may be reached, best first; routed: as `route` said."""
@@ -336,7 +338,7 @@ class SocketEndpoint(ChannelEndpoint):
                 return await self._connect(rank, purpose, way)
             except (AuthenticationError, dialing.Unanswered):
                 raise
-            except (OSError, AiodistError, TimeoutError):
+            except (OSError, AiodistError):
                 continue
         return await self._connect(rank, purpose, ways[-1])
 
@@ -352,9 +354,7 @@ class SocketEndpoint(ChannelEndpoint):
                 sock = await dialing.connect_tcp(self._loop, *card["tcp"])
         greeting = self._greeting(sock)
         try:
-            # Data may wait for as long as the peer's loop is busy: operations have their own deadlines.
-            async with asyncio.timeout(None if purpose is Purpose.data else dialing.DIAL_DEADLINE):
-                return await self._introduce_to(greeting, rank, purpose)
+            return await self._introduce_to(greeting, rank, purpose)
         finally:
             greeting.close()
             self._greetings.discard(greeting)
@@ -371,8 +371,6 @@ class SocketEndpoint(ChannelEndpoint):
                 handshake.bind(await greeting.secure(self._tls, is_server=False))
             theirs = await greeting.shake(handshake)
         except ConnectionError as error:
-            if purpose is not Purpose.data:
-                raise
             raise dialing.Unanswered(error.errno, error.strerror or str(error)) from error
         if theirs.rank != rank or theirs.card != card["nonce"]:
             raise AuthenticationError(f"another process has taken the address of rank {rank}")

@@ -163,6 +163,26 @@ def test_deadline_that_passed_while_the_loop_did_not_turn_is_moved_once_and_says
     virtual(main())
 
 
+@pytest.mark.parametrize("busy", [0.051, 0.2, 1.0, 2.9])
+def test_all_moves_of_a_deadline_together_are_one_timeout_at_most(busy: float) -> None:
+    """And what is told is the longest time for which the loop did not turn."""
+
+    async def main() -> None:
+        scene = Scene()
+        loop: Any = asyncio.get_running_loop()
+        scene.issue(0, 3)
+        turned = 0.0
+        while not scene.expired:
+            before = loop.time()
+            await asyncio.sleep(0.05)
+            turned += loop.time() - before
+            block(busy)
+        assert turned <= 2 * 3 + 0.3
+        assert scene.late[0] <= busy + 0.06
+
+    virtual(main())
+
+
 def test_loop_that_never_turns_in_time_does_not_move_deadlines_for_ever() -> None:
     async def main() -> None:
         scene = Scene()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import struct
 import sys
 
 import pytest
@@ -76,3 +78,33 @@ def test_an_end_that_is_bound_to_an_interface() -> None:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
         one.connect(listening.getsockname())
         assert owner(one.getsockname(), listening.getsockname()) == os.geteuid()
+
+
+@pytest.mark.parametrize("kind", [2, 3, 20], ids=["error", "done", "found"])
+@pytest.mark.parametrize("nbytes", [0, 7, 16, 19, 20, 40, 87])
+def test_an_answer_that_is_too_short_is_an_os_error(
+    kind: int, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Kernel:
+        """Answers with the beginning of a message."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __enter__(self) -> Kernel:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def send(self, data: bytes) -> None:
+            pass
+
+        def recv(self, most: int) -> bytes:
+            head = struct.pack("=IHHII", nbytes, kind, 0, 0, 0)
+            return (head + struct.pack("=i", -errno.EPERM) + bytes(100))[:nbytes]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", Kernel)
+        with pytest.raises(PermissionError if kind == 2 and nbytes >= 20 else OSError):
+            sock_diag._ask((HERE, 1), (HERE, 2))

@@ -84,8 +84,9 @@ async def pair(mode: Mode) -> list[SocketEndpoint]:
 
 @pytest.mark.parametrize("mode", ["tcp", "shm"])
 @pytest.mark.parametrize("late", ["who accepts", "who dials"])
+@pytest.mark.parametrize("purpose", ["data", "control"])
 async def test_a_busy_loop_costs_nobody_its_place(
-    mode: Mode, late: str, monkeypatch: pytest.MonkeyPatch
+    mode: Mode, late: str, purpose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than a handshake may last: the acceptor answers late, or has broken it off meanwhile."""
     monkeypatch.setattr(dialing, "DIAL_DEADLINE", 0.05)
@@ -108,11 +109,15 @@ async def test_a_busy_loop_costs_nobody_its_place(
     try:
         ended: list[bool] = []
         data = memoryview(bytes(range(100)))
-        if made[0].outgoing(1).send(Key(1, 0, 0, 0), bytes(32), data, lambda: ended.append(True)):
+        if purpose == "control":
+            linking = asyncio.ensure_future(made[0].link_control(1))
+            linking.add_done_callback(lambda link: ended.append(link.result().rank == 1))
+        elif made[0].outgoing(1).send(Key(1, 0, 0, 0), bytes(32), data, lambda: ended.append(True)):
             ended.append(True)
         await turn_until(lambda: len(held) >= 1)
         asyncio.get_running_loop().call_later(0.2, busy.set)
         await turn_until(lambda: bool(ended))
+        assert ended == [True]
         for one in made:
             assert isinstance(one.observer, Recorder)
             assert not one.observer.losses

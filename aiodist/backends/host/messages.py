@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ANY = -1
 
+_NOTHING: Mapping[tuple[int, int], Arrival] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -74,11 +76,10 @@ class Messages:
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
-        queue = self._queues.setdefault(operation.tag, deque())
-        if not self._serve(operation, blocked=bool(queue)):
-            queue.append(operation)
+        if not self._serve(operation, blocked=operation.tag in self._queues):
+            self._queues.setdefault(operation.tag, deque()).append(operation)
             if self._backend.crowded:
-                self._ask(operation.tag)
+                self._ask(operation.tag, {operation.peer})
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """A message came in or was offered."""
@@ -122,10 +123,12 @@ class Messages:
         Returns:
             Whether that could be.
         """
-        arrivals = self._arrivals.setdefault(operation.tag, {})
-        arrival = self._first(operation.peer, operation.tag, arrivals)
+        arrival = self._first(operation.peer, operation.tag)
         if arrival is not None:
+            arrivals = self._arrivals[operation.tag]
             del arrivals[arrival.source, arrival.number]
+            if not arrivals:
+                del self._arrivals[operation.tag]
             self._claim(operation, arrival.source, arrival)
         elif operation.peer != ANY and operation.target is not None and not blocked:
             self._claim(operation, operation.peer, None)
@@ -135,47 +138,58 @@ class Messages:
 
     def _match(self, source: int, tag: int) -> None:
         """Let receives have what has come from one source, in order."""
-        queue, arrivals = self._queues.get(tag), self._arrivals[tag]
-        while queue and not self._dead and (source, self._claimed.get((source, tag), 0)) in arrivals:
+        # What is served may bring the next arrival right here, so nothing of the queues is kept over it.
+        while not self._dead and (queue := self._queues.get(tag)) and self._next(source, tag) is not None:
             at = next((i for i, operation in enumerate(queue) if operation.peer in (ANY, source)), None)
             if at is None:
                 break
-            operation = queue[at]
-            del queue[at]
-            self._serve(operation, blocked=True)
-            while queue and not self._dead:  # one that disagrees with its message breaks the group right here
-                operation = queue.popleft()
+            self._serve(self._take(tag, at), blocked=True)
+            # One that disagrees with its message has broken the group by now.
+            while not self._dead and tag in self._queues:
+                operation = self._take(tag, 0)
                 if not self._serve(operation, blocked=False):
-                    queue.appendleft(operation)
+                    self._queues.setdefault(tag, deque()).appendleft(operation)
                     break
-        if queue and self._backend.crowded:
-            self._ask(tag)
+        if self._backend.crowded and tag in self._queues:
+            self._ask(tag, {operation.peer for operation in self._queues[tag]})
+
+    def _take(self, tag: int, at: int) -> Operation:
+        """Take a receive out of its queue, which goes with its last one: there may be any number of tags."""
+        queue = self._queues[tag]
+        operation = queue[at]
+        del queue[at]
+        if not queue:
+            del self._queues[tag]
+        return operation
 
     def ask(self) -> None:
         """Have what is waited for offered again: some peers offered more than is remembered."""
-        for tag in self._queues:
-            self._ask(tag)
+        for tag, queue in self._queues.items():
+            self._ask(tag, {operation.peer for operation in queue})
 
-    def _ask(self, tag: int) -> None:
+    def _ask(self, tag: int, waiting: set[int]) -> None:
         backend = self._backend
-        waiting = {operation.peer for operation in self._queues[tag]}
         for source in backend.crowded if ANY in waiting else backend.crowded & waiting:
             number = self._claimed.get((source, tag), 0)
             backend.incoming(source).ask(Key(backend.context, 1 + tag, number, 0))
 
-    def _first(self, peer: int, tag: int, arrivals: Mapping[tuple[int, int], Arrival]) -> Arrival | None:
+    def _next(self, source: int, tag: int) -> Arrival | None:
+        """What came from a source and is the next that a receive may claim."""
+        return self._arrivals.get(tag, _NOTHING).get((source, self._claimed.get((source, tag), 0)))
+
+    def _first(self, peer: int, tag: int) -> Arrival | None:
         """The arrival that a receive claims now.
 
         One that overtook another (which is being staged in the sender's thread) waits for its turn. However
         many a peer has sent, this takes a look at each source at most.
         """
-        claimed = self._claimed
         if peer != ANY:
-            return arrivals.get((peer, claimed.get((peer, tag), 0)))
+            return self._next(peer, tag)
+        arrivals, claimed = self._arrivals.get(tag, _NOTHING), self._claimed
         if len(arrivals) <= self._backend.size:
             return next((a for a in arrivals.values() if a.number == claimed.get((a.source, tag), 0)), None)
-        heads = ((source, claimed.get((source, tag), 0)) for source in range(self._backend.size))
-        return min((arrivals[head] for head in heads if head in arrivals), key=_order, default=None)
+        heads = (self._next(source, tag) for source in range(self._backend.size))
+        return min((head for head in heads if head is not None), key=_order, default=None)
 
     def _claim(self, operation: Operation, source: int, arrival: Arrival | None) -> None:
         backend = self._backend

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from aiodist.errors import AiodistError, GroupBroken, PeerLost
 from aiodist.transport.base import ControlLink
 
-PATIENCE = 5.0
-"""Seconds in which a torn link has to stand again."""
+PATIENCE = 20.0
+"""Seconds in which a torn link has to stand again: more than most steps that keep a loop busy."""
 
 AGAIN = 0.05
 """Seconds until it is dialed again where this process lacks something for it."""

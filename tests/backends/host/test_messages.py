@@ -259,6 +259,21 @@ def test_disagreement_is_told_with_both_sides(posted_first: bool) -> None:
     assert not bench.results
 
 
+def test_nothing_stays_of_a_tag_that_is_used_no_more() -> None:
+    bench = Bench()
+    for tag in range(100):
+        for peer in (ANY, 1):
+            bench.recv(peer, tag=tag)
+        for number in range(3):
+            bench.arrive(1, number, tag=tag)
+        bench.recv(1, tag=tag)
+        for number in range(3):
+            bench.deliver(1, number, tag=tag)
+    assert len(bench.results) == 300
+    assert not bench.messages._queues
+    assert not bench.messages._arrivals
+
+
 @pytest.mark.parametrize("behind", [1, ANY])
 def test_nothing_is_received_after_a_disagreement(behind: int) -> None:
     """It breaks the group: receives that waited behind it have failed, and their arrays are the user's."""

@@ -86,7 +86,7 @@ class Near:
         self._contexts = self._offsets = _NO_WORDS
 
     def find(self, context: int) -> int:
-        """The directory's entry of a group, -1 where it is not made yet. It searches: remember what it finds."""
+        """The directory's entry of a group, -1 where it is not made yet. A search: remember what it finds."""
         found = np.flatnonzero(self._contexts == np.uint64(context))
         return int(found[0]) if len(found) else -1
 

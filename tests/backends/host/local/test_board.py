@@ -134,7 +134,8 @@ async def test_what_is_left_behind_is_kept_for_who_comes_late(hubs: Any) -> None
     second.leave(CONTEXT, lambda: True, theirs.release)
     assert mine.abandoned()  # who has left reads nothing
     second.take(64)  # the next piece clears away what is gone
-    assert mine.peers[0].near.has_left(CONTEXT, mine.peers[0].entry)  # and that it was here is still to be seen
+    peer = mine.peers[0]
+    assert peer.near.has_left(CONTEXT, peer.entry)  # and that it was here is still to be seen
 
 
 async def test_a_region_serves_no_other_group_while_a_member_stays(hubs: Any) -> None:

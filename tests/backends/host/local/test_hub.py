@@ -151,7 +151,7 @@ async def test_who_waits_for_room_goes_on_when_another_thread_gives_some_back(hu
 
 
 async def test_groups_that_others_have_not_left_cost_little(hubs: Any) -> None:
-    """However many there are, who takes memory looks at a few of them; at all where there would be no room."""
+    """Who takes memory looks at a few of them, however many there are; at all where there is no room else."""
     (hub,) = hubs(1)
     asked: list[int] = []
     gone: set[int] = set()
