@@ -152,7 +152,8 @@ async def launch(
     """
     secret = secrets.token_hex(32)
     server = await StoreServer.start("127.0.0.1", 0, job="spmd", secret=secret.encode())
-    forks = not prefixes and tuple(arguments[: len(WORKER)]) == WORKER and sys.platform == "linux"
+    begun = any(name.startswith(("PYTHON", "LD_")) for name in env or {})  # read as the interpreter starts
+    forks = not (begun or prefixes) and tuple(arguments[:2]) == WORKER and sys.platform == "linux"
     processes: list[Process] = []
     ended: list[int] = []
     failures, failures_in = os.pipe()  # a rank writes 'rank nanoseconds' when its function raises
@@ -181,7 +182,7 @@ async def launch(
             **(env or {}),
         }
         if forks:
-            return Forked(rank, arguments[len(WORKER) :], variables, output, failures_in)
+            return Forked(rank, arguments[2:], variables, output, failures_in)
         return await asyncio.create_subprocess_exec(
             *(prefixes[rank] if prefixes else ()),
             sys.executable,

@@ -42,6 +42,13 @@ async def test_ranks_do_not_order_strings_alike(pg: ProcessGroup) -> None:
     assert hashes[0] != hashes[1]
 
 
+@spmd(world_size=2, env={"PYTHONHASHSEED": "0"})
+async def test_what_the_interpreter_reads_as_it_starts_is_obeyed(pg: ProcessGroup) -> None:
+    hashes = np.asarray(await pg.all_gather(np.array([hash("rank")])))
+    assert hashes[0] == hashes[1]
+    assert not sys.flags.hash_randomization
+
+
 async def start(folder: Path, text: str) -> tuple[Forked, str]:
     """A rank without a group, which does what `text` says as it is imported → it, and what it printed."""
     (folder / "job.py").write_text(text)
