@@ -188,7 +188,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test that leaves something behind, or whose loop swallowed an error."""
-    if hasattr(request.function, "spmd_function"):
+    if {"spmd", "launch"} & set(vars(request.module)):
         servers()  # they stay
     with watched(monkeypatch):
         yield

@@ -54,6 +54,16 @@ class Request:
     folder: str
 
 
+# Not as a module that is run: it would be imported a second time.
+_RUN = """
+import socket, sys
+from aiodist.testing.forkserver import serve
+serve(socket.socket(fileno=int(sys.argv[1])))
+from aiodist.testing.worker import main
+main()
+"""
+
+
 class ForkServer:
     """The caller's handle on one server."""
 
@@ -63,7 +73,7 @@ class ForkServer:
         self._turn = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "aiodist.testing.forkserver", str(theirs.fileno())],
+                [sys.executable, "-c", _RUN, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -173,10 +183,3 @@ def _fork(request: Request, status: int, output: int, failures: int) -> None:
     os.environ.update(request.env, **{FAILURES: str(failures)})
     sys.argv[1:] = request.arguments
     sys.path[0] = request.folder  # as after `python -m`
-
-
-if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
-    from aiodist.testing.worker import main
-
-    main()

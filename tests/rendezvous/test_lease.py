@@ -252,7 +252,8 @@ async def test_who_is_away_is_still_missed_soon() -> None:
     async with await serve() as server, await connect(server) as one, await connect(server) as two:
         server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
         lease = await one.lease(1000).begin()
-        await lease.set("k", "")
+        await lease.set("leased", "")
+        await one.set("k", "", ttl=1000)
         one._reconnect = lambda: None  # type: ignore[method-assign]
         assert one._connection is not None
         one._connection.abort()
@@ -260,5 +261,7 @@ async def test_who_is_away_is_still_missed_soon() -> None:
         assert await two.check(["k"])
         await stand_still(server, RETURN_GRACE)
         assert not await two.check(["k"])
+        assert await two.check(["leased"])  # its holder counts on it
+        assert lease.held
         assert lease._renewing is not None
         lease._renewing.cancel()

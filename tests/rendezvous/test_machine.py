@@ -269,6 +269,20 @@ def test_a_lease_ends_soon_where_its_holder_is_gone() -> None:
     assert alive(bench, "other") and alive(bench, "no lease")
 
 
+@pytest.mark.parametrize("ttl", [1.0, 50.0, 3 * SESSION_GRACE])
+def test_a_lease_of_many_keys_lasts_for_the_ttl_that_its_holder_counts_on(ttl: float) -> None:
+    """Whatever becomes of its connection, or of the session."""
+    bench = Bench(A, B)
+    [granted] = bench.ask(A, 1, "lease_grant", ttl)
+    assert isinstance(granted, Reply)
+    bench.ask(A, 2, "lease_claim", granted.value, "k", b"a")
+    bench.feed(Disconnected(A))
+    bench.wait(ttl - 0.1)
+    assert alive(bench, "k")
+    bench.wait(0.1)
+    assert not alive(bench, "k")
+
+
 def test_a_lease_lasts_where_its_holder_comes_back_or_says_goodbye() -> None:
     bench = Bench(A, B, C)
     bench.ask(A, 1, "set", "a", b"", 50.0)

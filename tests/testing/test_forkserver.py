@@ -12,15 +12,9 @@ import pytest
 
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from aiodist.testing.forkserver import FAILURES, Forked, servers
+from aiodist.testing.forkserver import FAILURES, Forked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def what_ranks_are_forked_from() -> None:
-    """They stay when a test is over."""
-    servers()
 
 
 @spmd(world_size=4, env={"OF_THE_TEST": "here"})

@@ -14,14 +14,7 @@ import pytest
 
 from aiodist.group import ProcessGroup
 from aiodist.testing import RanksFailed, spmd
-from aiodist.testing.forkserver import servers
 from aiodist.testing.spmd import Outcome, check, launch
-
-
-@pytest.fixture(scope="module", autouse=True)
-def what_ranks_are_forked_from() -> None:
-    """They stay when a test is over."""
-    servers()
 
 
 @pytest.mark.parametrize("word", ["one", "two"])

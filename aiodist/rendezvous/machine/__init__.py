@@ -6,8 +6,9 @@ Rules:
 - A request happens once, however often it is sent: what changes the store leaves its answer behind under
   (client, id) until the client says that it has it. A client may therefore be away for up to
   `SESSION_GRACE` seconds and carry on.
-- A lease says that its holder lives. It ends when it was not renewed for its ttl, or `RETURN_GRACE` seconds
-  after the holder's connection ended without goodbye: processes that die are missed soon.
+- A lease says that its holder lives. It ends when it was not renewed for its ttl. One that a key has for
+  itself (a claim, or a ttl of its own) also ends `RETURN_GRACE` seconds after its holder was cut off without
+  goodbye: processes that die are missed soon. One of many keys does not: its holder counts on the ttl.
 - Only a `Tick` ends what is due. Whoever feeds the machine hands it all requests that have arrived first,
   so a machine that was held up for seconds takes no lease from a holder that has renewed it in time.
 - Each change has a revision, counted over the whole store; watches report it.

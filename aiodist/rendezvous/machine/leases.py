@@ -132,11 +132,15 @@ class Leases(Keys):
         return True
 
     def _cut_leases(self, session: Session, at: float) -> None:
-        """Their holder is away: they end at `at`, unless it comes back."""
-        for token in session.leases:
-            lease = self._leases[token]
-            lease.cut = at
-            self._set_timer(lease.due, "lease", token)
+        """Their holder is away: those of one key end at `at`, unless it comes back.
+
+        One of many keys lasts for the ttl that its holder counts on (`Lease.held`): it may not know yet that
+        it is away.
+        """
+        for lease in [self._leases[token] for token in session.leases]:
+            if lease.single:
+                lease.cut = at
+                self._set_timer(lease.due, "lease", lease.token)
 
     def _restore_leases(self, session: Session) -> None:
         for token in session.leases:

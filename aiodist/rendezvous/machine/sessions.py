@@ -190,10 +190,10 @@ class Sessions(Gathering):
                 case "lease":
                     self._end_lease(subject)
                 case "session":
+                    # The store was started again, and nobody came back. Leases of many keys last for a ttl.
                     for token in list(self._sessions[subject[0]].leases):
-                        self._end_lease(
-                            token
-                        )  # those of a store that was started again, and nobody came back
+                        if self._leases[token].single:
+                            self._end_lease(token)
                     self._end_session(subject[0], may_return=True)
                 case _ if subject in self._waiters:
                     ended += len(self._waiters[subject].keys) // _KEYS
