@@ -22,6 +22,8 @@ from aiodist.types import Call, Kind
 
 STALL = 0.1  # seconds without progress after which an operation asks who is missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
+FEW = 2  # where others have ended meanwhile: most of those that wait wait for their turn
+SHARE = 20  # the timer's work is proportional to what is in flight; it rests for so many times as long
 PATIENCE = 4.0  # it asks again after 4 times as long, and again
 LATE = 0.05  # seconds: a timer that comes later than this was not late because of the loop's usual work
 REMEMBERED = 64  # calls that a member can still describe after they ended
@@ -63,6 +65,7 @@ class Flight:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._questions, self._next_questions = 0, 0.0  # still allowed until then
+        self._moves = False  # an operation has ended since the last questions
         self._idle: list[asyncio.Future[None]] = []
         self.quick: Quick | None = None  # it enters what it started only when the loop turns
 
@@ -89,6 +92,7 @@ class Flight:
     def ended(self, operation: Operation) -> None:
         """An operation has ended."""
         self._open.pop(operation, None)
+        self._moves = True
         if not self._open and self._idle:
             self._wake()
 
@@ -126,7 +130,8 @@ class Flight:
 
     def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:
         if now >= self._next_questions:
-            self._next_questions, self._questions = now + STALL, MOST
+            self._next_questions, self._questions = now + STALL, FEW if self._moves else MOST
+            self._moves = False
         for _, entry in silent:
             entry.ask_at = self._next_questions
         for operation, entry in nsmallest(self._questions, silent, key=lambda pair: pair[1].deadline):
@@ -177,4 +182,5 @@ class Flight:
                 silent.append((operation, entry))
         self._ask(silent, now)
         if self._open:
-            self._arm(max(now, min(min(e.ask_at, e.deadline) for e in self._open.values())))
+            rested = now + SHARE * (self._loop.time() - now)
+            self._arm(max(rested, min(min(e.ask_at, e.deadline) for e in self._open.values())))

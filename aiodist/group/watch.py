@@ -42,7 +42,7 @@ logger = logging.getLogger("aiodist")
 ANSWERS = 0.25  # seconds that members have to answer before a verdict is given without them
 AGAIN = 0.05  # seconds between rounds of questions once members disagree
 ROUNDS = 6  # of questions, at most
-ROOM = 64  # answers that are kept until those about operations that have ended are thrown away
+ROOM = 64  # answers and questions that are kept until those about operations that have ended are thrown away
 SHOWN = 4  # members whose troubles an error tells
 ASKED = 4 * MOST  # about so many a member asks while one inquiry lasts; of more it is asked again
 SUSPICION = 2.0  # seconds after which a mismatch seen here is told without the leader
@@ -89,7 +89,7 @@ class Watch:
         self._warned: dict[int, State] = {}  # whose loops do not turn, and which reason was logged
         self.absent: dict[int, Absence] = {}
         self._asked: dict[int, int] = {}  # how often, in vain
-        self._room = ROOM
+        self._room = self._room_asked = ROOM
 
     def start(self) -> None:
         """Begin to listen. What was said of the group before is heard now."""
@@ -114,9 +114,10 @@ class Watch:
         """An operation makes no progress: ask the leader, or the member after those that did not answer."""
         tried = 0 if seq in self.absent else self._asked.get(seq, 0)
         self._control.tell([self._leader(tried)], Say.stalled, self._context, seq)
-        if len(self._asked) >= ROOM:
+        if len(self._asked) >= self._room_asked:
             pending = set(self._flight.collectives())
             self._asked = {s: count for s, count in self._asked.items() if s in pending}
+            self._room_asked = 2 * len(self._asked) + ROOM
         self._asked[seq] = tried + 1
 
     def suspect(self, seq: int, peer: int, theirs: bytes) -> None:
@@ -188,7 +189,9 @@ class Watch:
         if inquiry is not None and isinstance(verdict := inquiry.verdict(), Absence):
             return verdict  # this is the leader, and asks
         silent = tuple(rank for rank in self._group.ranks if rank in blocked)
-        return Absence((), silent or tuple(self._members - self._left.keys() - {self._control.rank}))
+        others = tuple(self._members - self._left.keys() - {self._control.rank})
+        asked = tuple(rank for rank in self._able()[: self._asked.get(seq, 0)] if rank in others)
+        return Absence((), silent or asked or others)
 
     # ── Listener ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -290,10 +293,13 @@ class Watch:
     def _leader(self, tried: int) -> int:
         """The first member that has not left and whose loop is not known to stand still, after so many that
         were asked and did not answer."""
+        able = self._able()
+        return able[min(tried, len(able) - 1)]
+
+    def _able(self) -> list[int]:
         here = [rank for rank in self._group.ranks if rank not in self._left] or list(self._group.ranks)
         blocked = self._control.blocked()
-        able = [rank for rank in here if rank not in blocked] or here[:1]
-        return able[min(tried, len(able) - 1)]
+        return [rank for rank in here if rank not in blocked] or here[:1]
 
     def _inquire(self, seq: int, asker: int) -> None:
         asks = self._asks.setdefault(asker, set())

@@ -304,12 +304,18 @@ class Connection:
 
 
 def _keep_alive(sock: socket.socket | RecordSocket) -> None:
-    """Notice within about 25 s that the other host is gone, however quiet the connection is."""
+    """Notice within about 25 s that the other host is gone, however quiet the connection is, or not.
+
+    Where something was sent and is not acknowledged, there are no keepalives, and the kernel would try for a
+    quarter of an hour. Who lives and reads nothing for as long, while more waits than its socket can take, is
+    cut off too, and comes back.
+    """
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):  # the peer is gone already
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        limits = {"KEEPIDLE": 10, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 25_000}
+        for name, value in [(f"TCP_{name}", value) for name, value in limits.items()]:
             if hasattr(socket, name):  # macOS calls them otherwise
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -128,10 +128,14 @@ def test_memory_is_seen_where_it_is_not_measured(monkeypatch: pytest.MonkeyPatch
 
     ballast = b"x" * (4 * engine.MEMORY)  # the process was larger before
     del ballast
+    pieces = [b"x" * 100_000 for _ in range(4 * engine.MEMORY // 100_000)]
+    above = b"x" * 100_000  # so that the allocator keeps what lies below
+    pieces.clear()
     outcome = engine.fuzz(parser(takes_memory_once), 400, 1)
     [crash] = outcome.crashes.values()
     assert "of memory for" in crash.error and crash.data == seen[250]
     assert outcome.inputs == 400
+    assert above
 
 
 def test_hypothesis_shrinks_what_is_wrong() -> None:

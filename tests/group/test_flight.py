@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.backends.base import Operation
 from aiodist.errors import GroupAborted
-from aiodist.group.flight import MOST, PATIENCE, REMEMBERED, STALL, Flight
+from aiodist.group.flight import FEW, MOST, PATIENCE, REMEMBERED, SHARE, STALL, Flight
 from aiodist.testing.clock import run_virtual
 from aiodist.types import Call, Kind
 from aiodist.work import Pulse, Work
@@ -87,6 +87,48 @@ def test_of_thousands_the_most_urgent_are_asked_about_first_and_all_in_the_end()
         assert {seq for seq, _ in scene.stalled} == set(range(500))
         times = [when for _, when in scene.stalled]
         assert all(late - early >= STALL - 1e-6 for early, late in zip(times, times[MOST:], strict=False))
+        for operation in operations:
+            operation.succeed()
+
+    virtual(main())
+
+
+def test_where_others_end_meanwhile_only_the_most_urgent_are_asked_about() -> None:
+    """Thousands that wait for their turn do not stall."""
+
+    async def main() -> None:
+        scene = Scene()
+        operations = [scene.issue(seq, 1000) for seq in range(500)]
+        for tenth in range(10):
+            operations[tenth].succeed()
+            await asyncio.sleep(STALL)
+        assert 0 < len(scene.stalled) <= FEW * 11
+        assert {seq for seq, _ in scene.stalled[:FEW]} == {1, 2}
+        scene.stalled.clear()
+        await asyncio.sleep(STALL * 1.5)  # and nothing ends
+        assert len(scene.stalled) >= MOST
+        for operation in operations[10:]:
+            operation.succeed()
+
+    virtual(main())
+
+
+def test_the_timer_leaves_the_loop_to_others() -> None:
+    """However much is in flight, and however long a look at it takes."""
+
+    async def main() -> None:
+        scene = Scene()
+        note, times = scene.stall, []
+
+        def slow(operation: Operation) -> None:
+            note(operation)
+            times.append(scene.loop.time())
+            block(0.01)
+
+        scene.flight._stalled = slow
+        operations = [scene.issue(seq, 1000) for seq in range(500)]
+        await asyncio.sleep(60)
+        assert len(times) * 0.01 <= 60 / SHARE + MOST * 0.01
         for operation in operations:
             operation.succeed()
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
@@ -17,7 +18,7 @@ from aiodist.net import lobby
 from aiodist.net.sockets import describe, interface_address, port_owner
 from aiodist.rendezvous import StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import client as client_module
-from aiodist.rendezvous.connection import HANDSHAKE_SECONDS, Connection
+from aiodist.rendezvous.connection import HANDSHAKE_SECONDS, Connection, _keep_alive
 from aiodist.testing.conformance_store import arrived
 from aiodist.wire.handshake import Handshake, Identity, Purpose
 from tests.rendezvous.conftest import Clock
@@ -371,3 +372,18 @@ def test_errors_are_described_without_numbers() -> None:
     assert describe(ConnectionRefusedError(111, "Connect call failed ('::1', 5)")) == "Connection refused"
     assert describe(socket.gaierror(-2, "Name or service not known")) == "Name or service not known"
     assert describe(UsageError("message", hint="hint")) == "message"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the options have other names")
+def test_a_host_that_vanishes_is_noticed_whatever_was_under_way() -> None:
+    """By keepalives where all is acknowledged; else there are none, and the kernel would try for long."""
+    with (
+        socket.create_server((HOST, 0)) as listening,
+        socket.create_connection(listening.getsockname()) as one,
+    ):
+        _keep_alive(one)
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        idle, between, times = (one.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+        assert idle + between * times == 25
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
