@@ -84,6 +84,7 @@ class _Job:
         self._seeds = seeds
         self._stages = {seed: _Stage(plan(seed)) for seed in seeds}
         self.violation: Violation | None = None
+        self._at = seeds[0]  # the last that a rank has begun
 
     async def run(self) -> None:
         """Run all, or up to the first violation."""
@@ -93,22 +94,27 @@ class _Job:
         def endpoint(rank: int) -> SocketEndpoint:
             return SocketEndpoint(loop, rank, "job", b"", boot=hosts[rank])
 
-        with contextlib.suppress(BaseExceptionGroup):
+        try:
             await run_cluster(
                 len(hosts), self._main, endpoint=endpoint, limits=replace(limits, poll=20), timeout=LIMIT
             )
-            return
-        assert self.violation is not None
+        except (BaseExceptionGroup, TimeoutError) as error:
+            if self.violation is None:  # of no program: all of them together took too long, say
+                self._violated(self._at, "", error)
 
     async def _main(self, pg: ProcessGroup) -> None:
         for seed in self._seeds:
+            self._at = seed
             try:
                 await _program(pg, self._stages[seed])
             except Exception as error:
                 if self.violation is None:
-                    trace = "".join(traceback.format_exception(error))
-                    self.violation = Violation(seed, f"rank {pg.rank}: {_first(error)}", trace)
+                    self._violated(seed, f"rank {pg.rank}: ", error)
                 raise
+
+    def _violated(self, seed: int, where: str, error: BaseException) -> None:
+        trace = "".join(traceback.format_exception(error))
+        self.violation = Violation(seed, f"{where}{_first(error)}", trace)
 
 
 def _first(error: BaseException) -> str:
