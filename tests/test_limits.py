@@ -23,12 +23,17 @@ def loops():
 """
 
 
-def run(tmp_path: Path, body: str, *, again: float = 30.0, limit: float = 1.0) -> tuple[int, str]:
-    """Run tests of a file with a limit; the exit code, and what pytest shows."""
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
+
+
+def run(
+    tmp_path: Path, body: str, *, again: float = 30.0, limit: float = 1.0, workers: int = 0
+) -> tuple[int, str]:
+    """Run tests of a file with a limit, in workers of pytest-xdist or without → exit code, what it shows."""
     (tmp_path / "test_it.py").write_text(HEAD + body)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
     plugins = ["-p", "tests.limits", "-p", "tests.skips", "-p", "no:cacheprovider"]
-    options = [f"--timeout={limit}", "-o", f"limit_again={again}", str(tmp_path)]
+    options = [f"--timeout={limit}", "-o", f"limit_again={again}", f"-n{workers}", str(tmp_path)]
     done: subprocess.CompletedProcess[str] = run_to_end(
         [*command, *plugins, *options], {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, 120
     )
@@ -40,7 +45,8 @@ def failed(output: str) -> set[str]:
     return set(re.findall(r"^(?:FAILED|ERROR) .*?::(\S+)", output, re.MULTILINE))
 
 
-def test_whatever_hangs_fails_by_name_and_the_others_run(tmp_path: Path) -> None:
+@WORKERS
+def test_whatever_hangs_fails_by_name_and_the_others_run(tmp_path: Path, workers: int) -> None:
     code, output = run(
         tmp_path,
         """
@@ -84,6 +90,7 @@ def test_after():
 async def test_after_too():
     await asyncio.sleep(0)
 """,
+        workers=workers,
     )
     assert code == 1
     stuck = {"test_awaits", "test_sleeps", "test_joins_a_thread", "test_spins", "test_loop[new_event_loop0]"}
@@ -194,6 +201,31 @@ def test_never():
         assert "1 failed in" in output
 
 
+def test_who_does_not_react_in_a_worker_ends_that_one_alone(tmp_path: Path) -> None:
+    code, output = run(
+        tmp_path,
+        """
+def test_wrong():
+    assert 1 == 2
+
+def test_native():
+    library = ctypes.CDLL(None)
+    lock = ctypes.create_string_buffer(128)
+    while True:
+        library.pthread_mutex_lock(lock)
+
+def test_after():
+    pass
+""",
+        again=0.2,
+        workers=1,
+    )
+    assert code == 1, output
+    assert failed(output) == {"test_wrong", "test_native"}, output
+    assert re.search(r'File ".*/test_it.py", line \d+ in test_native', output), output
+    assert "2 failed, 1 passed" in output
+
+
 @pytest.mark.parametrize(
     ("reasons", "lines"),
     [
@@ -210,7 +242,8 @@ def test_skips_are_counted_by_reason(reasons: list[str], lines: list[str]) -> No
     assert summary(reasons) == lines
 
 
-def test_skips_are_a_line_and_failures_are_listed(tmp_path: Path) -> None:
+@WORKERS
+def test_skips_are_a_line_and_failures_are_listed(tmp_path: Path, workers: int) -> None:
     _, output = run(
         tmp_path,
         """
@@ -229,6 +262,7 @@ def test_wrong():
 def test_error(missing):
     pass
 """,
+        workers=workers,
     )
     assert "skipped 101: 100 not today; 1 never\n" in output
     assert "SKIPPED" not in output
