@@ -24,13 +24,13 @@ show = train_digits.progress
 def progress(*shown):
     show(*shown)
     if shown[-1] < 3:
-        time.sleep(0.1)
+        time.sleep(0.4)
 
 train_digits.progress = progress
 train_digits.main()
 """
 LAUNCH = (sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "3", "--max-restarts", "9")
-EPOCHS = 400
+EPOCHS = 150
 
 
 def parent(pid: int) -> int:
