@@ -27,7 +27,7 @@ from aiodist.testing.issued import Issued, issue, perform
 from aiodist.transport import SocketEndpoint
 from tests.programs.plan import COUNTER_BITS, Batch, Each, Ending, Item, Plan, Together, plan, world
 
-LIMIT = 8.0
+LIMIT = 30.0
 """Seconds of an operation. Nothing takes a tenth of it, so whatever does has hung."""
 
 SETTLE = 0.002
