@@ -13,7 +13,9 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
-from aiodist.rendezvous import HashStore, PrefixStore, Store, TcpStore
+from aiodist.net.near import connect_to_store
+from aiodist.rendezvous import HashStore, PrefixStore, Store, StoreServer, TcpStore
+from aiodist.runtime.joining import _serving
 from aiodist.testing import spmd
 from aiodist.transport import SocketEndpoint
 
@@ -93,6 +95,47 @@ async def test_destroy_names_a_group_too() -> None:
     await group.barrier()
     await dist.destroy_process_group(group)
     await store.aclose()
+
+
+@pytest.mark.parametrize("known", [{"WORLD_SIZE": "3"}, {}, {"AIODIST_NEWCOMER": "1"}])
+async def test_join_without_a_rank_says_that_no_store_answers(
+    known: dict[str, str], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has nothing to begin a job with, so it waits for who does."""
+    for name, value in {**known, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        dist.RendezvousTimeout,
+        match=rf"cannot reach the store at 127.0.0.1:{port} .*this process has no rank",
+    ):
+        await dist.join(timeout=0.3)
+
+
+async def test_join_without_a_rank_waits_for_a_store_that_is_away(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = asyncio.Event()
+
+    async def dial(host: str, port: int) -> Any:
+        try:
+            return await connect_to_store(host, port)
+        except OSError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr("aiodist.rendezvous.client.connect_to_store", dial)
+    environ = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "AIODIST_SECRET": "s",
+        "AIODIST_JOB": "j",
+    }
+    looking = asyncio.create_task(_serving("env://", 100, environ, begins=False))
+    await refused.wait()
+    async with await StoreServer.start("127.0.0.1", port, "j", b"s"):
+        store = await looking
+        assert isinstance(store, TcpStore)
+        await store.aclose()
 
 
 @pytest.mark.parametrize("name", [None, "host", "gloo", "cpu:gloo", "cpu:host"])

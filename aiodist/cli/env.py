@@ -15,11 +15,24 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
     from aiodist.doctor.variables import shown
-    from aiodist.environment import chosen, company_of_script, job_id, placement, secret_origin, tuning
+    from aiodist.environment import (
+        chosen,
+        company_of_rank,
+        company_of_script,
+        job_id,
+        placement,
+        secret_origin,
+        tuning,
+    )
 
     place = placement(os.environ)
+    company = None
+    if place.launcher == "alone":
+        company = company_of_script(os.environ)
+    elif place.world_size == 1 and not os.environ.get("AIODIST_STORE"):
+        company = company_of_rank(os.environ)
     rows = {name: str(value) for name, value in asdict(place).items()}
-    if place.launcher == "alone" and not chosen(os.environ) and (company := company_of_script(os.environ)):
+    if company is not None and not chosen(os.environ):
         rows["others"] = f"{company.said}: {'refused' if company.certain else 'warned of'}. {company.hint}"
     rows["job"] = job_id(os.environ)
     store = os.environ.get("AIODIST_STORE", "")

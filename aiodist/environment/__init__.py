@@ -1,6 +1,12 @@
 """What the environment says about this process. Pure tables: variables in, facts out."""
 
-from aiodist.environment.company import Company, chosen, company_of_agent, company_of_script
+from aiodist.environment.company import (
+    Company,
+    chosen,
+    company_of_agent,
+    company_of_rank,
+    company_of_script,
+)
 from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, placement
 from aiodist.environment.secret import (
     check_open_door,
@@ -35,6 +41,7 @@ __all__ = [
     "check_secret",
     "chosen",
     "company_of_agent",
+    "company_of_rank",
     "company_of_script",
     "given_secret",
     "home_secret",

@@ -77,6 +77,16 @@ def company_of_script(environ: Environ) -> Company | None:
     return _vague(environ, ("SLURM_NTASKS", _PODS, "PET_NPROC_PER_NODE"), f"{ALONE}=1 says that it shall be")
 
 
+def company_of_rank(environ: Environ) -> Company | None:
+    """Who else is there, to a process that was told RANK=0 and WORLD_SIZE=1: a launcher that counts more."""
+    if (counted := _counted(environ)) is None or not _several(environ, counted[0]):
+        return None
+    left_over = "Unset RANK and WORLD_SIZE if they were left over; one torchrun a node takes --nnodes"
+    return Company(
+        f"{counted[0]}={environ[counted[0]]}", False, f"{left_over}. {ALONE}=1 says that it shall be one"
+    )
+
+
 def company_of_agent(environ: Environ, workers: int) -> Company | None:
     """Who else is there, to a launcher's agent that is to run a job of one node.
 

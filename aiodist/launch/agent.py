@@ -24,7 +24,7 @@ from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.words import Next
 from aiodist.launch.plan import Plan
 from aiodist.launch.report import how_it_ended, render
-from aiodist.launch.verdict import NodeReport, Verdict, judge, signal_name
+from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles
 from aiodist.launch.worker.spawner import Spawner
@@ -249,8 +249,8 @@ class Agent:
         if not verdict.code:
             why, which = "", "all workers"
         else:
-            missed = ", ".join(map(str, sorted(set(verdict.lost) - set(verdict.spared))))
-            why = f"node {missed} is lost; "
+            missed = set(verdict.lost) - set(verdict.spared)
+            why = f"{lost_nodes(missed)}; " if missed else ""
             if culprit is not None:
                 why = f"rank {culprit.rank} failed ({how_it_ended(culprit)}); "
             which = f"restart {roster.restarts} of {self._plan.max_restarts}: all workers"

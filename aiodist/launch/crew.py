@@ -37,7 +37,7 @@ from aiodist.launch.supervisor import (
     Tick,
     Wake,
 )
-from aiodist.launch.verdict import NEVER, Ending, NodeReport
+from aiodist.launch.verdict import NEVER, Ending, NodeReport, lost_nodes
 from aiodist.launch.worker.starting import House, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker
@@ -75,6 +75,7 @@ class Crew:
         self._cover = Cover()
         self._began_ns = 0
         self._spared: tuple[int, ...] = ()
+        self._said = ""  # of the other nodes, when the attempt ended because of them
         self._turn: asyncio.Task[int] | None = None
         self._quiet = False  # the end was announced
         self.signum = 0  # the operator's signal, where it came before any failure
@@ -128,8 +129,11 @@ class Crew:
     def trouble_elsewhere(self, why: str) -> None:
         """The attempt ends because of another node: 'failure', 'stop', or 'regroup'."""
         if self._supervisor.alive and not self._supervisor.stopping and why != "regroup":
-            lost = ", ".join(map(str, set(self._nodes.lost) - set(self._spared)))
-            self._house.say(f"node {lost} is lost" if lost else "the job ends because of another node")
+            lost = set(self._nodes.lost) - set(self._spared)
+            why_ended = lost_nodes(lost) if lost else "the job ends because of another node"
+            if why_ended != self._said:
+                self._said = why_ended
+                self._house.say(why_ended)
         self._quiet = self._quiet or why == "regroup"
         self._halt.set()
         self._handle(Elsewhere(why != "failure"))
@@ -148,10 +152,10 @@ class Crew:
         if not stay:
             self.trouble_elsewhere("failure")
             return
-        names = ", ".join(map(str, set(lost) - set(self._spared)))
+        new = set(lost) - set(self._spared)
         self._spared = lost
-        if names:
-            self._house.say(f"node {names} is lost; the job goes on with {nnodes - len(lost)}")
+        if new:
+            self._house.say(f"{lost_nodes(new)}; the job goes on with {nnodes - len(lost)}")
 
     def _handle(self, event: Event) -> None:
         self._act(self._supervisor.handle(event, self._loop.time()))

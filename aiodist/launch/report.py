@@ -11,7 +11,7 @@ import signal
 
 from aiodist.errors import name_ranks
 from aiodist.launch.plain import shown
-from aiodist.launch.verdict import Ending, Verdict, signal_name
+from aiodist.launch.verdict import Ending, Verdict, lost_nodes, signal_name
 
 _RED, _BOLD, _RESET = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 _HINTS = {
@@ -45,9 +45,7 @@ def render(verdict: Verdict, *, nnodes: int = 1, colour: bool = False, width: in
     if verdict.culprit:
         title = f"{name_ranks([verdict.culprit.rank])} failed first"
     elif missed := [node for node in verdict.lost if node not in verdict.spared]:
-        several = len(missed) > 1
-        nodes = ", ".join(map(str, missed[:_MOST_LOST]))
-        title = f"nodes {nodes} were lost" if several else f"node {nodes} was lost"
+        title = lost_nodes(missed[:_MOST_LOST], "was")
     rows = [verdict.error, ""] if verdict.error else []
     if verdict.culprit:
         rows += _culprit(verdict.culprit)
@@ -114,11 +112,14 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
         rows.append(f"{name_ranks(sorted({e.rank for e in endings}))}{on}{way}")
     if rest := [e.rank for endings in list(ways.values())[_MOST_WAYS:] for e in endings]:
         rows.append(f"{name_ranks(rest)} ended in other ways; see above")
+    lost = "lost; its agent ended or became unreachable without a report"
     rows += [
-        f"node {node}: lost; its agent ended or became unreachable without a report"
+        f"node {node}{', which hosts the job' if node == 0 else ''}: {lost}"
         + ("; the job went on without it" if node in verdict.spared else "")
         for node in verdict.lost[:_MOST_LOST]
     ]
+    if 0 in verdict.lost and verdict.limit:
+        rows.append("if the agent of node 0 still runs, start the one of this node again, to take part")
     return rows
 
 

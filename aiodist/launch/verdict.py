@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from aiodist.launch.plain import read
@@ -136,10 +136,17 @@ class Verdict:
 
 
 def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
-    """The verdict on an attempt from its nodes' reports; nodes without a report are lost."""
+    """The verdict on an attempt from its nodes' reports; nodes without a report are lost.
+
+    Node 0 hosts the job. Who has lost it knows nothing of the other nodes; and where node 0 itself has
+    reported, it is the others' verdict that such a node is the one that is lost.
+    """
     turns = {report.node_rank: report.turn for report in reports}
-    lost = {node for report in reports for node in report.lost}
-    lost |= set(range(nnodes)) - turns.keys()
+    lost = {
+        report.node_rank if node == 0 and 0 in turns else node for report in reports for node in report.lost
+    }
+    if 0 not in lost:
+        lost |= set(range(nnodes)) - turns.keys()
     spared = lost & {node for report in reports for node in report.spared}
     endings = tuple(sorted((e for report in reports for e in report.endings), key=lambda e: e.rank))
     if all(ending.failed for ending in endings):  # nobody for whom the job went on has done better
@@ -161,6 +168,20 @@ def judge(reports: Sequence[NodeReport], nnodes: int = 1) -> Verdict:
     if failures and not (missed and failures[0].symptom):  # else the culprit was on a lost node
         return replace(job, code=failures[0].exit_code, culprit=failures[0])
     return replace(job, code=1) if missed else job
+
+
+def lost_nodes(nodes: Collection[int], be: str = "is") -> str:
+    """'node 1 is lost', 'nodes 1, 2 are lost', 'node 0, which hosts the job, is lost'.
+
+    Args:
+        nodes: at least one.
+        be: 'is' or 'was'.
+    """
+    if 0 in nodes:  # that alone is the matter
+        return f"node 0, which hosts the job, {be} lost"
+    if len(nodes) == 1:
+        return f"node {next(iter(nodes))} {be} lost"
+    return f"nodes {', '.join(map(str, sorted(nodes)))} {'are' if be == 'is' else 'were'} lost"
 
 
 def signal_name(signum: int) -> str:

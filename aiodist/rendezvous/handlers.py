@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from aiodist.environment import (
     Placement,
     chosen,
+    company_of_rank,
     company_of_script,
     split_address,
     store_address,
@@ -114,10 +115,10 @@ async def _env(invitation: Invitation) -> Meeting:
         return await _etcd(replace(invitation, url=url))
     if (address := store_address(environ)) is not None:
         return await join(invitation, place, *address)
-    if place.world_size == 1 and place.master_addr is None:
-        if place.launcher == "alone":
-            _look_around(environ)
-        return _alone(invitation)
+    if place.world_size == 1:
+        _look_around(environ, place)
+        if place.master_addr is None:
+            return _alone(invitation)
     if (meeting := await meet_by_launcher(invitation, place)) is not None:
         return meeting
     if place.master_addr is None or place.master_port is None:
@@ -129,8 +130,13 @@ async def _env(invitation: Invitation) -> Meeting:
     return await host_or_join(invitation, place, place.master_addr, place.master_port)
 
 
-def _look_around(environ: Mapping[str, str]) -> None:
+def _look_around(environ: Mapping[str, str], place: Placement) -> None:
     """Refuse, or warn of, a job of one where others seem to have been started with this process."""
+    if place.launcher != "alone":
+        given = place.launcher != "arguments" and not chosen(environ)
+        if given and (other := company_of_rank(environ)) is not None:
+            _log.warning("%s, but this is a job of one: %s. %s", other.said, place.evidence, other.hint)
+        return
     company = company_of_script(environ)
     if company is None:
         return

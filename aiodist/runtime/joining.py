@@ -19,7 +19,7 @@ from aiodist.environment import (
     tls,
     tuning,
 )
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import set_default
 from aiodist.membership.newcomers import OVER
@@ -144,13 +144,16 @@ async def _meet(
     """A meeting, and whether the job has yet to begin."""
     url = init_method or "env://"
     run = None
-    if store is None and (found := await _serving(url, limit, environ)) is not None:
+    begins = _has_a_place(url, environ, rank, world_size)
+    deadline = asyncio.get_running_loop().time() + limit
+    if store is None and (found := await _serving(url, limit, environ, begins)) is not None:
         # Somebody serves it, so this process does not, though it may be rank 0.
         try:
             address = told_address(tuning(environ), address_at(found))
             run = await _look(found, group_name)
-            if run is not _Run.UNDER_WAY and not _has_a_place(url, environ, rank, world_size):
-                await _until_it_runs(run, found, group_name, limit)
+            if run is not _Run.UNDER_WAY and not begins:
+                left = max(0.0, deadline - asyncio.get_running_loop().time())
+                await _until_it_runs(run, found, group_name, left)
                 run = _Run.UNDER_WAY
         except BaseException:
             await found.aclose()
@@ -169,8 +172,12 @@ async def _meet(
     return meeting, begins
 
 
-async def _serving(url: str, limit: float, environ: Mapping[str, str]) -> Store | None:
-    """A client of the store that a URL leads to, if it is served already, by TCP or in etcd."""
+async def _serving(url: str, limit: float, environ: Mapping[str, str], begins: bool) -> Store | None:
+    """A client of the store that a URL leads to, by TCP or in etcd.
+
+    None where it is not served yet, and this process is one of those that begin the job, so perhaps the one
+    to serve it; any other waits for it.
+    """
     url = store_url(environ) or url if url.startswith("env:") else url
     parts = urlsplit(url)
     if parts.scheme in ("etcd", "etcds"):
@@ -186,12 +193,21 @@ async def _serving(url: str, limit: float, environ: Mapping[str, str]) -> Store 
         address = found
     else:
         return None
+    if begins:
+        try:
+            async with asyncio.timeout(_PROBE):
+                (await connect(*address)).close()
+        except (OSError, TimeoutError):
+            return None
     try:
-        async with asyncio.timeout(_PROBE):
-            (await connect(*address)).close()
-    except (OSError, TimeoutError):
-        return None
-    return await TcpStore.connect(*address, job_id(environ), secret(environ), limit, tls=tls(environ))
+        return await TcpStore.connect(*address, job_id(environ), secret(environ), limit, tls=tls(environ))
+    except RendezvousTimeout as error:
+        if begins:
+            raise
+        raise RendezvousTimeout(
+            f"{error}; and this process has no rank with which to begin the job itself",
+            hint="Start the job's store or its ranks, or give this process its RANK",
+        ) from None
 
 
 def _has_a_place(url: str, environ: Mapping[str, str], rank: int, world_size: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.environment import chosen, company_of_agent, company_of_script
+from aiodist.environment import chosen, company_of_agent, company_of_rank, company_of_script
 from aiodist.environment.company import Company
 from aiodist.errors import UsageError
 
@@ -82,6 +82,25 @@ def test_what_to_do_is_said(environ: dict[str, str]) -> None:
         ) in script.hint
     agent = company_of_agent(environ, 3)
     assert agent is None or ("--nnodes" in agent.hint and "AIODIST_ALONE=1" in agent.hint)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, ""),
+        (OPEN_MPI, "OMPI_COMM_WORLD_SIZE=2?"),
+        (STEP, "SLURM_STEP_NUM_TASKS=2?"),
+        ({**STEP, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, ""),
+        # What does not say which process this is may well have been left over itself.
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, ""),
+        (BATCH, ""),
+        (POD, ""),
+    ],
+)
+def test_company_of_rank_0_of_1(environ: dict[str, str], said: str) -> None:
+    company = company_of_rank({**environ, "RANK": "0", "WORLD_SIZE": "1"})
+    assert kind(company) == said
+    assert company is None or "AIODIST_ALONE=1" in company.hint
 
 
 def test_alone_by_choice() -> None:

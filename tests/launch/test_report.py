@@ -100,6 +100,15 @@ def test_a_lost_node_is_named() -> None:
     assert "rank 0 on box: stopped by aiodist run (SIGTERM)" in text
 
 
+def test_a_lost_head_is_named_and_what_to_do_where_there_are_restarts() -> None:
+    verdict = judge([NodeReport(1, "box", (ending(1, -15, asked=15),), lost=(0,))], 3)
+    text = render(verdict, nnodes=3)
+    assert "aiodist run: node 0, which hosts the job, was lost ─" in text
+    assert "node 0, which hosts the job: lost" in text
+    assert "node 2" not in text and "again" not in text
+    assert "start the one of this node again" in render(replace(verdict, limit=2), nnodes=3)
+
+
 def test_what_a_job_that_ended_well_has_survived() -> None:
     gone = replace(ending(3, -9), forgiven=True)
     assert render(Verdict(0, restarts=1, limit=3)) == "aiodist run: the job ended well after 1 restart\n"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from aiodist.errors import WireError
-from aiodist.launch.verdict import NEVER, Ending, NodeReport, judge, signal_name
+from aiodist.launch.verdict import NEVER, Ending, NodeReport, judge, lost_nodes, signal_name
 
 
 def ending(rank: int, code: int = 0, **more: object) -> Ending:
@@ -102,6 +102,27 @@ def test_a_lost_node() -> None:
     verdict = judge([report(0, ending(0, -signal.SIGTERM, asked=signal.SIGTERM), lost=(1,))], 2)
     assert (verdict.code, verdict.lost) == (1, (1,))
     assert judge([report(0, ending(0))], 3).lost == (1, 2)
+
+
+def test_who_lost_node_0_knows_nothing_of_the_others() -> None:
+    alone = judge([report(1, ending(3, -signal.SIGTERM, asked=signal.SIGTERM), lost=(0,))], 3)
+    assert (alone.code, alone.lost) == (1, (0,))
+    both = judge([report(0, ending(0)), report(1, ending(3), lost=(0,)), report(2, ending(5))], 3)
+    assert (both.code, both.lost) == (1, (1,)), "node 0 is there: the one that lost it is lost"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "be", "said"),
+    [
+        ((2,), "is", "node 2 is lost"),
+        ((3, 1), "was", "nodes 1, 3 were lost"),
+        ((2, 1), "is", "nodes 1, 2 are lost"),
+        ((0,), "was", "node 0, which hosts the job, was lost"),
+        ((0, 2), "is", "node 0, which hosts the job, is lost"),
+    ],
+)
+def test_lost_nodes_in_words(nodes: tuple[int, ...], be: str, said: str) -> None:
+    assert lost_nodes(nodes, be) == said
 
 
 def test_those_who_noticed_a_lost_node_are_not_blamed() -> None:

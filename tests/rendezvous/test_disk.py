@@ -256,6 +256,23 @@ def test_after_a_failure_nothing_more_is_written(what: str, tmp_path: Path) -> N
     files.close()
 
 
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "Make room on its disk"),
+        (errno.EDQUOT, "Make room on its disk"),
+        (errno.EIO, "See to the disk"),
+        (errno.EACCES, "Name a folder that this user can write to"),
+    ],
+)
+def test_what_to_do_about_a_folder_that_cannot_be_used(number: int, hint: str, tmp_path: Path) -> None:
+    disk = FailingDisk()
+    disk.fail["write"] = OSError(number, os.strerror(number))
+    with pytest.raises(UsageError, match=rf"cannot be used \({os.strerror(number)}\)\. {hint}"):
+        DataFolder.open(tmp_path / "d", disk)
+    DataFolder.open(tmp_path / "d").close()
+
+
 def test_a_real_full_disk_is_an_error() -> None:
     handle = os.open("/dev/full", os.O_WRONLY)
     try:

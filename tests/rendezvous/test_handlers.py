@@ -104,6 +104,24 @@ async def test_job_of_one_where_a_variable_speaks_of_more_is_warned_of(
     assert "AIODIST_ALONE=1" in caplog.text
 
 
+@pytest.mark.parametrize("more", [{}, {"MASTER_ADDR": HOST}])
+async def test_a_rank_0_of_1_where_a_launcher_counts_more_is_warned_of(
+    more: dict[str, str], port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Left over in the shell, or of one torchrun in each task of a step."""
+    mine = {"RANK": "0", "WORLD_SIZE": "1", **(more and {**more, "MASTER_PORT": str(port)})}
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "AIODIST_SECRET": "s"}
+    async with await rendezvous("env://", environ={**mine, **step}, timeout=60) as meeting:
+        assert (meeting.rank, meeting.world_size) == (0, 1)
+    [said] = [line for line in caplog.messages if "SLURM" in line]
+    assert said.startswith("SLURM_STEP_NUM_TASKS=2, but this is a job of one: RANK=0 WORLD_SIZE=1. Unset")
+    caplog.clear()
+    for alone in ({"AIODIST_ALONE": "1"}, {"SLURM_STEP_NUM_TASKS": "1"}):
+        async with await rendezvous("env://", environ={**mine, **step, **alone}, timeout=60):
+            pass
+    assert "SLURM" not in caplog.text
+
+
 async def test_the_users_store_stays_open() -> None:
     async with HashStore() as store:
         async with Meeting(store, 0, 1, owns_store=False):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
 from aiodist.launch.nodes.doors import FOREVER
@@ -21,6 +21,7 @@ LEASE = 15.0
 _ALIVE = "agents/alive/"
 BEAT = 1.0
 _DIGITS = 18  # of a node's number
+T = TypeVar("T")
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Hearing:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """Nodes (ranks) that stopped answering."""
+        """Nodes (ranks) that stopped answering; node 0, with the store, perhaps only to this one."""
         return tuple(node for node, event in self._lost.items() if event.is_set())
 
     async def watch(self, listener: Listener) -> None:
@@ -97,7 +98,7 @@ class Hearing:
         self._listener = listener
         if self._store is None:
             return
-        if self._pulse is None:
+        if self._pulse is None or self._pulse.done():
             self._pulse = asyncio.create_task(self._keep_alive(self._store))
         await self._deafen()
         self._ear = asyncio.create_task(self._hear_alarm(self._store))
@@ -119,10 +120,15 @@ class Hearing:
         self._listener = None
         self._begin(roster)
 
-    def lose_all(self) -> None:
-        """The store is gone: node 0 hosts it, and of the others we hear nothing any more either."""
-        for event in self._lost.values():
-            event.set()
+    async def decision(self) -> bytes | None:
+        """What node 0 says that follows this attempt; None: it is lost, or was before it said so."""
+        assert self._store is not None
+        return await self._unless_lost(0, self._store.get(self.key("next"), timeout=FOREVER))
+
+    def lose_touch(self) -> None:
+        """The store is gone, or gave us up: node 0 is lost to us, and of the others we hear no more."""
+        for node in [0] if 0 in self._lost else self._lost:
+            self._lost[node].set()
 
     async def aclose(self) -> None:
         """Hear nothing any more, and let our lease run out."""
@@ -138,23 +144,31 @@ class Hearing:
             await asyncio.gather(ear, return_exceptions=True)
 
     async def _has_reported(self, store: Store, node: int) -> None:
-        report = asyncio.ensure_future(store.wait([self.report_key(node)], timeout=FOREVER))
-        lost = asyncio.ensure_future(self._lost[node].wait())
+        await self._unless_lost(node, store.wait([self.report_key(node)], timeout=FOREVER))
+
+    async def _unless_lost(self, node: int, asked: Coroutine[Any, Any, T]) -> T | None:
+        """What the store answers; None where the node that it is about is lost, or node 0 with the store."""
+        answer = asyncio.ensure_future(asked)
+        losses = [asyncio.ensure_future(self._lost[n].wait()) for n in {node, 0} & self._lost.keys()]
         try:
-            await asyncio.wait({report, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if report.done() and report.exception() is not None:
-                self._lost[node].set()
+            await asyncio.wait({answer, *losses}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                return None
+            return answer.result()
+        except AiodistError:
+            self.lose_touch()
+            return None
         finally:
-            report.cancel()
-            lost.cancel()
-            await asyncio.gather(report, lost, return_exceptions=True)
+            for task in (answer, *losses):
+                task.cancel()
+            await asyncio.gather(answer, *losses, return_exceptions=True)
 
     async def _hear_alarm(self, store: Store) -> None:
         why = "failure"
         try:
             why = (await store.get(self.key("alarm"), timeout=FOREVER)).decode(errors="replace")
         except RendezvousError:
-            self.lose_all()
+            self.lose_touch()
         self._trouble(why)
 
     def _trouble(self, why: str) -> None:
@@ -176,15 +190,20 @@ class Hearing:
         seen: set[int] = set()
         try:
             while True:
-                async with asyncio.timeout(self._lease):
-                    keys = set(await store.list_keys("agents/"))
-                    if not self._leads and self._id in seen and mine not in keys:
-                        # A long sleep, or a broken network: the others gave us up.
-                        self.lose_all()
-                        self._trouble("failure")
-                        return
-                    await store.set(mine, b"", ttl=self._lease)
-                    await self._read_roster(store)
+                try:
+                    async with asyncio.timeout(self._lease):
+                        keys = set(await store.list_keys("agents/"))
+                        if not self._leads and self._id in seen and mine not in keys:
+                            # A long sleep, or a broken network: the others gave us up.
+                            self.lose_touch()
+                            self._trouble("failure")
+                            return
+                        await store.set(mine, b"", ttl=self._lease)
+                        await self._read_roster(store)
+                except TimeoutError:
+                    if not self._leads:
+                        raise
+                    continue  # the head hosts the store: it was itself stopped, and looks who is left
                 alive = {id for key in keys if (id := _node_in(key)) is not None}
                 alive.add(self._id)
                 seen |= alive
@@ -194,7 +213,7 @@ class Hearing:
                 self._miss(seen - alive, keys)
                 await asyncio.sleep(self._beat)
         except (AiodistError, TimeoutError):
-            self.lose_all()
+            self.lose_touch()
             self._trouble("failure")
 
     def _miss(self, silent: set[int], keys: set[str]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from aiodist.errors import AiodistError
-from aiodist.launch.nodes.doors import FOREVER
+from aiodist.errors import AiodistError, WireError
 from aiodist.launch.nodes.hearing import BEAT, LEASE, Hearing, Listener
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.tie import Tie
@@ -22,6 +21,7 @@ ELASTIC = "aiodist/elastic"  # in the workers' store, once an elastic job has be
 FINISHED = "aiodist/finished/"  # there, and a rank: it has ended well; for a worker that comes back
 _OVER = b"over"
 _ASKING = 5.0  # seconds for a look into the workers' store
+T = TypeVar("T")
 
 
 class Decider(Protocol):
@@ -97,11 +97,7 @@ class Nodes:
 
     async def take_turn(self) -> int:
         """The number of our first trouble among those of all nodes, counted from 1."""
-        if self.store is not None:
-            with suppress(AiodistError, TimeoutError):
-                async with asyncio.timeout(self.lease):
-                    return await self.store.add(self.key("turn"), 1)
-        return 1
+        return await self._ask(lambda store: store.add(self.key("turn"), 1), 1)
 
     async def alarm(self, why: str = "failure") -> None:
         """Tell the other nodes that the attempt ends. After the first alarm there is no other."""
@@ -123,10 +119,8 @@ class Nodes:
         key = self.key(f"idle/{self.tie.id}")
         if idle:
             await self._put(key, b"well" if well else b"")
-        elif self.store is not None:
-            with suppress(AiodistError, TimeoutError):
-                async with asyncio.timeout(self.lease):
-                    await self.store.delete_key(key)
+        else:
+            await self._ask(lambda store: store.delete_key(key), False)
 
     async def say_finished(self, ranks: Sequence[int]) -> None:
         """Tell the workers that these have ended well, for one that comes back and would wait for them."""
@@ -135,10 +129,15 @@ class Nodes:
                 await store.multi_set([f"{FINISHED}{rank}" for rank in ranks], [b"1"] * len(ranks))
 
     async def _put(self, key: str, value: bytes) -> None:
-        if self.store is not None:
+        await self._ask(lambda store: store.set(key, value), None)
+
+    async def _ask(self, question: Callable[[Store], Coroutine[Any, Any, T]], otherwise: T) -> T:
+        """What the agents' store answers; `otherwise` where there is none, or node 0 is lost with it."""
+        if self.store is not None and 0 not in self.lost:
             with suppress(AiodistError, TimeoutError):
                 async with asyncio.timeout(self.lease):
-                    await self.store.set(key, value)
+                    return await question(self.store)
+        return otherwise
 
     # -- what it asks ---------------------------------------------------------------------------
 
@@ -153,15 +152,12 @@ class Nodes:
     async def _add_restarts(self, number: int) -> int:
         if self.store is None:
             self._restarts += number
-        else:
-            with suppress(AiodistError, TimeoutError):
-                async with asyncio.timeout(self.lease):
-                    self._restarts = await self.store.add("agents/restarts", number)
+        self._restarts = await self._ask(lambda store: store.add("agents/restarts", number), self._restarts)
         return self._restarts
 
     async def others(self) -> Others:
         """What the workers of the other nodes do."""
-        if self.store is None:
+        if self.store is None or 0 in self.lost:
             return Others(False, False)
         live = well = False
         with suppress(AiodistError, TimeoutError):
@@ -188,13 +184,16 @@ class Nodes:
         return await self.tie.doors.of_workers.enter(self.tie.store_host, self.roster.store_port, _ASKING)
 
     async def reports(self, mine: NodeReport) -> list[NodeReport]:
-        """All nodes' reports, once all have one or are lost; `mine` is published already."""
+        """All nodes' reports, once all have one or are lost; `mine` is published already.
+
+        Who has lost node 0 hears of nobody any more, and has its own alone.
+        """
         store = self.store
         if store is None:
             return [mine]
         await self.heard.all_reported()
         reports = [mine]
-        for node in sorted(self.heard.others - set(self.lost)):
+        for node in sorted(self.heard.others - set(self.lost)) if 0 not in self.lost else ():
             with suppress(AiodistError, TimeoutError):
                 async with asyncio.timeout(self.lease):
                     data = await store.get(self.heard.report_key(node), timeout=self.lease)
@@ -205,11 +204,11 @@ class Nodes:
         """What follows this attempt, whose verdict is this: the head decides, the others hear of it."""
         if self.head is not None:
             return await self.head.decide(self, verdict)
-        assert self.store is not None
         try:
-            following = Next.from_json(await self.store.get(self.key("next"), timeout=FOREVER))
-        except AiodistError:
-            self.heard.lose_all()
+            said = await self.heard.decision()
+            following = Next(used=self._restarts) if said is None else Next.from_json(said)
+        except WireError:
+            self.heard.lose_touch()
             return Next(used=self._restarts)
         if following.roster is not None and following.roster.node_rank(self.tie.id) is None:
             return Next(error="the other nodes had lost this one, and go on without it", used=following.used)

@@ -10,6 +10,7 @@ jobs/NAME/   the files of a job's store (see `disk`)
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -73,7 +74,9 @@ class DataFolder:
         except OSError as error:
             raise UsageError(
                 f"the store's folder {Path(path).absolute()} cannot be used ({error.strerror})",
-                hint="Name a folder that this user can write to; the folder above it must exist",
+                hint=_remedy(
+                    error, "Name a folder that this user can write to; the folder above it must exist"
+                ),
             ) from None
         return self
 
@@ -116,7 +119,7 @@ class DataFolder:
         except OSError as error:
             raise RendezvousError(
                 f"the store's folder {self._jobs.path / name} cannot be used ({error.strerror})",
-                hint="See to the disk and to the rights of its files",
+                hint=_remedy(error, "See to the disk and to the rights of its files"),
             ) from None
 
     def close(self) -> None:
@@ -127,6 +130,13 @@ class DataFolder:
         if self._jobs is not None:
             self._jobs.close()
         self._folder.close()
+
+
+def _remedy(error: OSError, otherwise: str) -> str:
+    """What to do about a folder that cannot be used."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Make room on its disk, or in this user's share of it, and start the server again"
+    return "See to the disk; the kernel's log says more" if error.errno == errno.EIO else otherwise
 
 
 def _locked(folder: Folder) -> int:

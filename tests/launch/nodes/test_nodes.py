@@ -190,6 +190,91 @@ async def test_without_the_store_all_others_are_lost() -> None:
     await a.aclose()
 
 
+class Stuck(HashStore):
+    """It answers no questions about what there is, as if its host were cut off; `answer` heals it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.healed = False
+        self.asked = asyncio.Event()
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        self.asked.set()
+        if not self.healed:
+            await asyncio.Event().wait()
+        return await super().list_keys(prefix)
+
+
+async def test_who_is_cut_off_has_lost_node_0_alone_and_waits_for_nothing() -> None:
+    store = Stuck()
+    _, b, _ = nodes(store, 3, lease=0.05)
+    ears, heard = listener()
+    await b.watch(ears)
+    assert await heard.get() == "failure"
+    assert b.lost == (0,), "of the others it knows nothing"
+    mine = NodeReport(1, "h1")
+    await b.publish(mine)
+    assert await b.take_turn() == 1
+    assert await b.others() == Others(False, False)
+    assert await store.num_keys() == 0, "it tells a job that gave it up nothing any more"
+    assert await b.reports(mine) == [mine]
+    assert await b.next(Verdict(1)) == Next()
+    await b.aclose()
+
+
+async def test_nobody_waits_for_the_decision_of_a_lost_head() -> None:
+    _, b, c = nodes(HashStore(), 3)
+    waiting = asyncio.create_task(b.next(Verdict(1)))
+    await asyncio.sleep(0)
+    b.heard._lost[2].set()
+    await asyncio.sleep(0)
+    assert not waiting.done(), "the head goes on without node 2"
+    for node in (b, c):
+        node.heard._lost[0].set()
+    assert [await waiting, await c.next(Verdict(1))] == [Next(), Next()]
+    await close(b, c)
+
+
+class Decides:
+    """A head that is asked for nothing."""
+
+    code = 0
+
+    async def aclose(self) -> None: ...
+
+
+async def test_a_head_that_was_stopped_looks_who_is_left() -> None:
+    store = Stuck()
+    head = Nodes(tie(0), roster(3), store, Decides(), lease=0.05, beat=0.01)  # type: ignore[arg-type]
+    ears, heard = listener()
+    await head.watch(ears)
+    await store.asked.wait()
+    store.asked.clear()
+    await store.asked.wait()  # it asks again
+    assert (head.lost, heard.empty()) == ((), True)
+    await store.set("agents/alive/1", b"")
+    await store.set("agents/alive/2", b"")
+    store.healed = True
+    assert await store.get("agents/alive/0") == b""
+    await store.delete_key("agents/alive/2")
+    assert await heard.get() == (2,)
+    await head.aclose()
+
+
+async def test_who_lost_touch_renews_its_lease_in_the_next_attempt() -> None:
+    store = Stuck()
+    _, b = nodes(store, 2, lease=0.05)
+    ears, heard = listener()
+    await b.watch(ears)
+    assert await heard.get() == "failure"
+    store.healed = True
+    b.heard._lease = 30.0
+    await b.enter(roster(2, attempt=1))
+    await b.watch(ears)
+    assert await store.get("agents/alive/1") == b""
+    await b.aclose()
+
+
 async def test_the_heads_decision() -> None:
     store = HashStore()
     a, b, c = nodes(store, 3)
