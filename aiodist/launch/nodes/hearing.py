@@ -112,7 +112,8 @@ class Hearing:
         while new := self.others - asked:
             asked |= new
             await asyncio.gather(*(self._has_reported(store, node) for node in new))
-            await self._read_roster(store)  # the head, which has reported, lets nobody in any more
+            # The head, which has reported, lets nobody in any more.
+            await self._unless_lost(0, self._read_roster(store))
 
     async def enter(self, roster: Roster) -> None:
         """Take part in the next attempt; `watch` again."""

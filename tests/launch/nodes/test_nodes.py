@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -203,6 +204,11 @@ class Stuck(HashStore):
         if not self.healed:
             await asyncio.Event().wait()
         return await super().list_keys(prefix)
+
+    async def check(self, keys: Sequence[str]) -> bool:
+        if not self.healed:
+            await asyncio.Event().wait()
+        return await super().check(keys)
 
 
 async def test_who_is_cut_off_has_lost_node_0_alone_and_waits_for_nothing() -> None:
