@@ -205,7 +205,7 @@ async def _serving(url: str, limit: float, environ: Mapping[str, str], begins: b
         if begins:
             raise
         raise RendezvousTimeout(
-            f"{error}; and this process has no rank with which to begin the job itself",
+            f"{error.message}; and this process has no rank with which to begin the job itself",
             hint="Start the job's store or its ranks, or give this process its RANK",
         ) from None
 
