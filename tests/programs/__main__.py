@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import concurrent.futures
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
@@ -46,8 +46,9 @@ def _rows(chunks: list[list[int]], jobs: int) -> Iterator[tuple[int, list[Violat
     if jobs == 1:
         yield from map(run_in_a_loop, chunks)
         return
-    with concurrent.futures.ProcessPoolExecutor(jobs, max_tasks_per_child=40) as pool:
-        yield from pool.map(run_in_a_loop, chunks)
+    # Not a ProcessPoolExecutor: it may stand still where processes come to the end of their tasks together.
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=40) as pool:
+        yield from pool.imap(run_in_a_loop, chunks)
 
 
 def _tell(violations: list[Violation], verbose: bool) -> int:
