@@ -218,6 +218,14 @@ class Backend(Protocol):
             members: of it, as ranks of this group, in its order.
         """
 
+    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+        """Members of this group may have made another one, which this rank was to be in and never makes.
+
+        Args:
+            context: of that group.
+            ranks: global ranks of its members; () where they are not known.
+        """
+
     async def bystand(self) -> None:
         """Members of this group make another one, without this rank."""
 

@@ -31,6 +31,7 @@ class Part(Protocol):
     def abort(self, quiet: Callable[[], None]) -> None: ...
     def retire(self) -> None: ...
     def divide(self, context: int, members: Sequence[int]) -> None: ...
+    def renounce(self, context: int, ranks: Sequence[int]) -> None: ...
     async def bystand(self) -> None: ...
     def child(self, host: HostBackend, whole: bool) -> Part:
         """That of a group made of this one's members; `whole`: all of them take part in making it."""
@@ -137,6 +138,11 @@ class Dispatch:
         """All members make another group of this one."""
         for part in self._all:
             part.divide(context, members)
+
+    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+        """This rank never makes a group that others may have made."""
+        for part in self._all:
+            part.renounce(context, ranks)
 
     async def bystand(self) -> None:
         """Members of this group make another one without this rank."""

@@ -76,7 +76,8 @@ class GroupCore:
         self._control = control
         self._closer = closer  # the world's alone
         self._regroup: Regroup | None = None  # likewise; it enters itself where membership can change
-        self._successor: GroupCore | None = None  # the next epoch's group; whoever closes this one closes it
+        self._successor: GroupCore | None = None  # the latest epoch's; whoever closes this one closes it
+        self._predecessors: weakref.WeakSet[GroupCore] = weakref.WeakSet()  # of which this is the successor
         self._family: weakref.WeakSet[GroupCore] = weakref.WeakSet() if family is None else family
         self._issued = 0
         self._unbegun: set[int] = set()  # numbers that were taken, of collectives that begin later

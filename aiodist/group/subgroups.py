@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from aiodist.control.messages import Say
-from aiodist.errors import GroupBroken, UsageError, shown
+from aiodist.errors import GroupAborted, GroupBroken, UsageError, shown
 from aiodist.group import arguments as check
 from aiodist.group.breakage import pack
 from aiodist.group.core import NO_DATA, GroupCore
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import OF_SPLIT, Kind
 from aiodist.work import Work
+
+T = TypeVar("T")
 
 
 def context_of(parent: int, number: int, ranks: Sequence[int], name: str = "") -> int:
@@ -26,7 +29,7 @@ def context_of(parent: int, number: int, ranks: Sequence[int], name: str = "") -
         parent: the parent group's context; 0 for a world.
         number: of the new group among its parent's children.
         ranks: global ranks of the members.
-        name: of a world (job, group name, epoch).
+        name: of a world (job, group name, epoch), or of a color.
     """
     text = f"{parent}/{number}/{','.join(map(str, ranks))}/{name}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -107,30 +110,55 @@ class Subgroups(GroupCore):
     async def _after(
         self, work: Work[None], context: int, chosen: tuple[int, ...], timeout: float, name: str
     ) -> Self | None:
-        await work
         if self.rank not in chosen:
+            await work
             self._control.unsubscribe(context)  # what its members tell everybody is not kept here
             await self._stand_by(timeout)
             return None
+        await self._concluded(work, context, [self.ranks[member] for member in chosen], "new_group")
         return await self._opened(context, chosen, timeout, name, whole=True)
 
     async def _after_split(
         self, work: Work[Any], number: int, color: int, timeout: float, name: str
     ) -> Self | None:
-        table = await work
-        chosen: tuple[int, ...] = ()
-        for other in sorted({int(c) for c in table[:, 0] if c >= 0}):
-            ranks = [rank for rank in range(self.size) if table[rank, 0] == other]
-            ranks.sort(key=lambda rank: int(table[rank, 1]))
-            context = context_of(self.context, number, [self.ranks[member] for member in ranks])
-            if other == color:
-                chosen, mine = tuple(ranks), context
-            else:
-                self._control.unsubscribe(context)
-        if not chosen:
+        # By its color, not its members: so a rank that never sees the table can name the group, too.
+        mine = context_of(self.context, number, (), f"color {color}")
+        table = await (work if color == _NO_COLOR else self._concluded(work, mine, (), "split"))
+        for other in {int(c) for c in table[:, 0] if c >= 0 and c != color}:
+            self._control.unsubscribe(context_of(self.context, number, (), f"color {other}"))
+        if color == _NO_COLOR:
             await self._stand_by(timeout)
             return None
-        return await self._opened(mine, chosen, timeout, name or f"{self.name}.{number}[{color}]", whole=True)
+        chosen = [rank for rank in range(self.size) if table[rank, 0] == color]
+        chosen.sort(key=lambda rank: int(table[rank, 1]))
+        label = name or f"{self.name}.{number}[{color}]"
+        return await self._opened(mine, tuple(chosen), timeout, label, whole=True)
+
+    async def _concluded(self, work: Work[T], context: int, ranks: Sequence[int], what: str) -> T:
+        """The result of the call by which members make a group. Where it fails here, or nobody waits for it
+        any more, it may have ended well elsewhere: the others must not wait for this rank in that group.
+
+        Args:
+            work: the call.
+            context: of the group.
+            ranks: global ranks of its members, where they are known.
+            what: name of the call.
+        """
+        try:
+            return await work
+        except GroupBroken as error:
+            self._renounce(context, ranks, error)
+            raise
+        except asyncio.CancelledError:
+            reason = f"its {what}() was cancelled before it had made the group"
+            self._renounce(context, ranks, GroupAborted(self.ranks[self.rank], reason))
+            raise
+
+    def _renounce(self, context: int, ranks: Sequence[int], error: GroupBroken) -> None:
+        """This rank never makes a group: there is nothing here that could tell the others why."""
+        self._backend.renounce(context, ranks)
+        self._control.unsubscribe(context)
+        self._control.flood(Say.broken, context, *pack(error))
 
     async def _opened(
         self, context: int, chosen: tuple[int, ...], timeout: float, name: str, whole: bool
@@ -174,9 +202,10 @@ class Subgroups(GroupCore):
     def _child(
         self, context: int, chosen: tuple[int, ...], timeout: float, name: str, whole: bool = False
     ) -> Self:
+        ranks = [self.ranks[member] for member in chosen]
         try:
             return type(self)(
-                ranks=[self.ranks[member] for member in chosen],
+                ranks=ranks,
                 name=name,
                 context=context,
                 epoch=self.epoch,
@@ -187,9 +216,8 @@ class Subgroups(GroupCore):
                 pulse=self._pulse,
                 family=self._family,
             )
-        except GroupBroken as error:  # there is no group here that could tell the others
-            self._control.unsubscribe(context)
-            self._control.flood(Say.broken, context, *pack(error))
+        except GroupBroken as error:
+            self._renounce(context, ranks, error)
             raise
 
 

@@ -63,10 +63,8 @@ class Portal(LoopThread):
 
     def is_world(self, group: ProcessGroup) -> bool:
         """Whether a group is the world's, of any epoch."""
-        world: Any = self._world
-        while world is not None and world is not group:
-            world = world._successor
-        return world is not None
+        world = self._world
+        return world is not None and (world._successor or world) is (group._successor or group)
 
     def closing(self) -> Coroutine[Any, Any, None] | None:
         """What to run before the loop ends with its process."""

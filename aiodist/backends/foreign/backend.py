@@ -25,7 +25,7 @@ from aiodist.backends.foreign.engine import Engine, Setup
 from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
-from aiodist.backends.host.level import Level, carried
+from aiodist.backends.host.level import Level, carried, context_within
 from aiodist.backends.host.offload import copy_cost_ns
 from aiodist.types import NO_ROOT, Call, Kind, agree
 
@@ -91,7 +91,7 @@ class ForeignBackend:
         )
         self.engine = make_engine(setup)
         self.name = self.engine.name
-        self._level = Level(self, host.engine, f"checks of {self.name}", range(self.size))
+        self._level = Level(self, host.engine, _checks(self.name), range(self.size))
         self.places: Mapping[str, str] = dict.fromkeys(self.engine.places, self.engine.name)
         self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
         self._messages = Messages(self, self._level)
@@ -176,6 +176,11 @@ class ForeignBackend:
             self.engine.divide(context, members)
         except Exception as error:
             self._host.failed(error)
+
+    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+        """This rank never makes a group that others may have made, nor that of its comparisons."""
+        if ranks:
+            self._host.renounce(context_within(context, _checks(self.name), ranks), ranks)
 
     async def bystand(self) -> None:
         """Members of this group make another one without this rank."""
@@ -408,6 +413,11 @@ class ForeignBackend:
         await told_all
         lengths = [int.from_bytes(row[:4].tobytes(), "little") for row in rows]
         return [row[4 : 4 + length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+
+def _checks(name: str) -> str:
+    """What the internal group is for in which calls of an engine are compared."""
+    return f"checks of {name}"
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Operation, Quick, Reports
-from aiodist.backends.host.hierarchy import hierarchy_of
+from aiodist.backends.host.hierarchy import hierarchy_of, levels_of
 from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.prepare import Job, prepare
@@ -203,6 +203,11 @@ class HostBackend:
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Nothing is shared between groups."""
 
+    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+        """Those who have made the group find that this process is not in it; what comes for it is dropped."""
+        for part in (context, *levels_of(self._engine, context, ranks)):
+            self._engine.renounce(part)
+
     async def bystand(self) -> None:
         """Nothing is asked of those who are no members."""
 
@@ -310,6 +315,16 @@ class HostBackend:
         if all(calm):
             quiet, self._quiet = self._quiet, None
             quiet()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let go of what was in flight at the break: whoever keeps the broken group keeps no arrays by it."""
+        self._running.clear()
+        self._messages.forget()
+        if self._local is not None:
+            self._local.forget()
+        if self._hierarchy is not None:
+            self._hierarchy.forget()
 
     # ── from the channels ────────────────────────────────────────────────────────────────────────────
 

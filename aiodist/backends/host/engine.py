@@ -163,6 +163,15 @@ class HostEngine:
         self._early.pop(context, None)
         self.endpoint.retire(context)
 
+    def renounce(self, context: int) -> None:
+        """This process never makes a group that others may have made."""
+        if (backend := self._backends.get(context)) is not None:
+            backend.retire()  # it was made, and what else the group is to have could not be
+            return
+        if self._hub is not None:
+            self._hub.renounce(context)
+        self.retire(context)
+
     def close(self) -> None:
         """End the thread."""
         self.offload.close()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.host.level import Level
+from aiodist.backends.host.level import Level, context_within
 from aiodist.backends.host.stages import STEPS, Run, pieces_of
 from aiodist.errors import UsageError
 from aiodist.types import Call, Kind
@@ -112,6 +112,10 @@ class Hierarchy:
         """After `abort`: whether this process touches no buffer any more."""
         return self.inner.quiet and self.outer.quiet and not any(run.busy for run in self._running.values())
 
+    def forget(self) -> None:
+        """Let go of what was in flight: the group has broken, and no buffer is touched any more."""
+        self._running.clear()
+
     def retire(self) -> None:
         """The group is gone for good."""
         self.inner.retire()
@@ -139,8 +143,25 @@ class Hierarchy:
 
 def hierarchy_of(backend: HostBackend, engine: HostEngine) -> Hierarchy | None:
     """The hierarchy of a group with as many members, two at least, on each of several hosts; else None."""
-    hosts = engine.by_host(backend.ranks)
+    hosts = _table(engine, backend.ranks)
+    return Hierarchy(backend, engine, hosts, engine.limits) if hosts else None
+
+
+def levels_of(engine: HostEngine, context: int, ranks: Sequence[int]) -> list[int]:
+    """Contexts of the internal groups that this process would have in a group's hierarchy; [] without one."""
+    for host in _table(engine, ranks):
+        inner = [ranks[member] for member in host]
+        if engine.rank in inner:
+            column = inner.index(engine.rank)
+            outer = [ranks[row[column]] for row in _table(engine, ranks)]
+            return [context_within(context, "inner", inner), context_within(context, "outer", outer)]
+    return []
+
+
+def _table(engine: HostEngine, ranks: Sequence[int]) -> list[list[int]]:
+    """Group ranks, host by host, where each of several hosts has as many, two at least; else []."""
+    hosts = engine.by_host(ranks)
     width = len(hosts[0]) if hosts else 0
     if len(hosts) < 2 or width < 2 or any(len(host) != width for host in hosts):
-        return None
-    return Hierarchy(backend, engine, hosts, engine.limits)
+        return []
+    return hosts

@@ -33,6 +33,12 @@ def user_of(signature: bytes) -> int:
     return int.from_bytes(signature[-4:], "little")
 
 
+def context_within(context: int, name: str, ranks: Sequence[int]) -> int:
+    """Names an internal group of a user's group, by what it is for and by its global ranks."""
+    text = f"{context}/{name}/{','.join(map(str, ranks))}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 _REMEMBERED = 1024  # internal numbers whose user's number can still be told
 
 
@@ -72,8 +78,7 @@ class Level:
     def __init__(self, owner: Owner, engine: HostEngine, name: str, members: Sequence[int]) -> None:
         self.members = members
         self.ranks = [owner.ranks[member] for member in members]
-        text = f"{owner.context}/{name}/{','.join(map(str, self.ranks))}"
-        self.context = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+        self.context = context_within(owner.context, name, self.ranks)
         self.quiet = True
         self._owner = owner
         self._engine = engine

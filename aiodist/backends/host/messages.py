@@ -97,6 +97,12 @@ class Messages:
         self._dead = True
         return not self._busy
 
+    def forget(self) -> None:
+        """Let go of what waits: the group has broken, and no buffer is touched any more."""
+        self._posted.clear()
+        self._queues.clear()
+        self._arrivals.clear()
+
     def waits_for(self, source: int) -> Operation | None:
         """A receive that waits for a message from `source` that has not begun to arrive, or None."""
         for (peer, _tag, _number), operation in self._posted.items():
@@ -213,7 +219,7 @@ class Messages:
         self._posted[posted] = operation
 
         def received() -> None:
-            del self._posted[posted]
+            self._posted.pop(posted, None)
             self._run(job, filling=False, then=operation.succeed)
 
         key = Key(backend.context, 1 + tag, number, 0)

@@ -87,6 +87,9 @@ class StagedBackend:
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Nothing is shared between groups."""
 
+    def renounce(self, context: int, ranks: Sequence[int]) -> None:
+        """The host backend sees to it."""
+
     async def bystand(self) -> None:
         """Nothing is asked of those who are no members."""
 

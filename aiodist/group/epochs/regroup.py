@@ -369,6 +369,7 @@ class Regroup:
             self.decided.set()
             self._say(None, decided)
             self.on_decided()
+            self.on_decided = _unheard  # it knows the epoch before, which ends here
 
     def _evicted_by(self, record: Record) -> None:
         if record.epoch == self._group.epoch + 1 and self.job.uid not in record.members:

@@ -55,8 +55,15 @@ async def let_go(group: ProcessGroup) -> None:
 
 
 def succeed(old: ProcessGroup, new: ProcessGroup) -> None:
-    """Whoever holds the old group closes the new one with it; and the default group moves on."""
-    old._successor = new
+    """Whoever holds the old group, or one before it, closes the new one with it; and the default group moves
+    on.
+
+    All of them point straight at the newest: the first, which an `async with` holds, keeps none in between.
+    """
+    new._predecessors = old._predecessors
+    new._predecessors.add(old)
+    for group in new._predecessors:
+        group._successor = new
     if override.get() is old:
         override.set(new)
     elif find_default() is old:

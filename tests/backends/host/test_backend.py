@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +90,47 @@ async def test_what_breaks_while_receives_are_posted_sends_nothing(
     assert "no room" in members[1].broken[0]
     assert members[1].broken[1:] == ["quiet"]
     assert members[2].heard == []
+
+
+async def test_no_array_is_kept_once_nothing_touches_it(members: list[Member]) -> None:
+    tensor = np.arange(300_000.0)
+    kept = weakref.ref(tensor)
+    members[0].submit(Kind.all_reduce, tensor, tensor, ReduceOp.SUM)
+    del tensor
+    gc.collect()
+    assert kept() is not None
+    members[0]._break(RuntimeError("enough"))
+    assert members[0].broken == ["enough", "quiet"]
+    await turns()
+    gc.collect()
+    assert kept() is None
+
+
+async def test_arrays_are_kept_until_a_thread_has_let_go(members: list[Member]) -> None:
+    jobs: list[Any] = []
+    backend = members[0].backend
+
+    def in_thread(cost: float, job: Any, done: Any) -> bool:
+        jobs.append((job, done))
+        return False
+
+    backend.off_loop = in_thread  # type: ignore[method-assign,assignment]
+    tensor = np.arange(600_000.0)[::2]  # strided: staged first
+    kept = weakref.ref(tensor)
+    members[0].submit(Kind.all_reduce, tensor, tensor, ReduceOp.SUM)
+    del tensor
+    members[0]._break(RuntimeError("enough"))
+    assert members[0].broken == ["enough"]
+    assert backend._running
+    job, done = jobs.pop()
+    job()
+    done()
+    assert members[0].broken == ["enough", "quiet"]
+    assert not backend._running
+    del job, done
+    await turns()
+    gc.collect()
+    assert kept() is None
 
 
 class Arrived:

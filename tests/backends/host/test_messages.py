@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
@@ -112,6 +114,24 @@ def test_known_source_claims_its_number_at_once() -> None:
     bench.deliver(1, 0)
     assert bench.results == {first: 11, second: 11}
     assert not bench.mismatches
+
+
+def test_nothing_is_kept_of_a_group_that_broke() -> None:
+    bench = Bench()
+    kept = []
+    for peer, tag in [(1, 0), (ANY, 1), (2, 1)]:  # posted; in a queue; behind that
+        _, operation = bench.operation(Kind.recv, peer, 0, tag, 2)
+        assert operation.target is not None
+        kept.append(weakref.ref(operation.target))
+        bench.messages.recv(operation)
+        del operation
+    bench.arrive(4, 0, tag=2)
+    assert bench.messages.condemn()
+    bench.posted.clear()  # as an endpoint does when a context is cancelled
+    bench.messages.forget()
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+    assert not bench.messages._arrivals
 
 
 def test_any_source_claims_what_came_first() -> None:

@@ -246,3 +246,15 @@ def test_the_old_group_is_closed_and_closes_the_new_one() -> None:
 
     run(2, main)
     assert all(group._closing is not None and group._closing.done() for group in closed)
+
+
+def test_an_older_group_than_the_last_one_closes_the_latest() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        second = await pg.rebuild()
+        third = await second.rebuild()
+        assert await total(third) == 0b11
+        await (pg if third.rank else second).aclose()
+        with pytest.raises(dist.GroupClosed):
+            await third.barrier()
+
+    run(2, main)

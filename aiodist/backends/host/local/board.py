@@ -127,7 +127,7 @@ class Board:
     def found(self, peer: Peer) -> bool:
         """Whether a peer has made the group; not where it says that its region is beyond its home."""
         if not peer.base and self._known(peer):
-            at = peer.near.offset(peer.entry)
+            at = peer.near.offset(self.context, peer.entry)
             peer.base = at // 8 if at + REGION <= peer.near.bytes.size else 0
         return peer.base != 0
 
@@ -283,6 +283,7 @@ class Board:
         return not self._members_here
 
     def _has_left(self, peer: Peer) -> bool:
+        """Whether a peer reads nothing of the group any more, or never made it (`Hub.renounce`)."""
         return self._known(peer) and peer.near.has_left(self.context, peer.entry)
 
     def release(self) -> None:

@@ -305,13 +305,19 @@ class LocalGroup:
             heads += [work._head for work in self.quick.pending.values()]
         self.board.withdraw(heads)
 
+    def forget(self) -> None:
+        """Let go of what was in flight: it was withdrawn, and the thread has let go of it, or will."""
+        self._running.clear()
+        self._waiting.clear()
+        self._queue.clear()
+        if self.quick is not None:
+            self.quick.forget()
+
     def retire(self) -> None:
         """The group is gone. What peers may read stays until they have left it, too."""
         self._withdraw()
         self._dead = True
-        self._running.clear()
-        self._waiting.clear()
-        self._queue.clear()
+        self.forget()
         if self.quick is not None:
             self.quick.close()
         board, thread = self.board, self._in_thread  # which may still write to staging

@@ -33,6 +33,8 @@ ASLEEP_LOOP, ASLEEP_BULK = 512, 520
 _DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
 _HEAP = _DIRECTORY + _ENTRIES * 16
 
+_GONE = 1  # the offset of a group that this process has left, and of which nothing is here
+
 _LOOKS = 4  # groups that were left are looked at when memory is taken: a few at a time, whatever their number
 
 _KEPT = 8  # this part of a home is kept for operations and new groups: users' arrays do not get it
@@ -90,9 +92,11 @@ class Near:
         found = np.flatnonzero(self._contexts == np.uint64(context))
         return int(found[0]) if len(found) else -1
 
-    def offset(self, entry: int) -> int:
-        """Where the region of an entry's group begins, 0 where it is gone."""
-        return int(self._offsets[entry]) & ~1
+    def offset(self, context: int, entry: int) -> int:
+        """Where a group's region begins, 0 where it is gone or was never made. The entry may be another's
+        by now: it was taken from the group before the offset changed."""
+        at = int(self._offsets[entry]) & ~1
+        return at if int(self._contexts[entry]) == context else 0
 
     def has_left(self, context: int, entry: int) -> bool:
         """Whether the neighbour has left a group whose entry was found before."""
@@ -261,6 +265,14 @@ class Hub:
         self._contexts[entry] = context
         self.ring(self.near.values())  # who came before us may wait for it
 
+    def renounce(self, context: int) -> None:
+        """This process never makes a group: whoever has made it finds that here, and that its region is not
+        read from here. Nobody finds it where the directory is full."""
+        if context not in self._entries:
+            with contextlib.suppress(MemoryError):
+                self.announce(context, _GONE)
+                self._reusable.append(self._entries.pop(context))
+
     def leave(self, context: int, abandoned: Callable[[], bool], release: Callable[[], None]) -> None:
         """This process has left a group: its region stays until nobody reads it any more.
 
@@ -278,7 +290,7 @@ class Hub:
         def cleared() -> bool:
             if not abandoned():
                 return False
-            self._offsets[entry] = 1  # who looks later must know that it was here
+            self._offsets[entry] = _GONE  # who looks later must know that it was here
             self._reusable.append(entry)
             release()
             return True

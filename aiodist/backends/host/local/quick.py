@@ -392,6 +392,11 @@ class Quick:
             if work._operation is None:
                 work._operation = self._note(work)
 
+    def forget(self) -> None:
+        """Let go of what is pending: it is in flight, and fails there."""
+        self.note_all()
+        self.pending.clear()
+
     def close(self) -> None:
         """The group is gone: let go of its memory, also where users still hold works."""
         self.dead = True
