@@ -150,7 +150,13 @@ async def _busy(
             for number in range(repeats):
                 scale.step(row, f"{figures.what}, {number + 1} of {repeats}")
                 busy = (scale.seed + number) % RANKS
-                given = {"how": how, "seconds": seconds, "busy": busy, "count": 50, "timeout": seconds + 60}
+                given: dict[str, Any] = {
+                    "how": how,
+                    "seconds": seconds,
+                    "busy": busy,
+                    "count": 50,
+                    "timeout": seconds + 60,
+                }
                 async with victims.round(busy_between, RANKS, **given) as round:
                     _judge(figures, await round.outcomes(within=seconds + 60), how, busy)
     return found
