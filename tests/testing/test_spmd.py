@@ -57,9 +57,9 @@ async def stuck_in_here() -> None:
 @spmd(world_size=2, exits={1: 3, 0: 0})
 async def scene_rank_1_exits_with(pg: ProcessGroup, code: int) -> None:
     if pg.rank == 1:
-        await pg.send(np.zeros(1), 0)
+        await pg.recv(np.zeros(1), 0)  # a message of its own could be lost with it
         os._exit(code)
-    await pg.recv(np.zeros(1), 1)
+    await pg.send(np.zeros(1), 1)
 
 
 @spmd(world_size=3)
