@@ -23,6 +23,19 @@ def loops():
 """
 
 
+NATIVE = """
+def test_wrong():
+    assert 1 == 2
+
+def test_native():
+    library = ctypes.{library}(None)
+    lock = ctypes.create_string_buffer(128)
+    while True:
+        library.pthread_mutex_lock(lock)
+
+def test_after():
+    pass
+"""
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
 
@@ -176,23 +189,7 @@ def test_after():
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"])
 def test_who_does_not_react_ends_the_run(library: str, tmp_path: Path) -> None:
     """Where it holds the interpreter, too, as ctypes.PyDLL does, there is nothing but a stack."""
-    code, output = run(
-        tmp_path,
-        """
-def test_wrong():
-    assert 1 == 2
-
-def test_native():
-    library = ctypes.{library}(None)
-    lock = ctypes.create_string_buffer(128)
-    while True:
-        library.pthread_mutex_lock(lock)
-
-def test_never():
-    pass
-""".replace("{library}", library),
-        again=0.2,
-    )
+    code, output = run(tmp_path, NATIVE.format(library=library), again=0.2)
     assert code == 1, output
     assert re.search(r'File ".*/test_it.py", line \d+ in test_native', output), output
     if library == "CDLL":
@@ -202,24 +199,7 @@ def test_never():
 
 
 def test_who_does_not_react_in_a_worker_ends_that_one_alone(tmp_path: Path) -> None:
-    code, output = run(
-        tmp_path,
-        """
-def test_wrong():
-    assert 1 == 2
-
-def test_native():
-    library = ctypes.CDLL(None)
-    lock = ctypes.create_string_buffer(128)
-    while True:
-        library.pthread_mutex_lock(lock)
-
-def test_after():
-    pass
-""",
-        again=0.2,
-        workers=1,
-    )
+    code, output = run(tmp_path, NATIVE.format(library="CDLL"), again=0.2, workers=1)
     assert code == 1, output
     assert failed(output) == {"test_wrong", "test_native"}, output
     assert re.search(r'File ".*/test_it.py", line \d+ in test_native', output), output

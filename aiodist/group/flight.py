@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nsmallest
+from time import thread_time
 
 from aiodist.backends.base import Operation, Quick
 from aiodist.types import Call, Kind
@@ -163,7 +164,10 @@ class Flight:
 
     def _tick(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        now, began = (
+            self._loop.time(),
+            thread_time(),
+        )  # its own time: it may be stopped meanwhile
         late = now - self._due
         silent: list[tuple[Operation, Entry]] = []
         for operation, entry in list(self._open.items()):
@@ -182,5 +186,5 @@ class Flight:
                 silent.append((operation, entry))
         self._ask(silent, now)
         if self._open:
-            rested = now + SHARE * (self._loop.time() - now)
+            rested = now + SHARE * (thread_time() - began)
             self._arm(max(rested, min(min(e.ask_at, e.deadline) for e in self._open.values())))

@@ -47,7 +47,7 @@ _IMPORTED = (
 
 @dataclass(frozen=True)
 class Request:
-    """What a rank is told: `sys.argv`, its environment and working directory."""
+    """Request for a rank: its `sys.argv`, environment and working directory."""
 
     arguments: list[str]
     env: dict[str, str]
@@ -138,8 +138,10 @@ class Forked:
         """Wait for its end → its exit code, negative for a signal."""
         if self.returncode is None:
             line = await asyncio.get_running_loop().sock_recv(self._status, 16)
-            self.returncode = int(line)
             self._status.close()
+            if not line:
+                raise ConnectionResetError("the process that waits for a rank was killed")
+            self.returncode = int(line)
         return self.returncode
 
 

@@ -231,7 +231,7 @@ async def launch(
 
 
 async def _reading(pipe: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
-    """What comes from a pipe. It is closed with the transport."""
+    """Read from a pipe, which is closed with the transport."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)

@@ -11,6 +11,7 @@ import pytest
 
 from aiodist.backends.base import Operation
 from aiodist.errors import GroupAborted
+from aiodist.group import flight
 from aiodist.group.flight import FEW, MOST, PATIENCE, REMEMBERED, SHARE, STALL, Flight
 from aiodist.testing.clock import run_virtual
 from aiodist.types import Call, Kind
@@ -113,11 +114,12 @@ def test_where_others_end_meanwhile_only_the_most_urgent_are_asked_about() -> No
     virtual(main())
 
 
-def test_the_timer_leaves_the_loop_to_others() -> None:
+def test_the_timer_leaves_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much is in flight, and however long a look at it takes."""
 
     async def main() -> None:
         scene = Scene()
+        monkeypatch.setattr(flight, "thread_time", scene.loop.time)
         note, times = scene.stall, []
 
         def slow(operation: Operation) -> None:
@@ -131,6 +133,25 @@ def test_the_timer_leaves_the_loop_to_others() -> None:
         assert len(times) * 0.01 <= 60 / SHARE + MOST * 0.01
         for operation in operations:
             operation.succeed()
+
+    virtual(main())
+
+
+def test_a_process_that_was_stopped_while_the_timer_ran_has_deadlines_all_the_same() -> None:
+    async def main() -> None:
+        scene = Scene()
+        note = scene.stall
+
+        def stopped(operation: Operation) -> None:
+            note(operation)
+            scene.flight._stalled = note
+            block(30)
+
+        scene.flight._stalled = stopped
+        scene.issue(0, 60)
+        await asyncio.sleep(70)
+        assert [seq for seq, _, _ in scene.expired] == [0]
+        assert scene.expired[0][2] <= 60 + 30
 
     virtual(main())
 

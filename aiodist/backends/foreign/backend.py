@@ -416,7 +416,7 @@ class ForeignBackend:
 
 
 def _checks(name: str) -> str:
-    """What the internal group is for in which calls of an engine are compared."""
+    """Name of the internal group in which calls of an engine are compared."""
     return f"checks of {name}"
 
 

@@ -180,7 +180,7 @@ class Messages:
             backend.incoming(source).ask(Key(backend.context, 1 + tag, number, 0))
 
     def _next(self, source: int, tag: int) -> Arrival | None:
-        """What came from a source and is the next that a receive may claim."""
+        """The arrival from a source that is the next which a receive may claim."""
         return self._arrivals.get(tag, _NOTHING).get((source, self._claimed.get((source, tag), 0)))
 
     def _first(self, peer: int, tag: int) -> Arrival | None:

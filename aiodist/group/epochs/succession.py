@@ -55,8 +55,9 @@ async def let_go(group: ProcessGroup) -> None:
 
 
 def succeed(old: ProcessGroup, new: ProcessGroup) -> None:
-    """Whoever holds the old group, or one before it, closes the new one with it; and the default group moves
-    on.
+    """Put a new group in the place of an old one: who closes that one, or one before it, closes the new one.
+
+    The default group moves on.
 
     All of them point straight at the newest: the first, which an `async with` holds, keeps none in between.
     """

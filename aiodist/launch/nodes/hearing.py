@@ -122,7 +122,7 @@ class Hearing:
         self._begin(roster)
 
     async def decision(self) -> bytes | None:
-        """What node 0 says that follows this attempt; None: it is lost, or was before it said so."""
+        """Wait for what node 0 says that follows this attempt; None: it is lost, or was before it said so."""
         assert self._store is not None
         return await self._unless_lost(0, self._store.get(self.key("next"), timeout=FOREVER))
 
@@ -148,7 +148,7 @@ class Hearing:
         await self._unless_lost(node, store.wait([self.report_key(node)], timeout=FOREVER))
 
     async def _unless_lost(self, node: int, asked: Coroutine[Any, Any, T]) -> T | None:
-        """What the store answers; None where the node that it is about is lost, or node 0 with the store."""
+        """Wait for the store's answer; None where the node in question is lost, or node 0 with the store."""
         answer = asyncio.ensure_future(asked)
         losses = [asyncio.ensure_future(self._lost[n].wait()) for n in {node, 0} & self._lost.keys()]
         try:

@@ -132,7 +132,7 @@ class Nodes:
         await self._ask(lambda store: store.set(key, value), None)
 
     async def _ask(self, question: Callable[[Store], Coroutine[Any, Any, T]], otherwise: T) -> T:
-        """What the agents' store answers; `otherwise` where there is none, or node 0 is lost with it."""
+        """Ask the agents' store for something; `otherwise` where there is none, or node 0 is lost with it."""
         if self.store is not None and 0 not in self.lost:
             with suppress(AiodistError, TimeoutError):
                 async with asyncio.timeout(self.lease):

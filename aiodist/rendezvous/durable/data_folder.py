@@ -133,7 +133,7 @@ class DataFolder:
 
 
 def _remedy(error: OSError, otherwise: str) -> str:
-    """What to do about a folder that cannot be used."""
+    """Advice about a folder that cannot be used."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Make room on its disk, or in this user's share of it, and start the server again"
     return "See to the disk; the kernel's log says more" if error.errno == errno.EIO else otherwise
