@@ -17,6 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from aiodist.errors import UsageError, shown
+from aiodist.roles import ROLES
+from aiodist.roles import Kind as Kind
 
 
 class ReduceOp(enum.IntEnum):
@@ -56,23 +58,6 @@ def premul_sum(factor: float) -> Premultiplied:
     except OverflowError:  # an integer beyond every float
         pass
     raise UsageError(f"factor must be a number, got {shown(factor)}")
-
-
-class Kind(enum.IntEnum):
-    """The operations that a backend carries out."""
-
-    all_reduce = 1
-    broadcast = 2
-    reduce = 3
-    all_gather = 4
-    reduce_scatter = 5
-    barrier = 6
-    send = 7
-    recv = 8
-    new_group = 9
-    gather = 10
-    scatter = 11
-    all_to_all = 12
 
 
 # The wire code of each dtype. Codes are part of the protocol: append, never renumber.
@@ -171,6 +156,16 @@ class Call:
     offer: int = 0
     detail: str = ""
 
+    @property
+    def message(self) -> bool:
+        """Whether it is one side of a message; else a collective."""
+        return ROLES[self.kind].message
+
+    @property
+    def combine(self) -> ReduceOp | None:
+        """How elements combine: what PREMUL_SUM has multiplied is summed."""
+        return ReduceOp.SUM if self.reduce is ReduceOp.PREMUL_SUM else self.reduce
+
     @cached_property
     def count(self) -> int:
         """Elements in `shape`."""
@@ -208,7 +203,8 @@ class Call:
         if self.reduce is not None:
             parts.append(self.reduce.name)
         if self.root != NO_ROOT:
-            role = "dst" if self.kind in (Kind.reduce, Kind.gather, Kind.send) else "src"
+            to = ROLES[self.kind].root_gets or self.kind is Kind.send
+            role = "dst" if to else "src"
             parts.append(f"{role}={self.root}")
         if self.detail:
             parts.append(self.detail)

@@ -28,6 +28,7 @@ FLOORS: list[set[str]] = [
     {"net"},
     {"environment", "wire", "schedules"},
     {"types"},
+    {"roles"},
     {"timeouts"},
     {"errors"},
     {"sanitize"},

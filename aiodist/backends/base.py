@@ -18,6 +18,8 @@ from aiodist.types import OBJECT_TAGS, OF_OBJECTS, OF_SPLIT, Call, Premultiplied
 from aiodist.work import Work
 
 Array = npt.NDArray[Any]
+Given = Array | list[Array] | None
+"""What an argument of an operation is: a tensor, a list with one for each member, or nothing."""
 
 
 class Operation:
@@ -26,19 +28,18 @@ class Operation:
     Args:
         call: what all ranks agree on.
         work: the user's handle.
-        source: array that is read, or None. Any strides. Shares memory with the user's tensor. A list of one
-            array a rank where torch's form of reduce_scatter passes one.
-        target: array that is written, or None. May be `source` itself (in place). A list likewise, for
-            all_gather.
+        source: what is read: an array of any strides, which shares memory with the user's tensor; a list of
+            one for each member; or None.
+        target: what is written, likewise. May be `source` itself (in place).
         result: what the Work gives when the operation has ended well.
         ended: called once, after the Work was completed.
         peer: group rank of the other side, point-to-point only; -1 receives from any.
         tag: of a point-to-point message.
         senders: what the Work of a receive gives, by the sender's group rank.
         factor: what this rank's tensor is multiplied by first (PREMUL_SUM).
-        sizes: elements of each rank's part of the target, where they differ (all_to_all, objects); for
-            scatter, of the source. None: equal parts.
-        sent: elements of each rank's part of the source, where they differ (all_to_all).
+        source_sizes: elements of the part for each member in the source, where it is cut in parts that may
+            differ; None: equal parts. Known also where there is no source, unless each pair has its own.
+        target_sizes: elements of the part from each member in the target, likewise.
         place: where the user's tensors lie, 'cpu' or 'cuda'; '' where there are none.
 
     Attributes:
@@ -54,11 +55,11 @@ class Operation:
         "place",
         "result",
         "senders",
-        "sent",
-        "sizes",
         "source",
+        "source_sizes",
         "tag",
         "target",
+        "target_sizes",
         "work",
     )
 
@@ -66,16 +67,16 @@ class Operation:
         self,
         call: Call,
         work: Work[Any],
-        source: Array | list[Array] | None,
-        target: Array | list[Array] | None,
+        source: Given,
+        target: Given,
         result: Any,
         ended: Callable[[Operation], None],
         peer: int = -1,
         tag: int = 0,
         senders: Sequence[int] = (),
         factor: float | None = None,
-        sizes: Sequence[int] | None = None,
-        sent: Sequence[int] | None = None,
+        source_sizes: Sequence[int] | None = None,
+        target_sizes: Sequence[int] | None = None,
         place: str = "",
     ) -> None:
         self.call = call
@@ -88,8 +89,8 @@ class Operation:
         self.tag = tag
         self.senders = senders
         self.factor = factor
-        self.sizes = sizes
-        self.sent = sent
+        self.source_sizes = source_sizes
+        self.target_sizes = target_sizes
         self.place = place
         self.noted: Any = None
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Backend, Operation, Quick, Reports
 from aiodist.backends.host.backend import HostBackend
-from aiodist.types import Kind
 
 
 class Part(Protocol):
@@ -88,7 +87,7 @@ class Dispatch:
         """Start an operation."""
         call = operation.call
         # Marked ones are an engine's; others reach the host backend, sooner or later.
-        if self.places.get(operation.place) and call.kind is not Kind.send and call.kind is not Kind.recv:
+        if self.places.get(operation.place) and not call.message:
             self._host.skip(call.seq)
         self._by_place[operation.place].submit(operation)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
 from aiodist.group import shapes
-from aiodist.group.collectives import Op
+from aiodist.group.requests import Op, given
 from aiodist.timeouts import Timeout
 from aiodist.types import ReduceOp
 
@@ -216,8 +216,8 @@ def all_to_all_single(
     pg = member(group, "all_to_all_single")
     if pg is None:
         return Skipped()
-    ins = input_split_sizes if shapes.given(input_split_sizes) else None
-    outs = output_split_sizes if shapes.given(output_split_sizes) else None
+    ins = input_split_sizes if given(input_split_sizes) else None
+    outs = output_split_sizes if given(output_split_sizes) else None
     return pg.all_to_all(input, output, ins, outs, async_op=async_op)
 
 

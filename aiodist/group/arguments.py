@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Array
+from aiodist.backends.base import Array, Given
 from aiodist.errors import UsageError, shown
 from aiodist.tensors import check_shape, like, overlaps, view
 from aiodist.types import check_dtype
@@ -113,7 +113,7 @@ def output(out: Any, source: Any, array: Array, shape: tuple[int, ...]) -> tuple
     return out, target
 
 
-def staging(source: Array | list[Array] | None, target: Array | list[Array] | None) -> None:
+def staging(source: Given, target: Given) -> None:
     """Refuse strided arrays where there is no memory for their contiguous copies.
 
     It is taken and let go again: the operation takes it in a moment, when it has its number and cannot be
@@ -145,6 +145,32 @@ def apart(name: str, array: Array, other_name: str, other: Array) -> None:
     """Refuse arrays that share memory."""
     if overlaps(array, other):
         raise UsageError(f"{name} and {other_name} share memory", hint=f"Pass a separate {name}")
+
+
+def all_apart(given: Given, name: str, other: Array, other_name: str) -> None:
+    """Refuse arrays of which one shares memory with another argument."""
+    if isinstance(given, list):
+        for index, array in enumerate(given):
+            apart(f"{name}[{index}]", array, other_name, other)
+    elif given is not None:
+        apart(name, given, other_name, other)
+
+
+def listed(tensors: Any, size: int, name: str) -> list[Any]:
+    """A list of tensors, one for each rank."""
+    if not isinstance(tensors, list | tuple):
+        raise UsageError(f"{name} must be a list of {size} tensors, got {type(tensors).__name__}")
+    if len(tensors) != size:
+        raise UsageError(f"{name} has {len(tensors)} tensors, the group has {size} ranks")
+    return list(tensors)
+
+
+def shaped_like(array: Array, like: Array, name: str) -> None:
+    """Refuse an array of another shape or dtype."""
+    if array.shape != like.shape or array.dtype != like.dtype:
+        raise UsageError(
+            f"{name} is {array.dtype.name}{list(array.shape)}, expected {like.dtype.name}{list(like.shape)}"
+        )
 
 
 def members(ranks: Any, size: int) -> tuple[int, ...]:

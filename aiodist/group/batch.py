@@ -59,7 +59,7 @@ class Batches:
             at_once: its call cannot be held back.
         """
         call, work = operation.call, operation.work
-        message = (call.kind, operation.tag) if call.kind in (Kind.send, Kind.recv) else None
+        message = (call.kind, operation.tag) if call.message else None
         batch = self.open.get(issuer())
         if batch is not None and not at_once:
             if message is None:

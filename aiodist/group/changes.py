@@ -13,6 +13,7 @@ from aiodist.backends.base import Array
 from aiodist.errors import GroupBroken, RendezvousError, UsageError
 from aiodist.group import arguments as check
 from aiodist.group.objects import Objects
+from aiodist.group.requests import internal
 from aiodist.membership.motions import Ready
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import Call, Kind
@@ -162,13 +163,8 @@ class Changes(Objects):
             asking.cancel()
             [told] = await asyncio.gather(asking, return_exceptions=True)
             found[...] = told if isinstance(told, int) else -1
-        work = self._issue(
-            *(Kind.broadcast, found, found, found, found, limit, True),
-            root=0,
-            detail=_PENDING_JOINS,
-            own=True,
-            reserved=number,
-        )
+        asked = internal(Kind.broadcast, found, root=0, detail=_PENDING_JOINS)
+        work = self._issue(asked, limit, True, reserved=number)
         await work._as_step()
         if isinstance(told, Exception):
             raise told

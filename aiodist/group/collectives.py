@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from aiodist.backends.base import Array
-from aiodist.errors import UsageError
-from aiodist.group import arguments as check
-from aiodist.group.core import NO_DATA, GroupCore
+from aiodist.group.core import GroupCore
+from aiodist.group.requests import Op, exchange, request
 from aiodist.timeouts import Timeout
-from aiodist.types import Kind, Premultiplied, ReduceOp, check_reduction
+from aiodist.types import Kind, ReduceOp
 from aiodist.work import Work
-
-Op = ReduceOp | Premultiplied
 
 
 class Collectives(GroupCore):
@@ -46,15 +39,7 @@ class Collectives(GroupCore):
             started = quick.all_reduce(tensor, op, async_op)
             if started is not None:
                 return started
-        if out is None:
-            source = target = check.writable(tensor, "tensor")
-            result = tensor
-        else:
-            source = check.readable(tensor, "tensor")
-            result, target = check.output(out, tensor, source, source.shape)
-        return self._issue(
-            Kind.all_reduce, source, source, target, result, timeout, async_op, **reducing(op, source.dtype)
-        )
+        return self._issue(request(Kind.all_reduce, self._here, tensor, out, op=op), timeout, async_op)
 
     def broadcast(
         self, tensor: Any, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
@@ -68,9 +53,7 @@ class Collectives(GroupCore):
         Returns:
             → `tensor`.
         """
-        root = check.group_rank(src, self.size, "src")
-        array = check.readable(tensor, "tensor") if root == self.rank else check.writable(tensor, "tensor")
-        return self._issue(Kind.broadcast, array, array, array, tensor, timeout, async_op, root=root)
+        return self._issue(request(Kind.broadcast, self._here, tensor, root=src), timeout, async_op)
 
     def reduce(
         self,
@@ -94,28 +77,7 @@ class Collectives(GroupCore):
         Returns:
             → `tensor` or `out` on `dst`, None elsewhere.
         """
-        root = check.group_rank(dst, self.size, "dst")
-        target: Array | None = None
-        result: Any = None
-        if root != self.rank:
-            source = check.readable(tensor, "tensor")
-        elif out is None:
-            source = target = check.writable(tensor, "tensor")
-            result = tensor
-        else:
-            source = check.readable(tensor, "tensor")
-            result, target = check.output(out, tensor, source, source.shape)
-        return self._issue(
-            Kind.reduce,
-            source,
-            source,
-            target,
-            result,
-            timeout,
-            async_op,
-            root=root,
-            **reducing(op, source.dtype),
-        )
+        return self._issue(request(Kind.reduce, self._here, tensor, out, root=dst, op=op), timeout, async_op)
 
     def all_gather(
         self, tensor: Any, out: Any = None, *, timeout: Timeout = None, async_op: bool = False
@@ -129,9 +91,7 @@ class Collectives(GroupCore):
         Returns:
             → array of shape `(size, *tensor.shape)`; row r is rank r's tensor.
         """
-        source = check.readable(tensor, "tensor")
-        result, target = check.output(out, tensor, source, (self.size, *source.shape))
-        return self._issue(Kind.all_gather, source, source, target, result, timeout, async_op)
+        return self._issue(request(Kind.all_gather, self._here, tensor, out), timeout, async_op)
 
     def reduce_scatter(
         self,
@@ -152,18 +112,7 @@ class Collectives(GroupCore):
         Returns:
             → this rank's part of the reduction.
         """
-        source = check.readable(tensor, "tensor")
-        result, target = check.output(out, tensor, source, check.split_axis(source, self.size))
-        return self._issue(
-            Kind.reduce_scatter,
-            source,
-            source,
-            target,
-            result,
-            timeout,
-            async_op,
-            **reducing(op, source.dtype),
-        )
+        return self._issue(request(Kind.reduce_scatter, self._here, tensor, out, op=op), timeout, async_op)
 
     def gather(
         self, tensor: Any, dst: int = 0, out: Any = None, *, timeout: Timeout = None, async_op: bool = False
@@ -178,14 +127,7 @@ class Collectives(GroupCore):
         Returns:
             → on `dst`, array of shape `(size, *tensor.shape)`; None elsewhere.
         """
-        root = check.group_rank(dst, self.size, "dst")
-        source = check.readable(tensor, "tensor")
-        result, target = None, None
-        if root == self.rank:
-            result, target = check.output(out, tensor, source, (self.size, *source.shape))
-        elif out is not None:
-            raise UsageError(f"out is for dst={root}, this is rank {self.rank}", hint="Pass None here")
-        return self._issue(Kind.gather, source, source, target, result, timeout, async_op, root=root)
+        return self._issue(request(Kind.gather, self._here, tensor, out, root=dst), timeout, async_op)
 
     def scatter(
         self, out: Any, tensor: Any = None, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
@@ -200,23 +142,7 @@ class Collectives(GroupCore):
         Returns:
             → `out`.
         """
-        root = check.group_rank(src, self.size, "src")
-        target = check.writable(out, "out")
-        source: Array | None = None
-        if root == self.rank:
-            if tensor is None:
-                raise UsageError(f"tensor is missing on src={root}", hint="Pass the rows to deal out")
-            source = check.readable(tensor, "tensor")
-            if source.shape != (self.size, *target.shape):
-                raise UsageError(
-                    f"tensor has shape {source.shape}, expected {(self.size, *target.shape)}",
-                    hint="It has one row for each rank, shaped like out",
-                )
-            check.same_dtype("tensor", source, target)
-            check.apart("out", target, "tensor", source)
-        elif tensor is not None:
-            raise UsageError(f"tensor is for src={root}, this is rank {self.rank}", hint="Pass None here")
-        return self._issue(Kind.scatter, target, source, target, out, timeout, async_op, root=root)
+        return self._issue(request(Kind.scatter, self._here, tensor, out, root=src), timeout, async_op)
 
     def all_to_all(
         self,
@@ -241,39 +167,7 @@ class Collectives(GroupCore):
         Returns:
             → array of the parts that came, in rank order.
         """
-        source = check.readable(tensor, "tensor")
-        sent = check.splits(source, in_splits, self.size, "tensor", "in_splits")
-        if out is None and out_splits is None and in_splits is not None:
-            raise UsageError("in_splits alone leaves open what arrives", hint="Pass out_splits, too")
-        if out is None:
-            rows = (
-                source.shape[0]
-                if out_splits is None
-                else sum(check.counts(out_splits, self.size, "out_splits"))
-            )
-            result, target = check.output(None, tensor, source, (rows, *source.shape[1:]))
-        else:
-            result, target = out, check.writable(out, "out")
-            if target.ndim != source.ndim or target.shape[1:] != source.shape[1:]:
-                raise UsageError(f"out has shape {target.shape}, its rows must be shaped {source.shape[1:]}")
-            check.same_dtype("out", target, source)
-            check.apart("out", target, "tensor", source)
-        received = check.splits(target, out_splits, self.size, "out", "out_splits")
-        check.own_part(sent[self.rank], received[self.rank], "rows")
-        width = math.prod(source.shape[1:])
-        even = in_splits is None and out_splits is None
-        return self._issue(
-            Kind.all_to_all,
-            (source.dtype, source.shape if even else source.shape[1:]),
-            source,
-            target,
-            result,
-            timeout,
-            async_op,
-            sizes=[count * width for count in received],
-            sent=[count * width for count in sent],
-            detail="" if even else "splits",
-        )
+        return self._issue(exchange(self._here, tensor, out, in_splits, out_splits), timeout, async_op)
 
     def barrier(self, *, timeout: Timeout = None, async_op: bool = False) -> Work[None]:
         """Return when all ranks have called it.
@@ -281,7 +175,7 @@ class Collectives(GroupCore):
         Returns:
             → None.
         """
-        return self._issue(Kind.barrier, NO_DATA, None, None, None, timeout, async_op)
+        return self._issue(request(Kind.barrier, self._here), timeout, async_op)
 
     def monitored_barrier(
         self, timeout: Timeout = None, wait_all_ranks: bool = False, *, async_op: bool = False
@@ -295,12 +189,4 @@ class Collectives(GroupCore):
         Returns:
             → None.
         """
-        return self._issue(Kind.barrier, NO_DATA, None, None, None, timeout, async_op)
-
-
-def reducing(op: Op, dtype: np.dtype[Any]) -> dict[str, Any]:
-    """The arguments of an operation that reduces: the agreed op, and this rank's factor."""
-    return {
-        "reduce": check_reduction(op, dtype),
-        "factor": op.factor if isinstance(op, Premultiplied) else None,
-    }
+        return self.barrier(timeout=timeout, async_op=async_op)

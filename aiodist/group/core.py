@@ -31,16 +31,15 @@ from aiodist.group.batch import Batch, Batches
 from aiodist.group.flight import Flight
 from aiodist.group.places import HOST_PLACE, place_of
 from aiodist.group.reports import GroupReports
+from aiodist.group.requests import Caller, Request
 from aiodist.group.watch import Watch
+from aiodist.roles import ROLES
 from aiodist.timeouts import Timeout, seconds
-from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
+from aiodist.types import Call, Kind
 from aiodist.work import Failures, Pulse, Work
 
 if TYPE_CHECKING:
     from aiodist.group.epochs.regroup import Regroup
-
-NO_DATA = (np.dtype(np.uint8), (0,))
-"""What ranks agree on where an operation has no tensor."""
 
 _alive: weakref.WeakSet[GroupCore] = weakref.WeakSet()
 
@@ -66,6 +65,7 @@ class GroupCore:
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(control.rank)
         self.size = len(self.ranks)
+        self._here = Caller(self.rank, self.size)
         self.name = name
         self.context = context
         self.epoch = epoch
@@ -292,50 +292,35 @@ class GroupCore:
 
     def _issue(
         self,
-        kind: Kind,
-        agreed: Array | tuple[np.dtype[Any], tuple[int, ...]],
-        source: Array | list[Array] | None,
-        target: Array | list[Array] | None,
-        result: Any,
+        asked: Request,
         timeout: Timeout,
         async_op: bool,
         *,
-        reduce: ReduceOp | None = None,
-        root: int = NO_ROOT,
-        peer: int = -1,
-        tag: int = 0,
-        senders: Sequence[int] = (),
-        detail: str = "",
-        factor: float | None = None,
-        sizes: Sequence[int] | None = None,
-        sent: Sequence[int] | None = None,
         reserved: int | None = None,
-        own: bool = False,
         at_once: bool = False,
     ) -> Work[Any]:
         """Take the number and start. Everything is checked before; nothing here can fail half-way.
 
         Args:
-            agreed: dtype and shape that all ranks have alike, or an array that has them.
             reserved: the number, where it was taken before.
-            own: the arrays are the group's own, not the user's: the host engine has it.
             at_once: it starts also in a `coalesce` block: whoever called awaits it there.
         """
         self._check_here(closed_is_wrong=reserved is None)
-        place, mark = ("", "") if own else place_of(source, target, self._backend)
+        source, target, detail = asked.source, asked.target, asked.detail
+        place, mark = ("", "") if asked.own else place_of(source, target, self._backend)
         if mark:
             detail = f"{detail}, {mark}" if detail else mark
         check.staging(source, target)
         limit = self.timeout if timeout is None else seconds(timeout)
-        dtype, shape = agreed if isinstance(agreed, tuple) else (agreed.dtype, agreed.shape)
-        if kind is Kind.send or kind is Kind.recv:
-            stream = (kind, peer, tag, mark)  # each backend matches its own
+        kind, (dtype, shape) = asked.kind, asked.agreed
+        if ROLES[kind].message:
+            stream = (kind, asked.peer, asked.tag, mark)  # each backend matches its own
             number = self._messages.get(stream, 0)
             self._messages[stream] = number + 1
-            call = Call(kind, number, dtype, shape, None, peer)
+            call = Call(kind, number, dtype, shape, None, asked.peer)
         else:
             seq = self._issued if reserved is None else reserved
-            call = Call(kind, seq, dtype, shape, reduce, root, 0, detail)
+            call = Call(kind, seq, dtype, shape, asked.reduce, asked.root, 0, detail)
             self._issued = max(self._issued, seq + 1)
         work: Work[Any] = Work(self, call, self._loop, self._pulse, async_op, self._failures)
         if self._error is not None:
@@ -346,14 +331,14 @@ class GroupCore:
             work,
             source,
             target,
-            result,
+            asked.result,
             self._flight.ended,
-            peer,
-            tag,
-            senders,
-            factor,
-            sizes,
-            sent,
+            asked.peer,
+            asked.tag,
+            asked.senders,
+            asked.factor,
+            asked.source_sizes,
+            asked.target_sizes,
             place,
         )
         if self._batches.open and reserved is None:
@@ -372,7 +357,7 @@ class GroupCore:
 
     def _start(self, operation: Operation, limit: float) -> None:
         call, work = operation.call, operation.work
-        collective = call.kind is not Kind.send and call.kind is not Kind.recv
+        collective = not call.message
         if collective and self._unbegun:
             self._unbegun.discard(call.seq)
         self._flight.issue(operation, limit)
@@ -464,7 +449,7 @@ class GroupCore:
         self._late = []
 
     def _stalled(self, operation: Operation) -> None:
-        if operation.call.kind not in (Kind.send, Kind.recv):
+        if not operation.call.message:
             self._watch.ask(operation.call.seq)
 
     def _expired(self, operation: Operation, timeout: float, late: float) -> None:

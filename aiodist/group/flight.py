@@ -19,7 +19,7 @@ from heapq import nsmallest
 from time import thread_time
 
 from aiodist.backends.base import Operation, Quick
-from aiodist.types import Call, Kind
+from aiodist.types import Call
 
 STALL = 0.1  # seconds without progress after which an operation asks who is missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
@@ -84,7 +84,7 @@ class Flight:
         ask_at = now + min(STALL, timeout / 2)
         self._open[operation] = Entry(timeout, now + timeout, ask_at)
         call = operation.call
-        if call.kind is not Kind.send and call.kind is not Kind.recv:
+        if not call.message:
             self._recent[call.seq] = call
             self._recent.pop(call.seq - REMEMBERED, None)
         if self._timer is None or ask_at < self._due:
@@ -105,8 +105,7 @@ class Flight:
     def collectives(self) -> list[int]:
         """Numbers of the collectives in flight."""
         self._catch_up()
-        kinds = (Kind.send, Kind.recv)
-        return [operation.call.seq for operation in self._open if operation.call.kind not in kinds]
+        return [operation.call.seq for operation in self._open if not operation.call.message]
 
     def peers(self) -> set[int]:
         """Group ranks that messages in flight go to, or come from."""

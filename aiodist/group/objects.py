@@ -17,6 +17,8 @@ from aiodist.backends.base import Array
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import arguments as check
 from aiodist.group.composed import Composed
+from aiodist.group.requests import Request, internal
+from aiodist.roles import ROLES, Parts
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import NO_ROOT, OBJECT_TAGS, OF_OBJECTS, Kind
 from aiodist.wire.objects import decode, encode
@@ -105,18 +107,7 @@ class Objects(Composed):
         size = np.array([data.size], np.int64)
 
         def first() -> Work[Array]:
-            return self._issue(
-                Kind.broadcast,
-                size,
-                size,
-                size,
-                size,
-                timeout,
-                True,
-                root=root,
-                detail=OF_OBJECTS,
-                own=True,
-            )
+            return self._issue(internal(Kind.broadcast, size, root=root, detail=OF_OBJECTS), timeout, True)
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> Any:
             count = int((await sizes._as_step())[0])
@@ -155,18 +146,7 @@ class Objects(Composed):
             joined = np.concatenate(parts)
 
         def first() -> Work[Array]:
-            return self._issue(
-                Kind.broadcast,
-                sizes,
-                sizes,
-                sizes,
-                sizes,
-                timeout,
-                True,
-                root=root,
-                detail=OF_OBJECTS,
-                own=True,
-            )
+            return self._issue(internal(Kind.broadcast, sizes, root=root, detail=OF_OBJECTS), timeout, True)
 
         async def rest(told: Work[Array], number: int, limit: float) -> Any:
             counts = [int(count) for count in await told._as_step()]
@@ -195,18 +175,8 @@ class Objects(Composed):
         peer = check.peer_rank(dst, self.rank, self.size, "dst")
         number = check.message_tag(tag)
         data = _encoded(obj, allow_pickle)
-        return self._issue(
-            Kind.send,
-            data,
-            data,
-            None,
-            None,
-            timeout,
-            async_op,
-            peer=peer,
-            tag=number + OBJECT_TAGS,
-            own=True,
-        )
+        asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number + OBJECT_TAGS, own=True)
+        return self._issue(asked, timeout, async_op)
 
     def recv_object(
         self,
@@ -237,7 +207,7 @@ class Objects(Composed):
         number = check.message_tag(tag) + OBJECT_TAGS
         if self.size == 1:
             raise UsageError("a group of one has nobody to receive from")
-        return self._issue(Kind.recv, (_BYTES, (0,)), None, None, None, timeout, True, peer=peer, tag=number)
+        return self._issue(Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number), timeout, True)
 
     def _check_pickle(self, allowed: bool) -> None:
         if allowed and self._control.exposed:
@@ -254,9 +224,7 @@ class Objects(Composed):
         mine, table = np.array([data.size], np.int64), np.empty((self.size, 1), np.int64)
 
         def first() -> Work[Array]:
-            return self._issue(
-                Kind.all_gather, mine, mine, table, table, timeout, True, detail=OF_OBJECTS, own=True
-            )
+            return self._issue(internal(Kind.all_gather, mine, table, detail=OF_OBJECTS), timeout, True)
 
         return first
 
@@ -300,22 +268,19 @@ class Objects(Composed):
         sizes: Sequence[int] | None = None,
     ) -> None:
         """The second step, under the number that was reserved for it."""
-        assert source is not None or target is not None
-        total = sum(sizes) if sizes is not None else (source if source is not None else target).size  # type: ignore[union-attr]
-        work = self._issue(
-            kind,
-            (_BYTES, (total,)),
-            source,
-            target,
-            result,
-            timeout,
-            True,
+        part = source if target is None else target
+        assert part is not None
+        asked = Request(
+            *(kind, (_BYTES, (part.size if sizes is None else sum(sizes),)), source, target, result),
             root=root,
-            sizes=sizes,
             detail=OF_OBJECTS,
-            reserved=number,
             own=True,
         )
+        if ROLES[kind].source is Parts.EACH:
+            asked.source_sizes = sizes
+        else:
+            asked.target_sizes = sizes
+        work = self._issue(asked, timeout, True, reserved=number)
         await work._as_step()
 
 

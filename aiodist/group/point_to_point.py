@@ -7,6 +7,7 @@ from typing import Any
 from aiodist.errors import UsageError
 from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
+from aiodist.group.requests import Request
 from aiodist.timeouts import Timeout
 from aiodist.types import Kind
 from aiodist.work import Work
@@ -35,7 +36,8 @@ class PointToPoint(GroupCore):
         peer = check.peer_rank(dst, self.rank, self.size, "dst")
         number = check.message_tag(tag)
         source = check.readable(tensor, "tensor")
-        return self._issue(Kind.send, source, source, None, None, timeout, async_op, peer=peer, tag=number)
+        asked = Request(Kind.send, (source.dtype, source.shape), source, peer=peer, tag=number)
+        return self._issue(asked, timeout, async_op)
 
     def recv(
         self,
@@ -61,15 +63,10 @@ class PointToPoint(GroupCore):
             raise UsageError("a group of one has nobody to receive from")
         number = check.message_tag(tag)
         target = check.writable(tensor, "tensor")
-        return self._issue(
-            Kind.recv,
-            target,
-            None,
-            target,
-            None,
-            timeout,
-            async_op,
+        asked = Request(
+            *(Kind.recv, (target.dtype, target.shape), None, target),
             peer=peer,
             tag=number,
             senders=range(self.size),
         )
+        return self._issue(asked, timeout, async_op)

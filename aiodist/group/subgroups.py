@@ -14,7 +14,8 @@ from aiodist.control.messages import Say
 from aiodist.errors import GroupAborted, GroupBroken, UsageError, shown
 from aiodist.group import arguments as check
 from aiodist.group.breakage import pack
-from aiodist.group.core import NO_DATA, GroupCore
+from aiodist.group.core import GroupCore
+from aiodist.group.requests import NO_DATA, Request, internal
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import OF_SPLIT, Kind
 from aiodist.work import Work
@@ -68,9 +69,7 @@ class Subgroups(GroupCore):
         if use_local_synchronization:
             return self._meet_locally(chosen, limit, label)
         detail = f"ranks {list(chosen)}"
-        work = self._issue(
-            Kind.new_group, NO_DATA, None, None, None, limit, True, detail=detail, at_once=True
-        )
+        work = self._issue(Request(Kind.new_group, NO_DATA, detail=detail), limit, True, at_once=True)
         context = context_of(self.context, self._next_child(), [self.ranks[member] for member in chosen])
         if self._error is None:
             self._backend.divide(context, chosen)
@@ -96,9 +95,8 @@ class Subgroups(GroupCore):
         label = check.text(name, "name")
         limit = self.timeout if timeout is None else seconds(timeout)
         table = np.empty((self.size, 2), np.int64)
-        work = self._issue(
-            *(Kind.all_gather, mine, mine, table, table, limit, True), detail=OF_SPLIT, own=True, at_once=True
-        )
+        asked = internal(Kind.all_gather, mine, table, detail=OF_SPLIT)
+        work = self._issue(asked, limit, True, at_once=True)
         return self._after_split(work, self._next_child(), int(mine[0]), limit, label)
 
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
@@ -186,7 +184,7 @@ class Subgroups(GroupCore):
         self._local_children[chosen] = number + 1
         context = context_of(self.context, number, ranks, "local")
         group = self._child(context, chosen, timeout, name or f"{self.name}{list(chosen)}.{number}")
-        work = group._issue(Kind.barrier, NO_DATA, None, None, None, timeout, True)
+        work = group._issue(Request(Kind.barrier, NO_DATA), timeout, True)
 
         async def met() -> Self | None:
             try:

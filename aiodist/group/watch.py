@@ -32,7 +32,7 @@ from aiodist.errors import (
 from aiodist.group.breakage import pack, unpack
 from aiodist.group.flight import MOST, Flight
 from aiodist.sanitize import one_line
-from aiodist.types import Kind, describe_signature
+from aiodist.types import describe_signature
 
 if TYPE_CHECKING:
     from aiodist.group.core import GroupCore
@@ -155,7 +155,7 @@ class Watch:
         """
         call, ranks, me = operation.call, self._group.ranks, self._control.rank
         blocked = self._control.blocked()
-        message = call.kind in (Kind.send, Kind.recv)
+        message = call.message
         if message:
             found = self._other_side(operation, blocked)
         else:

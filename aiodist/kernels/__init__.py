@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiodist.kernels.copy import copy_into
-from aiodist.kernels.cost import INLINE_NS, cost_ns
+from aiodist.kernels.cost import INLINE_NS, copy_cost_ns, cost_ns
 from aiodist.kernels.quiet import quiet
 from aiodist.kernels.reduce import UFUNCS, combine, finish, reduce_into
 from aiodist.kernels.scale import scale
@@ -12,6 +12,7 @@ __all__ = [
     "INLINE_NS",
     "UFUNCS",
     "combine",
+    "copy_cost_ns",
     "copy_into",
     "cost_ns",
     "finish",

@@ -26,6 +26,15 @@ CACHED_NBYTES = 512 * 1024  # of dst, up to which both operands tend to be in th
 _FLOAT16 = np.dtype(np.float16)
 
 
+COPY_BYTES_PER_NS = 8.0
+"""A copy in cache-cold memory: 8 GB/s."""
+
+
+def copy_cost_ns(nbytes: int) -> float:
+    """Estimated nanoseconds of a copy of so many bytes."""
+    return nbytes / COPY_BYTES_PER_NS
+
+
 def cost_ns(nbytes: int, dtype: np.dtype[Any], op: ReduceOp, *, anywhere: bool = False) -> float:
     """Estimated nanoseconds of `combine` with an `out` of `nbytes`; as SUM, also of `finish` and `scale`.
 

@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from aiodist.roles import ROLES, Parts, origins
 from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, spans
 from aiodist.types import NO_ROOT, Kind
-
-_CHUNK_PER_RANK = (Kind.all_gather, Kind.reduce_scatter, Kind.gather, Kind.scatter, Kind.all_to_all)
 
 Pick = Callable[[int], int]  # given how many ranks could go next, which one does
 
@@ -76,20 +75,21 @@ class _Run:
         self.schedules = schedules
         self.size = size = len(schedules)
         self.chunks = chunks = schedules[0].chunks
-        self.two_buffers = kind is Kind.all_to_all
+        roles = ROLES[kind]
+        self.two_buffers = roles.source is roles.target is Parts.EACH
         self.expressions = _Expressions(size * size if self.two_buffers else size)
         self.inputs: list[tuple[int, ...]] = []  # with two buffers: what rank has for each rank
         self.held: list[list[int | None]] = [[rank] * chunks for rank in range(size)]
-        if kind in (Kind.all_gather, Kind.gather):
-            self.held = [[rank if c == rank else None for c in range(chunks)] for rank in range(size)]
-        elif kind is Kind.scatter:
-            self.held = [[rank if rank == root else None] * chunks for rank in range(size)]
-        elif self.two_buffers:
+        if self.two_buffers:
             self.inputs = [tuple(range(rank * size, (rank + 1) * size)) for rank in range(size)]
             self.held = [
                 [block if c == rank else None for c, block in enumerate(blocks)]
                 for rank, blocks in enumerate(self.inputs)
             ]
+        elif roles.source is Parts.ONE and roles.target is Parts.EACH:
+            self.held = [[rank if c == rank else None for c in range(chunks)] for rank in range(size)]
+        elif roles.cut and roles.root_gives:
+            self.held = [[rank if rank == root else None] * chunks for rank in range(size)]
         self.heard = [1 << rank for rank in range(size)]  # bit r: has heard of rank r
         self.reductions = [0] * self.chunks
         self.sent = [0] * size
@@ -249,17 +249,18 @@ def prove(
 
 def _check_form(kind: Kind, schedules: Sequence[Schedule], root: int) -> None:
     size = len(schedules)
-    if kind in _CHUNK_PER_RANK and schedules[0].chunks != size:
+    roles = ROLES[kind]
+    if roles.cut and schedules[0].chunks != size:
         raise ScheduleError(f"{kind.name} needs a chunk a rank, not {schedules[0].chunks}")
     for rank, one in enumerate(schedules):
-        if one.two_buffers != (kind is Kind.all_to_all):
+        if one.two_buffers != (roles.source is roles.target is Parts.EACH):
             raise ScheduleError(f"rank {rank}: all_to_all has two buffers, and nothing else has")
         writes = any(
             not isinstance(step, Send) and step.stop > step.start for steps in one.rounds for step in steps
         )
         if writes != one.writes:
             raise ScheduleError(f"rank {rank}: the schedule is wrong about whether it writes")
-        if writes and rank == root and kind in (Kind.broadcast, Kind.scatter):
+        if writes and rank == root and roles.root_gives:
             raise ScheduleError(f"rank {rank} is the root, and writes what others read from it")
 
 
@@ -269,23 +270,23 @@ def _check_result(kind: Kind, run: _Run, rank: int, root: int) -> None:
     if kind is Kind.barrier and missing:
         raise ScheduleError(f"rank {rank} leaves the barrier before ranks {missing} came")
     for chunk, value in enumerate(run.held[rank]):
-        expected: list[int] | None = None
-        if kind is Kind.all_reduce or (kind is Kind.reduce and rank == root):
-            expected = everyone
-        elif kind is Kind.broadcast:
-            expected = [root]
-        elif kind is Kind.all_gather or (kind is Kind.gather and rank == root):
-            expected = [chunk]
-        elif kind is Kind.scatter and chunk == rank:
-            expected = [root]
-        elif kind is Kind.all_to_all:
-            expected = [run.inputs[chunk][rank]]
-        elif kind is Kind.reduce_scatter and chunk == rank:
-            expected = everyone
+        expected = _expected(kind, run, rank, root, chunk)
         found = [] if value is None else sorted(run.expressions.leaves(value))
         if expected is not None and found != expected:
             what = "blocks" if run.two_buffers else "the values of ranks"
             raise ScheduleError(f"rank {rank}, chunk {chunk}: holds {what} {found}, not {expected}")
+
+
+def _expected(kind: Kind, run: _Run, rank: int, root: int, chunk: int) -> list[int] | None:
+    """What a chunk holds in the end; None where that does not matter."""
+    roles, parts = ROLES[kind], origins(kind, rank, run.size, root)
+    if run.two_buffers:
+        return [run.inputs[chunk][rank]]
+    if roles.one_tensor:
+        return [root]  # on the root, too
+    if not parts or (roles.source is Parts.EACH and chunk != rank):
+        return None
+    return parts[chunk if roles.target is Parts.EACH else 0]
 
 
 def _check_one_answer(run: _Run) -> None:

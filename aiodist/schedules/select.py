@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from aiodist.errors import UsageError
+from aiodist.roles import ROLES
 from aiodist.schedules import (
     binomial,
     bruck,
@@ -31,7 +32,6 @@ UNKNOWN = -1
 """For `nbytes`: ranks do not agree on how many (uneven all_to_all). What is right for many is chosen."""
 
 _MANY = 1 << 50
-_ROOTED = (Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter)
 
 
 def _always(size: int, nbytes: int) -> bool:
@@ -165,7 +165,7 @@ def select(kind: Kind, rank: int, size: int, root: int = NO_ROOT, nbytes: int = 
     """
     if kind not in ALGORITHMS:
         raise UsageError(f"{kind.name} has no schedule", hint="Point-to-point is a single message")
-    return _build(kind, algorithm(kind, size, nbytes), rank, size, root if kind in _ROOTED else NO_ROOT)
+    return _build(kind, algorithm(kind, size, nbytes), rank, size, root if ROLES[kind].rooted else NO_ROOT)
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ import pytest
 import aiodist as dist
 from aiodist.control.inquiry import Absence
 from aiodist.group import ProcessGroup
-from aiodist.group.core import NO_DATA
+from aiodist.group.requests import NO_DATA
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
 from aiodist.types import Call as Issued

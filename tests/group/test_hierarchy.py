@@ -16,7 +16,7 @@ from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.local.board import SLOTS, TOOK
 from aiodist.environment.thresholds import Thresholds
 from aiodist.group import ProcessGroup
-from aiodist.group.collectives import Op
+from aiodist.group.requests import Op
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
 from aiodist.testing.issued import perform

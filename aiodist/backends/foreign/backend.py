@@ -26,12 +26,11 @@ from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.level import Level, carried, context_within
-from aiodist.backends.host.offload import copy_cost_ns
+from aiodist.roles import ROLES, Uneven
 from aiodist.types import NO_ROOT, Call, Kind, agree
 
 _BYTE = np.dtype(np.uint8)
 _COUNT = np.dtype(np.int64)
-_UNEVEN = ("splits", "lists")  # how the detail of an all_to_all with sizes of its own begins
 _JOINED = ", in one batch with the one before"
 _TOLD = 1020  # bytes that a member may tell the others while the engine opens
 
@@ -129,7 +128,7 @@ class ForeignBackend:
     def hold(self, operation: Operation) -> None:
         """An operation that will be submitted later; the engine hears of it now, in the user's call."""
         call = operation.call
-        if call.kind is not Kind.send and call.kind is not Kind.recv:
+        if not call.message:
             self._reserved[call.seq] = self._number(call.seq)
         try:
             self._note(operation)
@@ -220,26 +219,26 @@ class ForeignBackend:
         """The operation of the host engine that ends only if all members have issued the same: a barrier;
         where each pair of ranks has a size of its own, an exchange of what each sends."""
         call, (offer, detail) = operation.call, carried(operation.call)
-        uneven = operation.sent is not None and call.detail.startswith(_UNEVEN)
+        own_sizes = operation.source_sizes if ROLES[call.kind].uneven is Uneven.PAIRS else None
         kind, dtype, shape = (
-            (Kind.all_to_all, _COUNT, (self.size,)) if uneven else (Kind.barrier, _BYTE, (0,))
+            (Kind.barrier, _BYTE, (0,)) if own_sizes is None else (Kind.all_to_all, _COUNT, (self.size,))
         )
         if self.engine.fuses:
             self._fused[call.seq] = entry
             detail += _JOINED * entry.joins
         entry.told = told = Call(kind, entry.number, dtype, shape, None, NO_ROOT, offer, detail)
-        if operation.sent is None or not uneven:
+        if own_sizes is None:
             return Check(told, operation.work, partial(self._agreed, entry))
-        sent, coming = np.array(operation.sent, _COUNT), np.empty(self.size, _COUNT)
+        sent, coming = np.array(own_sizes, _COUNT), np.empty(self.size, _COUNT)
         return Check(told, operation.work, partial(self._fits, entry, coming), sent, coming)
 
     def _fits(self, entry: Entry, coming: Array) -> None:
         """What each member sends is known: it has to be what is expected here."""
         operation = entry.operation
         assert operation is not None
-        assert operation.sizes is not None
+        assert operation.target_sizes is not None
         itemsize, name = operation.call.dtype.itemsize, operation.call.kind.name
-        for peer, (sent, expected) in enumerate(zip(coming.tolist(), operation.sizes, strict=True)):
+        for peer, (sent, expected) in enumerate(zip(coming.tolist(), operation.target_sizes, strict=True)):
             if sent != expected:
                 self._doomed = True
                 self.reports.peer_mismatch(
@@ -332,17 +331,17 @@ class ForeignBackend:
         if self.engine.stages:
             done()
         else:
-            self._off_loop(task.fill_nbytes(), task.fill, done)
+            self._off_loop(task.fill_ns(), task.fill, done)
 
     def drain(self, task: Task, done: Callable[[], None]) -> None:
         """Copy what the engine has written to the user's tensor."""
         if self.engine.stages:
             done()
         else:
-            self._off_loop(task.empty_nbytes(), task.empty, done)
+            self._off_loop(task.empty_ns(), task.empty, done)
 
-    def _off_loop(self, nbytes: int, job: Callable[[], None], done: Callable[[], None]) -> None:
-        if not nbytes:
+    def _off_loop(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> None:
+        if not cost:
             job()
             done()
             return
@@ -355,7 +354,7 @@ class ForeignBackend:
             else:
                 self.quietened()
 
-        if self._host.off_loop(copy_cost_ns(nbytes), job, over):
+        if self._host.off_loop(cost, job, over):
             over()
 
     # ── the owner of a Level ─────────────────────────────────────────────────────────────────────────

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.foreign import compose
-from aiodist.backends.foreign.moves import Move
-from aiodist.backends.foreign.task import Task, prepare, prepare_message
+from aiodist.backends.foreign.moves import Move, moves_of
+from aiodist.backends.foreign.task import Task, prepare
+from aiodist.types import Kind
 
 Done = Callable[[], None]
 
@@ -74,7 +74,8 @@ class Engine:
         stages: it fills and empties tasks by itself. Tensors that are not on the host need that.
         fuses: it begins a batch as one operation, so that all members have to batch alike: compared with the
             rest.
-        divides: it knows AVG.
+        averages: it knows AVG.
+        uneven: collectives of its own whose parts may differ in size. Others are composed where they do.
         greets: bytes that a sender's engine has for that of the receiver, with every message; see `greeting`.
     """
 
@@ -85,7 +86,8 @@ class Engine:
     ready: ClassVar[bool] = False
     stages: ClassVar[bool] = False
     fuses: ClassVar[bool] = False
-    divides: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+    uneven: ClassVar[frozenset[Kind]] = frozenset()
     greets: ClassVar[int] = 0
 
     def __init__(self, setup: Setup) -> None:
@@ -188,45 +190,18 @@ class Engine:
         return np.empty(count, dtype)
 
     def prepare(self, operation: Operation) -> Task:
-        """The task of a collective: contiguous arrays."""
+        """The task of an operation: contiguous arrays."""
         setup = self.setup
-        return prepare(operation, setup.rank, setup.size, self.allocate, self.divides)
+        return prepare(operation, setup.rank, setup.size, self.allocate, self.averages)
 
-    def prepare_message(self, operation: Operation) -> Task:
-        """The task of a send or a receive: one contiguous array."""
-        return prepare_message(operation, self.allocate)
+    def compose(self, task: Task, done: Done) -> None:
+        """Carry out a collective as one exchange; what is reduced, the host reduces (`moves_of`)."""
+        self.exchange(moves_of(task, self.setup.rank, self.setup.size), done)
 
-    def all_reduce(self, task: Task, done: Done) -> None:
-        """Every member gets the reduction of all sources."""
-        compose.all_reduce(self, task, done)
-
-    def broadcast(self, task: Task, done: Done) -> None:
-        """The root's target goes to the others'."""
-        compose.broadcast(self, task, done)
-
-    def reduce(self, task: Task, done: Done) -> None:
-        """The root gets the reduction of all sources."""
-        compose.reduce(self, task, done)
-
-    def all_gather(self, task: Task, done: Done) -> None:
-        """Everybody gets all sources, one after the other."""
-        compose.all_gather(self, task, done)
-
-    def reduce_scatter(self, task: Task, done: Done) -> None:
-        """Member r gets the r-th part of the reduction."""
-        compose.reduce_scatter(self, task, done)
-
-    def gather(self, task: Task, done: Done) -> None:
-        """The root gets all sources, one after the other."""
-        compose.gather(self, task, done)
-
-    def scatter(self, task: Task, done: Done) -> None:
-        """Member r gets the r-th part of the root's source."""
-        compose.scatter(self, task, done)
-
-    def all_to_all(self, task: Task, done: Done) -> None:
-        """Member s gets the s-th part of everybody's source; parts may differ in size."""
-        compose.all_to_all(self, task, done)
+    # An engine overrides those that its library has. The arrays are `task.source` and `task.target`; where
+    # parts may differ in size (`uneven`), `task.send` and `task.recv`.
+    all_reduce = broadcast = reduce = all_gather = compose
+    reduce_scatter = gather = scatter = all_to_all = compose
 
     def coalesce(self, tasks: Sequence[tuple[Task, Done]]) -> None:
         """Start what was issued in one batch."""
@@ -235,5 +210,8 @@ class Engine:
 
     def start(self, task: Task, done: Done) -> None:
         """Start a collective."""
+        if task.uneven and task.kind not in self.uneven:
+            self.compose(task, done)
+            return
         method: Any = getattr(self, task.kind.name)
         method(task, done)

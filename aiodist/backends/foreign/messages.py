@@ -55,7 +55,7 @@ class Messages:
         backend, peer = self._backend, operation.peer
         number = self._sent.get(peer, 0)
         self._sent[peer] = number + 1
-        task = backend.engine.prepare_message(operation)
+        task = backend.engine.prepare(operation)
         assert isinstance(operation.source, np.ndarray)
         head = _ENVELOPE.pack(_signature(operation.source), number)
         envelope = np.frombuffer(head + backend.engine.greeting(peer), np.uint8)
@@ -97,7 +97,7 @@ class Messages:
             return
         operation.result = operation.senders[source]
         backend.engine.greeted(source, envelope[_ENVELOPE.size :].tobytes())
-        task = backend.engine.prepare_message(operation)
+        task = backend.engine.prepare(operation)
         if backend.engine.ready:
             word = np.frombuffer(_READY.pack(number), np.uint8)
             self._post(Kind.send, operation, source, _READY_TAG, _nothing, word)

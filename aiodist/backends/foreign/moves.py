@@ -1,15 +1,19 @@
-"""Collectives as sends and receives between members: which part goes where. Geometry only; no memory is read.
+"""Collectives as sends and receives between members: which part goes where.
 
-gather, scatter and all_to_all *are* these moves. An engine without native ones posts them all at once.
+Who gets which part follows from the table of roles, so any collective is one exchange, with parts of any
+sizes. A reduction gathers all ranks' parts, and the task reduces them in rank order when it is emptied, off
+the loop: simple, bitwise alike on all ranks, with memory for `size` parts. Geometry only; no memory is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from aiodist.backends.base import Array
+from aiodist.backends.buffers import cut
+from aiodist.backends.foreign.task import Task
+from aiodist.roles import ROLES, Parts
 
 
 class Move(NamedTuple):
@@ -26,53 +30,33 @@ class Move(NamedTuple):
     array: Array
 
 
-def gathered(rank: int, size: int, root: int, source: Array, target: Array | None) -> list[Move]:
-    """Everybody's source to the root, which has them one after the other."""
-    moves = [Move(True, root, source)]
-    if rank == root:
-        assert target is not None
-        moves += [Move(False, peer, part) for peer, part in enumerate(parts(target, size))]
-    return worth(moves)
+def moves_of(task: Task, rank: int, size: int) -> list[Move]:
+    """All that a collective moves to and from member `rank` of `size`, its own part included.
 
-
-def scattered(rank: int, size: int, root: int, source: Array | None, target: Array) -> list[Move]:
-    """The root's parts to everybody."""
-    moves = [Move(False, root, target)]
-    if rank == root:
-        assert source is not None
-        moves += [Move(True, peer, part) for peer, part in enumerate(parts(source, size))]
-    return worth(moves)
-
-
-def all_gathered(size: int, source: Array, target: Array) -> list[Move]:
-    """Everybody's source to everybody."""
-    moves = [Move(True, peer, source) for peer in range(size)]
-    moves += [Move(False, peer, part) for peer, part in enumerate(parts(target, size))]
-    return worth(moves)
-
-
-def exchanged(
-    size: int, source: Array, target: Array, sent: Sequence[int] | None, sizes: Sequence[int] | None
-) -> list[Move]:
-    """A part of everybody's to everybody.
-
-    Args:
-        sent: elements that go to each member; None: equal parts.
-        sizes: elements that come from each.
+    Where the collective reduces, the task gets rows for what comes, and reduces them when it is emptied.
     """
-    moves = [Move(True, peer, part) for peer, part in enumerate(parts(source, size, sent))]
-    moves += [Move(False, peer, part) for peer, part in enumerate(parts(target, size, sizes))]
-    return worth(moves)
+    roles, root = ROLES[task.kind], task.root
+    given, taken = task.send, task.recv
+    if roles.reduces:
+        taken = _rows(task, size) if roles.gets(rank, root) else []
+        if taken:
+            task.gathered(taken, size)
+    for_each = roles.source is Parts.EACH
+    from_each = roles.reduces or roles.target is Parts.EACH
+    receivers = [peer for peer in range(size) if given and roles.gets(peer, root)]
+    senders = [peer for peer in range(size) if taken and roles.gives(peer, root)]
+    return worth(
+        [Move(True, peer, given[peer if for_each else 0]) for peer in receivers]
+        + [Move(False, peer, taken[peer if from_each else 0]) for peer in senders]
+    )
 
 
-def parts(array: Array, size: int, counts: Sequence[int] | None = None) -> list[Array]:
-    """An array of one axis in `size` parts, equal ones unless counts are given."""
-    if counts is None:
-        counts = [array.size // size] * size
-    ends = list(accumulate(counts, initial=0))
-    return [array[start:end] for start, end in pairwise(ends)]
+def _rows(task: Task, size: int) -> list[Array]:
+    """Memory for a part from every member, each as large as what this rank gets."""
+    (part,) = task.recv
+    return cut(task.allocate(part.size * size, part.dtype), None, size)
 
 
-def worth(moves: list[Move]) -> list[Move]:
+def worth(moves: Sequence[Move]) -> list[Move]:
     """Those that move anything: libraries differ in what they make of empty messages."""
     return [move for move in moves if move.array.size]

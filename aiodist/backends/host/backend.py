@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Operation, Quick, Reports
+from aiodist.backends.buffers import bounds_of
+from aiodist.backends.host.chunks import Chunks, chunks
 from aiodist.backends.host.hierarchy import hierarchy_of, levels_of
 from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.messages import Messages
-from aiodist.backends.host.prepare import Job, prepare
 from aiodist.backends.host.wired import Collective
 from aiodist.errors import GroupBroken, PeerLost, Tampered
+from aiodist.roles import ROLES, Uneven
 from aiodist.schedules import UNKNOWN, Schedule, chunk_bounds, select
 from aiodist.transport.base import Incoming, Key, Outgoing
-from aiodist.types import Call, Kind, ReduceOp, agree
+from aiodist.types import Call, Kind, agree
 
 if TYPE_CHECKING:
     from aiodist.backends.host.engine import HostEngine
@@ -31,12 +33,11 @@ Early = tuple[int, bytes, int, int]
 
 def agreed_bytes(operation: Operation, size: int) -> int:
     """Bytes of the operation's buffer, by what all ranks agree on: selection follows from them (law 3)."""
-    call = operation.call
-    if call.kind is Kind.all_to_all and call.detail:
-        return UNKNOWN  # each pair has a size of its own
-    if call.kind in (Kind.all_gather, Kind.gather, Kind.scatter):
-        return call.nbytes * size if operation.sizes is None else sum(operation.sizes) * call.dtype.itemsize
-    return call.nbytes
+    call, roles = operation.call, ROLES[operation.call.kind]
+    sizes = operation.source_sizes if operation.target_sizes is None else operation.target_sizes
+    if sizes is None:
+        return call.nbytes * size if roles.agrees_on_part else call.nbytes
+    return UNKNOWN if roles.uneven is Uneven.PAIRS else sum(sizes) * call.dtype.itemsize
 
 
 class HostBackend:
@@ -122,8 +123,8 @@ class HostBackend:
                 self._hierarchy.begin(operation)
             return
         schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
-        job = prepare(operation, self.rank, self.size, schedule)
-        collective = Collective(self, operation, job, self._layout(call, job, schedule))
+        made = chunks(operation, self.rank, self.size, schedule)
+        collective = Collective(self, operation, made, self._layout(call, made, schedule))
         if self._engine.polls:
             operation.work._driver = collective
         self._running[call.seq] = collective
@@ -158,7 +159,7 @@ class HostBackend:
 
     def hold(self, operation: Operation) -> None:
         """An operation that will be submitted later."""
-        if operation.call.kind is not Kind.send and operation.call.kind is not Kind.recv:
+        if not operation.call.message:
             self.reserve(operation.call.seq, operation)
 
     def batch(self, begins: bool) -> None:
@@ -239,12 +240,13 @@ class HostBackend:
             channel = self._incoming[peer] = self._engine.endpoint.incoming(self.ranks[peer])
         return channel
 
-    def _layout(self, call: Call, job: Job, schedule: Schedule) -> Layout:
-        """The schedule on the job's buffer; kept where it will be the same the next time."""
-        buffer = job.buffer
-        reduce = ReduceOp.SUM if call.reduce is ReduceOp.PREMUL_SUM else call.reduce
-        if job.bounds is not None:
-            return Layout(schedule, job.bounds, job.sent_bounds or job.bounds, buffer.dtype, reduce)
+    def _layout(self, call: Call, made: Chunks, schedule: Schedule) -> Layout:
+        """The schedule on its memory; kept where it will be the same the next time."""
+        buffer, reduce = made.target, call.combine
+        if made.target_sizes is not None or made.source_sizes is not None:
+            received = bounds_of(buffer.size, made.target_sizes, self.size)
+            sent = bounds_of(made.source.size, made.source_sizes, self.size)
+            return Layout(schedule, received, sent, buffer.dtype, reduce)
         key = (call.kind, call.root, reduce, buffer.dtype, buffer.size)
         layout = self._layouts.get(key)
         if layout is None:

@@ -129,7 +129,8 @@ class Hierarchy:
             return np.empty(shape, dtype)
 
     def _takes(self, operation: Operation, nbytes: int) -> bool:
-        return nbytes >= self._least and operation.call.kind in STEPS and operation.sizes is None
+        even = operation.source_sizes is None and operation.target_sizes is None
+        return even and nbytes >= self._least and operation.call.kind in STEPS
 
     def _take(self, call: Call) -> tuple[list[int], list[int]]:
         """Numbers in the inner group, and in the outer one where this rank has a part in it."""

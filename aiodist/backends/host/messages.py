@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiodist.backends.base import Operation, as_bytes
-from aiodist.backends.host.prepare import Job, prepare_message
+from aiodist.backends.buffers import buffers
 from aiodist.transport.base import Into, Key
 from aiodist.types import Call, Kind, agree, describe_signature
 
@@ -62,17 +62,18 @@ class Messages:
         backend = self._backend
         peer, tag = operation.peer, operation.tag
         number = operation.call.seq
-        job = prepare_message(operation)
+        made = buffers(operation, backend.rank, backend.size)
+        (part,) = made.send
         signature = _signature(operation, number)
 
         def go() -> None:
             channel = backend.outgoing(peer)
             key = Key(backend.context, 1 + tag, number, 0)
-            if channel.send(key, signature, as_bytes(job.buffer), operation.succeed, operation.sealed):
+            if channel.send(key, signature, as_bytes(part), operation.succeed, operation.sealed):
                 operation.succeed()
 
         # Staging a large strided tensor takes a thread; the number is taken, so order is kept.
-        self._run(job, filling=True, then=go)
+        self._run(made.fill_ns(), made.fill, go)
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
@@ -214,16 +215,17 @@ class Messages:
             operation.result = operation.senders[source]
         if arrival is not None and not self._check(operation, source, number, arrival.signature):
             return
-        job = prepare_message(operation)
+        made = buffers(operation, backend.rank, backend.size)
+        (part,) = made.recv
         posted = (source, tag, number)
         self._posted[posted] = operation
 
         def received() -> None:
             self._posted.pop(posted, None)
-            self._run(job, filling=False, then=operation.succeed)
+            self._run(made.empty_ns(), made.empty, operation.succeed)
 
         key = Key(backend.context, 1 + tag, number, 0)
-        if backend.incoming(source).recv(key, job.buffer.nbytes, Into(as_bytes(job.buffer)), received):
+        if backend.incoming(source).recv(key, part.nbytes, Into(as_bytes(part)), received):
             received()
 
     def _check(self, operation: Operation, source: int, number: int, theirs: bytes) -> bool:
@@ -236,8 +238,11 @@ class Messages:
         )
         return False
 
-    def _run(self, job: Job, filling: bool, then: Callable[[], None]) -> None:
-        work, cost = (job.fill, job.fill_ns()) if filling else (job.empty, job.empty_ns())
+    def _run(self, cost: float, copies: Callable[[], None], then: Callable[[], None]) -> None:
+        if not cost:
+            if not self._dead:
+                then()
+            return
         self._busy += 1
 
         def done() -> None:
@@ -247,7 +252,7 @@ class Messages:
             elif not self._busy:
                 self._backend.quietened()
 
-        if self._backend.off_loop(cost, work, done):
+        if self._backend.off_loop(cost, copies, done):
             done()
 
 

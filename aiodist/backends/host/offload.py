@@ -13,13 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiodist.kernels import INLINE_NS
 
-COPY_BYTES_PER_NS = 8.0
-
-
-def copy_cost_ns(nbytes: int) -> float:
-    """What a copy of so many bytes takes, roughly: 8 GB/s in cache-cold memory."""
-    return nbytes / COPY_BYTES_PER_NS
-
 
 class Offload:
     """Runs jobs off the loop and calls back on it.

@@ -18,8 +18,7 @@ import numpy as np
 
 from aiodist.backends.base import Array, Operation, flat
 from aiodist.backends.host.level import carried
-from aiodist.backends.host.offload import copy_cost_ns
-from aiodist.kernels import copy_into, cost_ns, finish
+from aiodist.kernels import copy_cost_ns, copy_into, cost_ns, finish
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
 
 if TYPE_CHECKING:
@@ -283,7 +282,7 @@ def _rest(strand: Strand, piece: int, shard: Array, into: Array) -> Steps:
     run = strand.run
     hierarchy, op = run.hierarchy, run.operation.call.reduce
     assert op is not None
-    plain = ReduceOp.SUM if op in (ReduceOp.AVG, ReduceOp.PREMUL_SUM) else op
+    plain = ReduceOp.SUM if op is ReduceOp.AVG else run.operation.call.combine
     yield from strand.cross(run.outer[piece], Kind.all_reduce, shard.shape, shard, shard, reduce=plain)
     if op is ReduceOp.AVG:
         size = hierarchy.backend.size

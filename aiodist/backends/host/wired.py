@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, as_bytes
+from aiodist.backends.host.chunks import Chunks
 from aiodist.backends.host.layout import Layout, Receiving, Sending
-from aiodist.backends.host.offload import copy_cost_ns
-from aiodist.backends.host.prepare import Job
-from aiodist.kernels import cost_ns, reduce_into
+from aiodist.kernels import copy_cost_ns, cost_ns, reduce_into
 from aiodist.transport.base import Fold, Incoming, Into, Key, Outgoing
-from aiodist.types import ReduceOp
 
 if TYPE_CHECKING:
     from aiodist.backends.host.backend import HostBackend
@@ -31,7 +29,7 @@ class Collective:
     Args:
         backend: the group's backend, which is told when the collective has ended.
         operation: what to do.
-        job: on which memory.
+        chunks: its memory.
         layout: by which rounds.
 
     Attributes:
@@ -42,8 +40,8 @@ class Collective:
     __slots__ = (
         "_backend",
         "_busy",
+        "_chunks",
         "_due",
-        "_job",
         "_layout",
         "_memory",
         "_reduce",
@@ -56,17 +54,15 @@ class Collective:
         "operation",
     )
 
-    def __init__(self, backend: HostBackend, operation: Operation, job: Job, layout: Layout) -> None:
+    def __init__(self, backend: HostBackend, operation: Operation, chunks: Chunks, layout: Layout) -> None:
         self.operation = operation
         self.channels: list[Incoming | Outgoing] = []
         self.idle = False
         self._backend = backend
-        self._job = job
+        self._chunks = chunks
         self._layout = layout
-        self._memory = as_bytes(job.buffer)
-        self._sent_memory = self._memory if job.sent is None else as_bytes(job.sent)
-        reduce = operation.call.reduce
-        self._reduce = ReduceOp.SUM if reduce is ReduceOp.PREMUL_SUM else reduce
+        self._memory, self._sent_memory = as_bytes(chunks.target), as_bytes(chunks.source)
+        self._reduce = operation.call.combine
         self._sealed = operation.sealed
         self._round = -1
         self._waiting = 0  # sends and receives of the present round that are not over
@@ -75,8 +71,8 @@ class Collective:
 
     def start(self) -> None:
         """Begin: the first round is under way when this returns, unless a large copy has to come first."""
-        fresh = not self._job.before and self._job.factor is None
-        if fresh or self._off_loop(self._job.fill_ns(), self._job.fill, self._filled):
+        cost = self._chunks.fill_ns()
+        if not cost or self._off_loop(cost, self._chunks.fill, self._filled):
             self._advance()
 
     def condemn(self) -> bool:
@@ -129,10 +125,9 @@ class Collective:
                 return
         if self.idle:
             return
-        job = self._job
         self.channels = []
-        plain = job.result is None and not job.after
-        if (plain or self._off_loop(job.empty_ns(), job.empty, self._emptied)) and not self.idle:
+        cost = self._chunks.empty_ns()
+        if (not cost or self._off_loop(cost, self._chunks.empty, self._emptied)) and not self.idle:
             self._complete()
 
     def _complete(self) -> None:
@@ -173,8 +168,8 @@ class Collective:
             return self._receive_wrapped(receiving, done)
         low, high = ranges[0]
         if receiving.reduces:
-            itemsize = self._job.buffer.itemsize
-            part = self._job.buffer[low // itemsize : high // itemsize]
+            buffer = self._chunks.target
+            part = buffer[low // buffer.itemsize : high // buffer.itemsize]
             if receiving.slow:
                 return self._receive_slowly(part, receiving, done)
             sink: Into | Fold = Fold(self._folder(part, receiving.left))
@@ -185,7 +180,7 @@ class Collective:
 
     def _receive_wrapped(self, receiving: Receiving, done: Callable[[], None]) -> bool:
         """Chunks that wrap around the buffer's end come through memory of our own (small messages alone)."""
-        buffer, nbytes = self._job.buffer, receiving.nbytes
+        buffer, nbytes = self._chunks.target, receiving.nbytes
         scratch = np.empty(nbytes // buffer.itemsize, buffer.dtype)
         reduce = self._reduce
 

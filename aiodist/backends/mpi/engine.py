@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.foreign import moves
 from aiodist.backends.foreign.engine import Done, Engine, Setup
 from aiodist.backends.foreign.moves import Move
 from aiodist.backends.foreign.task import Task
@@ -149,7 +148,7 @@ class MpiEngine(Engine):
         """What MPI reduces not at all, or otherwise than aiodist, is widened."""
         task, call = super().prepare(operation), operation.call
         wide = None if call.reduce is None else tables.wide(call.reduce, call.dtype)
-        return task if wide is None else widened(task, wide, self.allocate)
+        return task if wide is None else widened(task, wide)
 
     def all_reduce(self, task: Task, done: Done) -> None:
         """Iallreduce."""
@@ -188,7 +187,7 @@ class MpiEngine(Engine):
         """Iallgather; messages where it is too much for one call."""
         source, target = _given(task.source), _given(task.target)
         if target.size > self._largest:
-            self.exchange(moves.all_gathered(self.setup.size, source, target), done)
+            self.compose(task, done)
             return
         self._once("Iallgather", source.size, source, target, done)
 
@@ -198,7 +197,7 @@ class MpiEngine(Engine):
 
         def post() -> Iterator[Posted]:
             if source.size > self._largest:
-                for root, part in enumerate(moves.parts(source, self.setup.size)):
+                for root, part in enumerate(task.send):
                     yield from self._reduce(task, part, target, root)
             elif source.size:
                 buffers = self._buffer(source, target.size), self._buffer(target)
@@ -208,33 +207,27 @@ class MpiEngine(Engine):
 
     def gather(self, task: Task, done: Done) -> None:
         """Igather, or messages."""
-        setup, source = self.setup, _given(task.source)
-        if source.size * setup.size > self._largest:
-            self.exchange(moves.gathered(setup.rank, setup.size, task.root, source, task.target), done)
+        source = _given(task.source)
+        if source.size * self.setup.size > self._largest:
+            self.compose(task, done)
             return
         self._once("Igather", source.size, source, task.target, done, task.root)
 
     def scatter(self, task: Task, done: Done) -> None:
         """Iscatter, or messages."""
-        setup, target = self.setup, _given(task.target)
-        if target.size * setup.size > self._largest:
-            self.exchange(moves.scattered(setup.rank, setup.size, task.root, task.source, target), done)
+        target = _given(task.target)
+        if target.size * self.setup.size > self._largest:
+            self.compose(task, done)
             return
         self._once("Iscatter", target.size, task.source, target, done, task.root)
 
     def all_to_all(self, task: Task, done: Done) -> None:
-        """Ialltoall of equal parts, or messages; no member knows whether what others send is too large for
-        Ialltoallv. Empty parts are sent, too: members may expect another size (law 4)."""
-        operation, source, target = task.operation, _given(task.source), _given(task.target)
-        size = self.setup.size
-        if operation.call.detail or source.size > self._largest:
-            sent = enumerate(moves.parts(source, size, operation.sent))
-            expected = enumerate(moves.parts(target, size, operation.sizes))
-            self.exchange(
-                [Move(True, *part) for part in sent] + [Move(False, *part) for part in expected], done
-            )
+        """Ialltoall, or messages."""
+        source, target = _given(task.source), _given(task.target)
+        if source.size > self._largest:
+            self.compose(task, done)
             return
-        self._once("Ialltoall", source.size // size, source, target, done)
+        self._once("Ialltoall", source.size // self.setup.size, source, target, done)
 
     def _once(
         self, name: str, count: int, source: Array | None, target: Array | None, done: Done, *root: int

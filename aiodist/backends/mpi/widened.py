@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.foreign.task import Allocate, Task
-from aiodist.kernels import finish, quiet, scale
+from aiodist.backends.buffers import cut
+from aiodist.backends.foreign.task import Task
+from aiodist.kernels import copy_cost_ns, quiet, scale
 from aiodist.kernels.halves import BLOCK, halves
-from aiodist.types import Kind, ReduceOp
 
 _COPIES = 4  # through scratch, and a cast of float16 takes longer than a copy
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Widened(Task):
     """A task in a wide dtype, made of one in a narrow one.
 
@@ -28,11 +28,10 @@ class Widened(Task):
         narrow: the task in the narrow dtype; what is strided goes through it.
     """
 
-    narrow: Task | None = None
+    narrow: Task
 
     def fill(self) -> None:
         """Fill the narrow one, and widen."""
-        assert self.narrow is not None
         assert self.source is not None
         assert self.narrow.source is not None
         self.narrow.fill()
@@ -42,46 +41,52 @@ class Widened(Task):
 
     def empty(self) -> None:
         """Narrow, and empty the narrow one."""
-        assert self.narrow is not None
         if self.target is None:
             return
         assert self.narrow.target is not None
-        if self.divisor > 1:
-            finish(self.target, ReduceOp.AVG, self.divisor)
+        Task.empty(self)
         quiet.run(_narrow, self.target, self.narrow.target)
         self.narrow.empty()
 
-    def fill_nbytes(self) -> int:
-        """Bytes that `fill` writes."""
-        assert self.narrow is not None
+    def fill_ns(self) -> float:
+        """What `fill` costs, roughly."""
         assert self.source is not None
-        return self.narrow.fill_nbytes() + self.source.nbytes * (_COPIES + (self.factor is not None))
+        copies = _COPIES + (self.factor is not None)
+        return self.narrow.fill_ns() + copy_cost_ns(self.source.nbytes * copies)
 
-    def empty_nbytes(self) -> int:
-        """Bytes that `empty` writes."""
-        assert self.narrow is not None
+    def empty_ns(self) -> float:
+        """What `empty` costs, roughly."""
         if self.target is None:
-            return 0
-        return self.narrow.empty_nbytes() + self.target.nbytes * (_COPIES + (self.divisor > 1))
+            return 0.0
+        return self.narrow.empty_ns() + Task.empty_ns(self) + copy_cost_ns(self.target.nbytes * _COPIES)
 
 
-def widened(task: Task, dtype: np.dtype[Any], allocate: Allocate) -> Widened:
+def widened(task: Task, dtype: np.dtype[Any]) -> Widened:
     """The same reduction in a wider dtype.
 
     Args:
         task: of halves or integers.
         dtype: the wider one: of halves float32, of integers one of integers.
-        allocate: makes the wide arrays.
     """
     assert task.source is not None
-    source = allocate(task.source.size, dtype)
+    source = task.allocate(task.source.size, dtype)
     target: Array | None = source
     if task.target is None:
         target = None
-    elif task.kind is Kind.reduce_scatter:
-        target = allocate(task.target.size, dtype)
-    narrow = replace(task, factor=None, divisor=0)
-    return Widened(task.operation, source, target, factor=task.factor, divisor=task.divisor, narrow=narrow)
+    elif task.target.size != task.source.size:
+        target = task.allocate(task.target.size, dtype)
+    return Widened(
+        allocate=task.allocate,
+        operation=task.operation,
+        source=source,
+        target=target,
+        send=cut(source, [part.size for part in task.send], len(task.send)),
+        recv=[] if target is None else [target],
+        factor=task.factor,
+        result=target,
+        divisor=task.divisor,
+        narrow=replace(task, factor=None, result=None),
+    )
 
 
 def _widen(narrow: Array, wide: Array) -> None:

@@ -27,6 +27,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from aiodist.backends.base import Operation
 from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
 from aiodist.backends.cuda.library import identity_of
@@ -58,7 +60,7 @@ class NcclEngine(Engine):
     ready = True
     stages = True
     fuses = True
-    divides = True
+    averages = True
     greets = nccl.ID_BYTES
 
     def __init__(self, setup: Setup) -> None:
@@ -193,11 +195,7 @@ class NcclEngine(Engine):
 
     def prepare(self, operation: Operation) -> Task:
         """What is staged is allocated in the launch thread: that may take the driver a while."""
-        return Task(operation)
-
-    def prepare_message(self, operation: Operation) -> Task:
-        """Likewise."""
-        return Task(operation)
+        return Task(np.empty, operation=operation)
 
     def start(self, task: Task, done: Done) -> None:
         """Launch a collective."""

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiodist.backends.base import Array
+from aiodist.backends.buffers import cut
 from aiodist.backends.cuda import arrays
-from aiodist.backends.foreign import moves
-from aiodist.backends.foreign.task import Task, prepare, prepare_message
+from aiodist.backends.foreign.moves import Move, moves_of
+from aiodist.backends.foreign.task import Task, prepare
 from aiodist.backends.nccl.tables import BYTE, native, wider
+from aiodist.roles import ROLES
 from aiodist.tensors.device import DeviceArray
 from aiodist.types import Call as Agreed
 from aiodist.types import Kind, ReduceOp
@@ -68,20 +70,20 @@ _ALL_WAYS = Ways(-1, True)
 
 def ways_of(call: Agreed) -> Ways | None:
     """Those of a collective, by what all members agree on; None where NCCL has an algorithm for it."""
-    kind, root = call.kind, call.root
-    if kind is Kind.gather:
-        return Ways(root, True)
-    if kind is Kind.scatter:
-        return Ways(root, False)
-    if kind is Kind.all_to_all:
-        return _ALL_WAYS
-    if kind in (Kind.reduce, Kind.reduce_scatter):
-        op = call.reduce
-        assert op is not None
-        op = ReduceOp.SUM if op is ReduceOp.PREMUL_SUM else op
-        if native(wider(call.dtype, op) or call.dtype, op) is None:
-            return Ways(root, True) if kind is Kind.reduce else _ALL_WAYS
-    return None
+    roles = ROLES[call.kind]
+    if roles.reduces:
+        if call.kind is Kind.all_reduce or _native(call):
+            return None
+    elif call.kind in _MAKERS:
+        return None
+    return Ways(call.root, roles.root_gets) if roles.rooted else _ALL_WAYS
+
+
+def _native(call: Agreed) -> bool:
+    """Whether NCCL has a reduction, perhaps for wider elements."""
+    op = call.combine
+    assert op is not None
+    return native(wider(call.dtype, op) or call.dtype, op) is not None
 
 
 class Planner:
@@ -100,8 +102,8 @@ class Planner:
 
     def collective(self, bare: Task) -> Launch:
         """The launch of a collective; what comes before its calls is enqueued."""
-        launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate, divides=True))
-        _MAKERS[launch.task.kind](self, launch)
+        launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate, averages=True))
+        _MAKERS.get(launch.task.kind, Planner._exchange)(self, launch)
         launch.after.append(lambda: arrays.empty(self._cupy, launch.task))
         return launch
 
@@ -110,7 +112,7 @@ class Planner:
 
         It is a broadcast, for which a communicator is connected from the start; for sends it is not.
         """
-        launch = self._filled(prepare_message(bare.operation, self._allocate))
+        launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate))
         task = launch.task
         array = _given(task.target if task.source is None else task.source)
         pointer, nbytes = array.pointer, array.nbytes
@@ -124,7 +126,7 @@ class Planner:
         exchanged = []
         for sends, peer in ways.moves(self._rank, self._size):
             start = self._size if sends else peer
-            exchanged.append(moves.Move(sends, peer, memory[start : start + 1]))
+            exchanged.append(Move(sends, peer, memory[start : start + 1]))
         return _moving(exchanged), memory
 
     def _filled(self, task: Task) -> Launch:
@@ -147,27 +149,8 @@ class Planner:
     def _all_gather(self, launch: Launch) -> None:
         launch.calls += _gathering(_given(launch.task.source), _given(launch.task.target))
 
-    def _gather(self, launch: Launch) -> None:
-        task = launch.task
-        launch.calls.append(
-            _moving(moves.gathered(self._rank, self._size, task.root, _given(task.source), task.target))
-        )
-
-    def _scatter(self, launch: Launch) -> None:
-        task = launch.task
-        launch.calls.append(
-            _moving(moves.scattered(self._rank, self._size, task.root, task.source, _given(task.target)))
-        )
-
-    def _all_to_all(self, launch: Launch) -> None:
-        task, operation = launch.task, launch.task.operation
-        launch.calls.append(
-            _moving(
-                moves.exchanged(
-                    self._size, _given(task.source), _given(task.target), operation.sent, operation.sizes
-                )
-            )
-        )
+    def _exchange(self, launch: Launch) -> None:
+        launch.calls.append(_moving(moves_of(launch.task, self._rank, self._size)))
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────────
 
@@ -182,7 +165,7 @@ class Planner:
             source, target = self._widened(launch, source, target, wide)
         how = native(source.dtype, task.reduce)
         if how is None:
-            self._composed(launch, source, target)
+            self._composed(launch)
             return
         kind, root = task.kind, task.root
         read, written = source.pointer, 0 if target is None else target.pointer
@@ -212,25 +195,18 @@ class Planner:
         launch.after.append(lambda: arrays.copy(self._cupy, target, wide_target))
         return wide_source, wide_target
 
-    def _composed(self, launch: Launch, source: DeviceArray, target: DeviceArray | None) -> None:
+    def _composed(self, launch: Launch) -> None:
         """Gather what this rank reduces, and reduce it here, in rank order."""
-        task, size = launch.task, self._size
-        op = task.reduce
-        rows: DeviceArray | None = None
-        if task.kind is Kind.all_reduce:
-            rows = self._allocate(source.size * size, source.dtype)
+        task = launch.task
+        if task.kind is Kind.all_reduce:  # NCCL has an algorithm for the gathering
+            source = _given(task.source)
+            rows = self._allocate(source.size * self._size, source.dtype)
             launch.calls += _gathering(source, rows)
-        elif task.kind is Kind.reduce:
-            if self._rank == task.root:
-                rows = self._allocate(source.size * size, source.dtype)
-            launch.calls.append(_moving(moves.gathered(self._rank, size, task.root, source, rows)))
+            task.gathered(cut(rows, None, self._size), self._size)
         else:
-            rows = self._allocate(source.size, source.dtype)
-            launch.calls.append(_moving(moves.exchanged(size, source, rows, None, None)))
-        if rows is not None and target is not None:
-            launch.keep.append(rows)
-            parts = moves.parts(rows, size)
-            launch.after.append(lambda: fold(self._cupy, parts, target, op))
+            self._exchange(launch)
+        if task.rows:
+            launch.after.append(lambda: fold(self._cupy, task.rows, _given(task.target), task.reduce))
 
 
 _MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
@@ -239,10 +215,9 @@ _MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
     Kind.reduce_scatter: Planner._reduction,
     Kind.broadcast: Planner._broadcast,
     Kind.all_gather: Planner._all_gather,
-    Kind.gather: Planner._gather,
-    Kind.scatter: Planner._scatter,
-    Kind.all_to_all: Planner._all_to_all,
 }
+"""What NCCL has an algorithm for; the rest is exchanged."""
+
 _UFUNCS = {
     ReduceOp.PRODUCT: "multiply",
     ReduceOp.BAND: "bitwise_and",
@@ -266,7 +241,7 @@ def _gathering(source: DeviceArray, target: DeviceArray) -> list[Call]:
     return [lambda comm, stream: comm.allGather(read, written, nbytes, BYTE, stream)] if nbytes else []
 
 
-def _moving(these: Sequence[moves.Move]) -> Call:
+def _moving(these: Sequence[Move]) -> Call:
     """Sends and receives as calls."""
     ends = [(sends, peer, _given(array).pointer, array.nbytes) for sends, peer, array in these]
 

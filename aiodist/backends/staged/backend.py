@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Operation
+from aiodist.backends.base import CAPABILITIES, Array, Operation
+from aiodist.backends.buffers import Allocate, Buffers, buffers
 from aiodist.backends.cuda.waiter import post
 from aiodist.backends.host.backend import HostBackend
-from aiodist.backends.staged.copier import Copier, Transfer
-from aiodist.backends.staged.staging import Pairs, Staging
+from aiodist.backends.staged.copier import Copier, Pairs, Transfer
 from aiodist.errors import GroupBroken
 from aiodist.types import Kind
 
@@ -28,10 +28,10 @@ from aiodist.types import Kind
 class Step(Operation):
     """The host backend's part of an operation."""
 
-    __slots__ = ("marks", "staging", "then", "whole")
+    __slots__ = ("inward", "marks", "then", "whole")
 
     def __init__(
-        self, whole: Operation, staging: Staging, marks: Sequence[Any], then: Callable[[Step], None]
+        self, whole: Operation, staging: Buffers, marks: Sequence[Any], then: Callable[[Step], None]
     ) -> None:
         super().__init__(
             whole.call,
@@ -44,11 +44,11 @@ class Step(Operation):
             whole.tag,
             whole.senders,
             whole.factor,
-            whole.sizes,
-            whole.sent,
+            whole.source_sizes,
+            whole.target_sizes,
         )
         self.whole = whole
-        self.staging = staging
+        self.inward = _worth(staging.after)
         self.marks = marks
         self.then = then
 
@@ -131,31 +131,38 @@ class StagedBackend:
     def _begin(self, operation: Operation) -> None:
         copier, call = self._copier, operation.call
         marks = copier.marks(operation) if operation.noted is None else operation.noted
-        staging = Staging(operation, self._host.rank)
         if call.kind is Kind.recv:
             # It takes its place among the receives at once, also those of tensors on the host: so into memory
             # that costs nothing to get. Pinned memory may.
-            staging.make(np.empty)
-            self._carry_out(operation, staging, marks)
+            self._carry_out(operation, self._staged(operation, np.empty), marks)
             return
-        if call.kind is not Kind.send:
+        if not call.message:
             self._host.reserve(call.seq, operation)
-        then = partial(self._carry_out, operation, staging, marks)
-        self._move(copier.out, marks, partial(staging.make, copier.pinned), then)
+        made: list[Buffers] = []
 
-    def _carry_out(self, operation: Operation, staging: Staging, marks: Sequence[Any]) -> None:
+        def outward() -> Pairs:
+            made.append(self._staged(operation, copier.pinned))
+            return _worth([(there, here) for here, there in made[0].before])
+
+        self._move(copier.out, marks, outward, lambda: self._carry_out(operation, made[0], marks))
+
+    def _staged(self, operation: Operation, allocate: Allocate) -> Buffers:
+        """Memory of the host in the place of an operation's tensors."""
+        return buffers(operation, self._host.rank, self._host.size, allocate, own=True)
+
+    def _carry_out(self, operation: Operation, staging: Buffers, marks: Sequence[Any]) -> None:
         """All that the host operation reads is on the host."""
         self._host.submit(Step(operation, staging, marks, self._carried_out))
 
     def _carried_out(self, step: Step) -> None:
         """The host operation has ended well."""
-        operation, staging = step.whole, step.staging
+        operation, inward = step.whole, step.inward
         if operation.call.kind is Kind.recv:
             operation.result = step.result
-        if not staging.inward:
+        if not inward:
             operation.succeed()
         elif not self._dead:
-            self._move(self._copier.into, step.marks, partial(_inward, staging), operation.succeed)
+            self._move(self._copier.into, step.marks, lambda: inward, operation.succeed)
 
     def _move(
         self,
@@ -188,5 +195,6 @@ class StagedBackend:
             quiet()
 
 
-def _inward(staging: Staging) -> Pairs:
-    return staging.inward
+def _worth(pairs: Sequence[tuple[Array, Array]]) -> Pairs:
+    """Those that copy anything."""
+    return [pair for pair in pairs if pair[0].size]

@@ -21,13 +21,15 @@ from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.cuda.library import load
 from aiodist.backends.cuda.streams import after, caller_streams, make_stream, mark
 from aiodist.backends.cuda.waiter import post
-from aiodist.backends.staged.staging import Pairs
 from aiodist.errors import BackendUnavailable
 from aiodist.tensors.device import DeviceArray
 
 _HINT = "nvidia-smi says what else uses it, and whether it takes one process only"
 
 Done = Callable[[Exception | None], None]
+
+Pairs = list[tuple[Array, Array]]
+"""(on the device, on the host), of the same shape, with elements."""
 
 
 class Transfer:
@@ -91,15 +93,13 @@ class Copier:
         cupy = self._cupy
         return [mark(cupy, self._device, stream) for stream in caller_streams(cupy, arrays_of(operation))]
 
-    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def pinned(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Memory of the host that the device reaches by itself. New one takes milliseconds: off the loop."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = count * dtype.itemsize
         if not nbytes:
-            return np.empty(shape, dtype)
+            return np.empty(0, dtype)
         memory = self._cupy.cuda.alloc_pinned_memory(room(nbytes))
-        made: Array = (
-            np.frombuffer(memory, np.uint8, nbytes).view(dtype).reshape(shape)
-        )  # it keeps the memory
+        made: Array = np.frombuffer(memory, np.uint8, nbytes).view(dtype)  # it keeps the memory
         return made
 
     def out(self, transfer: Transfer) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiodist.errors import CollectiveMismatch, CollectiveTimeout, Evicted, GroupBroken
+from aiodist.group.requests import internal
 from aiodist.membership.arbiter import Arbiter
 from aiodist.membership.motions import Answer, Ask, Motion
 from aiodist.types import Kind, ReduceOp
@@ -68,19 +69,8 @@ class Agreements:
         topic = f"agree/{group.context:x}/{count}"
         if topic in self._sealed:
             group._break(_without(), tell=False)
-        work = group._issue(
-            Kind.all_reduce,
-            mine,
-            mine,
-            mine,
-            mine,
-            timeout,
-            True,
-            reduce=ReduceOp.MIN,
-            detail="agree",
-            own=True,
-            at_once=True,
-        )
+        asked = internal(Kind.all_reduce, mine, reduce=ReduceOp.MIN, detail="agree")
+        work = group._issue(asked, timeout, True, at_once=True)
         self._pending[topic] = work
         try:
             await work

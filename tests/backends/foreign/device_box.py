@@ -77,7 +77,7 @@ def _seen(operation: Operation) -> Operation:
     o = operation
     return Operation(
         *(o.call, o.work, source, target, o.result, o.ended, o.peer, o.tag, o.senders, o.factor),
-        *(o.sizes, o.sent, o.place),
+        *(o.source_sizes, o.target_sizes, o.place),
     )
 
 

@@ -15,11 +15,11 @@ from aiodist.testing import run_cluster
 from tests.backends.foreign.postbox import PostboxEngine
 
 
-class Dividing(PostboxEngine):
+class Averaging(PostboxEngine):
     """It says that it knows AVG, and has no reduction of its own."""
 
-    name = "dividing"
-    divides = True
+    name = "averaging"
+    averages = True
 
 
 class Native(PostboxEngine):
@@ -37,11 +37,11 @@ class Native(PostboxEngine):
         super().reduce(task, done)
 
 
-for made in (Dividing, Native):
+for made in (Averaging, Native):
     dist.register_backend(made.name, made)
 
 
-@pytest.mark.parametrize("backend", [Dividing.name, Native.name])
+@pytest.mark.parametrize("backend", [Averaging.name, Native.name])
 @pytest.mark.parametrize("size", [1, 3])
 async def test_means(backend: str, size: int) -> None:
     async def main(pg: ProcessGroup) -> None:

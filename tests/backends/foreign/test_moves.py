@@ -11,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.backends.foreign.moves import Move, all_gathered, exchanged, gathered, parts, scattered, worth
+from aiodist.backends.base import Operation
+from aiodist.backends.buffers import cut
+from aiodist.backends.foreign.moves import Move, moves_of, worth
+from aiodist.backends.foreign.task import prepare
+from aiodist.roles import ROLES, Parts, Uneven
 from aiodist.tensors.device import geometry
+from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
 
-SIZES = st.integers(1, 5)
 COUNTS = st.integers(0, 4)
 
 
@@ -39,52 +43,71 @@ def values(rank: int, count: int) -> Any:
     return np.arange(count) + 100 * (rank + 1)
 
 
-@given(SIZES, COUNTS, st.data())
-def test_gather(size: int, count: int, data: st.DataObject) -> None:
-    root = data.draw(st.integers(0, size - 1))
-    target = np.zeros(size * count, np.int64)
-    carry(
-        [gathered(r, size, root, values(r, count), target if r == root else None) for r in range(size)],
-    )
-    assert np.array_equal(target, np.concatenate([values(r, count) for r in range(size)]))
+def table_of(size: int, uneven: Uneven, counts: st.SearchStrategy[int]) -> st.SearchStrategy[list[list[int]]]:
+    """Elements from each member to each: `[source][target]`."""
+    row = st.lists(counts, min_size=size, max_size=size)
+    if uneven is Uneven.PAIRS:
+        return st.lists(row, min_size=size, max_size=size)
+    return row.map(lambda sizes: [sizes] * size)
 
 
-@given(SIZES, COUNTS, st.data())
-def test_scatter(size: int, count: int, data: st.DataObject) -> None:
-    root = data.draw(st.integers(0, size - 1))
-    dealt, targets = values(root, size * count), [np.zeros(count, np.int64) for _ in range(size)]
-    carry([scattered(r, size, root, dealt if r == root else None, targets[r]) for r in range(size)])
-    assert np.array_equal(np.concatenate(targets), dealt)
+COLLECTIVES = [kind for kind, roles in ROLES.items() if roles.gives(0, 0) and not roles.message]
 
 
-@given(SIZES, COUNTS)
-def test_all_gather(size: int, count: int) -> None:
-    targets = [np.zeros(size * count, np.int64) for _ in range(size)]
-    carry([all_gathered(size, values(r, count), targets[r]) for r in range(size)])
-    for target in targets:
-        assert np.array_equal(target, np.concatenate([values(r, count) for r in range(size)]))
+@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name)
+@given(st.data())
+def test_every_collective_is_one_exchange(kind: Kind, data: st.DataObject) -> None:
+    """Of parts of any sizes, where they may differ: also those for which no method passes sizes yet."""
+    roles = ROLES[kind]
+    size = data.draw(st.integers(1, 5))
+    root = data.draw(st.integers(0, size - 1)) if roles.rooted else NO_ROOT
+    # From each source to each target; where a part is for everybody, as many to each.
+    if not roles.cut:
+        count = data.draw(COUNTS)
+        table = [[count] * size for _ in range(size)]
+    elif data.draw(st.booleans()):
+        table = data.draw(table_of(size, roles.uneven, COUNTS))
+        if roles.source is Parts.ONE:
+            table = [list(column) for column in zip(*table, strict=True)]
+    else:
+        count = data.draw(COUNTS)
+        table = [[count] * size for _ in range(size)]
 
+    def given_by(rank: int) -> list[Any]:
+        whole = values(rank, sum(table[rank]))
+        return (
+            [whole[:count] for count in table[rank][:1]]
+            if roles.source is Parts.ONE
+            else cut(whole, table[rank], size)
+        )
 
-@given(SIZES, COUNTS)
-def test_all_to_all_of_equal_parts(size: int, count: int) -> None:
-    sources = [values(r, size * count).reshape(size, count) for r in range(size)]
-    targets = [np.zeros(size * count, np.int64) for _ in range(size)]
-    carry([exchanged(size, sources[r].reshape(-1), targets[r], None, None) for r in range(size)])
-    for rank, target in enumerate(targets):
-        assert np.array_equal(target, np.concatenate([source[rank] for source in sources]))
-
-
-@given(SIZES.flatmap(lambda size: st.lists(st.lists(COUNTS, min_size=size, max_size=size), min_size=size,
-                                           max_size=size)))  # fmt: skip
-def test_all_to_all_of_uneven_parts(table: list[list[int]]) -> None:
-    size = len(table)
-    sources = [values(r, sum(table[r])) for r in range(size)]
-    come = [[table[source][rank] for source in range(size)] for rank in range(size)]
-    targets = [np.zeros(sum(come[r]), np.int64) for r in range(size)]
-    carry([exchanged(size, sources[r], targets[r], table[r], come[r]) for r in range(size)])
-    for rank, target in enumerate(targets):
-        theirs = [parts(sources[source], size, table[source])[rank] for source in range(size)]
-        assert np.array_equal(target, np.concatenate(theirs))
+    tasks = []
+    for rank in range(size):
+        source = target = None
+        coming = [table[other][rank] for other in range(size)]
+        if roles.gives(rank, root):
+            source = np.concatenate(given_by(rank))
+        if roles.gets(rank, root):
+            target = np.full(sum(coming) if roles.target is Parts.EACH else coming[max(root, 0)], -1)
+        if roles.one_tensor:
+            source = target = source if target is None else target
+        call = Call(kind, 0, np.dtype(np.int64), (), ReduceOp.SUM if roles.reduces else None, root)
+        sizes: dict[str, Any] = {}
+        if roles.source is Parts.EACH:
+            sizes["source_sizes"] = table[rank]
+        if roles.target is Parts.EACH:
+            sizes["target_sizes"] = coming
+        tasks.append(prepare(Operation(call, None, source, target, None, print, **sizes), rank, size))  # type: ignore[arg-type]
+    carry([moves_of(task, rank, size) for rank, task in enumerate(tasks)])
+    for rank, task in enumerate(tasks):
+        task.empty()
+        if not roles.gets(rank, root):
+            continue
+        senders = [other for other in range(size) if roles.gives(other, root)]
+        theirs = [given_by(other)[0 if roles.source is Parts.ONE else rank] for other in senders]
+        expected = sum(theirs) if roles.reduces else np.concatenate(theirs)
+        assert task.target is not None
+        assert np.array_equal(task.target, expected)
 
 
 def test_carrying_out_sees_what_does_not_match() -> None:
@@ -99,17 +122,21 @@ def test_carrying_out_sees_what_does_not_match() -> None:
         carry([[Move(True, 0, array[:0])]])
 
 
-def test_parts_share_the_memory_and_cover_it() -> None:
-    array = np.arange(6)
-    assert [part.tolist() for part in parts(array, 3)] == [[0, 1], [2, 3], [4, 5]]
-    assert [part.tolist() for part in parts(array, 3, [4, 0, 2])] == [[0, 1, 2, 3], [], [4, 5]]
-    assert all(np.shares_memory(array, part) for part in parts(array, 3))
-
-
 def test_moves_of_device_memory_are_geometry_alone() -> None:
     source = geometry(1 << 40, (6,), None, np.dtype(np.float32), 2, "tensor")
     target = geometry(1 << 41, (5,), None, np.dtype(np.float32), 2, "other")
-    moves = exchanged(2, source, target, [2, 4], [5, 0])
+    call = Call(Kind.all_to_all, 0, np.dtype(np.float32))
+    of: Any = Operation(
+        call,
+        None,
+        source,
+        target,
+        None,
+        print,
+        source_sizes=[2, 4],
+        target_sizes=[5, 0],  # type: ignore[arg-type]
+    )
+    moves = moves_of(prepare(of, 0, 2), 0, 2)
     seen: list[Any] = [(sends, peer, array) for sends, peer, array in moves]
     places = [(sends, peer, array.pointer, array.size) for sends, peer, array in seen]
     assert places == [(True, 0, 1 << 40, 2), (True, 1, (1 << 40) + 8, 4), (False, 0, 1 << 41, 5)]

@@ -25,7 +25,7 @@ def task_of(
     operation = Operation(call, None, source, target, None, print, factor=factor)  # type: ignore[arg-type]
     wide = tables.wide(op, source.dtype)
     assert wide is not None
-    return widened(prepare(operation, 0, SIZE, np.empty), wide, np.empty)
+    return widened(prepare(operation, 0, SIZE), wide)
 
 
 @HALVES

@@ -50,7 +50,7 @@ def operation(
     """A task as the engine gets it."""
     array = source if source is not None else target
     call = Call(kind, 0, array.dtype, array.shape, op, root)
-    return Task(Operation(call, None, source, target, None, lambda _: None, **more))  # type: ignore[arg-type]
+    return Task(np.empty, operation=Operation(call, None, source, target, None, lambda _: None, **more))  # type: ignore[arg-type]
 
 
 def calls(task: Task, rank: int, size: int, planner: Planner | None = None) -> list[tuple[Any, ...]]:
@@ -116,7 +116,7 @@ def test_gather_and_scatter_are_sends_and_receives() -> None:
 
 def test_uneven_parts_and_empty_ones() -> None:
     x, y = tensor(SOURCE, 5, np.int8), tensor(TARGET, 7, np.int8)
-    task = operation(Kind.all_to_all, x, y, sizes=[4, 3, 0], sent=[0, 2, 3])
+    task = operation(Kind.all_to_all, x, y, target_sizes=[4, 3, 0], source_sizes=[0, 2, 3])
     assert calls(task, 0, 3) == [
         ("send", SOURCE, 2, 1, 1, STREAM),
         ("send", SOURCE + 2, 3, 1, 2, STREAM),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from aiodist.backends.base import Array, Operation
+from aiodist.backends.buffers import Buffers
 from aiodist.backends.host.local.board import CODE, FILL, RESULT, SOURCE, ZEROS, Peer, theirs, view
-from aiodist.backends.host.local.memory import Memory
 from aiodist.backends.host.local.plan import Plan
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Exchange:
         board: Board,
         operation: Operation,
         plan: Plan,
-        made: Memory | None,
+        made: Buffers | None,
         limits: Thresholds,
         disagrees: Callable[[Exchange, Peer], None],
     ) -> None:

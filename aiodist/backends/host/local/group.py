@@ -11,18 +11,18 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 from aiodist.backends.base import Operation
+from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.hub import Hub
-from aiodist.backends.host.local.memory import memory
 from aiodist.backends.host.local.plan import Path, Plan, digest_of, most_staged, path_of
 from aiodist.backends.host.local.quick import Issuer, Quick
 from aiodist.backends.host.local.quick_work import QuickWork
 from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.backends.host.local.share import Meet, ReduceEach, Share
 from aiodist.errors import GroupBroken
-from aiodist.types import Kind
+from aiodist.roles import ROLES, Kind
 
 if TYPE_CHECKING:
     from aiodist.environment.thresholds import Thresholds
@@ -31,17 +31,13 @@ logger = logging.getLogger("aiodist")
 
 _PLANS = 1024  # calls that differ, of one group, that are remembered
 
-# Who carries out what has data, on the inline and bulk paths.
-EXCHANGES: dict[Kind, type[Exchange]] = {
-    Kind.all_reduce: ReduceAll,
-    Kind.reduce: ReduceAll,
-    Kind.broadcast: Share,
-    Kind.all_gather: Share,
-    Kind.gather: Share,
-    Kind.scatter: Share,
-    Kind.all_to_all: Share,
-    Kind.reduce_scatter: Share,
-}
+
+def exchange_for(kind: Kind, path: Path) -> type[Exchange]:
+    """What carries out a collective with data: in two phases where everybody reduces a part of one tensor."""
+    roles = ROLES[kind]
+    if path is Path.direct:
+        return ReduceEach
+    return ReduceAll if roles.reduces and not roles.cut else Share
 
 
 class Owner(Protocol):
@@ -127,8 +123,8 @@ class LocalGroup:
         elif plan.path is Path.meet:
             kind = Meet
         else:
-            kind = ReduceEach if plan.path is Path.direct else EXCHANGES[call.kind]
-            made = memory(operation, board.rank, board.size)
+            kind = exchange_for(call.kind, plan.path)
+            made = buffers(operation, board.rank, board.size, joined=False)
         exchange = kind(board, operation, plan, made, self._limits, self._disagrees)
         if isinstance(exchange, Wired):
             assert wired is not None

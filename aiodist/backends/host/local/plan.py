@@ -38,6 +38,16 @@ class Plan:
     path: Path
 
 
+_LINE = 64  # bytes of a cache line: parts of one buffer meet at its edges
+
+
+def part_bounds(count: int, size: int, itemsize: int) -> list[int]:
+    """Where each rank's part of a reduction begins, in elements: equal parts of whole cache lines."""
+    line = max(1, _LINE // itemsize)
+    part = -(-count // (size * line)) * line
+    return [min(rank * part, count) for rank in range(size + 1)]
+
+
 def digest_of(call: Call) -> int:
     """48 bits of a call's signature without number and offer."""
     signature = call.signature

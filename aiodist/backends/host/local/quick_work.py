@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.host.local.board import PAYLOAD, SLOTS, Peer, theirs, view
-from aiodist.backends.host.local.memory import part_bounds
-from aiodist.backends.host.local.plan import digest_of
+from aiodist.backends.host.local.plan import digest_of, part_bounds
 from aiodist.backends.host.local.share import aligned
 from aiodist.kernels import UFUNCS
 from aiodist.types import Call, ReduceOp

@@ -31,10 +31,9 @@ from aiodist.backends.host.local.board import (
     place_word,
 )
 from aiodist.backends.host.local.exchange import Exchange, Steps
-from aiodist.backends.host.local.memory import part_bounds
-from aiodist.backends.host.local.plan import Path, blocks
+from aiodist.backends.host.local.plan import Path, blocks, part_bounds
 from aiodist.kernels import combine, finish
-from aiodist.types import NO_ROOT, ReduceOp
+from aiodist.types import NO_ROOT
 
 
 class ReduceAll(Exchange):
@@ -47,6 +46,7 @@ class ReduceAll(Exchange):
         "_depth",
         "_exposed",
         "_lane",
+        "_longest",
         "_result",
         "_results",
         "_scratch",
@@ -61,12 +61,13 @@ class ReduceAll(Exchange):
         size = self.board.size
         itemsize = self.operation.call.dtype.itemsize
         self._bounds = part_bounds(made.send[0].size, size, itemsize)
+        self._longest = self._bounds[1] - self._bounds[0]
         self._scratch: Array | None = None
         if self.plan.path is Path.inline:
-            self._set_block(max(1, made.longest))
+            self._set_block(max(1, self._longest))
             self._depth = 1
         else:
-            block, self._depth = blocks(made.longest * itemsize, size, size - 1, self.limits)
+            block, self._depth = blocks(self._longest * itemsize, size, size - 1, self.limits)
             self._set_block(block // itemsize)
         send = self.in_home(made.send)
         result = self.in_home(made.recv)
@@ -98,10 +99,8 @@ class ReduceAll(Exchange):
         self.publish(place_word(self._source, self._exposed), place_word(self._result, self._shown), filled)
 
     def _set_block(self, elements: int) -> None:
-        made = self.made
-        assert made is not None
         self._block = elements
-        self._count = -(-made.longest // elements)
+        self._count = -(-self._longest // elements)
 
     def steps(self) -> Steps:
         made, board = self.made, self.board
@@ -117,7 +116,7 @@ class ReduceAll(Exchange):
         theirs = (*self._sources.values(), *self._results.values())
         if exposed and shown and all(whole for _, whole in theirs):
             itemsize = self.operation.call.dtype.itemsize  # nothing is staged, so blocks may be larger
-            block, _ = blocks(made.longest * itemsize, board.size, 0, self.limits)
+            block, _ = blocks(self._longest * itemsize, board.size, 0, self.limits)
             self._set_block(block // itemsize)
         if exposed and self.words[self.base + FILL] < self._count:
             self.put(FILL, self._count)
@@ -181,10 +180,8 @@ class ReduceAll(Exchange):
         low, high = self._range(rank, block)
         if low == high:
             return
-        count, op = high - low, self.operation.call.reduce
+        count, op = high - low, self.operation.call.combine
         assert op is not None
-        if op is ReduceOp.PREMUL_SUM:
-            op = ReduceOp.SUM
         own = made.send[0][low:high]
         if self._shown:
             out = made.recv[0][low:high]

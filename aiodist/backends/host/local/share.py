@@ -15,23 +15,22 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
+from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.local.board import FILL, PAYLOAD, SOURCE, TOOK, Peer, place_of, place_word
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.plan import Path, blocks
 from aiodist.kernels import combine, finish
-from aiodist.types import Kind, ReduceOp
+from aiodist.roles import ROLES, Parts
 
 INLINE_BLOCK = 256 * 1024
 """Bytes of a block on the loop."""
-
-_ALIKE = (Kind.all_gather, Kind.gather, Kind.broadcast)
-"""Kinds where all who take from a rank take the same."""
 
 
 class Share(Exchange):
     """See the module."""
 
     __slots__ = (
+        "_alike",
         "_at",
         "_block",
         "_count",
@@ -40,6 +39,7 @@ class Share(Exchange):
         "_lane",
         "_modes",
         "_readers",
+        "_sorts",
         "_sources",
         "_starts",
     )
@@ -47,27 +47,27 @@ class Share(Exchange):
     def lay_out(self) -> int:
         made, board, call = self.made, self.board, self.operation.call
         assert made is not None
-        peers, root, itemsize = board.peers, call.root, call.dtype.itemsize
-        self._sources = self._readers = peers
-        if call.kind in (Kind.broadcast, Kind.scatter):
-            self._sources = [peer for peer in peers if peer.member == root]
-            self._readers = peers if board.rank == root else []
-        elif call.kind is Kind.gather:
-            self._sources = peers if board.rank == root else []
-            self._readers = [peer for peer in peers if peer.member == root]
-        lanes = 1 if call.kind in _ALIKE else board.size - 1
+        root, itemsize, roles = call.root, call.dtype.itemsize, ROLES[call.kind]
+        gives, gets = roles.gives(board.rank, root), roles.gets(board.rank, root)
+        self._sources = [peer for peer in board.peers if gets and roles.gives(peer.member, root)]
+        self._readers = [peer for peer in board.peers if gives and roles.gets(peer.member, root)]
+        self._alike = roles.source is Parts.ONE  # all who take from a rank take the same
+        self._sorts = roles.target is Parts.EACH  # what comes has a place for each member
+        lanes = 1 if self._alike else board.size - 1
+        sizes = self.operation.source_sizes or self.operation.target_sizes
+        longest = max(sizes) if sizes else (made.send or made.recv)[0].size
+        self._starts = bounds_of(longest * board.size, self.operation.source_sizes, board.size)
         inline = self.plan.path is Path.inline
-        self._block = max(1, made.longest)
+        self._block = max(1, longest)
         self._depth = 1
         if not inline:
-            block, self._depth = blocks(made.longest * itemsize, board.size, lanes, self.limits, phases=1)
+            block, self._depth = blocks(longest * itemsize, board.size, lanes, self.limits, phases=1)
             self._block = block // itemsize
-        elif made.longest * itemsize > INLINE_BLOCK:
+        elif longest * itemsize > INLINE_BLOCK:
             self._block = INLINE_BLOCK // itemsize  # peers take the first while the others are filled
-            self._depth = -(-made.longest // self._block)
-        self._count = -(-made.longest // self._block)
+            self._depth = -(-longest // self._block)
+        self._count = -(-longest // self._block)
         self._lane = -(-self._block * itemsize // 64) * 64
-        self._starts = self._places()
         self._at, self._exposed = 0, False
         if not made.send or not self._readers:
             return 0
@@ -94,17 +94,6 @@ class Share(Exchange):
             self._fill(0)
             filled = 1
         self.publish(place_word(self._at, self._exposed), 0, filled)
-
-    def _places(self) -> list[int]:
-        """Where each member's part begins in a source that is cut, in elements."""
-        sizes = self.operation.sizes if self.operation.call.kind is Kind.scatter else None
-        made = self.made
-        assert made is not None
-        parts = sizes if sizes is not None else [made.longest] * self.board.size
-        starts = [0]
-        for part in parts:
-            starts.append(starts[-1] + part)
-        return starts
 
     def _side_by_side(self) -> int:
         """Where the source lies if peers can read it there: in the home, its parts side by side; else 0."""
@@ -158,7 +147,7 @@ class Share(Exchange):
         made, rank = self.made, self.board.rank
         assert made is not None
         start = block * self._block
-        if len(made.send) == 1 and self.operation.call.kind in _ALIKE:
+        if self._alike:
             part = made.send[0][start : start + self._block]
             if part.size:
                 self.mine(self._at + block % self._depth * self._lane, part.size, part)[...] = part
@@ -171,32 +160,30 @@ class Share(Exchange):
                 self.mine(lane, part.size, part)[...] = part
 
     def _take(self, block: int) -> None:
-        made, rank, kind = self.made, self.board.rank, self.operation.call.kind
+        made, rank = self.made, self.board.rank
         assert made is not None
         start = block * self._block
         stop = start + self._block
-        if kind is Kind.reduce_scatter:
+        if self.operation.call.reduce is not None:
             self._combine(made.recv[0][start:stop], start, block)
             return
         for peer in self._sources:
-            into = made.recv[peer.member if len(made.recv) > 1 else 0][start:stop]
+            into = made.recv[peer.member if self._sorts else 0][start:stop]
             if into.size:
                 into[...] = self._theirs(peer, start, block, into)
-        if made.send and made.recv and kind is not Kind.broadcast:
-            mine = made.send[0 if kind in _ALIKE else rank][start:stop]
-            into = made.recv[rank if len(made.recv) > 1 else 0][start:stop]
+        if made.send and made.recv:
+            mine = made.send[0 if self._alike else rank][start:stop]
+            into = made.recv[rank if self._sorts else 0][start:stop]
             if into.size:
                 into[...] = mine
 
     def _combine(self, out: Array, start: int, block: int) -> None:
         """My part of all ranks, in rank order."""
-        made, op = self.made, self.operation.call.reduce
+        made, op = self.made, self.operation.call.combine
         assert made is not None
         assert op is not None
         if not out.size:
             return
-        if op is ReduceOp.PREMUL_SUM:
-            op = ReduceOp.SUM
         rank = self.board.rank
         total: Array | None = None
         for member in range(self.board.size):
@@ -214,12 +201,11 @@ class Share(Exchange):
     def _theirs(self, peer: Peer, start: int, block: int, like: Array) -> Array:
         """A peer's block for me."""
         rank, (at, exposed) = self.board.rank, self._modes[peer.member]
-        alike = self.operation.call.kind in _ALIKE
         if exposed:
-            first = 0 if alike else self._starts[rank]
+            first = 0 if self._alike else self._starts[rank]
             return self.at(peer, at + (first + start) * like.itemsize, like.size, like)
         place = block % self._depth
-        if not alike:
+        if not self._alike:
             place = place * (self.board.size - 1) + rank - (rank > peer.member)
         return self.at(peer, at + place * self._lane, like.size, like)
 
@@ -261,10 +247,8 @@ class ReduceEach(Exchange):
         made, board = self.made, self.board
         assert made is not None
         yield from self.arrivals(board.peers)
-        recv, op = made.recv[0], self.operation.call.reduce
+        recv, op = made.recv[0], self.operation.call.combine
         assert op is not None
-        if op is ReduceOp.PREMUL_SUM:
-            op = ReduceOp.SUM
         if recv.size:
             out = aligned(recv.size, recv.dtype)
             total: Array | None = None

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array, Operation
+from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import Board, Peer
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import Hub
-from aiodist.backends.host.local.memory import memory
 from aiodist.backends.host.local.plan import Path, Plan, digest_of
 from aiodist.environment.thresholds import Thresholds
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
@@ -47,12 +47,14 @@ class Member:
         target: Any = None,
         path: Path = Path.inline,
         factor: float | None = None,
-        sizes: Sequence[int] | None = None,
+        source_sizes: Sequence[int] | None = None,
+        target_sizes: Sequence[int] | None = None,
     ) -> Exchange:
         """Publish an operation."""
         work: Any = None
-        operation = Operation(call, work, source, target, None, lambda _: None, factor=factor, sizes=sizes)
-        made = None if path is Path.meet else memory(operation, self.rank, self.board.size)
+        sizes = {"source_sizes": source_sizes, "target_sizes": target_sizes}
+        operation = Operation(call, work, source, target, None, lambda _: None, factor=factor, **sizes)
+        made = None if path is Path.meet else buffers(operation, self.rank, self.board.size, joined=False)
         plan = Plan(digest_of(call), path)
         assert self.board.free(call.seq)
         exchange = kind(self.board, operation, plan, made, SMALL, self.disagrees)

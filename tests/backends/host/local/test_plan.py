@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.backends.base import Operation
-from aiodist.backends.host.local.group import EXCHANGES
-from aiodist.backends.host.local.memory import memory
-from aiodist.backends.host.local.plan import Path, Plan, blocks, digest_of, most_staged, path_of
-from aiodist.backends.host.local.share import ReduceEach
+from aiodist.backends.buffers import buffers
+from aiodist.backends.host.local.group import exchange_for
+from aiodist.backends.host.local.plan import (
+    Path,
+    Plan,
+    blocks,
+    digest_of,
+    most_staged,
+    part_bounds,
+    path_of,
+)
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
+from aiodist.roles import ROLES
 from aiodist.types import Call, Kind, ReduceOp
 
 KIB, MIB = 1024, 1024 * 1024
@@ -45,8 +54,14 @@ def test_paths_by_size(call: Call, path: Path) -> None:
     assert path_of(call, 2, call.nbytes, DEFAULTS) is path
 
 
-def test_every_collective_with_data_has_an_exchange() -> None:
-    assert EXCHANGES.keys() == set(Kind) - {Kind.barrier, Kind.new_group, Kind.send, Kind.recv}
+@given(st.integers(0, 10_000), st.integers(1, 17), st.sampled_from([1, 2, 4, 8, 16]))
+def test_parts_are_whole_cache_lines_and_cover_everything(count: int, size: int, itemsize: int) -> None:
+    bounds = part_bounds(count, size, itemsize)
+    assert bounds[0] == 0
+    assert bounds[-1] == count
+    assert bounds == sorted(bounds)
+    assert all(low * itemsize % 64 == 0 for low in bounds[:-1] if low < count)
+    assert max(high - low for low, high in pairwise(bounds)) == bounds[1]
 
 
 def test_a_slow_dtype_leaves_the_loop_early_whatever_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +122,7 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
     )
     said, found = most_staged(size, limits), 0
     for nbytes in (1, 64, 512, limits.direct, limits.inline, limits.inline + 1, 16 * MIB):
-        for kind, exchange in EXCHANGES.items():
+        for kind in (kind for kind, roles in ROLES.items() if roles.gives(0, 0) and not roles.message):
             of_each = kind in (Kind.all_gather, Kind.gather, Kind.scatter)
             count = max(1, nbytes // size if of_each else nbytes)
             whole = kind in (Kind.scatter, Kind.all_to_all, Kind.reduce_scatter)
@@ -120,10 +135,8 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
             path = path_of(call, size, count * size if of_each else count, limits)
             work: Any = None
             operation = Operation(call, work, source, target, None, print)
-            made = memory(operation, 0, size)
-            if path is Path.direct:
-                exchange = ReduceEach
-            begun = exchange(board, operation, Plan(1, path), made, limits, print)
+            made = buffers(operation, 0, size, joined=False)
+            begun = exchange_for(kind, path)(board, operation, Plan(1, path), made, limits, print)
             found = max(found, begun.needs)
             assert begun.needs <= said
     assert found > said // 8  # and not much less

@@ -105,7 +105,7 @@ async def test_parts_of_different_sizes(hubs: Any, join: Any, path: Path, sizes:
     for member, target in zip(group, targets, strict=True):
         source = dealt if member.rank == 1 else None
         call = call_of(Kind.scatter, np.zeros(0, np.int64), 0, root=1)
-        running.append((member, member.begin(Share, call, source, target, path, sizes=sizes)))
+        running.append((member, member.begin(Share, call, source, target, path, source_sizes=sizes)))
     assert run(running) == []
     for target, (low, high) in zip(targets, bounds, strict=True):
         assert np.array_equal(target, dealt[low:high])
@@ -114,7 +114,7 @@ async def test_parts_of_different_sizes(hubs: Any, join: Any, path: Path, sizes:
     for member, target in zip(group, whole, strict=True):
         call = call_of(Kind.all_gather, np.zeros(0, np.int64), 1)
         source = values(member.rank, sizes[member.rank])
-        running.append((member, member.begin(Share, call, source, target, path, sizes=sizes)))
+        running.append((member, member.begin(Share, call, source, target, path, target_sizes=sizes)))
     assert run(running) == []
     expected = np.concatenate([values(rank, size) for rank, size in enumerate(sizes)])
     assert all(np.array_equal(target, expected) for target in whole)

@@ -1,0 +1,297 @@
+"""What a call of a collective asks for: its arguments, checked by what the table of roles says of them.
+
+A tensor that has a part for each member is passed as one array, its parts stacked along a new first axis or
+joined along the one they have, or as a list of tensors (torch's form). Everything is checked here, before a
+number is taken: what a `Request` says can be carried out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiodist.backends.base import Array, Given
+from aiodist.errors import UsageError
+from aiodist.group import arguments as check
+from aiodist.roles import ROLES, Kind, Parts, Roles
+from aiodist.tensors import check_shape
+from aiodist.types import NO_ROOT, Premultiplied, ReduceOp, check_reduction
+
+Op = ReduceOp | Premultiplied
+
+NO_DATA = (np.dtype(np.uint8), (0,))
+"""dtype and shape that ranks agree on where an operation has no tensor."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One operation as a caller asks for it: all of it but its number.
+
+    Args:
+        kind: the operation.
+        agreed: dtype and shape that all ranks have alike.
+        source, target: arrays that are read and written, as in `Operation`.
+        result: what the Work gives.
+        reduce, factor: how elements combine, and what this rank's are multiplied by first.
+        root: group rank.
+        detail: whatever else ranks must agree on, in words.
+        source_sizes, target_sizes: elements of the parts, where they may differ.
+        peer, tag, senders: of a message.
+        own: the arrays are the group's own, not the caller's: the host engine carries it out.
+    """
+
+    kind: Kind
+    agreed: tuple[np.dtype[Any], tuple[int, ...]]
+    source: Given = None
+    target: Given = None
+    result: Any = None
+    reduce: ReduceOp | None = None
+    factor: float | None = None
+    root: int = NO_ROOT
+    detail: str = ""
+    source_sizes: Sequence[int] | None = None
+    target_sizes: Sequence[int] | None = None
+    peer: int = -1
+    tag: int = 0
+    senders: Sequence[int] = ()
+    own: bool = False
+
+
+def internal(kind: Kind, array: Array, target: Array | None = None, **more: Any) -> Request:
+    """An operation of the group's own on arrays of its own, which the host engine carries out.
+
+    Args:
+        kind: a collective.
+        array: what is read; ranks agree on its dtype and shape.
+        target: what is written, and given by the Work; `array` itself by default.
+        more: fields of `Request`.
+    """
+    into = array if target is None else target
+    return Request(kind, (array.dtype, array.shape), array, into, into, own=True, **more)
+
+
+class Names(NamedTuple):
+    """What a caller knows the arguments by, for error texts; and whether parts are passed as a list."""
+
+    tensor: str = "tensor"
+    out: str = "out"
+    listed: bool = False
+
+
+PLAIN = Names()
+
+
+class Caller(NamedTuple):
+    """Where a call is made: a member, `rank` of `size`."""
+
+    rank: int
+    size: int
+
+
+def request(
+    kind: Kind,
+    here: Caller,
+    tensor: Any = None,
+    out: Any = None,
+    *,
+    root: object = None,
+    op: Op | None = None,
+    names: Names = PLAIN,
+) -> Request:
+    """Check the arguments of a collective whose parts are alike.
+
+    Args:
+        kind: the collective.
+        here: the caller.
+        tensor: what is read; None where this rank gives nothing.
+        out: what is written; None: `tensor` itself, or a new tensor of its family, where this rank gets
+            something.
+        root: group rank, for those with one; unchecked.
+        op: how elements combine, for those that reduce; unchecked.
+        names: of the arguments.
+    """
+    roles = ROLES[kind]
+    member = check.group_rank(root, here.size, roles.root_name) if roles.rooted else NO_ROOT
+    if roles.source is Parts.NONE:
+        return Request(kind, NO_DATA)
+    if not roles.cut:
+        source, target, result = _whole(roles, here, member, tensor, out, names)
+        one = source
+    elif roles.source is Parts.ONE:
+        source, target, result = _to_each(roles, here, member, tensor, out, names)
+        one = source
+    else:
+        source, target, result = _from_each(roles, here, member, tensor, out, names)
+        one = target
+    assert isinstance(one, np.ndarray)
+    shape = one.shape
+    if roles.cut and not roles.agrees_on_part:
+        shape = source.shape if isinstance(source, np.ndarray) else (here.size, *shape)
+    made = Request(kind, (one.dtype, shape), source, target, result, root=member)
+    if roles.reduces:
+        assert op is not None
+        made.reduce = check_reduction(op, one.dtype)
+        made.factor = op.factor if isinstance(op, Premultiplied) else None
+    return made
+
+
+Arranged = tuple[Given, Given, Any]
+"""Source, target, and what the Work gives."""
+
+
+def _whole(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+    """One tensor, alike on all ranks."""
+    gives, gets = roles.gives(here.rank, root), roles.gets(here.rank, root)
+    if roles.one_tensor:
+        array = (check.readable if gives else check.writable)(tensor, names.tensor)
+        return array, array, tensor
+    if not gets:
+        return check.readable(tensor, names.tensor), None, None
+    if out is None:
+        array = check.writable(tensor, names.tensor)
+        return array, array, tensor
+    source = check.readable(tensor, names.tensor)
+    result, target = check.output(out, tensor, source, source.shape)
+    return source, target, result
+
+
+def _to_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+    """Each rank gives a part; who gets has room for all of them."""
+    source = check.readable(tensor, names.tensor)
+    if not roles.gets(here.rank, root):
+        _refuse(out, names.out, roles, here, root)
+        return source, None, None
+    if out is None and not names.listed:
+        result, target = check.output(None, tensor, source, (here.size, *source.shape))
+        return source, target, result
+    targets = _each(out, source, here.size, names.out, names.listed, writable=True)
+    check.all_apart(targets, names.out, source, names.tensor)
+    return source, targets, out
+
+
+def _from_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+    """Who gives has a part for each rank, which gets one."""
+    if roles.reduces and not names.listed and out is None:
+        source = check.readable(tensor, names.tensor)
+        result, target = check.output(None, tensor, source, check.split_axis(source, here.size))
+        return source, target, result
+    target = check.writable(out, names.out)
+    if not roles.gives(here.rank, root):
+        _refuse(tensor, names.tensor, roles, here, root)
+        return None, target, out
+    if tensor is None:
+        raise UsageError(
+            f"{names.tensor} is missing on {roles.root_name}={root}", hint="Pass the rows to deal out"
+        )
+    sources = _each(tensor, target, here.size, names.tensor, names.listed, writable=False)
+    check.all_apart(sources, names.tensor, target, names.out)
+    return sources, target, out
+
+
+def _each(value: Any, part: Array, size: int, name: str, listed: bool, writable: bool) -> Given:
+    """The parts for, or from, each member: a list, or one array whose parts are stacked or joined."""
+    find = check.writable if writable else check.readable
+    if listed:
+        arrays = [
+            find(tensor, f"{name}[{index}]") for index, tensor in enumerate(check.listed(value, size, name))
+        ]
+        for index, array in enumerate(arrays):
+            check.shaped_like(array, part, f"{name}[{index}]")
+            if writable:
+                for other in range(index):
+                    check.apart(f"{name}[{index}]", array, f"{name}[{other}]", arrays[other])
+        return arrays
+    array = find(value, name)
+    stacked = (size, *part.shape)
+    joined = (size * part.shape[0], *part.shape[1:]) if part.ndim else (size,)
+    if array.shape not in (stacked, joined):
+        raise UsageError(
+            f"{name} has shape {array.shape}, expected {joined} or {stacked}",
+            hint="It has a part for each rank: joined along the first axis, or stacked",
+        )
+    check.same_dtype(name, array, part)
+    check_shape(stacked, array.dtype)
+    return array if not writable else array.reshape(stacked)  # splitting the first axis never copies
+
+
+def _refuse(value: Any, name: str, roles: Roles, here: Caller, root: int) -> None:
+    """Refuse what only the root passes; torch's scripts pass an empty list where they have nothing."""
+    if given(value):
+        raise UsageError(
+            f"{name} is for {roles.root_name}={root}, this is rank {here.rank}", hint="Pass None here"
+        )
+
+
+def given(value: Any) -> bool:
+    """Whether there is something; torch's scripts pass an empty list, too, where they have nothing."""
+    return value is not None and not (isinstance(value, list | tuple) and not value)
+
+
+# ── all_to_all: each pair may have a size of its own ─────────────────────────────────────────────────
+
+
+def exchange(
+    here: Caller, tensor: Any, out: Any, in_splits: Sequence[int] | None, out_splits: Sequence[int] | None
+) -> Request:
+    """Check an all_to_all of one tensor. Arguments as in `ProcessGroup.all_to_all`."""
+    size = here.size
+    source = check.readable(tensor, "tensor")
+    sent = check.splits(source, in_splits, size, "tensor", "in_splits")
+    if out is None:
+        if out_splits is None and in_splits is not None:
+            raise UsageError("in_splits alone leaves open what arrives", hint="Pass out_splits, too")
+        rows = source.shape[0] if out_splits is None else sum(check.counts(out_splits, size, "out_splits"))
+        result, target = check.output(None, tensor, source, (rows, *source.shape[1:]))
+    else:
+        result, target = out, check.writable(out, "out")
+        if target.ndim != source.ndim or target.shape[1:] != source.shape[1:]:
+            raise UsageError(f"out has shape {target.shape}, its rows must be shaped {source.shape[1:]}")
+        check.same_dtype("out", target, source)
+        check.apart("out", target, "tensor", source)
+    received = check.splits(target, out_splits, size, "out", "out_splits")
+    check.own_part(sent[here.rank], received[here.rank], "rows")
+    made = Request(Kind.all_to_all, (source.dtype, source.shape), source, target, result)
+    if in_splits is not None or out_splits is not None:
+        width = math.prod(source.shape[1:])
+        made.agreed = (source.dtype, source.shape[1:])
+        made.source_sizes = [count * width for count in sent]
+        made.target_sizes = [count * width for count in received]
+        made.detail = "splits"
+    return made
+
+
+def exchange_lists(here: Caller, outputs: Any, inputs: Any) -> Request:
+    """Check an all_to_all of lists: the j-th input goes to rank j, the i-th output comes from rank i."""
+    names = ("input_tensor_list", "output_tensor_list")
+    sources = [
+        check.readable(tensor, f"{names[0]}[{index}]")
+        for index, tensor in enumerate(check.listed(inputs, here.size, names[0]))
+    ]
+    targets = [
+        check.writable(tensor, f"{names[1]}[{index}]")
+        for index, tensor in enumerate(check.listed(outputs, here.size, names[1]))
+    ]
+    known = [(f"{names[0]}[{index}]", array) for index, array in enumerate(sources)]
+    for name, array in known:
+        check.same_dtype(name, array, sources[0])
+    check.own_part(sources[here.rank].size, targets[here.rank].size, "elements")
+    for index, target in enumerate(targets):
+        name = f"{names[1]}[{index}]"
+        check.same_dtype(name, target, sources[0])
+        for other, array in known:
+            check.apart(name, target, other, array)
+        known.append((name, target))
+    return Request(
+        Kind.all_to_all,
+        (sources[0].dtype, ()),
+        sources,
+        targets,
+        outputs,
+        detail="lists",
+        source_sizes=[source.size for source in sources],
+        target_sizes=[target.size for target in targets],
+    )

@@ -1,0 +1,151 @@
+"""The operations, and what each argument of them holds: a table.
+
+Every operation moves *parts* between the members of a group. A rank that gives has either one part, which
+goes to everybody who gets, or a part for each member. A rank that gets is given one part, by the root or
+reduced over all, or a part by each member.
+
+    ONE  ─▶ ONE    all_reduce, reduce, broadcast
+    ONE  ─▶ EACH   all_gather, gather
+    EACH ─▶ ONE    scatter, reduce_scatter
+    EACH ─▶ EACH   all_to_all
+    ONE  ─▶        send
+         ─▶ ONE    recv
+
+Checks of arguments, buffers and staging, composed exchanges, postconditions, error texts and conformance
+programs follow from a line of this table. What differs for one operation alone, an algorithm or a call of a
+library, is one function where it is needed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.IntEnum):
+    """The operations that a backend carries out. Numbers are part of the protocol: append, never renumber."""
+
+    all_reduce = 1
+    broadcast = 2
+    reduce = 3
+    all_gather = 4
+    reduce_scatter = 5
+    barrier = 6
+    send = 7
+    recv = 8
+    new_group = 9
+    gather = 10
+    scatter = 11
+    all_to_all = 12
+
+
+class Parts(enum.Enum):
+    """What an argument holds."""
+
+    NONE = "nothing"
+    ONE = "one part"
+    EACH = "a part for each member"
+
+
+class Uneven(enum.Enum):
+    """Whether the parts of an operation may differ in size."""
+
+    NEVER = "all parts are alike"
+    AGREED = "all members know the size of every part"
+    PAIRS = "each pair of members has a size of its own, which only those two know"
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What the arguments of one operation hold.
+
+    Args:
+        source: what a rank that gives has.
+        target: what a rank that gets has room for.
+        root_gives: only the root gives; else everybody.
+        root_gets: only the root gets; else everybody.
+        reduces: the target is the reduction of all sources, in the order of ranks.
+        uneven: whether parts may differ in size.
+        message: one rank sends and one receives; all others are collective.
+    """
+
+    source: Parts
+    target: Parts
+    root_gives: bool = False
+    root_gets: bool = False
+    reduces: bool = False
+    uneven: Uneven = Uneven.NEVER
+    message: bool = False
+
+    @property
+    def rooted(self) -> bool:
+        """Whether there is a root."""
+        return self.root_gives or self.root_gets
+
+    @property
+    def root_name(self) -> str:
+        """How callers name the root: 'src' or 'dst'; '' without one."""
+        return "src" if self.root_gives else "dst" if self.root_gets else ""
+
+    @property
+    def cut(self) -> bool:
+        """Whether a tensor of it is cut into a part for each member."""
+        return self.source is Parts.EACH or self.target is Parts.EACH
+
+    @property
+    def agrees_on_part(self) -> bool:
+        """Whether members agree on the shape of one part; else on that of the whole tensor."""
+        return self.cut and not self.reduces and self.source is not self.target
+
+    @property
+    def one_tensor(self) -> bool:
+        """Whether a rank passes one tensor, read on the root and written elsewhere (broadcast)."""
+        return self.root_gives and self.source is self.target
+
+    def gives(self, rank: int, root: int) -> bool:
+        """Whether a member gives something."""
+        return self.source is not Parts.NONE and (not self.root_gives or rank == root)
+
+    def gets(self, rank: int, root: int) -> bool:
+        """Whether a member is given something. The root of a broadcast has it already."""
+        if self.target is Parts.NONE or (self.root_gets and rank != root):
+            return False
+        return not (self.one_tensor and rank == root)
+
+
+ROLES: dict[Kind, Roles] = {
+    Kind.all_reduce: Roles(Parts.ONE, Parts.ONE, reduces=True),
+    Kind.broadcast: Roles(Parts.ONE, Parts.ONE, root_gives=True),
+    Kind.reduce: Roles(Parts.ONE, Parts.ONE, root_gets=True, reduces=True),
+    Kind.all_gather: Roles(Parts.ONE, Parts.EACH, uneven=Uneven.AGREED),
+    Kind.reduce_scatter: Roles(Parts.EACH, Parts.ONE, reduces=True),
+    Kind.barrier: Roles(Parts.NONE, Parts.NONE),
+    Kind.send: Roles(Parts.ONE, Parts.NONE, message=True),
+    Kind.recv: Roles(Parts.NONE, Parts.ONE, message=True),
+    Kind.new_group: Roles(Parts.NONE, Parts.NONE),
+    Kind.gather: Roles(Parts.ONE, Parts.EACH, root_gets=True, uneven=Uneven.AGREED),
+    Kind.scatter: Roles(Parts.EACH, Parts.ONE, root_gives=True, uneven=Uneven.AGREED),
+    Kind.all_to_all: Roles(Parts.EACH, Parts.EACH, uneven=Uneven.PAIRS),
+}
+
+
+def origins(kind: Kind, rank: int, size: int, root: int) -> list[list[int]]:
+    """The postcondition of a collective: whose values each part is made of that a member gets.
+
+    Args:
+        kind: a collective.
+        rank: the member, of `size`.
+        root: of those that have one.
+
+    Returns:
+        For each part the ranks whose values it holds, all of them where it reduces; [] where the member gets
+        nothing.
+    """
+    roles = ROLES[kind]
+    if not roles.gets(rank, root):
+        return []
+    if roles.reduces:
+        return [list(range(size))]
+    if roles.target is Parts.ONE:
+        return [[root]]
+    return [[member] for member in range(size)]
