@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiodist.errors import UsageError
 from aiodist.group import ProcessGroup
-from aiodist.testing.programs import Array, Step, laid_out, reduced, room, same, same_bits, splits, value
-from aiodist.types import Kind
+from aiodist.roles import ROLES, Kind, Parts, Uneven
+from aiodist.testing.programs import (
+    Array,
+    Step,
+    expected,
+    laid_out,
+    room,
+    rows,
+    same,
+    same_bits,
+    tensor,
+    value,
+)
 from aiodist.work import Work
 
 
@@ -29,136 +40,116 @@ class Issued:
     step: Step
     work: Work[Any] | None
     check: Callable[[Any], None]
-    tensors: tuple[Array, ...]
+    tensors: tuple[Any, ...]
 
     def spoil(self) -> None:
         """Write to the tensors: they are the program's again."""
-        for tensor in self.tensors:
-            tensor[...] = True if tensor.dtype.kind == "b" else 77
+        for array in self.tensors:
+            array[...] = True if array.dtype.kind == "b" else 77
 
 
-async def perform(pg: ProcessGroup, step: Step) -> None:
-    """Carry out one step on this rank and check its result. Its tensors are written to at once."""
-    issued = issue(pg, step)
+class Place(Protocol):
+    """Where the tensors of a program lie, if not on the host."""
+
+    def put(self, array: Array, layout: str) -> Any:
+        """A tensor there with the values of an array, laid out as for `laid_out`."""
+
+    def get(self, tensor: Any) -> Array:
+        """Its values."""
+
+
+async def perform(pg: ProcessGroup, step: Step, place: Place | None = None) -> None:
+    """Carry out one step on this rank and check its result. Tensors on the host are written to at once."""
+    issued = issue(pg, step, place=place)
     if issued.work is not None:
         issued.check(await issued.work)
-        issued.spoil()
+        if place is None:
+            issued.spoil()
 
 
-def issue(pg: ProcessGroup, step: Step, timeout: float | None = None) -> Issued:
-    """Start one step on this rank."""
+def issue(pg: ProcessGroup, step: Step, timeout: float | None = None, place: Place | None = None) -> Issued:
+    """Start one step on this rank: what is passed, and what it must give, follow from the table of roles."""
     make = room(step, pg.rank, lambda nbytes: _shared(pg, nbytes))
-    tensors: list[Array] = []
+    tensors: list[Any] = []
 
-    def lay(array: Array) -> Array:
-        tensors.append(laid_out(array, step.layout, make))
+    def lay(array: Array) -> Any:
+        tensors.append(place.put(array, step.layout) if place else laid_out(array, step.layout, make))
         return tensors[-1]
 
-    def zeros(*extents: int) -> Array:
-        return lay(np.zeros((*extents, *step.shape), step.dtype))
-
-    size, rank, root, salt = pg.size, pg.rank, step.root, step.salt
+    get: Callable[[Any], Array] = place.get if place else np.asarray
     options: dict[str, Any] = {"async_op": True, "timeout": timeout}
-    mine = lay(value(step, rank))
-    before = mine.copy()
-
-    def kept() -> None:
-        same_bytes(mine, before, step)
-
-    def issued(work: Work[Any] | None, check: Callable[[Any], None]) -> Issued:
+    if step.kind is Kind.send:
+        work, check = _message(pg, step, lay, get, options)
         return Issued(step, work, check, tuple(tensors))
+    size, rank, root, roles = pg.size, pg.rank, step.root, ROLES[step.kind]
+    gives, gets = roles.gives(rank, root), roles.gets(rank, root)
+    must = expected(step, rank, size)
+    before = tensor(step, rank, size) if gives or roles.one_tensor else None
+    source = None if before is None else lay(before)
+    target = None
+    if must is not None and (step.separate or roles.root_gives) and not roles.one_tensor:
+        target = lay(np.zeros(must.shape, step.dtype))
+    overwritten = target is None and not roles.cut and gets
 
-    match step.kind:
-        case Kind.barrier:
-            return issued(pg.barrier(**options), lambda result: None)
-        case Kind.all_reduce:
-            out = zeros() if step.separate else mine
+    def check(result: Any) -> None:
+        if must is None:
+            assert result is (source if roles.one_tensor else None), step.describe()
+        else:
+            into = source if overwritten else target
+            assert into is None or result is into, step.describe()
+            same(get(result), must, step, exact=not roles.reduces)
+        if source is not None and not overwritten:
+            same_bytes(get(source), before, step)
 
-            def check(result: Any) -> None:
-                assert result is out
-                same(out, reduced(step, size), step)
-                if out is not mine:
-                    kept()
+    arguments = _arguments(step, rank, size)
+    if roles.source is not Parts.NONE:
+        arguments["tensor"] = source
+        if target is not None:
+            arguments["out"] = target
+    work = getattr(pg, step.kind.name)(**arguments, **options)
+    return Issued(step, work, check, tuple(tensors))
 
-            return issued(pg.all_reduce(mine, step.op, out if step.separate else None, **options), check)
-        case Kind.broadcast:
 
-            def check(result: Any) -> None:
-                assert result is mine
-                same_bytes(mine, value(step, root), step)
+def _arguments(step: Step, rank: int, size: int) -> dict[str, Any]:
+    """What a collective is called with besides its tensors."""
+    roles = ROLES[step.kind]
+    arguments: dict[str, Any] = {}
+    if roles.rooted:
+        arguments[roles.root_name] = step.root
+    if roles.reduces:
+        arguments["op"] = step.op
+    if step.uneven:
+        table = rows(step, size)
+        coming = [row[rank] for row in table]
+        if roles.uneven is Uneven.PAIRS:
+            arguments["in_splits"], arguments["out_splits"] = table[rank], coming
+        else:
+            arguments["sizes"] = table[rank] if roles.source is Parts.EACH else coming
+    return arguments
 
-            return issued(pg.broadcast(mine, root, **options), check)
-        case Kind.reduce:
 
-            def check(result: Any) -> None:
-                if rank == root:
-                    assert result is mine
-                    same(mine, reduced(step, size), step)
-                else:
-                    assert result is None
-                    kept()
-
-            return issued(pg.reduce(mine, root, step.op, **options), check)
-        case Kind.all_gather | Kind.gather:
-            gets = step.kind is Kind.all_gather or rank == root
-            rows = zeros(size) if step.separate and gets else None
-
-            def check(result: Any) -> None:
-                assert result is rows or not step.separate
-                if gets:
-                    same_bytes(result, np.stack([value(step, r) for r in range(size)]), step)
-                else:
-                    assert result is None
-                kept()
-
-            if step.kind is Kind.all_gather:
-                return issued(pg.all_gather(mine, rows, **options), check)
-            return issued(pg.gather(mine, root, rows, **options), check)
-        case Kind.reduce_scatter:
-            part = step.shape[0] // size
-
-            def check(result: Any) -> None:
-                same(result, reduced(step, size)[rank * part : (rank + 1) * part], step)
-                kept()
-
-            return issued(pg.reduce_scatter(mine, op=step.op, **options), check)
-        case Kind.scatter:
-            dealt = lay(value(step, root, size)) if rank == root else None
-
-            def check(result: Any) -> None:
-                assert result is mine
-                same_bytes(mine, value(step, root, size)[rank], step)
-
-            return issued(pg.scatter(mine, dealt, root, **options), check)
-        case Kind.all_to_all:
-            table = splits(step, size)
-            sent = lay(value(step, rank, sum(table[rank])))
-            counts = [table[source][rank] for source in range(size)]
-
-            def check(result: Any) -> None:
-                parts = []
-                for source in range(size):
-                    start = sum(table[source][:rank])
-                    theirs = value(step, source, sum(table[source]))
-                    parts.append(theirs[start : start + table[source][rank]])
-                same_bytes(result, np.concatenate(parts), step)
-
-            if step.separate:
-                return issued(pg.all_to_all(sent, **options), check)
-            return issued(pg.all_to_all(sent, None, table[rank], counts, **options), check)
-    assert step.kind is Kind.send
-    target = (root + 1) % size
-    if rank == root:
-        return issued(pg.send(mine, target, tag=salt, **options), lambda result: kept())
-    if rank == target:
-        into = zeros()
+def _message(
+    pg: ProcessGroup,
+    step: Step,
+    lay: Callable[[Array], Any],
+    get: Callable[[Any], Array],
+    options: dict[str, Any],
+) -> tuple[Work[Any] | None, Callable[[Any], None]]:
+    """A message from the step's root to the rank after it."""
+    root, target = step.root, (step.root + 1) % pg.size
+    if pg.rank == root:
+        mine = lay(value(step, root))
+        sending = pg.send(mine, target, tag=step.salt, **options)
+        return sending, lambda result: same_bytes(get(mine), value(step, root), step)
+    if pg.rank == target:
+        into = lay(np.zeros(step.shape, step.dtype))
 
         def check(result: Any) -> None:
             assert result == root
-            same_bytes(into, value(step, root), step)
+            same_bytes(get(into), value(step, root), step)
 
-        return issued(pg.recv(into, root, tag=salt, **options), check)
-    return issued(None, lambda result: None)
+        return pg.recv(into, root, tag=step.salt, **options), check
+    return None, lambda result: None
 
 
 def _shared(pg: ProcessGroup, nbytes: int) -> Array:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiodist.types import DTYPES, Kind, ReduceOp
+from aiodist.roles import ROLES, Kind, Parts, Uneven, origins
+from aiodist.types import DTYPES, ReduceOp
 
 Array = npt.NDArray[Any]
 
@@ -31,6 +32,9 @@ COLLECTIVES = (
     Kind.scatter,
     Kind.all_to_all,
 )
+
+UNEVEN = (Kind.all_to_all,)
+"""Collectives whose parts callers may give sizes for."""
 
 BYTES = tuple(dtype for dtype in DTYPES if dtype.itemsize == 1)
 """Dtypes of one byte: their tensors are cut anywhere. They are drawn more often than others."""
@@ -54,6 +58,7 @@ class Step:
         salt: makes the values of this step differ from those of others.
         moved: whether the tensors begin at any byte, on every rank at another, and some of them in memory
             that the other ranks of the host read; else at the start of memory of their own.
+        uneven: whether the parts for, or of, each rank differ in size: see `rows`.
     """
 
     kind: Kind
@@ -65,11 +70,18 @@ class Step:
     separate: bool
     salt: int
     moved: bool = False
+    uneven: bool = False
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether a part is some rows of `shape`; else it is of `shape` itself."""
+        return self.uneven or self.kind is Kind.all_to_all
 
     def describe(self) -> str:
         """The step in a line, for a failing test."""
         what = f"{self.kind.name} {self.dtype.name}{list(self.shape)} {self.layout} {self.op.name}"
-        return f"{what} root={self.root}{' separate' * self.separate}{' moved' * self.moved}"
+        marks = f"{' separate' * self.separate}{' moved' * self.moved}{' uneven' * self.uneven}"
+        return f"{what} root={self.root}{marks}"
 
 
 def program(
@@ -90,7 +102,8 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
     )
     if kind is Kind.reduce_scatter:
         shape = (size * rng.choice([0, 1, 2, rng.randint(1, 1 + big // size)]), *shape[1:2])
-    if kind is Kind.all_to_all:  # of each row; how many go where is in `splits`
+    uneven = kind in UNEVEN and rng.random() < 0.5
+    if uneven or kind is Kind.all_to_all:  # of each row; how many go where is in `rows`
         shape = shape[1:]
     return Step(
         kind,
@@ -102,17 +115,61 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
         rng.random() < 0.4,
         rng.randrange(1000),
         rng.random() < 0.6,
+        uneven,
     )
 
 
-def splits(step: Step, size: int) -> list[list[int]]:
-    """For all_to_all: how many rows each rank sends to each, `[source][target]`."""
+def rows(step: Step, size: int) -> list[list[int]]:
+    """How many rows each rank gives each, where parts are rows: `[source][target]`."""
     rng = random.Random(step.salt)
     most = max(1, 2000 // max(1, int(np.prod(step.shape, dtype=np.int64))) // size)
-    if step.separate:
-        even = rng.randint(0, most)
-        return [[even] * size for _ in range(size)]
-    return [[rng.choice([0, 1, rng.randint(0, most)]) for _ in range(size)] for _ in range(size)]
+    if not step.uneven:
+        return [[rng.randint(0, most)] * size] * size
+    table = [[rng.choice([0, 1, rng.randint(0, most)]) for _ in range(size)] for _ in range(size)]
+    if ROLES[step.kind].uneven is Uneven.PAIRS:
+        return table
+    if ROLES[step.kind].source is Parts.EACH:
+        return [table[0]] * size
+    return [[count] * size for count in table[0]]
+
+
+def tensor(step: Step, rank: int, size: int) -> Array:
+    """What a rank that gives passes to a collective."""
+    roles = ROLES[step.kind]
+    if step.in_rows:
+        mine = rows(step, size)[rank]
+        return value(step, rank, mine[0] if roles.source is Parts.ONE else sum(mine))
+    stacked = roles.source is Parts.EACH and not roles.reduces
+    return value(step, rank, size if stacked else None)
+
+
+def expected(step: Step, rank: int, size: int) -> Array | None:
+    """What a collective gives a rank, by NumPy; None where it gives nothing."""
+    roles = ROLES[step.kind]
+    senders = origins(step.kind, rank, size, step.root)
+    if not senders:
+        return None
+    if roles.reduces:
+        whole = reduced(step, size)
+        return whole if not roles.cut else _part(step, whole, 0, rank, size)
+    parts = [_part(step, tensor(step, sender, size), sender, rank, size) for (sender,) in senders]
+    if roles.target is Parts.ONE:
+        return parts[0]
+    return np.concatenate(parts) if step.in_rows else np.stack(parts)
+
+
+def _part(step: Step, whole: Array, source: int, target: int, size: int) -> Array:
+    """Of what `source` gives, the part for `target`."""
+    roles = ROLES[step.kind]
+    if roles.source is Parts.ONE:
+        return whole
+    if step.in_rows:
+        ends = np.cumsum([0, *rows(step, size)[source]])
+        return whole[ends[target] : ends[target + 1]]
+    if roles.reduces:
+        count = whole.shape[0] // size
+        return whole[target * count : (target + 1) * count]
+    return np.asarray(whole[target])
 
 
 def operations(dtype: np.dtype[Any]) -> list[ReduceOp]:
@@ -132,7 +189,7 @@ def value(step: Step, rank: int, rows: int | None = None) -> Array:
     shape = step.shape if rows is None else (rows, *step.shape)
     count = int(np.prod(shape, dtype=np.int64))
     index = np.arange(count, dtype=np.int64)
-    if step.op is ReduceOp.PRODUCT and step.kind in (Kind.all_reduce, Kind.reduce, Kind.reduce_scatter):
+    if step.op is ReduceOp.PRODUCT and ROLES[step.kind].reduces:
         numbers = np.where((index + rank + step.salt) % 5 == 0, 2, 1)  # 2^8 at most: exact in bfloat16
     elif step.dtype.kind == "b":
         numbers = (index * 7 + rank * 3 + step.salt) % 3 == 0
@@ -182,7 +239,7 @@ def laid_out(array: Array, layout: str, make: Room = np.empty) -> Array:
 
 def reduced(step: Step, size: int) -> Array:
     """What reducing all ranks' tensors gives, by NumPy."""
-    total = value(step, 0)
+    total = tensor(step, 0, size)
     wide = total.dtype if total.dtype.kind in "biuc" or total.dtype.itemsize > 2 else np.dtype(np.float32)
     total = total.astype(wide)
     combine: Any = {
@@ -196,27 +253,28 @@ def reduced(step: Step, size: int) -> Array:
         ReduceOp.BXOR: np.bitwise_xor,
     }[step.op]
     for rank in range(1, size):
-        total = combine(total, value(step, rank).astype(wide))
+        total = combine(total, tensor(step, rank, size).astype(wide))
     if step.op is ReduceOp.AVG:
         total = (total / np.asarray(size, total.dtype)).astype(total.dtype)
     return np.asarray(total).astype(step.dtype)
 
 
-def same(got: Any, expected: Array, step: Step) -> None:
-    """Fail unless two arrays are equal: bit by bit, averages to within one unit in the last place."""
+def same(got: Any, must: Array, step: Step, exact: bool = False) -> None:
+    """Fail unless two arrays are equal: bit by bit; unless `exact`, averages to within one unit in the last
+    place."""
     array = np.asarray(got)
-    assert array.dtype == expected.dtype, f"{step.describe()}: dtype {array.dtype}, expected {expected.dtype}"
-    assert array.shape == expected.shape, f"{step.describe()}: shape {array.shape}, expected {expected.shape}"
-    if step.op is ReduceOp.AVG:
+    assert array.dtype == must.dtype, f"{step.describe()}: dtype {array.dtype}, expected {must.dtype}"
+    assert array.shape == must.shape, f"{step.describe()}: shape {array.shape}, expected {must.shape}"
+    if step.op is ReduceOp.AVG and not exact:
         digits = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6, "complex64": 1e-6}
         close = np.allclose(
             array.astype(np.complex128),
-            expected.astype(np.complex128),
+            must.astype(np.complex128),
             rtol=digits.get(step.dtype.name, 1e-12),
         )
-        assert close, f"{step.describe()}: {array!r}, expected {expected!r}"
+        assert close, f"{step.describe()}: {array!r}, expected {must!r}"
     else:
-        assert same_bits(array, expected), f"{step.describe()}: {array!r}, expected {expected!r}"
+        assert same_bits(array, must), f"{step.describe()}: {array!r}, expected {must!r}"
 
 
 def same_bits(one: Any, other: Any) -> bool:
