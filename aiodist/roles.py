@@ -118,7 +118,7 @@ ROLES: dict[Kind, Roles] = {
     Kind.broadcast: Roles(Parts.ONE, Parts.ONE, root_gives=True),
     Kind.reduce: Roles(Parts.ONE, Parts.ONE, root_gets=True, reduces=True),
     Kind.all_gather: Roles(Parts.ONE, Parts.EACH, uneven=Uneven.AGREED),
-    Kind.reduce_scatter: Roles(Parts.EACH, Parts.ONE, reduces=True),
+    Kind.reduce_scatter: Roles(Parts.EACH, Parts.ONE, reduces=True, uneven=Uneven.AGREED),
     Kind.barrier: Roles(Parts.NONE, Parts.NONE),
     Kind.send: Roles(Parts.ONE, Parts.NONE, message=True),
     Kind.recv: Roles(Parts.NONE, Parts.ONE, message=True),

@@ -80,24 +80,34 @@ class Collectives(GroupCore):
         return self._issue(request(Kind.reduce, self._here, tensor, out, root=dst, op=op), timeout, async_op)
 
     def all_gather(
-        self, tensor: Any, out: Any = None, *, timeout: Timeout = None, async_op: bool = False
+        self,
+        tensor: Any,
+        out: Any = None,
+        sizes: Sequence[int] | None = None,
+        *,
+        timeout: Timeout = None,
+        async_op: bool = False,
     ) -> Work[Any]:
         """Every rank gets every rank's tensor.
 
         Args:
-            tensor: same shape and dtype on all ranks; read.
+            tensor: same shape and dtype on all ranks; read. With `sizes`, same dtype and trailing shape.
             out: array of shape `(size, *tensor.shape)` for the result; a new one by default.
+            sizes: rows of each rank's tensor, where they differ; the same list on all ranks.
 
         Returns:
-            → array of shape `(size, *tensor.shape)`; row r is rank r's tensor.
+            → array of shape `(size, *tensor.shape)`; row r is rank r's tensor. With `sizes`, all ranks' rows
+            one after the other: `(sum(sizes), *tensor.shape[1:])`.
         """
-        return self._issue(request(Kind.all_gather, self._here, tensor, out), timeout, async_op)
+        asked = request(Kind.all_gather, self._here, tensor, out, sizes=sizes)
+        return self._issue(asked, timeout, async_op)
 
     def reduce_scatter(
         self,
         tensor: Any,
         out: Any = None,
         op: Op = ReduceOp.SUM,
+        sizes: Sequence[int] | None = None,
         *,
         timeout: Timeout = None,
         async_op: bool = False,
@@ -108,11 +118,15 @@ class Collectives(GroupCore):
             tensor: same shape and dtype on all ranks; the first axis is divisible by `size`. Read.
             out: array of shape `(tensor.shape[0] // size, *tensor.shape[1:])`; a new one by default.
             op: how elements combine.
+            sizes: rows of each rank's part, where they differ; the same list on all ranks. The first axis of
+                `tensor` has as many rows as all of them, and `out` those of this rank.
 
         Returns:
             → this rank's part of the reduction.
         """
-        return self._issue(request(Kind.reduce_scatter, self._here, tensor, out, op=op), timeout, async_op)
+        return self._issue(
+            request(Kind.reduce_scatter, self._here, tensor, out, op=op, sizes=sizes), timeout, async_op
+        )
 
     def gather(
         self, tensor: Any, dst: int = 0, out: Any = None, *, timeout: Timeout = None, async_op: bool = False

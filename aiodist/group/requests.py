@@ -101,8 +101,9 @@ def request(
     root: object = None,
     op: Op | None = None,
     names: Names = PLAIN,
+    sizes: Sequence[int] | None = None,
 ) -> Request:
-    """Check the arguments of a collective whose parts are alike.
+    """Check the arguments of a collective.
 
     Args:
         kind: the collective.
@@ -113,11 +114,15 @@ def request(
         root: group rank, for those with one; unchecked.
         op: how elements combine, for those that reduce; unchecked.
         names: of the arguments.
+        sizes: rows of the part of, or for, each member, where they differ; unchecked.
     """
     roles = ROLES[kind]
     member = check.group_rank(root, here.size, roles.root_name) if roles.rooted else NO_ROOT
     if roles.source is Parts.NONE:
         return Request(kind, NO_DATA)
+    if sizes is not None:
+        made = _uneven(kind, here, tensor, out, check.counts(sizes, here.size, "sizes"))
+        return _reducing(made, op) if roles.reduces else made
     if not roles.cut:
         source, target, result = _whole(roles, here, member, tensor, out, names)
         one = source
@@ -132,10 +137,14 @@ def request(
     if roles.cut and not roles.agrees_on_part:
         shape = source.shape if isinstance(source, np.ndarray) else (here.size, *shape)
     made = Request(kind, (one.dtype, shape), source, target, result, root=member)
-    if roles.reduces:
-        assert op is not None
-        made.reduce = check_reduction(op, one.dtype)
-        made.factor = op.factor if isinstance(op, Premultiplied) else None
+    return _reducing(made, op) if roles.reduces else made
+
+
+def _reducing(made: Request, op: Op | None) -> Request:
+    """Add how elements combine."""
+    assert op is not None
+    made.reduce = check_reduction(op, made.agreed[0])
+    made.factor = op.factor if isinstance(op, Premultiplied) else None
     return made
 
 
@@ -229,6 +238,28 @@ def _refuse(value: Any, name: str, roles: Roles, here: Caller, root: int) -> Non
 def given(value: Any) -> bool:
     """Whether there is something; torch's scripts pass an empty list, too, where they have nothing."""
     return value is not None and not (isinstance(value, list | tuple) and not value)
+
+
+def _uneven(kind: Kind, here: Caller, tensor: Any, out: Any, sizes: list[int]) -> Request:
+    """A collective without a root whose parts are rows, so many of each member as `sizes` says."""
+    roles = ROLES[kind]
+    source = check.readable(tensor, "tensor")
+    each, one = sum(sizes), sizes[here.rank]
+    rows, made_rows = (one, each) if roles.source is Parts.ONE else (each, one)
+    if not source.ndim or source.shape[0] != rows:
+        raise UsageError(
+            f"tensor has shape {source.shape}, and sizes={sizes} say {rows} rows on rank {here.rank}",
+            hint="sizes has the rows of each rank, along the first axis",
+        )
+    result, target = check.output(out, tensor, source, (made_rows, *source.shape[1:]))
+    width = math.prod(source.shape[1:])
+    made = Request(
+        kind, (source.dtype, (each, *source.shape[1:])), source, target, result, detail=f"sizes={sizes}"
+    )
+    elements = [count * width for count in sizes]
+    made.source_sizes = elements if roles.source is Parts.EACH else None
+    made.target_sizes = elements if roles.target is Parts.EACH else None
+    return made
 
 
 # ── all_to_all: each pair may have a size of its own ─────────────────────────────────────────────────

@@ -33,7 +33,7 @@ COLLECTIVES = (
     Kind.all_to_all,
 )
 
-UNEVEN = (Kind.all_to_all,)
+UNEVEN = (Kind.all_to_all, Kind.all_gather, Kind.reduce_scatter)
 """Collectives whose parts callers may give sizes for."""
 
 BYTES = tuple(dtype for dtype in DTYPES if dtype.itemsize == 1)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiodist.errors import CollectiveMismatch
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
@@ -66,3 +67,33 @@ async def test_avg_divides_by_ranks_not_elements() -> None:
         assert np.array_equal(tensor, np.array([2.5, 5.0, 22.5]))
 
     await run_cluster(4, main)
+
+
+SIZES = [3, 0, 4]
+
+
+async def test_parts_of_different_sizes() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        mine = np.arange(SIZES[pg.rank] * 2.0).reshape(-1, 2) + 100 * pg.rank
+        whole = np.concatenate([np.arange(n * 2.0).reshape(-1, 2) + 100 * r for r, n in enumerate(SIZES)])
+        got = await pg.all_gather(mine, sizes=SIZES)
+        assert np.array_equal(got, whole)
+        out = np.zeros((7, 2))
+        assert await pg.all_gather(mine, out, SIZES) is out
+        assert np.array_equal(out, whole)
+        ends = np.cumsum([0, *SIZES])
+        part = await pg.reduce_scatter(whole * (pg.rank + 1), sizes=SIZES)
+        assert np.array_equal(part, whole[ends[pg.rank] : ends[pg.rank + 1]] * 6)
+        mean = await pg.reduce_scatter(whole + pg.rank, op=ReduceOp.AVG, sizes=SIZES)
+        assert np.array_equal(mean, whole[ends[pg.rank] : ends[pg.rank + 1]] + 1)
+
+    await run_cluster(3, main)
+
+
+async def test_ranks_that_give_other_sizes_are_told_so() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        sizes = [2, 1] if pg.rank == 0 else [1, 2]
+        with pytest.raises(CollectiveMismatch, match=r"sizes=\[1, 2\].*|sizes=\[2, 1\].*"):
+            await pg.all_gather(np.zeros(sizes[pg.rank]), sizes=sizes)
+
+    await run_cluster(2, main)

@@ -25,6 +25,7 @@ from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
 from aiodist.backends.mpi.widened import widened
 from aiodist.errors import BackendUnavailable
+from aiodist.types import Kind
 
 _PLACE = struct.Struct("<II")  # rank and size in COMM_WORLD
 
@@ -33,6 +34,7 @@ class MpiEngine(Engine):
     """Tensors on the host, by MPI."""
 
     name = "mpi"
+    uneven = frozenset({Kind.all_gather, Kind.reduce_scatter})
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -184,21 +186,35 @@ class MpiEngine(Engine):
             yield Posted(self._comm.Ireduce(given, taken, op, root))
 
     def all_gather(self, task: Task, done: Done) -> None:
-        """Iallgather; messages where it is too much for one call."""
+        """Iallgather, or Iallgatherv; messages where it is too much for one call."""
         source, target = _given(task.source), _given(task.target)
         if target.size > self._largest:
             self.compose(task, done)
             return
+        if task.uneven:
+            self._post(partial(self._all_gather_v, task, source, target), done)
+            return
         self._once("Iallgather", source.size, source, target, done)
 
+    def _all_gather_v(self, task: Task, source: Array, target: Array) -> Iterator[Posted]:
+        if target.size:
+            data, _, datatype = self._buffer(target)
+            counts = [part.size for part in task.recv]
+            yield Posted(self._comm.Iallgatherv(self._buffer(source), [data, counts, datatype]))
+
     def reduce_scatter(self, task: Task, done: Done) -> None:
-        """Ireduce_scatter_block; an Ireduce for each part where it is too much for one call."""
+        """Ireduce_scatter_block, or Ireduce_scatter; an Ireduce for each part where it is too much for one
+        call."""
         source, target = _given(task.source), _given(task.target)
 
         def post() -> Iterator[Posted]:
             if source.size > self._largest:
                 for root, part in enumerate(task.send):
                     yield from self._reduce(task, part, target, root)
+            elif source.size and task.uneven:
+                counts = [part.size for part in task.send]
+                buffers = self._buffer(source), self._buffer(target)
+                yield Posted(self._comm.Ireduce_scatter(*buffers, counts, self._op(task)))
             elif source.size:
                 buffers = self._buffer(source, target.size), self._buffer(target)
                 yield Posted(self._comm.Ireduce_scatter_block(*buffers, self._op(task)))

@@ -17,7 +17,7 @@ from aiodist.backends.buffers import cut
 from aiodist.backends.cuda import arrays
 from aiodist.backends.foreign.moves import Move, moves_of
 from aiodist.backends.foreign.task import Task, prepare
-from aiodist.backends.nccl.tables import BYTE, native, wider
+from aiodist.backends.nccl.tables import BYTE, Native, native, wider
 from aiodist.roles import ROLES
 from aiodist.tensors.device import DeviceArray
 from aiodist.types import Call as Agreed
@@ -103,7 +103,8 @@ class Planner:
     def collective(self, bare: Task) -> Launch:
         """The launch of a collective; what comes before its calls is enqueued."""
         launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate, averages=True))
-        _MAKERS.get(launch.task.kind, Planner._exchange)(self, launch)
+        makers = _UNEVEN_MAKERS if launch.task.uneven else _MAKERS
+        makers.get(launch.task.kind, Planner._exchange)(self, launch)
         launch.after.append(lambda: arrays.empty(self._cupy, launch.task))
         return launch
 
@@ -115,8 +116,7 @@ class Planner:
         launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate))
         task = launch.task
         array = _given(task.target if task.source is None else task.source)
-        pointer, nbytes = array.pointer, array.nbytes
-        launch.calls.append(lambda comm, stream: comm.broadcast(pointer, pointer, nbytes, BYTE, 0, stream))
+        launch.calls.append(_broadcasting(array.pointer, array.pointer, array.nbytes, 0))
         launch.after.append(lambda: arrays.empty(self._cupy, task))
         return launch
 
@@ -140,17 +140,22 @@ class Planner:
 
     def _broadcast(self, launch: Launch) -> None:
         array, root = _given(launch.task.target), launch.task.root
-        pointer, nbytes = array.pointer, array.nbytes
-        if nbytes:
-            launch.calls.append(
-                lambda comm, stream: comm.broadcast(pointer, pointer, nbytes, BYTE, root, stream)
-            )
+        if array.nbytes:
+            launch.calls.append(_broadcasting(array.pointer, array.pointer, array.nbytes, root))
 
     def _all_gather(self, launch: Launch) -> None:
         launch.calls += _gathering(_given(launch.task.source), _given(launch.task.target))
 
     def _exchange(self, launch: Launch) -> None:
         launch.calls.append(_moving(moves_of(launch.task, self._rank, self._size)))
+
+    def _all_gather_uneven(self, launch: Launch) -> None:
+        """A broadcast of each part."""
+        own = _given(launch.task.source).pointer
+        for member, part in enumerate(map(_given, launch.task.recv)):
+            if part.size:
+                read = own if member == self._rank else part.pointer
+                launch.calls.append(_broadcasting(read, part.pointer, part.nbytes, member))
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────────
 
@@ -167,6 +172,9 @@ class Planner:
         if how is None:
             self._composed(launch)
             return
+        if task.uneven:
+            launch.calls += self._parts_reduced(task, source, target, how)
+            return
         kind, root = task.kind, task.root
         read, written = source.pointer, 0 if target is None else target.pointer
         code, op, per_element = how
@@ -181,6 +189,19 @@ class Planner:
                 comm.reduceScatter(read, written, count, code, op, stream)
 
         launch.calls.append(call)
+
+    def _parts_reduced(
+        self, task: Task, source: DeviceArray, target: DeviceArray | None, how: Native
+    ) -> list[Call]:
+        """An uneven reduce_scatter: each part is reduced to its member."""
+        written = [0] * self._size
+        written[self._rank] = 0 if target is None else target.pointer
+        parts = cut(source, [part.size for part in task.send], self._size)
+        return [
+            _reducing(part.pointer, written[member], part.size * how.per_element, how, member)
+            for member, part in enumerate(map(_given, parts))
+            if part.size
+        ]
 
     def _widened(
         self, launch: Launch, source: DeviceArray, target: DeviceArray | None, dtype: np.dtype[Any]
@@ -218,6 +239,12 @@ _MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
 }
 """What NCCL has an algorithm for; the rest is exchanged."""
 
+_UNEVEN_MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
+    Kind.all_gather: Planner._all_gather_uneven,
+    Kind.reduce_scatter: Planner._reduction,
+}
+"""Likewise of parts that differ in size."""
+
 _UFUNCS = {
     ReduceOp.PRODUCT: "multiply",
     ReduceOp.BAND: "bitwise_and",
@@ -239,6 +266,14 @@ def fold(cupy: Any, rows: Sequence[Array], target: Array, op: ReduceOp) -> None:
 def _gathering(source: DeviceArray, target: DeviceArray) -> list[Call]:
     read, written, nbytes = source.pointer, target.pointer, source.nbytes
     return [lambda comm, stream: comm.allGather(read, written, nbytes, BYTE, stream)] if nbytes else []
+
+
+def _broadcasting(read: int, written: int, nbytes: int, root: int) -> Call:
+    return lambda comm, stream: comm.broadcast(read, written, nbytes, BYTE, root, stream)
+
+
+def _reducing(read: int, written: int, count: int, how: Native, root: int) -> Call:
+    return lambda comm, stream: comm.reduce(read, written, count, how.dtype, how.op, root, stream)
 
 
 def _moving(these: Sequence[Move]) -> Call:

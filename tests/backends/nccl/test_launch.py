@@ -109,8 +109,8 @@ def test_gather_and_scatter_are_sends_and_receives() -> None:
     assert calls(operation(Kind.gather, part, whole, root=1), 1, 3) == [send, *recvs]
     sends = [("send", TARGET + 16 * peer, 16, 1, peer, STREAM) for peer in range(3)]
     assert calls(operation(Kind.scatter, whole, part, root=1), 1, 3) == [
-        ("recv", SOURCE, 16, 1, 1, STREAM),
         *sends,
+        ("recv", SOURCE, 16, 1, 1, STREAM),
     ]
 
 
@@ -122,6 +122,27 @@ def test_uneven_parts_and_empty_ones() -> None:
         ("send", SOURCE + 2, 3, 1, 2, STREAM),
         ("recv", TARGET, 4, 1, 0, STREAM),
         ("recv", TARGET + 4, 3, 1, 1, STREAM),
+    ]
+
+
+def test_uneven_parts_are_broadcast_or_reduced_one_by_one() -> None:
+    x, y = tensor(SOURCE, 2, np.int8), tensor(TARGET, 6, np.int8)
+    assert calls(operation(Kind.all_gather, x, y, target_sizes=[4, 2, 0]), 1, 3) == [
+        ("broadcast", TARGET, TARGET, 4, 1, 0, STREAM),
+        ("broadcast", SOURCE, TARGET + 4, 2, 1, 1, STREAM),
+    ]
+    x, y = tensor(SOURCE, 6), tensor(TARGET, 2)
+    task = operation(Kind.reduce_scatter, x, y, ReduceOp.SUM, source_sizes=[4, 2, 0])
+    assert calls(task, 1, 3) == [
+        ("reduce", SOURCE, 0, 4, 7, 0, 0, STREAM),
+        ("reduce", SOURCE + 16, TARGET, 2, 7, 0, 1, STREAM),
+    ]
+    x, y = tensor(SOURCE, 6, np.complex64), tensor(TARGET, 2, np.complex64)
+    task = operation(Kind.reduce_scatter, x, y, ReduceOp.PRODUCT, source_sizes=[4, 2, 0])
+    assert calls(task, 1, 3) == [  # NCCL has no such reduction
+        ("send", SOURCE, 32, 1, 0, STREAM),
+        ("send", SOURCE + 32, 16, 1, 1, STREAM),
+        *[("recv", STAGED + 16 * peer, 16, 1, peer, STREAM) for peer in range(3)],
     ]
 
 
@@ -137,7 +158,7 @@ def test_what_nccl_lacks_is_gathered_and_reduced_here() -> None:
     planner = Addresses(None, 0, 1, 3)
     launch = planner.collective(operation(Kind.all_reduce, x, x, ReduceOp.BXOR))
     assert made(launch) == [("allGather", SOURCE, STAGED, 24, 1, STREAM)]
-    assert [array.nbytes for array in launch.keep] == [72]  # alive until it is over
+    assert [array.nbytes for array in launch.task.rows] == [24] * 3  # alive until it is over
     assert len(launch.after) == 2  # the reduction, and what is copied out: nothing
 
 
