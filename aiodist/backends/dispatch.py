@@ -7,7 +7,6 @@ group has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +26,9 @@ class Part(Protocol):
     def submit(self, operation: Operation) -> None: ...
     def hold(self, operation: Operation) -> None: ...
     def batch(self, begins: bool) -> None: ...
-    def abort(self, quiet: Callable[[], None]) -> None: ...
+    def abort(self) -> None:
+        """Stop everything; the host backend's release is held while this one touches buffers."""
+
     def retire(self) -> None: ...
     def divide(self, context: int, members: Sequence[int]) -> None: ...
     def renounce(self, context: int, ranks: Sequence[int]) -> None: ...
@@ -68,7 +69,8 @@ class Dispatch:
         self._by_place: dict[str, HostBackend | Part] = {"": host, **parts}
         if takes_host:
             self._by_place["cpu"] = host
-        self._all: list[HostBackend | Part] = [host, *{id(part): part for part in parts.values()}.values()]
+        self._engines = list({id(part): part for part in parts.values()}.values())
+        self._all: list[HostBackend | Part] = [host, *self._engines]
         self.places: Mapping[str, str] = {
             place: part.places.get(place, "") for place, part in self._by_place.items() if place
         }
@@ -106,15 +108,9 @@ class Dispatch:
 
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything; `quiet` is called when no buffer is touched any more."""
-        loud = set(map(id, self._all))
-
-        def quietened(part: object) -> None:
-            loud.discard(id(part))
-            if not loud:
-                quiet()
-
-        for part in reversed(self._all):  # the engines first: they stand on the host backend
-            part.abort(partial(quietened, part))
+        for part in reversed(self._engines):  # the engines first: they stand on the host backend
+            part.abort()
+        self._host.abort(quiet)
 
     def retire(self) -> None:
         """The group is gone for good."""

@@ -14,66 +14,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import weakref
 from collections.abc import Callable
+
+from aiodist.net.turn import Turn
 
 POLL = 50e-6
 TURN = 500e-6
 _RAREST = 256  # of so many waits one polls at least
 
 _give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
-
-
-class Turn:
-    """How long a loop has not turned. One exists for each loop (`Turn.of`)."""
-
-    __slots__ = ("__weakref__", "_asker", "_loop", "_since")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Weak: the table that holds this must not keep the loop.
-        self._loop = weakref.ref(loop)
-        self._since: float | None = None
-        self._asker: object = None
-
-    @staticmethod
-    def of(loop: asyncio.AbstractEventLoop) -> Turn:
-        """The one of a loop."""
-        turn = _turns.get(loop)
-        if turn is None:
-            turn = _turns[loop] = Turn(loop)
-        return turn
-
-    def overdue(self, now: float) -> bool:
-        """Whether the loop ought to turn before anybody goes on."""
-        since = self._since
-        if since is None:
-            self._begin(now)
-            return False
-        return now - since > TURN
-
-    def only(self, asker: object) -> bool:
-        """Whether nobody else asked in this turn; what several ask is better sent together."""
-        if self._asker is asker:
-            return True
-        if self._asker is not None:
-            return False
-        self._asker = asker
-        if self._since is None:
-            self._begin(time.monotonic())
-        return True
-
-    def _begin(self, now: float) -> None:
-        loop = self._loop()
-        if loop is not None and not loop.is_closed():
-            self._since = now
-            loop.call_soon(self._turned)
-
-    def _turned(self) -> None:
-        self._since = None
-        self._asker = None
-
-
-_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = weakref.WeakKeyDictionary()
 
 
 class Poller:
@@ -92,7 +41,7 @@ class Poller:
 
     def overdue(self) -> bool:
         """Whether the loop has not turned for too long."""
-        return self._turn.overdue(time.monotonic())
+        return self._turn.overdue(TURN)
 
     def poll(self, look: Callable[[], bool]) -> bool:
         """Call `look` for a bounded time until it says True → whether it did (not where it does not pay)."""

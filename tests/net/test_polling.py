@@ -9,7 +9,8 @@ import time
 import pytest
 
 from aiodist.net import polling
-from aiodist.net.polling import Poller, Turn
+from aiodist.net.polling import Poller
+from aiodist.net.turn import Turn
 from aiodist.rendezvous import StoreServer, TcpStore
 
 

@@ -55,7 +55,7 @@ async def connected(pg: ProcessGroup) -> tuple[Any, Any]:
             await pg.send(np.zeros(LARGE, np.uint8), 1 - src)
         else:
             await pg.recv(np.empty(LARGE, np.uint8), src)
-    endpoint = pg._backend._engine.endpoint  # type: ignore[attr-defined]
+    endpoint = pg._backend.resources.endpoint  # type: ignore[attr-defined]
     return endpoint.outgoing(1 - pg.rank), endpoint.incoming(1 - pg.rank)
 
 

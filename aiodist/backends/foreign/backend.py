@@ -26,6 +26,7 @@ from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.level import Level, carried, context_within
+from aiodist.backends.release import once
 from aiodist.roles import ROLES, Uneven
 from aiodist.types import NO_ROOT, Call, Kind, agree
 
@@ -85,12 +86,13 @@ class ForeignBackend:
         self.ranks = host.ranks
         self.rank, self.size = host.rank, host.size
         self.reports: Reports = host.reports
+        self.release = host.release
         setup = Setup(
             self.rank, self.ranks, self.context, host.loop, device, self._gather, host.failed, parent
         )
         self.engine = make_engine(setup)
         self.name = self.engine.name
-        self._level = Level(self, host.engine, _checks(self.name), range(self.size))
+        self._level = Level(self, host.groups, _checks(self.name), range(self.size))
         self.places: Mapping[str, str] = dict.fromkeys(self.engine.places, self.engine.name)
         self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
         self._messages = Messages(self, self._level)
@@ -100,11 +102,8 @@ class ForeignBackend:
         self._reserved: dict[int, Entry] = {}
         self._batching = False
         self._batched = -1  # the place after that of the batch's last one
-        self._busy = 0
         self._dead = False
-        self._doomed = False
-        self._engine_quiet = False
-        self._quiet: Callable[[], None] | None = None
+        self._halted = False
 
     async def open(self) -> None:
         """Connect the engine with those of the other members."""
@@ -147,16 +146,16 @@ class ForeignBackend:
         if not begins:
             self._advance()
 
-    def abort(self, quiet: Callable[[], None]) -> None:
-        """Stop everything; `quiet` is called when no buffer is touched any more."""
+    def abort(self) -> None:
+        """Stop everything; the group's release is held until the engine touches no buffer any more."""
         self._dead = True
-        self._quiet = quiet
         self._level.abort()
+        self.release.hold()
+        let_go = once(self.release.let_go)
         try:
-            self.engine.abort(self._engine_stopped)
+            self.engine.abort(let_go)
         except Exception:
-            self._engine_stopped()  # it broke the group, perhaps: there is nothing left to ask of it
-        self.quietened()
+            let_go()  # it broke the group, perhaps: there is nothing left to ask of it
 
     def retire(self) -> None:
         """The group is gone for good."""
@@ -240,7 +239,7 @@ class ForeignBackend:
         itemsize, name = operation.call.dtype.itemsize, operation.call.kind.name
         for peer, (sent, expected) in enumerate(zip(coming.tolist(), operation.target_sizes, strict=True)):
             if sent != expected:
-                self._doomed = True
+                self._halted = True
                 self.reports.peer_mismatch(
                     {
                         peer: f"{name} sends {sent * itemsize} bytes to rank {self.ranks[self.rank]}",
@@ -271,7 +270,7 @@ class ForeignBackend:
         if self._batching:
             return
         ready: list[Entry] = []
-        while self._line and not self._dead and not self._doomed and self._may_begin(self._line[0]):
+        while self._line and not self._dead and not self._halted and self._may_begin(self._line[0]):
             entry = self._line.popleft()
             if ready and not entry.joins:
                 self._start(ready)
@@ -308,7 +307,7 @@ class ForeignBackend:
             self._finish(entry)
 
     def _finish(self, entry: Entry) -> None:
-        if self._dead or self._doomed:
+        if self._dead or self._halted:
             return
         operation, task = entry.operation, entry.task
         assert operation is not None
@@ -320,7 +319,7 @@ class ForeignBackend:
     @property
     def loses(self) -> bool:
         """The group has broken, or is about to: nothing goes on."""
-        return self._dead or self._doomed
+        return self._dead or self._halted
 
     def failed(self, error: Exception) -> None:
         """Something here raised that must not."""
@@ -345,14 +344,10 @@ class ForeignBackend:
             job()
             done()
             return
-        self._busy += 1
 
         def over() -> None:
-            self._busy -= 1
             if not self._dead:
                 done()
-            else:
-                self.quietened()
 
         if self._host.off_loop(cost, job, over):
             over()
@@ -362,8 +357,8 @@ class ForeignBackend:
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
         """A member has issued another operation."""
         if not self._dead:
-            self._doomed = True
-            self._level.doom()
+            self._halted = True
+            self._level.halt()
             said = self._batched_otherwise(seq, peer, theirs)
             if said:
                 self.reports.peer_mismatch(said)
@@ -382,16 +377,6 @@ class ForeignBackend:
         words = entry.operation.call.describe()
         joins, begins = (self.rank, peer) if entry.joins else (peer, self.rank)
         return {joins: words + _JOINED, begins: words}
-
-    def quietened(self) -> None:
-        """Perhaps the last one has let go of the buffers."""
-        if self._quiet is not None and self._level.quiet and self._engine_quiet and not self._busy:
-            quiet, self._quiet = self._quiet, None
-            quiet()
-
-    def _engine_stopped(self) -> None:
-        self._engine_quiet = True
-        self.quietened()
 
     # ── while the engine opens ───────────────────────────────────────────────────────────────────────
 

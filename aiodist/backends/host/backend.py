@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Operation, Quick, Reports
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.chunks import Chunks, chunks
-from aiodist.backends.host.hierarchy import hierarchy_of, levels_of
+from aiodist.backends.host.grid import Grid, contexts_of, table_of
+from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.layout import Layout
+from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
+from aiodist.backends.host.resources import Resources
 from aiodist.backends.host.wired import Collective
+from aiodist.backends.release import Release
 from aiodist.errors import GroupBroken, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
 from aiodist.schedules import UNKNOWN, Schedule, chunk_bounds, select
 from aiodist.transport.base import Incoming, Key, Outgoing
 from aiodist.types import Call, Kind, agree
-
-if TYPE_CHECKING:
-    from aiodist.backends.host.engine import HostEngine
 
 LAYOUTS = 128
 """Layouts that a group remembers; then it begins anew."""
@@ -40,16 +42,40 @@ def agreed_bytes(operation: Operation, size: int) -> int:
     return UNKNOWN if roles.uneven is Uneven.PAIRS else sum(sizes) * call.dtype.itemsize
 
 
+class Groups(Protocol):
+    """All host groups of a process.
+
+    Attributes:
+        crowding: global ranks that offer more messages than are remembered.
+    """
+
+    crowding: set[int]
+
+    def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
+        """Make the backend of a group; what arrived for it before is handed over."""
+
+    def retire(self, context: int) -> None:
+        """A group is gone for good."""
+
+    def renounce(self, context: int) -> None:
+        """This process never makes a group that others may have made."""
+
+    def departed(self, rank: int) -> None:
+        """A receive from `rank` was posted: if it has closed already, nobody will answer."""
+
+
 class HostBackend:
     """Carries out one group's operations over the process's channels.
 
     Args:
-        engine: the process's channels and its thread.
+        resources: the process's channels, its thread and its shared memory.
+        groups: all groups of the process.
         context: 64-bit number of the group at its epoch.
         ranks: global ranks of the members, in group order.
         reports: the group.
 
     Attributes:
+        release: says when nothing touches the group's buffers.
         crowded: group ranks that offer more messages than are remembered: see `Observer.crowded`.
     """
 
@@ -60,13 +86,22 @@ class HostBackend:
     device: int | None = None
     capabilities = CAPABILITIES
 
-    def __init__(self, engine: HostEngine, context: int, ranks: Sequence[int], reports: Reports) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        groups: Groups,
+        context: int,
+        ranks: Sequence[int],
+        reports: Reports,
+    ) -> None:
         self.context = context
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
-        self.rank = self.ranks.index(engine.rank)
+        self.rank = self.ranks.index(resources.rank)
         self.reports = reports
-        self._engine = engine
+        self.release = Release()
+        self.resources = resources
+        self.groups = groups
         self._group_rank = {rank: index for index, rank in enumerate(self.ranks)}
         self._running: dict[int, Collective] = {}
         self._layouts: dict[Any, Layout] = {}
@@ -74,14 +109,41 @@ class HostBackend:
         self._issued = 0
         self._reserved: set[int] = set()
         self._messages = Messages(self)
-        self.crowded = {self._group_rank[rank] for rank in engine.crowding if rank in self._group_rank}
+        self.crowded = {self._group_rank[rank] for rank in groups.crowding if rank in self._group_rank}
         self._outgoing: dict[int, Outgoing] = {}
         self._incoming: dict[int, Incoming] = {}
-        self._quiet: Callable[[], None] | None = None
         self._dead = False
-        self._doomed = False  # members disagree: the group will break, and goes no further until it does
-        self._local = engine.local_group(self)
-        self._hierarchy = None if self._local is not None else hierarchy_of(self, engine)
+        self._halted = False  # members disagree: the group will break, and goes no further until it does
+        self._local = self._in_shared_memory()
+        self._hierarchy = None if self._local is not None else self._over_hosts()
+
+    def _in_shared_memory(self) -> LocalGroup | None:
+        """The shared memory of a group whose ranks are all on this host; None for others.
+
+        Raises:
+            GroupBroken: there is no room for it.
+        """
+        shared = self.resources
+        if not shared.all_here(self.ranks):
+            return None
+        assert shared.hub is not None
+        assert shared.bulk is not None
+        try:
+            return LocalGroup(
+                shared.hub, shared.bulk, self, self.context, self.ranks, self.rank, shared.limits
+            )
+        except MemoryError as error:
+            raise GroupBroken(
+                f"rank {shared.rank} has no room in shared memory for another group: {error}",
+                hint="Close groups that are done, and drop arrays of pg.empty",
+            ) from None
+
+    def _over_hosts(self) -> Hierarchy | None:
+        """The hierarchy of a group with equally many members, two at least, on each of several hosts."""
+        table = table_of(self.resources.by_host(self.ranks))
+        if not table:
+            return None
+        return Hierarchy(Grid(self, self.groups, table), self.finished, self.resources.limits)
 
     async def open(self) -> None:
         """Its channels are open."""
@@ -103,13 +165,13 @@ class HostBackend:
         if call.kind is Kind.recv:
             self._messages.recv(operation)
             if operation.peer >= 0:
-                self._engine.departed(self.ranks[operation.peer])
+                self.groups.departed(self.ranks[operation.peer])
             return
         nbytes = agreed_bytes(operation, self.size)
         if self._local is not None and nbytes != UNKNOWN:
             self._issued = max(self._issued, call.seq + 1)
             self._reserved.discard(call.seq)
-            if not self._doomed:
+            if not self._halted:
                 self._local.begin(operation, nbytes)
             return
         if self._hierarchy is not None and self._hierarchy.chosen(
@@ -119,13 +181,13 @@ class HostBackend:
             self._issued = max(self._issued, call.seq + 1)
             for peer, signature, _, _ in self._early.pop(call.seq, ()):
                 self.disagreed(call.seq, peer, signature)  # whoever agrees sends no message of this group
-            if not self._doomed:
+            if not self._halted:
                 self._hierarchy.begin(operation)
             return
         schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
         made = chunks(operation, self.rank, self.size, schedule)
         collective = Collective(self, operation, made, self._layout(call, made, schedule))
-        if self._engine.polls:
+        if self.resources.poller.polls:
             operation.work._driver = collective
         self._running[call.seq] = collective
         self._reserved.discard(call.seq)
@@ -133,7 +195,7 @@ class HostBackend:
         for early in self._early.pop(call.seq, ()):
             if not self._agrees(collective, *early):
                 return
-        if self._doomed:
+        if self._halted:
             return
         if self._local is None:
             collective.start()
@@ -168,11 +230,22 @@ class HostBackend:
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything; `quiet` is called when no buffer is touched any more."""
         self._dead = True
-        self._engine.endpoint.cancel(self.context)
-        self._quiet = quiet
+        self.resources.endpoint.cancel(self.context)
+        self.halt()
+        self._messages.halt()
         if self._hierarchy is not None:
             self._hierarchy.abort()
-        self.quietened()
+        self.release.when_free(partial(self._end, quiet))
+
+    def _end(self, quiet: Callable[[], None]) -> None:
+        """No buffer is touched any more: let the Works fail, and keep no arrays of theirs."""
+        quiet()
+        self._running.clear()
+        self._messages.forget()
+        if self._local is not None:
+            self._local.forget()
+        if self._hierarchy is not None:
+            self._hierarchy.forget()
 
     def retire(self) -> None:
         """Forget the group; what still comes for it is dropped."""
@@ -181,11 +254,11 @@ class HostBackend:
             self._local = None
         if self._hierarchy is not None:
             self._hierarchy.retire()
-        self._engine.retire(self.context)
+        self.groups.retire(self.context)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array that the ranks of this host can read."""
-        return self._engine.empty(shape, dtype)
+        return self.resources.empty(shape, dtype)
 
     def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
         """A way around `submit` for small all_reduces, where there is one."""
@@ -195,7 +268,7 @@ class HostBackend:
         self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False
     ) -> HostBackend:
         """The host backend of a new group."""
-        return self._engine.backend(context, ranks, reports)
+        return self.groups.backend(context, ranks, reports)
 
     def seen(self, seq: int) -> set[int]:
         """Members of this host that have begun collective `seq`; of those elsewhere nothing is seen here."""
@@ -206,23 +279,17 @@ class HostBackend:
 
     def renounce(self, context: int, ranks: Sequence[int]) -> None:
         """Those who have made the group find that this process is not in it; what comes for it is dropped."""
-        for part in (context, *levels_of(self._engine, context, ranks)):
-            self._engine.renounce(part)
+        hosts = self.resources.by_host(ranks)
+        for part in (context, *contexts_of(hosts, self.resources.rank, context, ranks)):
+            self.groups.renounce(part)
 
     async def bystand(self) -> None:
         """Nothing is asked of those who are no members."""
 
-    # ── for what stands on it ────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def engine(self) -> HostEngine:
-        """The process's channels."""
-        return self._engine
-
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The group's loop."""
-        return self._engine.loop
+        return self.resources.loop
 
     # ── for the executors ────────────────────────────────────────────────────────────────────────────
 
@@ -230,14 +297,14 @@ class HostBackend:
         """The channel to a group rank."""
         channel = self._outgoing.get(peer)
         if channel is None:
-            channel = self._outgoing[peer] = self._engine.endpoint.outgoing(self.ranks[peer])
+            channel = self._outgoing[peer] = self.resources.endpoint.outgoing(self.ranks[peer])
         return channel
 
     def incoming(self, peer: int) -> Incoming:
         """The channel from a group rank."""
         channel = self._incoming.get(peer)
         if channel is None:
-            channel = self._incoming[peer] = self._engine.endpoint.incoming(self.ranks[peer])
+            channel = self._incoming[peer] = self.resources.endpoint.incoming(self.ranks[peer])
         return channel
 
     def _layout(self, call: Call, made: Chunks, schedule: Schedule) -> Layout:
@@ -258,11 +325,21 @@ class HostBackend:
 
     def drive(self, collective: Collective) -> None:
         """Bring a collective on while it is awaited."""
-        self._engine.drive(collective)
+        self.resources.poller.drive(collective)
 
     def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        """`Offload.run`; a job that fails breaks the group."""
-        return self._engine.offload.run(cost_ns, job, done, self.failed)
+        """Do a job on an operation's buffers, and hold the group's release meanwhile. A job that fails breaks
+        the group. See `Offload.run`."""
+        self.release.hold()
+
+        def over() -> None:
+            done()
+            self.release.let_go()
+
+        if not self.resources.offload.run(cost_ns, job, over, self.failed):
+            return False
+        self.release.let_go()
+        return True
 
     def failed(self, error: Exception) -> None:
         """Something here raised that must not: no result can be trusted any more."""
@@ -281,52 +358,28 @@ class HostBackend:
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
         """A member of this host has published another operation."""
         if not self._dead:
-            self.doom()
+            self.halt()
             self.reports.mismatch(seq, peer, theirs)
 
     def awaits(self, seq: int) -> bool:
         """Whether a number before this one is taken, whose operation has yet to come."""
         return any(reserved < seq for reserved in self._reserved)
 
-    def doom(self) -> None:
-        """Take part in no collective any more: while the members are asked what they issued, a later one must
-        not succeed for want of whoever knows better."""
-        self._doomed = True
+    def halt(self) -> None:
+        """Take part in no collective any more: the group breaks. While members are asked what they issued, a
+        later one must not succeed for want of whoever knows better."""
+        self._halted = True
         for collective in self._running.values():
-            collective.condemn()
+            collective.halt()
         if self._local is not None:
-            self._local.condemn()
+            self._local.halt()
         if self._hierarchy is not None:
-            self._hierarchy.doom()
+            self._hierarchy.halt()
 
     def completed(self, collective: Collective) -> None:
         """A collective has ended well."""
         del self._running[collective.operation.call.seq]
         collective.operation.succeed()
-
-    def quietened(self) -> None:
-        """A thread has let go of its buffers: after an abort, perhaps the last one."""
-        if self._quiet is None:
-            return
-        calm = [collective.condemn() for collective in self._running.values()]
-        if self._local is not None:
-            calm.append(self._local.condemn())
-        if self._hierarchy is not None:
-            calm.append(self._hierarchy.quiet())
-        calm.append(self._messages.condemn())  # each is told, also where another still touches buffers
-        if all(calm):
-            quiet, self._quiet = self._quiet, None
-            quiet()
-            self._forget()
-
-    def _forget(self) -> None:
-        """Let go of what was in flight at the break: whoever keeps the broken group keeps no arrays by it."""
-        self._running.clear()
-        self._messages.forget()
-        if self._local is not None:
-            self._local.forget()
-        if self._hierarchy is not None:
-            self._hierarchy.forget()
 
     # ── from the channels ────────────────────────────────────────────────────────────────────────────
 
@@ -344,7 +397,7 @@ class HostBackend:
         elif (collective := self._running.get(key.seq)) is not None:
             self._agrees(collective, peer, signature, key.part, nbytes)
         else:  # every message of a collective that has ended here was received: another one disagrees
-            self.doom()
+            self.halt()
             self.reports.mismatch(key.seq, peer, signature)
 
     def crowd(self, rank: int) -> None:
@@ -357,12 +410,12 @@ class HostBackend:
         """Whether a message fits; if not, the collective goes no further, and the group is told."""
         call = collective.operation.call
         if not agree(call.signature, signature):
-            self.doom()
+            self.halt()
             self.reports.mismatch(call.seq, peer, signature)
             return False
         expected = collective.expected(peer, number)
         if expected != nbytes:  # alike in all that ranks must agree on: so it is the splits
-            collective.condemn()
+            collective.halt()
             name = call.kind.name
             self.reports.peer_mismatch(
                 {

@@ -7,12 +7,12 @@ between (law 7). An all_reduce of 8 bytes over loopback takes 60 µs so, and 105
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import os
 import time
 from typing import Protocol
 
+from aiodist.net.turn import Turn
 from aiodist.transport.base import Incoming, Outgoing
 
 LOST = 100e-6
@@ -38,17 +38,17 @@ class Driven(Protocol):
 
 
 class Poller:
-    """Polls for all operations of a process.
+    """Polls channels for all operations of a process.
 
     Args:
-        loop: the event loop.
-        limit: seconds of polling in a turn of the loop; 0: none.
+        turn: of the loop.
+        limit: seconds of polling in a turn, all operations together; 0: none.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
-        self.limit = limit
-        self._loop = loop
-        self._ends: float | None = None
+    def __init__(self, turn: Turn, limit: float) -> None:
+        self.polls = limit > 0
+        self._turn = turn
+        self._limit = limit
         # What messages set off is no part of the awaiting task, and must not inherit its context.
         self._context = contextvars.Context()
         self._rests = 0.0
@@ -56,17 +56,11 @@ class Poller:
 
     def drive(self, operation: Driven) -> None:
         """Bring an operation on until it is over, or this turn's budget is."""
-        if self._inside:
+        if self._inside or time.monotonic() < self._rests:
             return
-        if self._ends is None:
-            now = time.monotonic()
-            if now < self._rests:
-                return
-            self._ends = now + self.limit
-            self._loop.call_soon(self._turned, context=self._context)
         self._inside = True
         try:
-            self._context.run(self._poll, operation, self._ends)
+            self._context.run(self._poll, operation, self._turn.ends(self._limit))
         finally:
             self._inside = False
 
@@ -83,6 +77,3 @@ class Poller:
                 _yield_core()
                 if time.monotonic() > now + LOST:
                     self._rests = now + REST
-
-    def _turned(self) -> None:
-        self._ends = None

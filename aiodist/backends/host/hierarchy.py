@@ -19,45 +19,28 @@ signature: it agrees only where the user's calls do (law 4).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
 
-import numpy as np
-
-from aiodist.backends.base import Array, Operation
-from aiodist.backends.host.level import Level, context_within
+from aiodist.backends.base import Operation
+from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.stages import STEPS, Run, pieces_of
-from aiodist.errors import UsageError
+from aiodist.environment.thresholds import Thresholds
 from aiodist.types import Call, Kind
-
-if TYPE_CHECKING:
-    from aiodist.backends.host.backend import HostBackend
-    from aiodist.backends.host.engine import HostEngine
-    from aiodist.environment.thresholds import Thresholds
 
 
 class Hierarchy:
-    """See the module.
+    """The operations of one group that go by its table.
 
     Args:
-        backend: the group's backend.
-        engine: makes the internal ones.
-        hosts: the group's members, host by host, as many on each.
+        grid: the table.
+        ended: called with an operation that has ended well.
         limits: thresholds.
     """
 
-    def __init__(
-        self, backend: HostBackend, engine: HostEngine, hosts: Sequence[Sequence[int]], limits: Thresholds
-    ) -> None:
-        self.backend = backend
-        self.hosts = hosts
-        self.place = {
-            member: (row, column) for row, host in enumerate(hosts) for column, member in enumerate(host)
-        }
-        self.row, self.column = self.place[backend.rank]
-        self.inner = Level(backend, engine, "inner", hosts[self.row])
-        self.inner.prepare()
-        self.outer = Level(backend, engine, "outer", [host[self.column] for host in hosts])
+    def __init__(self, grid: Grid, ended: Callable[[Operation], None], limits: Thresholds) -> None:
+        self._grid = grid
+        self._tell = ended
         self._least = max(limits.hierarchy, 1)
         self._piece = max(1, limits.inline * 5 // 4)  # so much that a thread does the work (law 7)
         self._numbers: dict[int, tuple[list[int], list[int]]] = {}
@@ -86,31 +69,29 @@ class Hierarchy:
         call = operation.call
         numbers = self._numbers.pop(call.seq, None)
         inner, outer = self._take(call) if numbers is None else numbers
-        run = self._running[call.seq] = Run(self, operation, inner, outer)
+        run = Run(self._grid, operation, inner, outer, partial(self._ended, operation))
+        self._running[call.seq] = run
         run.start(STEPS[call.kind])
 
-    def ended(self, run: Run) -> None:
-        """An operation has ended well."""
-        del self._running[run.operation.call.seq]
-        self.backend.finished(run.operation)
+    def _ended(self, operation: Operation) -> None:
+        del self._running[operation.call.seq]
+        self._tell(operation)
 
-    def doom(self) -> None:
+    def halt(self) -> None:
         """Take part in nothing any more: members disagree."""
-        for run in self._running.values():
-            run.dead = True
-        self.inner.doom()
-        self.outer.doom()
+        self._stop_runs()
+        self._grid.inner.halt()
+        self._grid.outer.halt()
 
     def abort(self) -> None:
-        """Stop everything; `quiet` says when nothing touches a buffer."""
+        """Stop everything; the group's release is held while anything here touches a buffer."""
+        self._stop_runs()
+        self._grid.inner.abort()
+        self._grid.outer.abort()
+
+    def _stop_runs(self) -> None:
         for run in self._running.values():
             run.dead = True
-        self.inner.abort()
-        self.outer.abort()
-
-    def quiet(self) -> bool:
-        """After `abort`: whether this process touches no buffer any more."""
-        return self.inner.quiet and self.outer.quiet and not any(run.busy for run in self._running.values())
 
     def forget(self) -> None:
         """Let go of what was in flight: the group has broken, and no buffer is touched any more."""
@@ -118,15 +99,8 @@ class Hierarchy:
 
     def retire(self) -> None:
         """The group is gone for good."""
-        self.inner.retire()
-        self.outer.retire()
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Memory that this host's ranks read where it lies, if there is room."""
-        try:
-            return self.backend.empty(shape, dtype)
-        except UsageError:
-            return np.empty(shape, dtype)
+        self._grid.inner.retire()
+        self._grid.outer.retire()
 
     def _takes(self, operation: Operation, nbytes: int) -> bool:
         even = operation.source_sizes is None and operation.target_sizes is None
@@ -136,33 +110,7 @@ class Hierarchy:
         """Numbers in the inner group, and in the outer one where this rank has a part in it."""
         pieces = pieces_of(call, self._piece)
         each = 2 if call.kind is Kind.all_reduce else 1
-        inner = [self.inner.number(call.seq) for _ in range(each * pieces)]
-        if call.kind is Kind.broadcast and self.place[call.root][1] != self.column:
+        inner = [self._grid.inner.number(call.seq) for _ in range(each * pieces)]
+        if call.kind is Kind.broadcast and self._grid.place[call.root][1] != self._grid.column:
             return inner, []
-        return inner, [self.outer.number(call.seq) for _ in range(pieces)]
-
-
-def hierarchy_of(backend: HostBackend, engine: HostEngine) -> Hierarchy | None:
-    """The hierarchy of a group with as many members, two at least, on each of several hosts; else None."""
-    hosts = _table(engine, backend.ranks)
-    return Hierarchy(backend, engine, hosts, engine.limits) if hosts else None
-
-
-def levels_of(engine: HostEngine, context: int, ranks: Sequence[int]) -> list[int]:
-    """Contexts of the internal groups that this process would have in a group's hierarchy; [] without one."""
-    for host in _table(engine, ranks):
-        inner = [ranks[member] for member in host]
-        if engine.rank in inner:
-            column = inner.index(engine.rank)
-            outer = [ranks[row[column]] for row in _table(engine, ranks)]
-            return [context_within(context, "inner", inner), context_within(context, "outer", outer)]
-    return []
-
-
-def _table(engine: HostEngine, ranks: Sequence[int]) -> list[list[int]]:
-    """Group ranks, host by host, where each of several hosts has as many, two at least; else []."""
-    hosts = engine.by_host(ranks)
-    width = len(hosts[0]) if hosts else 0
-    if len(hosts) < 2 or width < 2 or any(len(host) != width for host in hosts):
-        return []
-    return hosts
+        return inner, [self._grid.outer.number(call.seq) for _ in range(pieces)]

@@ -7,17 +7,14 @@ only where the user's calls do (law 4).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from aiodist.backends.base import Reports
+from aiodist.backends.base import Operation, Reports
+from aiodist.backends.release import Release
 from aiodist.errors import GroupBroken
 from aiodist.types import Call
-
-if TYPE_CHECKING:
-    from aiodist.backends.host.backend import HostBackend
-    from aiodist.backends.host.engine import HostEngine
 
 _OFFER = 0xFFFFFFFF
 
@@ -42,6 +39,26 @@ def context_within(context: int, name: str, ranks: Sequence[int]) -> int:
 _REMEMBERED = 1024  # internal numbers whose user's number can still be told
 
 
+class Inner(Protocol):
+    """A host backend, as far as an internal group needs it."""
+
+    def submit(self, operation: Operation) -> None: ...
+    def reserve(self, seq: int) -> None: ...
+    def halt(self) -> None: ...
+    def abort(self, quiet: Callable[[], None]) -> None: ...
+    def retire(self) -> None: ...
+
+
+class Groups(Protocol):
+    """All groups of a process."""
+
+    def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> Inner:
+        """Make the host backend of a group."""
+
+    def retire(self, context: int) -> None:
+        """A group is gone for good, or was never made."""
+
+
 class Owner(Protocol):
     """The backend of the user's group.
 
@@ -49,6 +66,7 @@ class Owner(Protocol):
         context: names the group.
         ranks: global ranks of its members.
         reports: the group.
+        release: held while an internal group touches buffers.
     """
 
     @property
@@ -57,12 +75,11 @@ class Owner(Protocol):
     def ranks(self) -> tuple[int, ...]: ...
     @property
     def reports(self) -> Reports: ...
+    @property
+    def release(self) -> Release: ...
 
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
         """A member has issued another operation under a number."""
-
-    def quietened(self) -> None:
-        """After an abort: nothing of an internal group touches a buffer any more."""
 
 
 class Level:
@@ -70,27 +87,26 @@ class Level:
 
     Args:
         owner: the user's group.
-        engine: makes the backend.
+        groups: makes the backend.
         name: what it is for: 'inner', 'outer', 'checks'.
         members: group ranks, in the order of this internal group.
     """
 
-    def __init__(self, owner: Owner, engine: HostEngine, name: str, members: Sequence[int]) -> None:
+    def __init__(self, owner: Owner, groups: Groups, name: str, members: Sequence[int]) -> None:
         self.members = members
         self.ranks = [owner.ranks[member] for member in members]
         self.context = context_within(owner.context, name, self.ranks)
-        self.quiet = True
         self._owner = owner
-        self._engine = engine
-        self._backend: HostBackend | None = None
+        self._groups = groups
+        self._backend: Inner | None = None
         self._next = 0
         self._users: dict[int, int] = {}
 
     @property
-    def backend(self) -> HostBackend:
+    def backend(self) -> Inner:
         """Its backend, made when it is first needed."""
         if self._backend is None:
-            self._backend = self._engine.backend(self.context, self.ranks, self)
+            self._backend = self._groups.backend(self.context, self.ranks, self)
         return self._backend
 
     def prepare(self) -> None:
@@ -110,27 +126,23 @@ class Level:
         self.backend.reserve(number)
         return number
 
-    def doom(self) -> None:
+    def halt(self) -> None:
         """Take part in nothing any more."""
         if self._backend is not None:
-            self._backend.doom()
+            self._backend.halt()
 
     def abort(self) -> None:
-        """Stop everything; the owner hears `quietened` when nothing touches a buffer."""
+        """Stop everything; the owner's release is held while anything here touches a buffer."""
         if self._backend is not None:
-            self.quiet = False
-            self._backend.abort(self._quietened)
+            self._owner.release.hold()
+            self._backend.abort(self._owner.release.let_go)
 
     def retire(self) -> None:
         """Gone for good, also what came for it and was never asked for."""
         if self._backend is not None:
             self._backend.retire()
         else:
-            self._engine.retire(self.context)
-
-    def _quietened(self) -> None:
-        self.quiet = True
-        self._owner.quietened()
+            self._groups.retire(self.context)
 
     # ── Reports ──────────────────────────────────────────────────────────────────────────────────────
 

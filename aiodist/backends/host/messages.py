@@ -12,19 +12,43 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from aiodist.backends.base import Operation, as_bytes
+from aiodist.backends.base import Operation, Reports, as_bytes
 from aiodist.backends.buffers import buffers
-from aiodist.transport.base import Into, Key
+from aiodist.transport.base import Incoming, Into, Key, Outgoing
 from aiodist.types import Call, Kind, agree, describe_signature
 
-if TYPE_CHECKING:
-    from aiodist.backends.host.backend import HostBackend
-
 ANY = -1
+
+
+class Carrier(Protocol):
+    """The group's backend, as far as messages need it. Peers are group ranks.
+
+    Attributes:
+        crowded: members that offer more messages than are remembered.
+    """
+
+    rank: int
+    size: int
+    context: int
+    reports: Reports
+    crowded: set[int]
+
+    def outgoing(self, peer: int) -> Outgoing:
+        """The channel to a member."""
+
+    def incoming(self, peer: int) -> Incoming:
+        """The channel from a member."""
+
+    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        """Do a job on a message's buffer; see `Offload.run`. The group's release is held meanwhile."""
+
+    def failed(self, error: Exception) -> None:
+        """Something here raised that must not."""
+
 
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
 
@@ -47,14 +71,13 @@ class Messages:
         backend: the group's backend.
     """
 
-    def __init__(self, backend: HostBackend) -> None:
+    def __init__(self, backend: Carrier) -> None:
         self._backend = backend
         self._claimed: dict[tuple[int, int], int] = {}
         self._posted: dict[tuple[int, int, int], Operation] = {}
         self._queues: dict[int, deque[Operation]] = {}
         self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
         self._came = itertools.count()
-        self._busy = 0
         self._dead = False
 
     def send(self, operation: Operation) -> None:
@@ -93,10 +116,9 @@ class Messages:
         if number == self._claimed.get((source, tag), 0):  # what overtook another waits for its turn
             self._match(source, tag)
 
-    def condemn(self) -> bool:
-        """Make no further progress. True if no thread touches a buffer any more."""
+    def halt(self) -> None:
+        """Make no further progress."""
         self._dead = True
-        return not self._busy
 
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
@@ -239,20 +261,11 @@ class Messages:
         return False
 
     def _run(self, cost: float, copies: Callable[[], None], then: Callable[[], None]) -> None:
-        if not cost:
-            if not self._dead:
-                then()
-            return
-        self._busy += 1
-
         def done() -> None:
-            self._busy -= 1
             if not self._dead:
                 then()
-            elif not self._busy:
-                self._backend.quietened()
 
-        if self._backend.off_loop(cost, copies, done):
+        if not cost or self._backend.off_loop(cost, copies, done):
             done()
 
 

@@ -12,19 +12,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, flat
-from aiodist.backends.host.level import carried
+from aiodist.backends.host.grid import Grid
+from aiodist.backends.host.level import Level, carried
 from aiodist.kernels import copy_cost_ns, copy_into, cost_ns, finish
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
-
-if TYPE_CHECKING:
-    from aiodist.backends.host.hierarchy import Hierarchy
-    from aiodist.backends.host.level import Level
-    from aiodist.work import Driver
+from aiodist.work import Driver
 
 Steps = Generator[None, None, None]
 
@@ -48,20 +45,19 @@ class Run:
     Attributes:
         operation: the user's.
         dead: make no further progress.
-        busy: jobs of ours in a thread, touching our buffers.
         after: (to, from) copies, when all strands are over.
         offer, detail: of internal calls: the user's number and call.
     """
 
     __slots__ = (
         "_crossing",
+        "_ended",
         "_open",
         "_queue",
         "after",
-        "busy",
         "dead",
         "detail",
-        "hierarchy",
+        "grid",
         "inner",
         "offer",
         "operation",
@@ -69,14 +65,19 @@ class Run:
     )
 
     def __init__(
-        self, hierarchy: Hierarchy, operation: Operation, inner: list[int], outer: list[int]
+        self,
+        grid: Grid,
+        operation: Operation,
+        inner: list[int],
+        outer: list[int],
+        ended: Callable[[], None],
     ) -> None:
-        self.hierarchy = hierarchy
+        self.grid = grid
+        self._ended = ended
         self.operation = operation
         self.inner = inner  # numbers in the inner group, and in the outer one
         self.outer = outer
         self.dead = False
-        self.busy = 0
         self.after: list[tuple[Array, Array]] = []
         self.offer, self.detail = carried(operation.call)
         self._open = 0
@@ -113,7 +114,7 @@ class Run:
             after, self.after = self.after, []
             self.start(partial(_copying, copies=after))
         else:
-            self.hierarchy.ended(self)
+            self._ended()
 
 
 class Strand:
@@ -143,7 +144,7 @@ class Strand:
         except StopIteration:
             self.run.strand_over()
         except Exception as error:
-            self.run.hierarchy.backend.failed(error)
+            self.run.grid.owner.failed(error)
         finally:
             self._stepping = False
 
@@ -159,7 +160,7 @@ class Strand:
         if not self.run.may_cross(self):
             self._pending += 1
             yield
-        self.submit(self.run.hierarchy.outer, *args, **named)
+        self.submit(self.run.grid.outer, *args, **named)
         yield
         self.run.crossed()
 
@@ -194,16 +195,9 @@ class Strand:
 
     def job(self, cost: float, job: Callable[[], None]) -> None:
         """Do something to our buffers, in the thread if it takes long."""
-        self.run.busy += 1
         self._pending += 1
-        if self.run.hierarchy.backend.off_loop(cost, job, self._landed):
-            self._landed()
-
-    def _landed(self) -> None:
-        self.run.busy -= 1
-        if self.run.dead:
-            self.run.hierarchy.backend.quietened()
-        self.over()
+        if self.run.grid.owner.off_loop(cost, job, self.over):
+            self.over()
 
 
 class Stage:
@@ -240,13 +234,13 @@ class Stage:
 def _all_reduce(strand: Strand) -> Steps:
     """Piece by piece: reduce on the host; what comes after it does not wait for the next piece."""
     run = strand.run
-    hierarchy, operation = run.hierarchy, run.operation
+    grid, operation = run.grid, run.operation
     call, source, target = operation.call, operation.source, operation.target
     assert isinstance(source, np.ndarray)
     assert isinstance(target, np.ndarray)
-    width = len(hierarchy.inner.members)
+    width = len(grid.inner.members)
     if not (source.flags.c_contiguous and target.flags.c_contiguous):
-        staged = hierarchy.empty(call.shape, call.dtype)
+        staged = grid.empty(call.shape, call.dtype)
         strand.copy([(staged, source)])
         yield
         run.after.append((target, staged))
@@ -260,16 +254,16 @@ def _all_reduce(strand: Strand) -> Steps:
         into, part = got[low:high], given[low:high]
         count = -(-part.size // width)
         if count * width != part.size:
-            padded = hierarchy.empty((count * width,), call.dtype)
+            padded = grid.empty((count * width,), call.dtype)
             padded[part.size :] = 0
             strand.copy([(padded[: part.size], part)])
             yield
             run.after.insert(0, (into, padded[: part.size]))  # where `into` is staged, that comes after
             into = part = padded
-        shard = hierarchy.empty((count,), call.dtype)
+        shard = grid.empty((count,), call.dtype)
         number = run.inner[2 * piece]
         strand.submit(
-            *(hierarchy.inner, number, Kind.reduce_scatter, (count * width,), part, shard),
+            *(grid.inner, number, Kind.reduce_scatter, (count * width,), part, shard),
             reduce=op,
             factor=operation.factor,
         )
@@ -280,28 +274,28 @@ def _all_reduce(strand: Strand) -> Steps:
 def _rest(strand: Strand, piece: int, shard: Array, into: Array) -> Steps:
     """Reduce between hosts, and hand out."""
     run = strand.run
-    hierarchy, op = run.hierarchy, run.operation.call.reduce
+    grid, op = run.grid, run.operation.call.reduce
     assert op is not None
     plain = ReduceOp.SUM if op is ReduceOp.AVG else run.operation.call.combine
     yield from strand.cross(run.outer[piece], Kind.all_reduce, shard.shape, shard, shard, reduce=plain)
     if op is ReduceOp.AVG:
-        size = hierarchy.backend.size
+        size = grid.owner.size
         one_nan = shard.dtype.itemsize == 2  # hosts may narrow to halves by different libraries
         job = partial(finish, shard, op, size, one_nan=one_nan)
         strand.job(cost_ns(shard.nbytes, shard.dtype, op), job)
         yield
-    strand.submit(hierarchy.inner, run.inner[2 * piece + 1], Kind.all_gather, shard.shape, shard, into)
+    strand.submit(grid.inner, run.inner[2 * piece + 1], Kind.all_gather, shard.shape, shard, into)
     yield
 
 
 def _broadcast(strand: Strand) -> Steps:
     """From the root to its column, and from there on each host."""
     run = strand.run
-    hierarchy, call, array = run.hierarchy, run.operation.call, run.operation.target
+    grid, call, array = run.grid, run.operation.call, run.operation.target
     assert isinstance(array, np.ndarray)
     if not array.flags.c_contiguous:
-        staged = hierarchy.empty(call.shape, call.dtype)
-        if hierarchy.backend.rank == call.root:
+        staged = grid.empty(call.shape, call.dtype)
+        if grid.owner.rank == call.root:
             strand.copy([(staged, array)])
             yield
         else:
@@ -315,12 +309,12 @@ def _broadcast(strand: Strand) -> Steps:
 def _spread(strand: Strand, piece: int, part: Array) -> Steps:
     """One piece of a broadcast."""
     run = strand.run
-    hierarchy = run.hierarchy
-    row, column = hierarchy.place[run.operation.call.root]
-    if hierarchy.column == column and hierarchy.row != row:
+    grid = run.grid
+    row, column = grid.place[run.operation.call.root]
+    if grid.column == column and grid.row != row:
         yield from strand.cross(run.outer[piece], Kind.broadcast, part.shape, part, part, root=row)
-    strand.submit(hierarchy.inner, run.inner[piece], Kind.broadcast, part.shape, part, part, root=column)
-    if (hierarchy.row, hierarchy.column) == (row, column):  # both at once
+    strand.submit(grid.inner, run.inner[piece], Kind.broadcast, part.shape, part, part, root=column)
+    if (grid.row, grid.column) == (row, column):  # both at once
         yield from strand.cross(run.outer[piece], Kind.broadcast, part.shape, part, part, root=row)
     yield
 
@@ -328,15 +322,15 @@ def _spread(strand: Strand, piece: int, part: Array) -> Steps:
 def _all_gather(strand: Strand) -> Steps:
     """My column's tensors from the other hosts, then the columns from my host's ranks."""
     run = strand.run
-    hierarchy, call = run.hierarchy, run.operation.call
+    grid, call = run.grid, run.operation.call
     source, target = run.operation.source, run.operation.target
     assert isinstance(source, np.ndarray)
     assert target is not None
-    shape = (len(hierarchy.hosts), *call.shape)
-    mine = hierarchy.empty(shape, call.dtype)
+    shape = (len(grid.hosts), *call.shape)
+    mine = grid.empty(shape, call.dtype)
     yield from strand.cross(run.outer[0], Kind.all_gather, call.shape, source, mine)
     columns: list[Array] = []
-    for members in zip(*hierarchy.hosts, strict=True):
+    for members in zip(*grid.hosts, strict=True):
         step = members[1] - members[0]
         even = step > 0 and all(b - a == step for a, b in pairwise(members))
         if even and isinstance(target, np.ndarray):
@@ -347,7 +341,7 @@ def _all_gather(strand: Strand) -> Steps:
         for row, member in enumerate(members):
             into = target[member, ...] if isinstance(target, np.ndarray) else target[member]
             run.after.append((into, rows[row, ...].reshape(into.shape)))
-    strand.submit(hierarchy.inner, run.inner[0], Kind.all_gather, shape, mine, columns)
+    strand.submit(grid.inner, run.inner[0], Kind.all_gather, shape, mine, columns)
     yield
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -19,15 +19,37 @@ from aiodist.backends.host.layout import Layout, Receiving, Sending
 from aiodist.kernels import copy_cost_ns, cost_ns, reduce_into
 from aiodist.transport.base import Fold, Incoming, Into, Key, Outgoing
 
-if TYPE_CHECKING:
-    from aiodist.backends.host.backend import HostBackend
+
+class Carrier(Protocol):
+    """The group's backend, as far as a collective needs it. Peers are group ranks."""
+
+    @property
+    def context(self) -> int: ...
+
+    def outgoing(self, peer: int) -> Outgoing:
+        """The channel to a member."""
+
+    def incoming(self, peer: int) -> Incoming:
+        """The channel from a member."""
+
+    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        """Do a job on the operation's buffers; see `Offload.run`. The group's release is held meanwhile."""
+
+    def drive(self, collective: Collective) -> None:
+        """Bring a collective on while it is awaited."""
+
+    def completed(self, collective: Collective) -> None:
+        """It has ended well."""
+
+    def failed(self, error: Exception) -> None:
+        """Something here raised that must not."""
 
 
 class Collective:
     """One running collective on one rank.
 
     Args:
-        backend: the group's backend, which is told when the collective has ended.
+        backend: the group's, which is told when the collective has ended.
         operation: what to do.
         chunks: its memory.
         layout: by which rounds.
@@ -39,7 +61,6 @@ class Collective:
 
     __slots__ = (
         "_backend",
-        "_busy",
         "_chunks",
         "_due",
         "_layout",
@@ -54,7 +75,7 @@ class Collective:
         "operation",
     )
 
-    def __init__(self, backend: HostBackend, operation: Operation, chunks: Chunks, layout: Layout) -> None:
+    def __init__(self, backend: Carrier, operation: Operation, chunks: Chunks, layout: Layout) -> None:
         self.operation = operation
         self.channels: list[Incoming | Outgoing] = []
         self.idle = False
@@ -67,19 +88,16 @@ class Collective:
         self._round = -1
         self._waiting = 0  # sends and receives of the present round that are not over
         self._due = layout.due.copy()  # by round: its receives that are not over
-        self._busy = 0  # jobs of ours in a thread, touching our buffers
 
     def start(self) -> None:
         """Begin: the first round is under way when this returns, unless a large copy has to come first."""
         cost = self._chunks.fill_ns()
-        if not cost or self._off_loop(cost, self._chunks.fill, self._filled):
+        if not cost or self._backend.off_loop(cost, self._chunks.fill, self._go_on):
             self._advance()
 
-    def condemn(self) -> bool:
-        """Make no further progress. True if no buffer is touched by this process any more, given that the
-        context is cancelled; else the backend hears `quietened` once a thread has let go."""
+    def halt(self) -> None:
+        """Make no further progress."""
         self.idle = True
-        return not self._busy
 
     def expected(self, peer: int, number: int) -> int | None:
         """Bytes of the message from `peer` in round `number`; None if there is none."""
@@ -91,10 +109,6 @@ class Collective:
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _filled(self) -> None:
-        if self._landed():
-            self._go_on()
-
     def _advance(self) -> None:
         rounds = self._layout.rounds
         backend = self._backend
@@ -103,9 +117,8 @@ class Collective:
             if number == len(rounds):
                 break
             sends, receives = rounds[number]
-            self._waiting = (
-                1 + self._due[number]
-            )  # this turn itself: nothing ends the round before all is posted
+            # This turn counts itself: nothing ends the round before all is posted.
+            self._waiting = 1 + self._due[number]
             channels: list[Incoming | Outgoing] = []
             self.channels = channels
             leaving = [(one.peer, self._outgoing_bytes(one)) for one in sends]
@@ -127,12 +140,13 @@ class Collective:
             return
         self.channels = []
         cost = self._chunks.empty_ns()
-        if (not cost or self._off_loop(cost, self._chunks.empty, self._emptied)) and not self.idle:
+        if (not cost or self._backend.off_loop(cost, self._chunks.empty, self._complete)) and not self.idle:
             self._complete()
 
     def _complete(self) -> None:
-        self.idle = True
-        self._backend.completed(self)
+        if not self.idle:
+            self.idle = True
+            self._backend.completed(self)
 
     def _over(self) -> None:
         """A send of the present round, or a receive, is over."""
@@ -237,39 +251,17 @@ class Collective:
         """Receive into memory of our own, then do a job; whether both are over."""
 
         def landed() -> None:
-            if self._landed():
+            if not self.idle:
                 done()
 
         def arrived() -> None:
-            if not self.idle and self._off_loop(cost, job, landed):
-                done()
+            if not self.idle and self._backend.off_loop(cost, job, landed):
+                landed()
 
         channel = self._backend.incoming(receiving.peer)
         if channel.recv(self._key(receiving.number), receiving.nbytes, Into(as_bytes(scratch)), arrived):
-            return self._off_loop(cost, job, landed)
+            return self._backend.off_loop(cost, job, landed)
         return False
 
     def _key(self, number: int) -> Key:
         return Key(self._backend.context, 0, self.operation.call.seq, number)
-
-    # ── off the loop ─────────────────────────────────────────────────────────────────────────────────
-
-    def _off_loop(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        self._busy += 1
-        over = self._backend.off_loop(cost, job, done)
-        if over:
-            self._busy -= 1
-            if self.idle and not self._busy:  # the job failed, and the group broke while it was ours
-                self._backend.quietened()
-        return over
-
-    def _landed(self) -> bool:
-        """A thread has let go. False if the collective was condemned meanwhile."""
-        self._busy -= 1
-        if self.idle and not self._busy:
-            self._backend.quietened()
-        return not self.idle
-
-    def _emptied(self) -> None:
-        if self._landed():
-            self._complete()

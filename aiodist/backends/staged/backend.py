@@ -78,7 +78,6 @@ class StagedBackend:
         self._names = itertools.count()
         self._moving: dict[int, Transfer] = {}
         self._dead = False
-        self._quiet: Callable[[], None] | None = None
 
     async def open(self) -> None:
         """The device is here; the host backend is, anyway."""
@@ -111,12 +110,13 @@ class StagedBackend:
     def batch(self, begins: bool) -> None:
         """There is nothing to gain."""
 
-    def abort(self, quiet: Callable[[], None]) -> None:
-        """Stop everything; `quiet` is called when nothing is copied any more."""
+    def abort(self) -> None:
+        """Stop everything; the group's release is held while something is copied."""
         self._dead = True
-        self._quiet = quiet
-        self._moving = {name: transfer for name, transfer in self._moving.items() if not transfer.cancel()}
-        self._quietened()
+        for name, transfer in list(self._moving.items()):
+            if transfer.cancel():
+                del self._moving[name]
+                self._host.release.let_go()
 
     def retire(self) -> None:
         """The group is gone for good."""
@@ -174,13 +174,14 @@ class StagedBackend:
         name = next(self._names)
         done = partial(post, self._host.loop, self._moved, name, then)
         transfer = self._moving[name] = Transfer(marks, pairs, done)
+        self._host.release.hold()
         way(transfer)
 
     def _moved(self, name: int, then: Callable[[], None], error: Exception | None) -> None:
         if self._moving.pop(name, None) is None:
             return  # cancelled, after it had failed without touching anything
         if self._dead:
-            self._quietened()
+            pass
         elif error is None:
             then()
         else:
@@ -188,11 +189,7 @@ class StagedBackend:
             broken = GroupBroken(f"rank {rank} could not copy between its device and the host: {error}")
             broken.__cause__ = error
             self._host.reports.broken(broken)
-
-    def _quietened(self) -> None:
-        if self._quiet is not None and not self._moving:
-            quiet, self._quiet = self._quiet, None
-            quiet()
+        self._host.release.let_go()
 
 
 def _worth(pairs: Sequence[tuple[Array, Array]]) -> Pairs:

@@ -10,6 +10,8 @@ import pytest
 
 from aiodist.backends.host import driving
 from aiodist.backends.host.driving import LOST, REST, Poller
+from aiodist.net import turn
+from aiodist.net.turn import Turn
 
 mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="")
 
@@ -56,18 +58,19 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(driving, "time", clock)
+    monkeypatch.setattr(turn, "time", clock)
     monkeypatch.setattr(driving, "_yield_core", clock.give_core)
     return clock
 
 
 async def test_it_polls_until_the_operation_is_over(clock: Clock) -> None:
-    poller, operation = Poller(asyncio.get_running_loop(), 1.0), Operation(ends_with=7)
+    poller, operation = Poller(Turn(asyncio.get_running_loop()), 1.0), Operation(ends_with=7)
     poller.drive(operation)
     assert operation.channel.looks == 7
 
 
 async def test_a_turn_of_the_loop_has_one_budget(clock: Clock) -> None:
-    poller, operation = Poller(asyncio.get_running_loop(), 200e-6), Operation()
+    poller, operation = Poller(Turn(asyncio.get_running_loop()), 200e-6), Operation()
     poller.drive(operation)
     looks = operation.channel.looks
     assert 8 <= looks <= 12  # two looks at the clock each
@@ -79,7 +82,7 @@ async def test_a_turn_of_the_loop_has_one_budget(clock: Clock) -> None:
 
 
 async def test_who_loses_its_core_by_polling_sleeps_instead(clock: Clock) -> None:
-    poller, operation = Poller(asyncio.get_running_loop(), 50e-6), Operation()
+    poller, operation = Poller(Turn(asyncio.get_running_loop()), 50e-6), Operation()
     clock.lost = 2 * LOST
     poller.drive(operation)
     assert operation.channel.looks == 2
@@ -94,19 +97,19 @@ async def test_who_loses_its_core_by_polling_sleeps_instead(clock: Clock) -> Non
 async def test_nothing_to_poll_costs_nothing(clock: Clock) -> None:
     operation = Operation()
     operation.channels = []
-    Poller(asyncio.get_running_loop(), 1.0).drive(operation)
+    Poller(Turn(asyncio.get_running_loop()), 1.0).drive(operation)
     assert operation.channel.looks == 0
 
 
 async def test_what_it_sets_off_does_not_inherit_the_tasks_context(clock: Clock) -> None:
     mark.set("the awaiting task's")
     operation = Operation(ends_with=1)
-    Poller(asyncio.get_running_loop(), 1.0).drive(operation)
+    Poller(Turn(asyncio.get_running_loop()), 1.0).drive(operation)
     assert operation.channel.marks == {""}
 
 
 async def test_a_callback_that_awaits_again_does_not_nest(clock: Clock) -> None:
-    poller, outer, inner = Poller(asyncio.get_running_loop(), 1.0), Operation(ends_with=2), Operation()
+    poller, outer, inner = Poller(Turn(asyncio.get_running_loop()), 1.0), Operation(ends_with=2), Operation()
     outer.channels.append(cast("Any", type("", (), {"poll": lambda self: poller.drive(inner)})()))
     poller.drive(outer)
     assert inner.channel.looks == 0

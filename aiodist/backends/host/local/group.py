@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import buffers
@@ -21,11 +21,10 @@ from aiodist.backends.host.local.quick import Issuer, Quick
 from aiodist.backends.host.local.quick_work import QuickWork
 from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.backends.host.local.share import Meet, ReduceEach, Share
+from aiodist.backends.release import Release
+from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
 from aiodist.roles import ROLES, Kind
-
-if TYPE_CHECKING:
-    from aiodist.environment.thresholds import Thresholds
 
 logger = logging.getLogger("aiodist")
 
@@ -41,7 +40,14 @@ def exchange_for(kind: Kind, path: Path) -> type[Exchange]:
 
 
 class Owner(Protocol):
-    """The group's backend."""
+    """The group's backend.
+
+    Attributes:
+        release: held while the thread works on an operation.
+    """
+
+    @property
+    def release(self) -> Release: ...
 
     def finished(self, operation: Operation) -> None:
         """An operation has ended well."""
@@ -51,9 +57,6 @@ class Owner(Protocol):
 
     def failed(self, error: Exception) -> None:
         """Something raised that must not."""
-
-    def quietened(self) -> None:
-        """The thread has let go of something after `condemn`."""
 
     def awaits(self, seq: int) -> bool:
         """Whether a number before this one is taken, whose operation has yet to come."""
@@ -167,6 +170,7 @@ class LocalGroup:
         if exchange.plan.path is Path.bulk:
             exchange.ring = self.board.ring_bulks
             self._in_thread.add(exchange)
+            self._owner.release.hold()
             self._bulk.submit(exchange, self._ended)
             return
         self._running[exchange.seq] = exchange
@@ -253,12 +257,11 @@ class LocalGroup:
     def _ended(self, exchange: Exchange, error: Exception | None) -> None:
         """The thread has let go of an operation."""
         if error is not None and not exchange.dead:
-            self._owner.failed(error)  # which condemns it, too: it is still among those in the thread
+            self._owner.failed(error)  # which halts it, too: it is still among those in the thread
         self._in_thread.discard(exchange)
-        if exchange.dead:
-            self._owner.quietened()
-        elif error is None:
+        if not exchange.dead and error is None:
             self._over(exchange)
+        self._owner.release.let_go()
 
     def _over(self, exchange: Exchange) -> None:
         self.board.finished(exchange.seq)
@@ -281,8 +284,8 @@ class LocalGroup:
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
-    def condemn(self) -> bool:
-        """Go no further. True if no buffer is touched any more; else the owner hears `quietened`."""
+    def halt(self) -> None:
+        """Go no further; the thread lets go of what it has."""
         self._withdraw()
         self._dead = True
         if self.quick is not None:
@@ -291,7 +294,6 @@ class LocalGroup:
             exchange.dead = True
         if self._in_thread:
             self._bulk.wake()
-        return not self._in_thread
 
     def _withdraw(self) -> None:
         """Take back what is published and not finished: users will write to their arrays again once the Works

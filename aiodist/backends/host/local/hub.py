@@ -15,7 +15,6 @@ import contextlib
 import os
 import platform
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +23,7 @@ import numpy as np
 
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
+from aiodist.net.turn import Turn
 from aiodist.shm.heap import Heap
 from aiodist.shm.home import Home, Neighbour
 
@@ -141,7 +141,8 @@ class Hub:
         self.bytes: Array = np.frombuffer(self.view, np.uint8)
         self.address = self.bytes.__array_interface__["data"][0]
         self.near = {rank: Near(neighbour) for rank, neighbour in neighbours.items()}
-        self.poll = poll
+        self._poll = poll
+        self._turn = Turn.of(loop)
         self.crowded = local_ranks > cores()
         self._loop = loop
         self._heap = Heap(_HEAP, len(self.view))
@@ -158,7 +159,6 @@ class Hub:
         self._bulk_gate = threading.Lock()
         self.rest_due = False
         self._polled = False
-        self._turn_ends: float | None = None
         self._left_groups: deque[_Left] = deque()  # perhaps still read
         table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
@@ -332,26 +332,23 @@ class Hub:
 
     def may_poll(self) -> float:
         """Until when (time.monotonic) this turn may poll. Whoever polls is awake: nobody need ring."""
-        ends = self._turn_ends
-        if ends is None:
+        if not self._polled:
+            self._polled = True
             self.rest_soon()
             if self.words[ASLEEP_LOOP]:
                 self.words[ASLEEP_LOOP] = 0
-            ends = self._turn_ends = time.monotonic() + self.poll
-        self._polled = True
-        return ends
+        return self._turn.ends(self._poll)
 
     def _rest(self) -> None:
         """Once a turn: what was polled for has had its time; if nothing more comes, sleep."""
         self.rest_due = False
-        self._turn_ends = None
+        polled, self._polled = self._polled, False
         if not self.words:
             return  # closed meanwhile
         self.ring(self.near.values())  # what was finished in this turn without a word to anybody
         if not self._progress():
             return
-        if self._polled:  # an await polls, and will in the next turn
-            self._polled = False
+        if polled:  # an await polls, and will in the next turn
             self.rest_soon()
             return
         self.words[ASLEEP_LOOP] = 1

@@ -34,7 +34,8 @@ def hubs() -> Iterator[Any]:
                 for other, theirs in enumerate(homes)
                 if other != rank
             }
-            made.append(Hub(home, near, asyncio.get_running_loop(), size, poll))
+            loop = asyncio.get_running_loop()
+            made.append(Hub(home, near, loop, size, poll))
             opened.append((made[-1], home, list(near.values())))
         return made
 

@@ -16,6 +16,7 @@ from aiodist.backends.host.local.board import CODE, SLOTS, SOURCE, place_word
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.local.quick import Quick
+from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
 from aiodist.schedules import UNKNOWN
@@ -43,6 +44,7 @@ class Member:
     def __init__(self, hub: Any, rank: int, limits: Thresholds = LIMITS) -> None:
         self.thread = Thread()
         thread: Any = self.thread
+        self.release = Release()
         self.group = LocalGroup(hub, thread, self, 77, (0, 1), rank, limits)
         self.calls: list[str] = []
         self.reserved: set[int] = set()
@@ -113,13 +115,15 @@ class Member:
 
     def failed(self, error: Exception) -> None:
         self.calls.append(f"failed {error}")
-        self.group.condemn()
+        self.group.halt()
 
     def awaits(self, seq: int) -> bool:
         return any(number < seq for number in self.reserved)
 
-    def quietened(self) -> None:
-        self.calls.append("quietened")
+    def abort(self) -> None:
+        """What a backend does."""
+        self.group.halt()
+        self.release.when_free(lambda: self.calls.append("released"))
 
 
 def quick_of(member: Member) -> Quick:
@@ -136,7 +140,7 @@ def put(hub: Any, count: int) -> Any:
     return array
 
 
-async def test_what_is_condemned_is_withdrawn_and_what_has_ended_stays(hubs: Any) -> None:
+async def test_what_is_halted_is_withdrawn_and_what_has_ended_stays(hubs: Any) -> None:
     near = hubs(2)
     first, second = (Member(hub, rank) for rank, hub in enumerate(near))
     first.broadcast(0, np.arange(50))  # small: its root need not wait
@@ -146,7 +150,8 @@ async def test_what_is_condemned_is_withdrawn_and_what_has_ended_stays(hubs: Any
     assert first.calls == ["finished 0"]
     published = [first.word(seq) for seq in range(3)]
     assert all(published)
-    assert not first.group.condemn()
+    first.abort()
+    assert first.calls == ["finished 0"]  # the thread has one
     assert [first.word(seq) for seq in range(3)] == [published[0], 0, 0]
     second.broadcast(0, target := np.zeros(50, np.int64))
     assert np.array_equal(target, np.arange(50))
@@ -191,7 +196,7 @@ async def test_quick_operation_succeeds_no_more_once_members_disagree(hubs: Any)
     ]
     later = started[0][1]
     assert later is not None
-    group[0].group.condemn()
+    group[0].group.halt()
     assert not paths[0].poll(later)
     assert not later.done()
     for path, member in zip(paths, group, strict=True):
@@ -205,10 +210,10 @@ async def test_error_in_the_thread_withdraws_the_operation_too(hubs: Any) -> Non
     first.broadcast(0, put(near[0], 5000))
     exchange, ended = first.thread.given[0]
     assert first.word(0)
+    first.release.when_free(lambda: first.calls.append("released"))
     ended(exchange, ValueError("an array that cannot be read"))
-    assert first.calls == ["failed an array that cannot be read", "quietened"]
+    assert first.calls == ["failed an array that cannot be read", "released"]
     assert first.word(0) == 0
-    assert first.group.condemn()  # the thread has let go of everything
     first.retire()
 
 
@@ -220,11 +225,12 @@ async def test_staging_is_given_back_when_the_thread_has_let_go(hubs: Any) -> No
     exchange, ended = first.thread.given[0]
     before = near[0].taken()
     second.retire()
-    assert not first.group.condemn()
+    first.abort()
     first.retire()
     assert near[0].taken() == before
+    assert first.calls == []
     ended(exchange, None)
-    assert first.calls == ["quietened"]
+    assert first.calls == ["released"]
     assert near[0].taken() < before
 
 

@@ -12,6 +12,7 @@ from aiodist.backends.base import Operation
 from aiodist.backends.host.local import board
 from aiodist.backends.host.local.board import CODE, SLOTS
 from aiodist.backends.host.local.group import LocalGroup
+from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
 from aiodist.types import Call, Kind
 
@@ -23,6 +24,7 @@ class Member:
 
     def __init__(self, hub: Any, rank: int) -> None:
         bulk: Any = None
+        self.release = Release()
         self.group = LocalGroup(hub, bulk, self, 77, (0, 1), rank, Thresholds())
         self.over: list[int] = []
         self.reserved: set[int] = set()
@@ -48,9 +50,6 @@ class Member:
 
     def awaits(self, seq: int) -> bool:
         return any(number < seq for number in self.reserved)
-
-    def quietened(self) -> None:
-        raise AssertionError
 
 
 async def until(members: list[Member], over: list[int]) -> None:

@@ -1,0 +1,93 @@
+"""A group that spans hosts as a table: a row for each host, a column for each place on it.
+
+A row is this rank's *inner* group, a column its *outer* one; each is a host backend of its own, with its own
+context and numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.backends.host.level import Groups, Level, Owner, context_within
+from aiodist.errors import UsageError
+
+
+class GridOwner(Owner, Protocol):
+    """The backend of the user's group, as far as its hierarchy needs it."""
+
+    rank: int
+    size: int
+
+    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        """Do a job on an operation's buffers; see `Offload.run`. The group's release is held meanwhile."""
+
+    def failed(self, error: Exception) -> None:
+        """Something here raised that must not."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array that the ranks of this host can read."""
+
+
+class Grid:
+    """One rank's view of the table.
+
+    Args:
+        owner: the backend of the user's group.
+        groups: makes the backends of the internal ones.
+        hosts: the group's members, host by host, as many on each.
+
+    Attributes:
+        place: (row, column) of each member.
+        row, column: of this rank.
+        inner: the members of this host.
+        outer: those in this rank's place on every host.
+    """
+
+    def __init__(self, owner: GridOwner, groups: Groups, hosts: Sequence[Sequence[int]]) -> None:
+        self.owner = owner
+        self.hosts = hosts
+        self.place = {
+            member: (row, column) for row, host in enumerate(hosts) for column, member in enumerate(host)
+        }
+        self.row, self.column = self.place[owner.rank]
+        self.inner = Level(owner, groups, "inner", hosts[self.row])
+        self.inner.prepare()
+        self.outer = Level(owner, groups, "outer", [host[self.column] for host in hosts])
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Memory that this host's ranks read where it lies, if there is room."""
+        try:
+            return self.owner.empty(shape, dtype)
+        except UsageError:
+            return np.empty(shape, dtype)
+
+
+def table_of(hosts: list[list[int]]) -> list[list[int]]:
+    """Group ranks, host by host, where each of several hosts has as many, two at least; else []."""
+    width = len(hosts[0]) if hosts else 0
+    if len(hosts) < 2 or width < 2 or any(len(host) != width for host in hosts):
+        return []
+    return hosts
+
+
+def contexts_of(hosts: list[list[int]], me: int, context: int, ranks: Sequence[int]) -> list[int]:
+    """Contexts of the internal groups that a process would have in a group's table; [] without one.
+
+    Args:
+        hosts: the group's members, host by host.
+        me: the process's global rank.
+        context: of the group.
+        ranks: global ranks of its members.
+    """
+    table = table_of(hosts)
+    for host in table:
+        inner = [ranks[member] for member in host]
+        if me in inner:
+            column = inner.index(me)
+            outer = [ranks[row[column]] for row in table]
+            return [context_within(context, "inner", inner), context_within(context, "outer", outer)]
+    return []

@@ -1,0 +1,98 @@
+"""What the host groups of one process share: channels, a thread, memory, and who is on which host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.backends.host.driving import Poller
+from aiodist.backends.host.local.bulk import Bulk
+from aiodist.backends.host.local.hub import Hub, supported
+from aiodist.backends.host.offload import Offload
+from aiodist.environment.thresholds import Thresholds
+from aiodist.net.turn import Turn
+from aiodist.transport.base import Endpoint
+
+
+class Resources:
+    """See the module.
+
+    Args:
+        endpoint: the process's channels.
+        loop: the groups' loop.
+        inline: run bulk work on the loop (for simulations).
+
+    Attributes:
+        rank: global rank of this process.
+        limits: the thresholds that all ranks agree on.
+        poller: polls the channels while an operation is awaited.
+        hub, bulk: this process's side of shared memory; None where no other rank shares it.
+    """
+
+    def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop, inline: bool) -> None:
+        self.endpoint = endpoint
+        self.loop = loop
+        self.rank = endpoint.rank
+        self.offload = Offload(loop, inline)
+        self.limits = Thresholds()
+        self.poller = Poller(Turn.of(loop), 0.0)
+        self.hub: Hub | None = None
+        self.bulk: Bulk | None = None
+        self._inline = inline
+        self._hosts: list[frozenset[int]] = []  # by global rank: who shares memory with it, itself included
+
+    def settle(self, local_to: Sequence[Set[int]], limits: Thresholds) -> None:
+        """It is agreed who shares memory with whom.
+
+        Args:
+            local_to: by global rank, whose memory it has proved to share. The same on all ranks.
+            limits: thresholds.
+        """
+        self.limits = limits
+        poll = limits.poll * 1e-6
+        if not self._inline:  # where all ranks share one loop there is nobody to wait for
+            self.poller = Poller(Turn.of(self.loop), poll)
+        size = len(local_to)
+        sharing = [
+            frozenset(b for b in range(size) if a == b or (b in local_to[a] and a in local_to[b]))
+            for a in range(size)
+        ]
+        # Sharing memory is transitive, or something is odd: then those ranks go by messages.
+        self._hosts = [
+            group if all(sharing[other] == group for other in group) else frozenset([rank])
+            for rank, group in enumerate(sharing)
+        ]
+        mine = self._hosts[self.rank]
+        home = self.endpoint.home
+        if len(mine) > 1 and home is not None and limits.local and supported():
+            neighbours = {rank: self.endpoint.neighbours[rank] for rank in mine if rank != self.rank}
+            self.hub = Hub(home, neighbours, self.loop, len(mine), poll)
+            self.bulk = Bulk(self.hub, self.loop)
+
+    def all_here(self, ranks: Sequence[int]) -> bool:
+        """Whether global ranks are all on this host, more than one, and share memory."""
+        return self.hub is not None and len(ranks) > 1 and self._hosts[self.rank].issuperset(ranks)
+
+    def by_host(self, ranks: Sequence[int]) -> list[list[int]]:
+        """A group's members, host by host: group ranks, in order. [] where nothing is agreed yet."""
+        hosts: dict[frozenset[int], list[int]] = {}
+        for member, rank in enumerate(ranks if self._hosts else ()):
+            hosts.setdefault(self._hosts[rank], []).append(member)
+        return list(hosts.values())
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array where other ranks of this host can read it, if there are any."""
+        return np.empty(shape, dtype) if self.hub is None else self.hub.empty(shape, dtype)
+
+    def leave_home(self) -> None:
+        """Touch shared memory no more: it is about to be unmapped."""
+        if self.bulk is not None:
+            self.bulk.close()
+            self.bulk = None
+        if self.hub is not None:
+            self.hub.close()
+            self.hub = None

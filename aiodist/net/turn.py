@@ -1,0 +1,73 @@
+"""The present turn of an event loop: since when it lasts, and so how long it may poll (law 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+import weakref
+
+_NO_CONTEXT = contextvars.Context()  # whoever asks first is not whom the callback serves
+
+
+class Turn:
+    """How long a loop has not turned. One exists for each loop (`Turn.of`).
+
+    A turn begins when somebody first asks, and is over when the loop comes round. A callback notices that,
+    which is queued once a turn, so the price of asking is one clock reading.
+    """
+
+    __slots__ = ("__weakref__", "_asker", "_loop", "_since")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Weak: the table that holds this must not keep the loop.
+        self._loop = weakref.ref(loop)
+        self._since: float | None = None
+        self._asker: object = None
+
+    @staticmethod
+    def of(loop: asyncio.AbstractEventLoop) -> Turn:
+        """The one of a loop."""
+        turn = _turns.get(loop)
+        if turn is None:
+            turn = _turns[loop] = Turn(loop)
+        return turn
+
+    def overdue(self, limit: float) -> bool:
+        """Whether the loop has not turned for longer than `limit` seconds: the asker ought to yield to it."""
+        since = self._since
+        if since is None:
+            self._begin()
+            return False
+        return time.monotonic() - since > limit
+
+    def ends(self, limit: float) -> float:
+        """Until when (time.monotonic) this turn may poll, if all in it may for `limit` seconds together."""
+        since = self._since
+        return (self._begin() if since is None else since) + limit
+
+    def only(self, asker: object) -> bool:
+        """Whether nobody else asked in this turn; what several ask is better sent together."""
+        if self._asker is asker:
+            return True
+        if self._asker is not None:
+            return False
+        self._asker = asker
+        if self._since is None:
+            self._begin()
+        return True
+
+    def _begin(self) -> float:
+        now = time.monotonic()
+        loop = self._loop()
+        if loop is not None and not loop.is_closed():
+            self._since = now
+            loop.call_soon(self._turned, context=_NO_CONTEXT)
+        return now
+
+    def _turned(self) -> None:
+        self._since = None
+        self._asker = None
+
+
+_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = weakref.WeakKeyDictionary()
