@@ -148,7 +148,7 @@ def buffers(
     alone = made.factor is None and not joined  # nothing asks for one array
 
     if roles.one_tensor:
-        source = target
+        source = target = source if target is None else target
     scaled_there = made.factor is not None and not roles.cut  # multiplied where the result goes
     if isinstance(target, np.ndarray) and (source is target or scaled_there):
         both = made.in_place(source, target, gives, gets)

@@ -38,12 +38,14 @@ def chunks(operation: Operation, rank: int, size: int, schedule: Schedule) -> Ch
     """The memory of a collective on member `rank` of `size`, which runs by `schedule`."""
     call, source, target = operation.call, operation.source, operation.target
     roles = ROLES[call.kind]
+    if roles.one_tensor:
+        source = target = source if target is None else target
     made = Chunks(np.empty, factor=operation.factor, source=_NOTHING, target=_NOTHING)
     gives, gets = roles.gives(rank, call.root), roles.gets(rank, call.root)
     if roles.cut:
         _cut(made, operation, rank, size)
     elif isinstance(target, np.ndarray):
-        made.source = made.target = made.in_place(target if roles.one_tensor else source, target, gives, gets)
+        made.source = made.target = made.in_place(source, target, gives, gets)
         made.result = made.target
     elif source is not None:
         # reduce, not the root: partial results pass through memory of our own, unless this rank only sends.
