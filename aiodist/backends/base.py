@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import GroupBroken
-from aiodist.types import OBJECT_TAGS, OF_OBJECTS, OF_SPLIT, Call, Premultiplied, ReduceOp
+from aiodist.types import NO_ROOT, OBJECT_TAGS, OF_OBJECTS, OF_SPLIT, Call, Kind, Premultiplied, ReduceOp
 from aiodist.work import Work
 
 Array = npt.NDArray[Any]
@@ -119,19 +119,31 @@ class Reports(Protocol):
         """The group can do no more work, and the others should know."""
 
 
-class Quick(Protocol):
-    """A backend's way around `submit` for what is issued again and again."""
+class ShortWay(Protocol):
+    """A backend's way around `submit` for what is issued again and again.
 
-    def all_reduce(self, tensor: Any, op: ReduceOp | Premultiplied, held: bool) -> Work[Any] | None:
-        """Take a number and start, if this is a case for it; else None, and nothing has happened.
+    A call takes a number and starts, if it is a case for this; else it gives None, and nothing has happened.
+    What it starts is entered in flight at the latest when the loop turns.
+    """
 
-        What it starts is entered in flight at the latest when the loop turns.
+    def start(
+        self,
+        kind: Kind,
+        tensor: Any,
+        out: Any,
+        held: bool,
+        op: ReduceOp | Premultiplied | int = 0,
+        root: Any = NO_ROOT,
+    ) -> Work[Any] | None:
+        """A collective with tensors.
 
         Args:
-            tensor: what the user passed, unchecked.
-            op: likewise.
-            held: the user passed `async_op=True`.
+            tensor, out, op, root: what the caller passed, unchecked.
+            held: the caller passed `async_op=True`.
         """
+
+    def barrier(self, held: bool) -> Work[Any] | None:
+        """A barrier."""
 
     def note_all(self) -> None:
         """Enter what is pending in flight now."""
@@ -189,7 +201,7 @@ class Backend(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array, uninitialised, where this backend reads and writes it with the fewest copies."""
 
-    def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
+    def short_way(self, issuer: Any, note: Callable[[Any], Operation]) -> ShortWay | None:
         """A way around `submit`, or None.
 
         Args:

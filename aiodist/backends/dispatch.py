@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Backend, Operation, Quick, Reports
+from aiodist.backends.base import CAPABILITIES, Array, Backend, Operation, Reports, ShortWay
 from aiodist.backends.host.backend import HostBackend
 
 
@@ -121,9 +121,9 @@ class Dispatch:
         """A new array on the host."""
         return self._host.empty(shape, dtype)
 
-    def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
+    def short_way(self, issuer: Any, note: Callable[[Any], Operation]) -> ShortWay | None:
         """The host backend's, where it takes users' tensors."""
-        return self._host.quick(issuer, note) if self._takes_host else None
+        return self._host.short_way(issuer, note) if self._takes_host else None
 
     def seen(self, seq: int) -> set[int]:
         """As the host backend, which hears of every collective."""

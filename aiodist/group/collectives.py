@@ -8,12 +8,28 @@ from typing import Any
 from aiodist.group.core import GroupCore
 from aiodist.group.requests import Op, exchange, request
 from aiodist.timeouts import Timeout
-from aiodist.types import Kind, ReduceOp
+from aiodist.types import NO_ROOT, Kind, ReduceOp
 from aiodist.work import Work
 
 
 class Collectives(GroupCore):
     """See `ProcessGroup` for what all calls have in common."""
+
+    def _short_way(
+        self,
+        kind: Kind,
+        tensor: Any,
+        out: Any,
+        timeout: Timeout,
+        async_op: bool,
+        op: Op | int = 0,
+        root: int = NO_ROOT,
+    ) -> Work[Any] | None:
+        """Start a collective without what a plain array does not need; None where it is no case for that."""
+        short = self._short
+        if short is None or timeout is not None or self._batches.open:
+            return None
+        return short.start(kind, tensor, out, async_op, op, root)
 
     def all_reduce(
         self,
@@ -34,9 +50,9 @@ class Collectives(GroupCore):
         Returns:
             → `tensor`, or `out`.
         """
-        quick = self._quick
-        if quick is not None and out is None and timeout is None and not self._batches.open:
-            started = quick.all_reduce(tensor, op, async_op)
+        short = self._short
+        if short is not None and timeout is None and not self._batches.open:
+            started = short.start(Kind.all_reduce, tensor, out, async_op, op)
             if started is not None:
                 return started
         return self._issue(request(Kind.all_reduce, self._here, tensor, out, op=op), timeout, async_op)
@@ -53,7 +69,9 @@ class Collectives(GroupCore):
         Returns:
             → `tensor`.
         """
-        return self._issue(request(Kind.broadcast, self._here, tensor, root=src), timeout, async_op)
+        return self._short_way(Kind.broadcast, tensor, None, timeout, async_op, root=src) or self._issue(
+            request(Kind.broadcast, self._here, tensor, root=src), timeout, async_op
+        )
 
     def reduce(
         self,
@@ -77,7 +95,9 @@ class Collectives(GroupCore):
         Returns:
             → `tensor` or `out` on `dst`, None elsewhere.
         """
-        return self._issue(request(Kind.reduce, self._here, tensor, out, root=dst, op=op), timeout, async_op)
+        return self._short_way(Kind.reduce, tensor, out, timeout, async_op, op, dst) or self._issue(
+            request(Kind.reduce, self._here, tensor, out, root=dst, op=op), timeout, async_op
+        )
 
     def all_gather(
         self,
@@ -99,8 +119,12 @@ class Collectives(GroupCore):
             → array of shape `(size, *tensor.shape)`; row r is rank r's tensor. With `sizes`, all ranks' rows
             one after the other: `(sum(sizes), *tensor.shape[1:])`.
         """
-        asked = request(Kind.all_gather, self._here, tensor, out, sizes=sizes)
-        return self._issue(asked, timeout, async_op)
+        started = None
+        if sizes is None:
+            started = self._short_way(Kind.all_gather, tensor, out, timeout, async_op)
+        return started or self._issue(
+            request(Kind.all_gather, self._here, tensor, out, sizes=sizes), timeout, async_op
+        )
 
     def reduce_scatter(
         self,
@@ -124,7 +148,10 @@ class Collectives(GroupCore):
         Returns:
             → this rank's part of the reduction.
         """
-        return self._issue(
+        started = None
+        if sizes is None:
+            started = self._short_way(Kind.reduce_scatter, tensor, out, timeout, async_op, op)
+        return started or self._issue(
             request(Kind.reduce_scatter, self._here, tensor, out, op=op, sizes=sizes), timeout, async_op
         )
 
@@ -141,7 +168,9 @@ class Collectives(GroupCore):
         Returns:
             → on `dst`, array of shape `(size, *tensor.shape)`; None elsewhere.
         """
-        return self._issue(request(Kind.gather, self._here, tensor, out, root=dst), timeout, async_op)
+        return self._short_way(Kind.gather, tensor, out, timeout, async_op, root=dst) or self._issue(
+            request(Kind.gather, self._here, tensor, out, root=dst), timeout, async_op
+        )
 
     def scatter(
         self, out: Any, tensor: Any = None, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
@@ -156,7 +185,9 @@ class Collectives(GroupCore):
         Returns:
             → `out`.
         """
-        return self._issue(request(Kind.scatter, self._here, tensor, out, root=src), timeout, async_op)
+        return self._short_way(Kind.scatter, tensor, out, timeout, async_op, root=src) or self._issue(
+            request(Kind.scatter, self._here, tensor, out, root=src), timeout, async_op
+        )
 
     def all_to_all(
         self,
@@ -181,7 +212,12 @@ class Collectives(GroupCore):
         Returns:
             → array of the parts that came, in rank order.
         """
-        return self._issue(exchange(self._here, tensor, out, in_splits, out_splits), timeout, async_op)
+        started = None
+        if in_splits is None and out_splits is None:
+            started = self._short_way(Kind.all_to_all, tensor, out, timeout, async_op)
+        return started or self._issue(
+            exchange(self._here, tensor, out, in_splits, out_splits), timeout, async_op
+        )
 
     def barrier(self, *, timeout: Timeout = None, async_op: bool = False) -> Work[None]:
         """Return when all ranks have called it.
@@ -189,6 +225,11 @@ class Collectives(GroupCore):
         Returns:
             → None.
         """
+        short = self._short
+        if short is not None and timeout is None and not self._batches.open:
+            started = short.barrier(async_op)
+            if started is not None:
+                return started
         return self._issue(request(Kind.barrier, self._here), timeout, async_op)
 
     def monitored_barrier(

@@ -98,7 +98,7 @@ class GroupCore:
             context, self.ranks, GroupReports(self.ranks, self._watch.suspect, self._break)
         )
         self._batches = Batches(self._backend, self._unbegun)
-        self._quick = self._flight.quick = self._backend.quick(self, self._note)
+        self._short = self._flight.short = self._backend.short_way(self, self._note)
         self._watch.start()
         self._family.add(self)  # from here on others abort and close it, too
         _alive.add(self)
@@ -216,7 +216,7 @@ class GroupCore:
             await asyncio.shield(self._closing)
             return
         self._closing = self._loop.create_future()
-        self._quick = None
+        self._short = None
         self._batches.begin()
         try:
             try:
@@ -432,7 +432,7 @@ class GroupCore:
         if self._error is not None:
             return
         self._error = error
-        self._quick = None
+        self._short = None
         self._watch.rest()
         if tell:
             self._watch.tell_broken(error)
@@ -461,7 +461,7 @@ class GroupCore:
 def _after_fork() -> None:
     for group in list(_alive):
         group._forked = True
-        group._quick = None
+        group._short = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

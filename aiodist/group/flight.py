@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from time import thread_time
 
-from aiodist.backends.base import Operation, Quick
+from aiodist.backends.base import Operation, ShortWay
 from aiodist.types import Call
 
 STALL = 0.1  # seconds without progress after which an operation asks who is missing (law 4)
@@ -68,15 +68,15 @@ class Flight:
         self._questions, self._next_questions = 0, 0.0  # still allowed until then
         self._moves = False  # an operation has ended since the last questions
         self._idle: list[asyncio.Future[None]] = []
-        self.quick: Quick | None = None  # it enters what it started only when the loop turns
+        self.short: ShortWay | None = None  # it enters what it started only when the loop turns
 
     def __len__(self) -> int:
         self._catch_up()
         return len(self._open)
 
     def _catch_up(self) -> None:
-        if self.quick is not None:
-            self.quick.note_all()
+        if self.short is not None:
+            self.short.note_all()
 
     def issue(self, operation: Operation, timeout: float) -> None:
         """An operation begins."""
@@ -100,7 +100,7 @@ class Flight:
     def call(self, seq: int) -> Call | None:
         """The collective issued under a number, unless that is long ago."""
         call = self._recent.get(seq)
-        return self.quick.call(seq) if call is None and self.quick is not None else call
+        return self.short.call(seq) if call is None and self.short is not None else call
 
     def collectives(self) -> list[int]:
         """Numbers of the collectives in flight."""

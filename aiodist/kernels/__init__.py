@@ -5,18 +5,19 @@ from __future__ import annotations
 from aiodist.kernels.copy import copy_into
 from aiodist.kernels.cost import INLINE_NS, copy_cost_ns, cost_ns
 from aiodist.kernels.quiet import quiet
-from aiodist.kernels.reduce import UFUNCS, combine, finish, reduce_into
+from aiodist.kernels.reduce import combine, combiner, finish, reduce_in_order, reduce_into
 from aiodist.kernels.scale import scale
 
 __all__ = [
     "INLINE_NS",
-    "UFUNCS",
     "combine",
+    "combiner",
     "copy_cost_ns",
     "copy_into",
     "cost_ns",
     "finish",
     "quiet",
+    "reduce_in_order",
     "reduce_into",
     "scale",
 ]

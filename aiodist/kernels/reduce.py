@@ -22,6 +22,8 @@ All functions release the GIL where NumPy and torch do, and may run in any threa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ from aiodist.kernels.quiet import quiet
 from aiodist.types import BFLOAT16, ReduceOp
 
 Array = npt.NDArray[Any]
+Combine = Callable[[Array, Array, Array], object]
+"""Combines two arrays, the left one first, into a third."""
 
 _FLOAT16 = np.dtype(np.float16)
 UFUNCS: dict[ReduceOp, np.ufunc] = {  # as they are for all but halves and products of complex numbers
@@ -67,6 +71,27 @@ def combine(left: Array, right: Array, out: Array, op: ReduceOp) -> None:
         quiet.run(_multiply_complex, left, right, out)
     else:
         quiet.run(UFUNCS[op], left, right, out=out)
+
+
+def combiner(dtype: np.dtype[Any], op: ReduceOp) -> Combine:
+    """`combine` for one dtype and operation, with the choice made: `combine_two(left, right, out)`."""
+    ufunc = UFUNCS[op]
+    if dtype.char in _EXACT:
+        return ufunc
+    if dtype.char in _HALVES or (dtype.char in _COMPLEX and op is ReduceOp.PRODUCT):
+        return partial(combine, op=op)
+
+    def quietly(left: Array, right: Array, out: Array) -> None:
+        quiet.run(ufunc, left, right, out)
+
+    return quietly
+
+
+def reduce_in_order(parts: Sequence[Array], out: Array, combine_two: Combine) -> None:
+    """Reduce several arrays into `out`, which is none of them: the lower rank on the left (law 3)."""
+    combine_two(parts[0], parts[1], out)
+    for part in parts[2:]:
+        combine_two(out, part, out)
 
 
 def reduce_into(dst: Array, src: Array, op: ReduceOp, *, src_left: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Operation, Quick, Reports
+from aiodist.backends.base import CAPABILITIES, Array, Operation, Reports, ShortWay
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.chunks import Chunks, chunks
 from aiodist.backends.host.grid import Grid, contexts_of, table_of
@@ -260,9 +260,9 @@ class HostBackend:
         """A new array that the ranks of this host can read."""
         return self.resources.empty(shape, dtype)
 
-    def quick(self, issuer: Any, note: Callable[[Any], Operation]) -> Quick | None:
-        """A way around `submit` for small all_reduces, where there is one."""
-        return None if self._local is None else self._local.make_quick(issuer, note)
+    def short_way(self, issuer: Any, note: Callable[[Any], Operation]) -> ShortWay | None:
+        """A way around `submit` for what is issued again and again, where there is one."""
+        return None if self._local is None else self._local.short_way(issuer, note)
 
     def subgroup(
         self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False

@@ -3,9 +3,9 @@
     board      where it all lies: a group's slots in each member's home, and who may read what when
     hub        one process's side: its home, who sleeps and who is rung, polling, progress on the loop
     plan       what all ranks agree on for one kind of call, worked out once: digest, path, block size
-    exchange   one running operation; `reduce_all`, `reduce_each`, `share`, `meet` say what it does
+    exchange   one running operation; `direct`, `share`, `reduce_all`, `wired` say what it does, `kinds` which
     bulk       the thread that runs large ones
-    quick      all_reduce of a few bytes, without anything that is not needed
+    short      the way of plain arrays into the exchanges, without anything that is not needed
     group      starts operations, and ends them when the group breaks
 
 A rank publishes an operation in its slot: signature, where its data lies, and last one word that says

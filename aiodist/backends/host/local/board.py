@@ -12,17 +12,14 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.hub import ASLEEP_BULK
+from aiodist.backends.host.local.hub import ASLEEP_BULK, Hub, Near
 from aiodist.errors import GroupBroken
 from aiodist.types import SIGNATURE_BYTES
-
-if TYPE_CHECKING:
-    from aiodist.backends.host.local.hub import Hub, Near
 
 SLOTS = 64
 """Operations of a group that can be under way at a time."""
@@ -103,7 +100,7 @@ class Board:
             Peer(member, hub.near[global_rank]) for member, global_rank in enumerate(ranks) if member != rank
         ]
         self.by_member = {peer.member: peer for peer in self.peers}
-        self.signed: list[object] = [None] * SLOTS  # the quick plan whose signature a slot still holds
+        self._signed: list[bytes | None] = [None] * SLOTS  # what a slot still holds; compared by identity
         self.nears = [peer.near for peer in self.peers]
         self._members_here = list(self.peers)  # who has not been seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
@@ -141,25 +138,16 @@ class Board:
         """What a peer says that it does in an operation's slot."""
         start = (peer.base + self.head(seq)) * 8 + _SIGNATURE
         signature = bytes(peer.near.view[start : start + SIGNATURE_BYTES])
-        return (
-            signature[:16] + seq.to_bytes(8, sys.byteorder) + signature[24:]
-        )  # a quick one's is not renewed
-
-    def code(self, digest: int, seq: int) -> int:
-        """The word that publishes an operation: 48 bits of what it is, and the low ones of its number."""
-        return digest << 16 | (seq + 1) & self.low
+        return signature[:16] + seq.to_bytes(8, sys.byteorder) + signature[24:]  # one that is there is kept
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
     def sign(self, seq: int, signature: bytes) -> None:
-        """Write an operation's signature; `publish` comes after it."""
-        self.signed[seq & MASK] = None
-        self.write_signature(seq, signature)
-
-    def write_signature(self, seq: int, signature: bytes) -> None:
-        """Write it, where `signed` is seen to."""
-        start = (self.base + self.head(seq)) * 8 + _SIGNATURE
-        self.hub.view[start : start + SIGNATURE_BYTES] = signature
+        """Write an operation's signature, unless the slot still has it; `publish` comes after it."""
+        if self._signed[seq & MASK] is not signature:
+            self._signed[seq & MASK] = signature
+            start = (self.base + self.head(seq)) * 8 + _SIGNATURE
+            self.hub.view[start : start + SIGNATURE_BYTES] = signature
 
     def payload_at(self, seq: int) -> int:
         """Where a slot's own payload lies in the home."""

@@ -7,36 +7,29 @@ import os
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Any, Protocol
 
-from aiodist.backends.base import Operation
+from aiodist.backends.base import Array, Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
-from aiodist.backends.host.local.exchange import Exchange, Steps
+from aiodist.backends.host.local.exchange import OVER, Exchange
 from aiodist.backends.host.local.hub import Hub
-from aiodist.backends.host.local.plan import Path, Plan, digest_of, most_staged, path_of
-from aiodist.backends.host.local.quick import Issuer, Quick
-from aiodist.backends.host.local.quick_work import QuickWork
-from aiodist.backends.host.local.reduce_all import ReduceAll
-from aiodist.backends.host.local.share import Meet, ReduceEach, Share
+from aiodist.backends.host.local.kinds import exchange_for
+from aiodist.backends.host.local.plan import Path, Plan, most_staged, path_of
+from aiodist.backends.host.local.short import Issuer, Short
+from aiodist.backends.host.local.wired import Wired
 from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
-from aiodist.roles import ROLES, Kind
+from aiodist.types import Call
 
 logger = logging.getLogger("aiodist")
 
 _PLANS = 1024  # calls that differ, of one group, that are remembered
-
-
-def exchange_for(kind: Kind, path: Path) -> type[Exchange]:
-    """What carries out a collective with data: in two phases where everybody reduces a part of one tensor."""
-    roles = ROLES[kind]
-    if path is Path.direct:
-        return ReduceEach
-    return ReduceAll if roles.reduces and not roles.cut else Share
+_LOOKS = 8  # at the peers' words before the core is offered to others
 
 
 class Owner(Protocol):
@@ -98,9 +91,30 @@ class LocalGroup:
         self._in_thread: set[Exchange] = set()
         self._skipped: dict[int, list[int]] = {}  # numbers of others, by slot: the least first
         self._dead = False
-        self.quick: Quick | None = None
+        self._short: Short | None = None
+        self._note: Callable[[Any], Operation] | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────
+
+    def plan(self, call: Call, nbytes: int, sizes: Sequence[int] | None = None, wired: bool = False) -> Plan:
+        """What is the same for all calls like this one, whatever its number and `detail`.
+
+        Args:
+            call: the call.
+            nbytes: of its buffers, as all ranks agree.
+            sizes: elements of the parts, where they differ.
+            wired: messages carry it.
+        """
+        uneven = None if sizes is None else tuple(sizes)
+        key = (call.kind, call.dtype, call.shape, call.reduce, call.root, nbytes, uneven, wired)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits)
+            plain = call if not call.detail else replace(call, detail="", offer=0)
+            plan = self._plans[key] = Plan(self.board, plain, path, self._limits, self.disagrees, uneven)
+        return plan
 
     def begin(self, operation: Operation, nbytes: int, wired: Callable[[], None] | None = None) -> None:
         """Start an operation, or have it wait for its slot and for room.
@@ -110,31 +124,23 @@ class LocalGroup:
             nbytes: of its buffers, as all ranks agree.
             wired: where messages carry it: called when all ranks have published the same.
         """
-        call = operation.call
-        key = (call.kind, call.dtype, call.shape, call.reduce, call.root, call.detail, nbytes, wired is None)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits)
-            plan = self._plans[key] = Plan(digest_of(call), path)
-        board = self.board
+        call, board = operation.call, self.board
+        sizes = operation.source_sizes if operation.target_sizes is None else operation.target_sizes
+        plan = self.plan(call, nbytes, None if wired else sizes, wired is not None)
+        send: list[Array] = []
+        recv: list[Array] = []
         made = None
-        kind: type[Exchange]
-        if plan.path is Path.wired:
-            kind = Wired
-        elif plan.path is Path.meet:
-            kind = Meet
-        else:
-            kind = exchange_for(call.kind, plan.path)
+        if plan.path not in (Path.wired, Path.meet):
             made = buffers(operation, board.rank, board.size, joined=False)
-        exchange = kind(board, operation, plan, made, self._limits, self._disagrees)
+            send, recv = made.send, made.recv
+        exchange = exchange_for(call.kind, plan.path)(plan, call.seq, send, recv, made, call)
+        exchange.operation, exchange.work = operation, operation.work
         if isinstance(exchange, Wired):
             assert wired is not None
             exchange.start = wired
         free = self.board.free(call.seq)  # asked first: it may become so meanwhile, and then room is not why
-        if self._admits(exchange):
-            self._start(exchange)
+        if self.admits(exchange):
+            self.run(exchange)
             return
         self._waiting[call.seq] = exchange
         insort(self._queue, call.seq)
@@ -146,7 +152,7 @@ class LocalGroup:
             )
             logger.warning(text, call.describe(), call.seq, self.hub.room)
 
-    def _admits(self, exchange: Exchange) -> bool:
+    def admits(self, exchange: Exchange) -> bool:
         """Whether an operation may be published: its slot is free, and it has the staging that it needs."""
         if not self.board.free(exchange.seq):
             return False
@@ -165,7 +171,8 @@ class LocalGroup:
         before = self._queue[: bisect_left(self._queue, seq)]
         return not any(self._waiting[other].needs for other in before) and not self._owner.awaits(seq)
 
-    def _start(self, exchange: Exchange) -> None:
+    def run(self, exchange: Exchange) -> None:
+        """Publish it, and go on with it as peers let it."""
         exchange.begin()
         if exchange.plan.path is Path.bulk:
             exchange.ring = self.board.ring_bulks
@@ -174,9 +181,11 @@ class LocalGroup:
             self._bulk.submit(exchange, self._ended)
             return
         self._running[exchange.seq] = exchange
-        self.hub.watch(self)
-        if not self._step(exchange):
-            exchange.operation.work._driver = self
+        hub = self.hub
+        if not (hub.rest_due and self in hub.groups):
+            hub.watch(self)
+        if exchange.operation is not None and not self._step(exchange):
+            exchange.work._driver = Awaited(self, exchange)
 
     def skip(self, seq: int) -> None:
         """Nothing is published under a number, on any rank: its slot is passed over once it is free."""
@@ -194,10 +203,21 @@ class LocalGroup:
         if not numbers:
             del self._skipped[slot]
 
-    def make_quick(self, issuer: Issuer, note: Callable[[QuickWork], Operation]) -> Quick:
-        """The quick path, for the group `issuer`; `note` enters an operation in flight."""
-        self.quick = Quick(self, issuer, self._limits, note)
-        return self.quick
+    def short_way(self, issuer: Issuer, note: Callable[[Any], Operation]) -> Short:
+        """The short way, for the group `issuer`; `note` makes a Work's operation, and enters it in flight."""
+        self._note = note
+        self._short = Short(self, issuer, self.board.rank, self.board.size)
+        return self._short
+
+    def note_all(self) -> None:
+        """Enter in flight what went the short way and is pending."""
+        for exchange in list(self._running.values()):
+            self._enter(exchange)
+
+    def _enter(self, exchange: Exchange) -> None:
+        if exchange.operation is None:
+            assert self._note is not None
+            exchange.operation = self._note(exchange.work)
 
     # ── going on ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,44 +230,51 @@ class LocalGroup:
                 self._pass_over(slot)
             self._start_waiting()
             for exchange in list(self._running.values()):
-                if not self._dead:
-                    self._step(exchange)
-            waits = self.quick is not None and self.quick.progress()
+                if not self._dead and not self._step(exchange):
+                    self._enter(exchange)
+                    exchange.compare()
         except Exception as error:
             self._owner.failed(error)
             return False
-        return not self._dead and (waits or bool(self._running or self._waiting or self._skipped))
+        return not self._dead and bool(self._running or self._waiting or self._skipped)
 
     def _start_waiting(self) -> None:
         """Start what has its slot, and room. Slots are too few for what is that far behind the first."""
         queue = self._queue
         for seq in queue[: bisect_left(queue, queue[0] + SLOTS)] if queue else ():
             # What an earlier one began may have broken the group.
-            if not self._dead and self._admits(self._waiting[seq]):
+            if not self._dead and self.admits(self._waiting[seq]):
                 del queue[bisect_left(queue, seq)]
-                self._start(self._waiting.pop(seq))
+                self.run(self._waiting.pop(seq))
 
-    def poll(self, seq: int) -> None:
-        """Somebody awaits an operation: try again and again, as long as this turn of the loop may poll."""
-        hub = self.hub
-        ends = hub.may_poll()
+    def poll(self, exchange: Exchange) -> None:
+        """Somebody awaits an operation: look again and again, as long as this turn of the loop may."""
         try:
+            if self._dead or self._step(exchange):
+                return
+            hub = self.hub
+            ends = hub.may_poll()
+            looks = 1 if hub.crowded else _LOOKS
             while not self._dead:
-                exchange = self._running.get(seq)
-                if exchange is None:
-                    if seq not in self._waiting:
+                for _ in range(looks):
+                    if self._step(exchange):
                         return
-                    self.progress()
-                elif self._step(exchange):
-                    return
+                os.sched_yield()  # the peer may wait for this very core
                 if time.monotonic() >= ends:
                     return
-                os.sched_yield()  # the peer may wait for this very core
         except Exception as error:
             self._owner.failed(error)
 
+    def poll_waiting(self) -> None:
+        """Somebody awaits an operation that waits for its slot, or for room."""
+        ends = self.hub.may_poll()
+        while not self._dead and self.progress() and time.monotonic() < ends:
+            os.sched_yield()
+
     def _step(self, exchange: Exchange) -> bool:
         """Resume one; whether it is over."""
+        if exchange.phase == OVER:
+            return True
         if exchange.dead or not exchange.step() or self._dead:  # the step itself may have broken the group
             return False
         del self._running[exchange.seq]
@@ -264,18 +291,23 @@ class LocalGroup:
         self._owner.release.let_go()
 
     def _over(self, exchange: Exchange) -> None:
+        exchange.phase = OVER
+        exchange.send = exchange.recv = []
         self.board.finished(exchange.seq)
-        self.hub.rest_soon()  # it rings for those who wait for the slot
-        exchange.operation.work._driver = None
+        if not self.hub.rest_due:
+            self.hub.rest_soon()  # it rings for those who wait for the slot
+        operation, work = exchange.operation, exchange.work
+        if operation is None:
+            work._finish(work._result)
+            return
+        if work._driver is not None:
+            work._driver = None
         if exchange.plan.path is not Path.wired:
-            self._owner.finished(exchange.operation)
+            self._owner.finished(operation)
 
     def failed(self, error: Exception) -> None:
         """Something raised that must not: the group breaks."""
         self._owner.failed(error)
-
-    def _disagrees(self, exchange: Exchange, peer: Peer) -> None:
-        self.disagrees(exchange.seq, peer)
 
     def disagrees(self, seq: int, peer: Peer) -> None:
         """A peer has published something else. Called from the loop or from the thread."""
@@ -288,8 +320,8 @@ class LocalGroup:
         """Go no further; the thread lets go of what it has."""
         self._withdraw()
         self._dead = True
-        if self.quick is not None:
-            self.quick.dead = True
+        if self._short is not None:
+            self._short.dead = True
         for exchange in (*self._waiting.values(), *self._running.values(), *self._in_thread):
             exchange.dead = True
         if self._in_thread:
@@ -298,36 +330,38 @@ class LocalGroup:
     def _withdraw(self) -> None:
         """Take back what is published and not finished: users will write to their arrays again once the Works
         have failed, and what is dropped here may be given to others."""
-        heads = [exchange.head for exchange in (*self._running.values(), *self._in_thread)]
-        if self.quick is not None:
-            heads += [work._head for work in self.quick.pending.values()]
-        self.board.withdraw(heads)
+        self.board.withdraw(exchange.head for exchange in (*self._running.values(), *self._in_thread))
 
     def forget(self) -> None:
         """Let go of what was in flight: it was withdrawn, and the thread has let go of it, or will."""
+        self.note_all()  # in flight they fail, too
         self._running.clear()
         self._waiting.clear()
         self._queue.clear()
-        if self.quick is not None:
-            self.quick.forget()
 
     def retire(self) -> None:
         """The group is gone. What peers may read stays until they have left it, too."""
         self._withdraw()
         self._dead = True
         self.forget()
-        if self.quick is not None:
-            self.quick.close()
+        if self._short is not None:
+            self._short.close()
+        for plan in self._plans.values():
+            plan.close()
+        self._plans.clear()
         board, thread = self.board, self._in_thread  # which may still write to staging
         self.hub.leave(board.context, lambda: not thread and board.abandoned(), board.release)
 
 
-class Wired(Exchange):
-    """An operation that messages carry: its signature is published here like any other."""
+class Awaited:
+    """What brings an operation on while it is awaited (`work.Driver`)."""
 
-    __slots__ = ("start",)
-    start: Callable[[], None]
+    __slots__ = ("_exchange", "_group")
 
-    def steps(self) -> Steps:
-        yield from self.arrivals(self.board.peers)
-        self.start()
+    def __init__(self, group: LocalGroup, exchange: Exchange) -> None:
+        self._group = group
+        self._exchange = exchange
+
+    def poll(self, seq: int) -> None:
+        """Look again and again, as long as this turn of the loop may."""
+        self._group.poll(self._exchange)

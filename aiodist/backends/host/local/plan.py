@@ -1,18 +1,23 @@
-"""What is worked out once for calls that are alike: their digest, and the path that they take.
+"""What is worked out once for calls that are alike: their digest, their path, who gives and who gets.
 
-Everything here follows from what all ranks agree on (law 3): kind, dtype, shape, op, root, sizes, and
-thresholds, which are compared when the group is made.
+The path follows from what all ranks agree on (law 3): kind, dtype, shape, op, root, sizes, and thresholds,
+which are compared when the group is made.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.backends.host.local.board import SLOTS, Board, Peer, theirs
 from aiodist.environment.thresholds import Thresholds
-from aiodist.kernels import INLINE_NS, cost_ns
-from aiodist.types import Call, Kind
+from aiodist.kernels import INLINE_NS, combiner, cost_ns, finish
+from aiodist.roles import ROLES, Parts
+from aiodist.types import Call, Kind, ReduceOp
 
 
 class Path(enum.Enum):
@@ -20,22 +25,119 @@ class Path(enum.Enum):
 
     meet = "nothing but signatures"
     direct = "everybody reduces everything, on the loop"
-    inline = "in one block, on the loop"
+    inline = "on the loop"
     bulk = "in many blocks, in the thread"
     wired = "over the channels"
 
 
-@dataclass(frozen=True, slots=True)
+_VIEWS = 4 * SLOTS  # arrays on peers' homes that a plan remembers: one for each slot, or place in staging
+
+
 class Plan:
-    """One kind of call.
+    """One kind of call of a group.
+
+    Args:
+        board: the group's memory.
+        call: what ranks agree on; its number does not matter.
+        path: how it runs.
+        limits: thresholds.
+        disagrees: called with the number and the peer whose signature differs; from the loop or the thread.
+        sizes: elements of the parts, where they differ: of the source's, or of the target's.
 
     Attributes:
-        digest: 48 bits that stand for everything that ranks agree on, the number aside; never 0.
-        path: how it runs.
+        digest: 48 bits that stand for everything that ranks agree on, the number aside, at their place in the
+            word that publishes an operation.
+        signature: of the call.
+        sources: peers that give this rank something.
+        readers: peers that this rank gives something.
+        ends: words and base of all peers, once all have made the group; until then ().
+        alike: all who take from a rank take the same; else there is a part for each.
+        sorts: what comes has a place for each member.
+        reduce: combines two arrays into a third; None where nothing is reduced.
+        in_blocks: the data goes in several blocks. The exchange says so when it lays itself out.
+        layout: what the exchange's kind works out once.
     """
 
-    digest: int
-    path: Path
+    __slots__ = (
+        *(
+            "_views",
+            "alike",
+            "board",
+            "call",
+            "digest",
+            "disagrees",
+            "dtype",
+            "ends",
+            "in_blocks",
+            "itemsize",
+        ),
+        *("layout", "limits", "path", "readers", "reduce", "root", "signature", "sizes", "sorts", "sources"),
+        *("divisor", "one_nan"),
+    )
+
+    def __init__(
+        self,
+        board: Board,
+        call: Call,
+        path: Path,
+        limits: Thresholds,
+        disagrees: Callable[[int, Peer], None],
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        roles, root = ROLES[call.kind], call.root
+        self.board = board
+        self.call = call
+        self.path = path
+        self.limits = limits
+        self.disagrees = disagrees
+        self.sizes = sizes
+        self.signature = call.signature
+        self.digest = digest_of(call) << 16
+        self.dtype, self.itemsize = call.dtype, call.dtype.itemsize
+        self.root = root
+        self.alike = roles.source is Parts.ONE
+        self.sorts = roles.target is Parts.EACH
+        gives, gets = roles.gives(board.rank, root), roles.gets(board.rank, root)
+        self.sources = [peer for peer in board.peers if gets and roles.gives(peer.member, root)]
+        self.readers = [peer for peer in board.peers if gives and roles.gets(peer.member, root)]
+        self.ends: tuple[tuple[memoryview, int], ...] = ()
+        op = call.combine
+        self.reduce = None if op is None else combiner(call.dtype, op)
+        self.divisor = board.size if op is ReduceOp.AVG else 0
+        self.one_nan = False
+        self.in_blocks = path is Path.bulk
+        self.layout: object = None
+        self._views: dict[tuple[int, int, int], Array] = {}
+
+    def found(self) -> bool:
+        """Whether all peers have made the group, and are known by `ends`."""
+        board = self.board
+        if all(peer.base or board.found(peer) for peer in board.peers):
+            self.ends = tuple((peer.words, peer.base) for peer in board.peers)
+        return bool(self.ends)
+
+    def theirs(self, peer: Peer, at: int, count: int) -> Array:
+        """Some elements on a peer's home. What is read again and again in one place is remembered."""
+        if self.in_blocks:
+            return theirs(peer.near, at, count, self.dtype)
+        key = (peer.member, at, count)
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            found = self._views[key] = theirs(peer.near, at, count, self.dtype)
+        return found
+
+    def finish(self, out: Array) -> None:
+        """What remains once all ranks' values are combined."""
+        if self.divisor or self.one_nan:
+            finish(out, ReduceOp.AVG, self.divisor, one_nan=self.one_nan)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._views.clear()
+        self.ends = ()
+        self.layout = None
 
 
 _LINE = 64  # bytes of a cache line: parts of one buffer meet at its edges
@@ -46,6 +148,13 @@ def part_bounds(count: int, size: int, itemsize: int) -> list[int]:
     line = max(1, _LINE // itemsize)
     part = -(-count // (size * line)) * line
     return [min(rank * part, count) for rank in range(size + 1)]
+
+
+def aligned(count: int, dtype: np.dtype[np.generic]) -> Array:
+    """New memory that begins on a cache line."""
+    raw = np.empty(count * dtype.itemsize + _LINE, np.uint8)
+    skip = -raw.__array_interface__["data"][0] % _LINE
+    return raw[skip : skip + count * dtype.itemsize].view(dtype)
 
 
 def digest_of(call: Call) -> int:

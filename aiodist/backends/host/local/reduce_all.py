@@ -30,102 +30,166 @@ from aiodist.backends.host.local.board import (
     place_of,
     place_word,
 )
-from aiodist.backends.host.local.exchange import Exchange, Steps
-from aiodist.backends.host.local.plan import Path, blocks, part_bounds
-from aiodist.kernels import combine, finish
+from aiodist.backends.host.local.exchange import WITHDRAWN, Exchange, Steps
+from aiodist.backends.host.local.plan import Path, Plan, blocks, part_bounds
 from aiodist.types import NO_ROOT
 
 
+class _Layout:
+    """What is worked out once.
+
+    Attributes:
+        bounds: where each rank's part begins, in elements.
+        longest: elements of a part.
+        block: elements of a block.
+        depth: blocks that lie in staging at a time.
+        lane: bytes from one part of a block to the next, in staging.
+        collects: this rank gets the result.
+        readers: peers that do.
+    """
+
+    __slots__ = ("block", "bounds", "collects", "depth", "lane", "longest", "readers")
+
+    def __init__(self, plan: Plan) -> None:
+        board, itemsize = plan.board, plan.itemsize
+        self.bounds = part_bounds(plan.call.count, board.size, itemsize)
+        self.longest = self.bounds[1]
+        self.block, self.depth = max(1, self.longest), 1
+        if plan.path is not Path.inline:
+            block, self.depth = blocks(self.longest * itemsize, board.size, board.size - 1, plan.limits)
+            self.block = block // itemsize
+        self.lane = -(-self.block * itemsize // 64) * 64
+        self.collects = plan.root in (NO_ROOT, board.rank)
+        peers = board.peers
+        self.readers = peers if plan.root == NO_ROOT else [peer for peer in peers if peer.member == plan.root]
+
+
 class ReduceAll(Exchange):
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        exposed: peers read the source where it lies in the home.
+        shown: peers read the result where it lies in the home.
+    """
 
     __slots__ = (
-        "_block",
-        "_bounds",
-        "_count",
-        "_depth",
-        "_exposed",
-        "_lane",
-        "_longest",
-        "_result",
-        "_results",
-        "_scratch",
-        "_shown",
-        "_source",
-        "_sources",
+        *("_block", "_count", "_layout", "_result", "_results", "_scratch", "_source", "_sources"),
+        *("exposed", "shown"),
     )
 
+    _layout: _Layout
+
     def lay_out(self) -> int:
-        made = self.made
-        assert made is not None
-        size = self.board.size
-        itemsize = self.operation.call.dtype.itemsize
-        self._bounds = part_bounds(made.send[0].size, size, itemsize)
-        self._longest = self._bounds[1] - self._bounds[0]
+        plan = self.plan
+        layout = plan.layout
+        if layout is None:
+            plan.layout = layout = _Layout(plan)
+        assert isinstance(layout, _Layout)
+        self._layout = layout
+        self._block = layout.block
+        self._count = -(-layout.longest // layout.block)
         self._scratch: Array | None = None
-        if self.plan.path is Path.inline:
-            self._set_block(max(1, self._longest))
-            self._depth = 1
-        else:
-            block, self._depth = blocks(self._longest * itemsize, size, size - 1, self.limits)
-            self._set_block(block // itemsize)
-        send = self.in_home(made.send)
-        result = self.in_home(made.recv)
-        self._lane = self._block * itemsize
-        if itemsize * self._block % 64:
-            self._lane += 64 - self._lane % 64
-        self._source, self._result = send, result
-        self._exposed, self._shown = send != 0, result != 0
-        needed = (0 if send else self._depth * (size - 1)) + (0 if result else self._depth)
-        return needed * self._lane
+        self._source = self._result = 0
+        hub = plan.board.hub
+        if hub.leases:
+            self._source = hub.offset_of(self.send[0])
+            self._result = hub.offset_of(self.recv[0]) if self.recv else 0
+        self.exposed, self.shown = self._source != 0, self._result != 0
+        lanes = 0 if self.exposed else plan.board.size - 1
+        return layout.depth * (lanes + (not self.shown)) * layout.lane
 
     def begin(self) -> None:
-        made = self.made
-        assert made is not None
-        if self.plan.path is Path.inline:
+        layout, made, inline = self._layout, self.made, self.plan.path is Path.inline
+        if inline and made is not None:
             made.fill()
         after = self.staging
-        if not self._exposed:
+        if not self.exposed:
             self._source = self.staging
-            after += self._depth * (self.board.size - 1) * self._lane
-        if not self._shown:
+            after += layout.depth * (self.plan.board.size - 1) * layout.lane
+        if not self.shown:
             self._result = after
         filled = 0
-        if self._exposed and (self.plan.path is Path.inline or (not made.before and made.factor is None)):
-            filled = self._count
-        elif self.plan.path is Path.inline and self._count:
+        if self.exposed:
+            to_fill = made is not None and (bool(made.before) or made.factor is not None)
+            filled = self._count if inline or not to_fill else 0
+        elif inline and self._count:
             self._fill(0)
             filled = 1
-        self.publish(place_word(self._source, self._exposed), place_word(self._result, self._shown), filled)
+        self.publish(place_word(self._source, self.exposed), place_word(self._result, self.shown), filled)
 
-    def _set_block(self, elements: int) -> None:
-        self._block = elements
-        self._count = -(-self._longest // elements)
+    # ── in one block ─────────────────────────────────────────────────────────────────────────────────
+
+    def look(self) -> bool:
+        """Reduce my part and hand it out (phase 0), collect the others' (1), wait for those who read my own
+        array (2)."""
+        plan, layout = self.plan, self._layout
+        peers = plan.board.peers
+        ends = plan.ends
+        if not ends:
+            if not plan.found():
+                return False
+            ends = plan.ends
+        if not self.phase:
+            code, head = self.code, self.head
+            for words, base in ends:
+                if words[base + head] != code:
+                    return False
+            if not self._count:
+                self.phase = 2
+            else:
+                self._find_places()
+                self._reduce(0)
+                if self.withdrawn(peers):
+                    self.phase = WITHDRAWN
+                    return False
+                plan.board.words[self.base + TOOK] = 1
+                self.put(OUT, 1)
+                self._keep(0)
+                self.phase = 1 if layout.collects else 2
+        if self.phase == 1:
+            at = self.head + OUT
+            for words, base in ends:
+                if not words[base + at]:
+                    return False
+            for peer in peers:
+                self._collect(peer, 0)
+            if self.withdrawn(peers):
+                self.phase = WITHDRAWN
+                return False
+            self.put(TOOK_OUT, 1)
+            self.phase = 2
+        if self.phase == WITHDRAWN:
+            return False
+        if self._count:
+            if self.exposed and not layout.collects and not self.has_reached(ends, TOOK, 1):
+                return False
+            if self.shown:
+                for peer in layout.readers:
+                    if not self.word(peer, TOOK_OUT):
+                        return False
+        self.empty()
+        return True
+
+    # ── in several ───────────────────────────────────────────────────────────────────────────────────
 
     def steps(self) -> Steps:
-        made, board = self.made, self.board
-        assert made is not None
-        peers = board.peers
-        inline = self.plan.path is Path.inline
+        plan, layout, board = self.plan, self._layout, self.plan.board
+        peers, words = board.peers, board.words
         yield from self.arrivals(peers)
-        self._sources = {peer.member: place_of(self.word(peer, SOURCE)) for peer in peers}
-        self._results = {peer.member: place_of(self.word(peer, RESULT)) for peer in peers}
-        if not inline:
-            made.fill()
-        exposed, shown = self._exposed, self._shown
+        self._find_places()
+        self.fill()
+        exposed, shown = self.exposed, self.shown
         theirs = (*self._sources.values(), *self._results.values())
         if exposed and shown and all(whole for _, whole in theirs):
-            itemsize = self.operation.call.dtype.itemsize  # nothing is staged, so blocks may be larger
-            block, _ = blocks(self._longest * itemsize, board.size, 0, self.limits)
-            self._set_block(block // itemsize)
-        if exposed and self.words[self.base + FILL] < self._count:
+            # Nothing is staged, so blocks may be larger.
+            block, _ = blocks(layout.longest * plan.itemsize, board.size, 0, plan.limits)
+            self._block = block // plan.itemsize
+            self._count = -(-layout.longest // self._block)
+        if exposed and words[self.base + FILL] < self._count:
             self.put(FILL, self._count)
-        count, depth = self._count, self._depth
-        root = self.operation.call.root
-        collects = root in (NO_ROOT, board.rank)
-        readers = peers if root == NO_ROOT else [peer for peer in peers if peer.member == root]
+        count, depth, readers = self._count, layout.depth, layout.readers
         for block in range(count + 2):
-            if block < count and not exposed and self.words[self.base + FILL] <= block:
+            if block < count and not exposed and words[self.base + FILL] <= block:
                 yield from self.reached(peers, TOOK, block - depth + 1)
                 self._fill(block)
                 self.put(FILL, block + 1)
@@ -136,73 +200,74 @@ class ReduceAll(Exchange):
                     yield from self.reached(readers, TOOK_OUT, reduced - depth + 1)
                 self._reduce(reduced)
                 yield from self.confirmed(peers)
-                self.words[self.base + TOOK] = reduced + 1
+                words[self.base + TOOK] = reduced + 1
                 self.put(OUT, reduced + 1)
                 self._keep(reduced)
             collected = block - 2
-            if collects and 0 <= collected < count:
+            if layout.collects and 0 <= collected < count:
                 for peer in peers:
                     yield from self.reached((peer,), OUT, collected + 1)
                     self._collect(peer, collected)
                 self.put(TOOK_OUT, collected + 1)
-        if collects:
+        if layout.collects:
             yield from self.confirmed(peers)
         if exposed:
             yield from self.reached(peers, TOOK, count)
         if shown:
             yield from self.reached(readers, TOOK_OUT, count)
-        made.empty()
+        self.empty()
 
     # ── a block ──────────────────────────────────────────────────────────────────────────────────────
 
+    def _find_places(self) -> None:
+        """Where all peers' sources and results lie."""
+        peers = self.plan.board.peers
+        self._sources = {peer.member: place_of(self.word(peer, SOURCE)) for peer in peers}
+        self._results = {peer.member: place_of(self.word(peer, RESULT)) for peer in peers}
+
     def _range(self, member: int, block: int) -> tuple[int, int]:
         """Where a block of a member's part lies in the buffer, in elements."""
-        low, high = self._bounds[member], self._bounds[member + 1]
+        bounds = self._layout.bounds
+        low, high = bounds[member], bounds[member + 1]
         start = min(low + block * self._block, high)
         return start, min(start + self._block, high)
 
     def _fill(self, block: int) -> None:
         """Copy in what each peer will reduce."""
-        made, rank = self.made, self.board.rank
-        assert made is not None
-        send = made.send[0]
-        at = self._source + block % self._depth * (self.board.size - 1) * self._lane
-        for peer in self.board.peers:
+        layout, board, send = self._layout, self.plan.board, self.send[0]
+        at = self._source + block % layout.depth * (board.size - 1) * layout.lane
+        for peer in board.peers:
             low, high = self._range(peer.member, block)
             if low < high:
-                lane = at + (peer.member - (peer.member > rank)) * self._lane
-                self.mine(lane, high - low, send)[...] = send[low:high]
+                lane = at + (peer.member - (peer.member > board.rank)) * layout.lane
+                self.mine(lane, high - low)[...] = send[low:high]
 
     def _reduce(self, block: int) -> None:
         """Combine all ranks' blocks of my part, in rank order, where peers find the result."""
-        made, rank = self.made, self.board.rank
-        assert made is not None
+        plan, layout, board = self.plan, self._layout, self.plan.board
+        rank = board.rank
         low, high = self._range(rank, block)
         if low == high:
             return
-        count, op = high - low, self.operation.call.combine
-        assert op is not None
-        own = made.send[0][low:high]
-        if self._shown:
-            out = made.recv[0][low:high]
+        count, combine_two = high - low, plan.reduce
+        assert combine_two is not None
+        own = self.send[0][low:high]
+        if self.shown:
+            out = self.recv[0][low:high]
         else:
-            out = self.mine(self._result + block % self._depth * self._lane, count, own)
+            out = self.mine(self._result + block % layout.depth * layout.lane, count)
+        in_place = self.shown and self.recv[0] is self.send[0]
         total: Array | None = None
-        for member in range(self.board.size):
+        for member in range(board.size):
             part = own if member == rank else self._theirs(member, low, block, count)
             if total is None:
                 total = part
                 continue
-            into = out
-            if member < rank and self._shown and self._in_place():
-                into = self._aside(count, own)  # my own operand lies where the result goes
-            combine(total, part, into, op)
+            # In place my own operand lies where the result goes: what comes before it is put aside.
+            into = self._aside(count, own) if in_place and member < rank else out
+            combine_two(total, part, into)
             total = into
-        finish(out, op, self.board.size)
-
-    def _in_place(self) -> bool:
-        assert self.made is not None
-        return self.made.recv[0] is self.made.send[0]
+        plan.finish(out)
 
     def _aside(self, count: int, like: Array) -> Array:
         if self._scratch is None:
@@ -211,36 +276,31 @@ class ReduceAll(Exchange):
 
     def _theirs(self, member: int, low: int, block: int, count: int) -> Array:
         """A peer's block of my part."""
-        made, board = self.made, self.board
-        assert made is not None
+        plan, layout, board = self.plan, self._layout, self.plan.board
         at, exposed = self._sources[member]
-        send = made.send[0]
         if exposed:
-            at += low * send.itemsize
+            at += low * plan.itemsize
         else:
             lane = board.rank - (board.rank > member)
-            at += (block % self._depth * (board.size - 1) + lane) * self._lane
-        return self.at(board.by_member[member], at, count, send)
+            at += (block % layout.depth * (board.size - 1) + lane) * layout.lane
+        return self.at(board.by_member[member], at, count)
 
     def _keep(self, block: int) -> None:
         """My part of the result reaches my own array, where it is not there already."""
-        made, rank = self.made, self.board.rank
-        assert made is not None
-        if self._shown or not made.recv:
+        if self.shown or not self.recv:
             return
-        low, high = self._range(rank, block)
+        layout = self._layout
+        low, high = self._range(self.plan.board.rank, block)
         if low < high:
-            recv = made.recv[0]
-            recv[low:high] = self.mine(self._result + block % self._depth * self._lane, high - low, recv)
+            at = self._result + block % layout.depth * layout.lane
+            self.recv[0][low:high] = self.mine(at, high - low)
 
     def _collect(self, peer: Peer, block: int) -> None:
         """A peer's part of the result reaches my array."""
-        made = self.made
-        assert made is not None
         low, high = self._range(peer.member, block)
         if low == high:
             return
-        recv = made.recv[0]
+        layout = self._layout
         at, shown = self._results[peer.member]
-        at += low * recv.itemsize if shown else block % self._depth * self._lane
-        recv[low:high] = self.at(peer, at, high - low, recv)
+        at += low * self.plan.itemsize if shown else block % layout.depth * layout.lane
+        self.recv[0][low:high] = self.at(peer, at, high - low)

@@ -10,268 +10,228 @@ Bytes: every byte is copied once where it lies in its rank's home, else twice.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.local.board import FILL, PAYLOAD, SOURCE, TOOK, Peer, place_of, place_word
-from aiodist.backends.host.local.exchange import Exchange, Steps
-from aiodist.backends.host.local.plan import Path, blocks
-from aiodist.kernels import combine, finish
-from aiodist.roles import ROLES, Parts
+from aiodist.backends.host.local.exchange import WITHDRAWN, Exchange, Steps
+from aiodist.backends.host.local.plan import Path, Plan, blocks
+from aiodist.kernels import reduce_in_order
 
 INLINE_BLOCK = 256 * 1024
 """Bytes of a block on the loop."""
 
 
-class Share(Exchange):
-    """See the module."""
+class _Layout:
+    """What is worked out once.
 
-    __slots__ = (
-        "_alike",
-        "_at",
-        "_block",
-        "_count",
-        "_depth",
-        "_exposed",
-        "_lane",
-        "_modes",
-        "_readers",
-        "_sorts",
-        "_sources",
-        "_starts",
-    )
+    Attributes:
+        longest: elements of the longest part.
+        block: elements of a block.
+        count: blocks.
+        depth: blocks that lie in staging at a time.
+        lane: bytes from one part of a block to the next, in staging.
+        lanes: parts of a block: one where all readers take the same.
+        starts: where each member's part begins in a source that is cut, in elements.
+    """
+
+    __slots__ = ("block", "count", "depth", "lane", "lanes", "longest", "starts")
+
+    def __init__(self, plan: Plan, longest: int) -> None:
+        size, itemsize = plan.board.size, plan.itemsize
+        self.longest = longest
+        self.lanes = 1 if plan.alike else size - 1
+        self.starts = bounds_of(longest * size, None if plan.alike else plan.sizes, size)
+        self.block, self.depth = max(1, longest), 1
+        if plan.path is not Path.inline:
+            block, self.depth = blocks(longest * itemsize, size, self.lanes, plan.limits, phases=1)
+            self.block = block // itemsize
+        elif longest * itemsize > INLINE_BLOCK:
+            self.block = INLINE_BLOCK // itemsize  # peers take the first while the others are filled
+            self.depth = -(-longest // self.block)
+        self.count = -(-longest // self.block)
+        self.lane = -(-self.block * itemsize // 64) * 64
+
+
+class Share(Exchange):
+    """See the module.
+
+    Attributes:
+        exposed: peers read the source where it lies in the home.
+    """
+
+    __slots__ = ("_at", "_layout", "_modes", "exposed")
+
+    _layout: _Layout
 
     def lay_out(self) -> int:
-        made, board, call = self.made, self.board, self.operation.call
-        assert made is not None
-        root, itemsize, roles = call.root, call.dtype.itemsize, ROLES[call.kind]
-        gives, gets = roles.gives(board.rank, root), roles.gets(board.rank, root)
-        self._sources = [peer for peer in board.peers if gets and roles.gives(peer.member, root)]
-        self._readers = [peer for peer in board.peers if gives and roles.gets(peer.member, root)]
-        self._alike = roles.source is Parts.ONE  # all who take from a rank take the same
-        self._sorts = roles.target is Parts.EACH  # what comes has a place for each member
-        lanes = 1 if self._alike else board.size - 1
-        sizes = self.operation.source_sizes or self.operation.target_sizes
-        longest = max(sizes) if sizes else (made.send or made.recv)[0].size
-        self._starts = bounds_of(longest * board.size, self.operation.source_sizes, board.size)
-        inline = self.plan.path is Path.inline
-        self._block = max(1, longest)
-        self._depth = 1
-        if not inline:
-            block, self._depth = blocks(longest * itemsize, board.size, lanes, self.limits, phases=1)
-            self._block = block // itemsize
-        elif longest * itemsize > INLINE_BLOCK:
-            self._block = INLINE_BLOCK // itemsize  # peers take the first while the others are filled
-            self._depth = -(-longest // self._block)
-        self._count = -(-longest // self._block)
-        self._lane = -(-self._block * itemsize // 64) * 64
-        self._at, self._exposed = 0, False
-        if not made.send or not self._readers:
+        plan, send = self.plan, self.send
+        layout = plan.layout
+        if layout is None:
+            longest = max(plan.sizes) if plan.sizes else (send or self.recv)[0].size
+            plan.layout = layout = _Layout(plan, longest)
+            plan.in_blocks = plan.path is not Path.inline or layout.count > 1
+        assert isinstance(layout, _Layout)
+        self._layout = layout
+        self._at, self.exposed = 0, False
+        if not send or not plan.readers:
             return 0
-        self._at = self._side_by_side()
-        self._exposed = self._at != 0
-        needed = self._depth * lanes * self._lane
-        if self._exposed:
-            return 0
-        if inline and needed <= PAYLOAD:
-            self._at = board.payload_at(self.seq)
+        if plan.board.hub.leases:
+            self._at = self._side_by_side()
+            if self._at:
+                self.exposed = True
+                return 0
+        needed = layout.depth * layout.lanes * layout.lane
+        if plan.path is Path.inline and needed <= PAYLOAD:
+            self._at = plan.board.payload_at(self.seq)
             return 0
         return needed
 
     def begin(self) -> None:
-        made = self.made
-        assert made is not None
-        inline, filled = self.plan.path is Path.inline, 0
+        layout, inline, filled = self._layout, self.plan.path is Path.inline, 0
         self._at = self._at or self.staging
-        if inline:
-            made.fill()
-        if self._exposed:
-            filled = self._count if inline or (not made.before and made.factor is None) else 0
-        elif inline and self._at and self._count:
+        if inline and self.made is not None:
+            self.made.fill()
+        if self.exposed:
+            filled = layout.count if inline or not self._to_fill() else 0
+        elif inline and self._at and layout.count:
             self._fill(0)
             filled = 1
-        self.publish(place_word(self._at, self._exposed), 0, filled)
+        self.publish(place_word(self._at, self.exposed), 0, filled)
+
+    def _to_fill(self) -> bool:
+        return self.made is not None and (bool(self.made.before) or self.made.factor is not None)
 
     def _side_by_side(self) -> int:
         """Where the source lies if peers can read it there: in the home, its parts side by side; else 0."""
-        made = self.made
-        assert made is not None
-        at = self.in_home(made.send)
-        if at and len(made.send) > 1:
-            itemsize = made.send[0].itemsize
-            offset_of = self.board.hub.offset_of
-            for part, start in zip(made.send, self._starts, strict=False):
+        send, offset_of = self.send, self.plan.board.hub.offset_of
+        at = offset_of(send[0])
+        if at and len(send) > 1:
+            itemsize = self.plan.itemsize
+            for part, start in zip(send, self._layout.starts, strict=False):
                 if part.size and offset_of(part) != at + start * itemsize:
                     return 0
         return at
 
+    # ── in one block ─────────────────────────────────────────────────────────────────────────────────
+
+    def look(self) -> bool:
+        """Take what there is; where peers read my own array, wait until they have taken it."""
+        plan, count = self.plan, self._layout.count
+        if self.phase == WITHDRAWN:
+            return False
+        if not self.phase:
+            code, head = self.code, self.head
+            for peer in plan.sources:
+                if not (peer.base or plan.board.found(peer)) or peer.words[peer.base + head] != code:
+                    return False
+            if count:
+                self._modes = {peer.member: place_of(self.word(peer, SOURCE)) for peer in plan.sources}
+                self._take(0)
+                if self.withdrawn(plan.sources):
+                    self.phase = WITHDRAWN
+                    return False
+                if any(exposed for _, exposed in self._modes.values()):
+                    self.put(TOOK, 1)
+            self.phase = 1
+        if self.exposed and count:
+            code, head = self.code, self.head
+            for peer in plan.readers:
+                if not (peer.base or plan.board.found(peer)):
+                    return False
+                words, base = peer.words, peer.base + head
+                if words[base] != code or not words[base + TOOK]:
+                    return False
+        self.empty()
+        return True
+
+    # ── in several ───────────────────────────────────────────────────────────────────────────────────
+
     def steps(self) -> Steps:
-        made = self.made
-        assert made is not None
-        yield from self.arrivals(self._sources)
-        self._modes = {peer.member: place_of(self.word(peer, SOURCE)) for peer in self._sources}
-        if self.plan.path is not Path.inline:
-            made.fill()
-        count, depth, exposed = self._count, self._depth, self._exposed
+        plan, layout = self.plan, self._layout
+        sources, count = plan.sources, layout.count
+        yield from self.arrivals(sources)
+        self._modes = {peer.member: place_of(self.word(peer, SOURCE)) for peer in sources}
+        if plan.path is not Path.inline:
+            self.fill()
+        words = plan.board.words
         gives = self._at != 0
-        if exposed and self.words[self.base + FILL] < count:
+        if self.exposed and words[self.base + FILL] < count:
             self.put(FILL, count)
         for block in range(count + 1):
-            if gives and block < count and self.words[self.base + FILL] <= block:
-                yield from self._read_of(block - depth + 1)
+            if gives and block < count and words[self.base + FILL] <= block:
+                yield from self._read_of(block - layout.depth + 1)
                 self._fill(block)
                 self.put(FILL, block + 1)
             taken = block - 1
             if taken >= 0:
-                yield from self.reached(self._sources, FILL, taken + 1)
+                yield from self.reached(sources, FILL, taken + 1)
                 self._take(taken)
-                if self._sources:
+                if sources:
                     self.put(TOOK, taken + 1)
-        yield from self.confirmed(self._sources)
-        if exposed:
+        yield from self.confirmed(sources)
+        if self.exposed:
             yield from self._read_of(count)
-        made.empty()
+        self.empty()
 
     def _read_of(self, block: int) -> Steps:
         """Wait until all who take from here have taken so many blocks."""
         if block > 0:
-            yield from self.arrivals(self._readers)
-            yield from self.reached(self._readers, TOOK, block)
+            yield from self.arrivals(self.plan.readers)
+            yield from self.reached(self.plan.readers, TOOK, block)
 
     # ── a block ──────────────────────────────────────────────────────────────────────────────────────
 
     def _fill(self, block: int) -> None:
-        made, rank = self.made, self.board.rank
-        assert made is not None
-        start = block * self._block
-        if self._alike:
-            part = made.send[0][start : start + self._block]
+        plan, layout, rank = self.plan, self._layout, self.plan.board.rank
+        start = block * layout.block
+        at = self._at + block % layout.depth * layout.lanes * layout.lane
+        if plan.alike:
+            part = self.send[0][start : start + layout.block]
             if part.size:
-                self.mine(self._at + block % self._depth * self._lane, part.size, part)[...] = part
+                self.mine(at, part.size)[...] = part
             return
-        at = self._at + block % self._depth * (self.board.size - 1) * self._lane
-        for peer in self._readers:
-            part = made.send[peer.member][start : start + self._block]
+        for peer in plan.readers:
+            part = self.send[peer.member][start : start + layout.block]
             if part.size:
-                lane = at + (peer.member - (peer.member > rank)) * self._lane
-                self.mine(lane, part.size, part)[...] = part
+                lane = at + (peer.member - (peer.member > rank)) * layout.lane
+                self.mine(lane, part.size)[...] = part
 
     def _take(self, block: int) -> None:
-        made, rank = self.made, self.board.rank
-        assert made is not None
-        start = block * self._block
-        stop = start + self._block
-        if self.operation.call.reduce is not None:
-            self._combine(made.recv[0][start:stop], start, block)
+        plan, rank = self.plan, self.plan.board.rank
+        start = block * self._layout.block
+        stop = start + self._layout.block
+        if plan.reduce is not None:
+            self._combine(self.recv[0][start:stop], start, block)
             return
-        for peer in self._sources:
-            into = made.recv[peer.member if self._sorts else 0][start:stop]
+        for peer in plan.sources:
+            into = self.recv[peer.member if plan.sorts else 0][start:stop]
             if into.size:
-                into[...] = self._theirs(peer, start, block, into)
-        if made.send and made.recv:
-            mine = made.send[0 if self._alike else rank][start:stop]
-            into = made.recv[rank if self._sorts else 0][start:stop]
+                into[...] = self._theirs(peer, start, block, into.size)
+        if self.send and self.recv:
+            mine = self.send[0 if plan.alike else rank][start:stop]
+            into = self.recv[rank if plan.sorts else 0][start:stop]
             if into.size:
                 into[...] = mine
 
     def _combine(self, out: Array, start: int, block: int) -> None:
         """My part of all ranks, in rank order."""
-        made, op = self.made, self.operation.call.combine
-        assert made is not None
-        assert op is not None
+        plan, board = self.plan, self.plan.board
         if not out.size:
             return
-        rank = self.board.rank
-        total: Array | None = None
-        for member in range(self.board.size):
-            if member == rank:
-                part = made.send[rank][start : start + out.size]
-            else:
-                part = self._theirs(self.board.by_member[member], start, block, out)
-            if total is None:
-                total = part
-            else:
-                combine(total, part, out, op)
-                total = out
-        finish(out, op, self.board.size)
+        parts = [self._theirs(peer, start, block, out.size) for peer in board.peers]
+        parts.insert(board.rank, self.send[board.rank][start : start + out.size])
+        assert plan.reduce is not None
+        reduce_in_order(parts, out, plan.reduce)
+        plan.finish(out)
 
-    def _theirs(self, peer: Peer, start: int, block: int, like: Array) -> Array:
+    def _theirs(self, peer: Peer, start: int, block: int, count: int) -> Array:
         """A peer's block for me."""
-        rank, (at, exposed) = self.board.rank, self._modes[peer.member]
+        plan, layout, rank = self.plan, self._layout, self.plan.board.rank
+        at, exposed = self._modes[peer.member]
         if exposed:
-            first = 0 if self._alike else self._starts[rank]
-            return self.at(peer, at + (first + start) * like.itemsize, like.size, like)
-        place = block % self._depth
-        if not self._alike:
-            place = place * (self.board.size - 1) + rank - (rank > peer.member)
-        return self.at(peer, at + place * self._lane, like.size, like)
-
-
-class Meet(Exchange):
-    """barrier and new_group: everybody is here, and does the same."""
-
-    __slots__ = ()
-
-    def steps(self) -> Steps:
-        yield from self.arrivals(self.board.peers)
-
-
-class ReduceEach(Exchange):
-    """all_reduce of few bytes: every rank gives all of it, and reduces everything, in rank order.
-
-    Ranks compute the same from equal addresses within a page, so that they get the same bits, also where
-    NumPy's choice between two NaNs depends on alignment (law 3).
-    """
-
-    __slots__ = ("_at",)
-
-    def lay_out(self) -> int:
-        assert self.made is not None
-        nbytes = self.made.send[0].nbytes
-        return 0 if nbytes <= PAYLOAD else nbytes
-
-    def begin(self) -> None:
-        made, board = self.made, self.board
-        assert made is not None
-        made.fill()
-        send = made.send[0]
-        self._at = self.staging or board.payload_at(self.seq)
-        if send.size:
-            self.mine(self._at, send.size, send)[...] = send
-        self.publish(place_word(self._at, exposed=False), 0, 1)
-
-    def steps(self) -> Steps:
-        made, board = self.made, self.board
-        assert made is not None
-        yield from self.arrivals(board.peers)
-        recv, op = made.recv[0], self.operation.call.combine
-        assert op is not None
-        if recv.size:
-            out = aligned(recv.size, recv.dtype)
-            total: Array | None = None
-            for member in range(board.size):
-                if member == board.rank:
-                    part = self.mine(self._at, recv.size, recv)
-                else:
-                    peer = board.by_member[member]
-                    at, _ = place_of(self.word(peer, SOURCE))
-                    part = self.at(peer, at, recv.size, recv)
-                if total is None:
-                    total = part
-                else:
-                    combine(total, part, out, op)
-                    total = out
-            # Where torch is loaded it reduces halves, and gives NaNs other bits.
-            finish(out, op, board.size, one_nan=out.dtype.itemsize == 2)
-            recv[...] = out
-        made.empty()
-
-
-def aligned(count: int, dtype: np.dtype[Any]) -> Array:
-    """New memory that begins on a cache line."""
-    raw = np.empty(count * dtype.itemsize + 64, np.uint8)
-    skip = -raw.__array_interface__["data"][0] % 64
-    return raw[skip : skip + count * dtype.itemsize].view(dtype)
+            first = 0 if plan.alike else layout.starts[rank]
+            return self.at(peer, at + (first + start) * plan.itemsize, count)
+        place = block % layout.depth
+        if not plan.alike:
+            place = place * (plan.board.size - 1) + rank - (rank > peer.member)
+        return self.at(peer, at + place * layout.lane, count)

@@ -1,0 +1,332 @@
+"""The short way: a collective on plain arrays, without anything that it does not need.
+
+The long way checks a call's arguments, makes a request, an operation and an entry in flight for everything;
+that is 15 µs of Python. What loops do again and again is the same call on contiguous arrays of one shape. So
+what is worked out is kept for each kind, op, dtype, shape and root, and a call on such arrays takes a look
+into that table, an exchange, and a handle. All checks are on: the word that publishes an operation stands for
+the whole signature, and whatever is still pending when the loop turns is entered in flight, with its deadline
+and stall clock. On the other ranks the same operation may go the long way: both run the same exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from threading import get_ident
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiodist.backends.base import Array
+from aiodist.backends.buffers import cut
+from aiodist.backends.host.local.board import MASK, SLOTS
+from aiodist.backends.host.local.direct import Meet
+from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.kinds import exchange_for
+from aiodist.backends.host.local.plan import Path, Plan
+from aiodist.errors import UsageError
+from aiodist.roles import ROLES, Kind, Parts
+from aiodist.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check_reduction
+from aiodist.work import POLL_TURNS, Failures, Pulse, Work
+
+_SHAPES = 256  # that are remembered for each kind and op
+_NO_OP = 0
+_ANY_ROOT = -1
+_SCATTER = Kind.scatter
+PENDING, DONE = 0, 1
+
+
+class Issuer(Protocol):
+    """The group, as far as it is needed here.
+
+    Attributes:
+        _issued: the next collective's number.
+    """
+
+    _issued: int
+    _loop: asyncio.AbstractEventLoop
+    _pulse: Pulse
+    _failures: Failures
+
+
+class Running(Protocol):
+    """The group's exchanges, as far as they are needed here."""
+
+    def admits(self, exchange: Exchange) -> bool:
+        """Whether it may be published now: its slot is free, and it has the staging that it needs."""
+
+    def run(self, exchange: Exchange) -> None:
+        """Publish it, and go on with it as peers let it."""
+
+    def poll(self, exchange: Exchange) -> None:
+        """Somebody awaits it: look again and again, as long as this turn of the loop may."""
+
+    def note_all(self) -> None:
+        """Enter in flight what went this way and is pending."""
+
+    def plan(self, call: Call, nbytes: int) -> Plan:
+        """What is the same for all calls like this one."""
+
+
+class Case:
+    """What a call on plain arrays of one shape becomes.
+
+    Attributes:
+        plan: of the exchange.
+        exchange: its kind.
+        out_shape: of a new output, or None where the tensor that leads is the output.
+        other_shape: of the other tensor, where one is passed.
+    """
+
+    __slots__ = ("each_from", "each_to", "exchange", "gets", "gives", "other_shape", "plan", "size")
+
+    def __init__(
+        self, plan: Plan, exchange: type[Exchange], other_shape: tuple[int, ...], rank: int, size: int
+    ) -> None:
+        roles, root = ROLES[plan.call.kind], plan.call.root
+        self.plan = plan
+        self.exchange = exchange
+        self.other_shape = other_shape
+        self.gives, self.gets = roles.gives(rank, root), roles.gets(rank, root)
+        self.each_from = roles.source is Parts.EACH
+        self.each_to = roles.target is Parts.EACH
+        self.size = size
+
+
+class ShortWork(Work[Any]):
+    """The handle of an operation that went the short way: it makes what it needs only when asked."""
+
+    __slots__ = ("_exchange", "_short")
+
+    def __init__(self, short: Short, exchange: Exchange, result: Any, held: bool) -> None:
+        # Not Work's: this is where the time goes, and all else can be found by way of the group.
+        self.group = short.issuer
+        self._state = PENDING
+        self._result = result
+        self._error = None
+        self._waiters = None
+        self._callbacks = None
+        self._awaited = held
+        self._short = short
+        self._exchange = exchange
+
+    _loop = property(lambda self: self.group._loop)
+    _pulse = property(lambda self: self.group._pulse)
+    _failures = property(lambda self: self.group._failures)
+    _driver = None
+    _completion = None
+    _held_back = False
+
+    @property
+    def call(self) -> Call:  # type: ignore[override]
+        """What the ranks agree on."""
+        return self._short.numbered(self._exchange.plan.call, self._exchange.seq)
+
+    @property
+    def seq(self) -> int:
+        """The operation's number."""
+        return self._exchange.seq
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        self._awaited = True
+        short = self._short
+        if self._state == PENDING and short.here():
+            poll, exchange = short.running.poll, self._exchange
+            poll(exchange)
+            if self._state == PENDING:
+                for _ in range(POLL_TURNS):
+                    yield
+                    if self._state != PENDING:
+                        break
+                    poll(exchange)
+                    if self._state != PENDING:
+                        break
+        if self._state == PENDING:
+            yield from self._suspend()
+        elif short.pulse.overdue():
+            yield
+        return self._result if self._state == DONE else self.result()
+
+
+class Short:
+    """The short way of one group.
+
+    Args:
+        running: the group's exchanges.
+        issuer: the group.
+        rank: this process's group rank, of `size`.
+    """
+
+    def __init__(self, running: Running, issuer: Issuer, rank: int, size: int) -> None:
+        self.running = running
+        self.issuer = issuer
+        self.pulse = issuer._pulse
+        self.dead = False
+        self._rank, self._size = rank, size
+        self._thread = get_ident()
+        self._turning = issuer._loop.is_running  # in this thread no other loop runs, then
+        ops = max(ReduceOp) + 1
+        self._cases: list[list[dict[Any, Case | None]]] = [
+            [{} for _ in range(ops)] for _ in range(max(Kind) + 1)
+        ]
+        self._recent: list[tuple[int, Call] | None] = [None] * SLOTS
+
+    def here(self) -> bool:
+        """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
+        return get_ident() == self._thread and self._turning()
+
+    def start(
+        self,
+        kind: Kind,
+        tensor: Any,
+        out: Any,
+        held: bool,
+        op: ReduceOp | Premultiplied | int = _NO_OP,
+        root: Any = _ANY_ROOT,
+    ) -> Work[Any] | None:
+        """Take a number and start, if this is a case for it; else None, and nothing has happened.
+
+        Args:
+            kind: a collective with tensors.
+            tensor, out, op, root: what the caller passed, unchecked.
+            held: the caller passed `async_op=True`.
+        """
+        lead = out if kind is _SCATTER else tensor
+        try:
+            case = self._cases[kind][op][lead.dtype, lead.shape, root]  # type: ignore[index]
+        except (KeyError, AttributeError, TypeError, IndexError):
+            case = self._found(kind, lead, op, root)
+        if (
+            case is None
+            or type(lead) is not np.ndarray
+            or not lead.flags.carray
+            or self.dead
+            or get_ident() != self._thread
+            or not self._turning()
+        ):
+            return None
+        other = tensor if kind is _SCATTER else out
+        if other is not None and (
+            type(other) is not np.ndarray
+            or not other.flags.carray
+            or other.dtype != lead.dtype
+            or other.shape != case.other_shape
+            or np.may_share_memory(other, lead)
+        ):
+            return None
+        arrays = self._arrays(kind, case, lead, other)
+        if arrays is None:
+            return None
+        send, recv, result = arrays
+        return self._issue(case, send, recv, result, held)
+
+    def barrier(self, held: bool) -> Work[Any] | None:
+        """Likewise of a barrier."""
+        cases = self._cases[Kind.barrier][_NO_OP]
+        case = cases.get(())
+        if case is None:
+            call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
+            case = cases[()] = Case(self.running.plan(call, 0), Meet, (), self._rank, self._size)
+        if self.dead or not self.here():
+            return None
+        return self._issue(case, [], [], None, held)
+
+    def _issue(
+        self, case: Case, send: list[Array], recv: list[Array], result: Any, held: bool
+    ) -> Work[Any] | None:
+        issuer, plan = self.issuer, case.plan
+        seq = issuer._issued
+        exchange = case.exchange(plan, seq, send, recv)
+        if not self.running.admits(exchange):
+            return None
+        work = exchange.work = ShortWork(self, exchange, result, held)
+        issuer._issued = seq + 1
+        self._recent[seq & MASK] = (seq, plan.call)
+        self.running.run(exchange)
+        return work
+
+    def note_all(self) -> None:
+        """Enter in flight what is pending."""
+        self.running.note_all()
+
+    def call(self, seq: int) -> Call | None:
+        """What was issued here under a number, unless that is long ago."""
+        recent = self._recent[seq & MASK]
+        return None if recent is None or recent[0] != seq else self.numbered(recent[1], seq)
+
+    @staticmethod
+    def numbered(call: Call, seq: int) -> Call:
+        """A call under a number."""
+        return Call(call.kind, seq, call.dtype, call.shape, call.reduce, call.root)
+
+    def close(self) -> None:
+        """The group is gone: let go of its memory, also where users still hold works."""
+        self.dead = True
+        for ops in self._cases:
+            for cases in ops:
+                cases.clear()
+
+    # ── arrays ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _arrays(
+        self, kind: Kind, case: Case, lead: Array, other: Array | None
+    ) -> tuple[list[Array], list[Array], Any] | None:
+        """Parts that are given and taken, and the result; None where something is missing or too much."""
+        one = lead if lead.ndim == 1 else lead.reshape(-1)
+        if kind is Kind.broadcast:
+            return [one] * case.gives, [one] * case.gets, lead
+        if kind is _SCATTER:
+            if case.gives != (other is not None):
+                return None
+            send = [] if other is None else cut(other.reshape(-1), None, self._size)
+            return send, [one], lead
+        if not case.gets:
+            return None if other is not None else ([one], [], None)
+        if not (case.each_from or case.each_to):
+            if other is None:
+                both = [one]
+                return both, both, lead
+            return [one], [other.reshape(-1)], other
+        into = np.empty(case.other_shape, lead.dtype) if other is None else other
+        flat = into.reshape(-1)
+        send = cut(one, None, self._size) if case.each_from else [one]
+        return send, cut(flat, None, self._size) if case.each_to else [flat], into
+
+    # ── once for each dtype, shape and op ────────────────────────────────────────────────────────────
+
+    def _found(self, kind: Kind, lead: Any, op: Any, root: Any) -> Case | None:
+        """The case of a call that is new; remembered, also where there is none."""
+        plain_op = op == _NO_OP or isinstance(op, ReduceOp)
+        if type(lead) is not np.ndarray or type(root) is not int or not plain_op:
+            return None
+        dtype, shape = lead.dtype, lead.shape
+        if dtype not in DTYPE_CODES or not dtype.isnative or not lead.size:
+            return None
+        roles = ROLES[kind]
+        if roles.rooted and not 0 <= root < self._size:
+            return None
+        other_shape, agreed = shape, shape
+        if roles.source is not roles.target:
+            if roles.reduces:  # its parts are joined along the first axis
+                if not shape or shape[0] % self._size:
+                    return None
+                other_shape = (shape[0] // self._size, *shape[1:])
+            else:
+                other_shape = (self._size, *shape)
+        elif roles.cut and (not shape or shape[0] % self._size):
+            return None
+        try:
+            reduce = check_reduction(op, dtype) if roles.reduces else None
+        except UsageError:
+            return None
+        call = Call(kind, 0, dtype, agreed, reduce, root)
+        nbytes = call.nbytes * self._size if roles.agrees_on_part else call.nbytes
+        plan = self.running.plan(call, nbytes)
+        case = None
+        if plan.path in (Path.direct, Path.inline):
+            case = Case(plan, exchange_for(kind, plan.path), other_shape, self._rank, self._size)
+        cases = self._cases[kind][op]
+        if len(cases) >= _SHAPES:
+            cases.clear()
+        cases[dtype, shape, root] = case
+        return case

@@ -1,0 +1,26 @@
+"""An operation that messages carry: its signature is published like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiodist.backends.host.local.exchange import Exchange
+
+
+class Wired(Exchange):
+    """See the module.
+
+    Attributes:
+        start: called when all ranks have published the same.
+    """
+
+    __slots__ = ("start",)
+    start: Callable[[], None]
+
+    def look(self) -> bool:
+        """Everybody has published it."""
+        plan = self.plan
+        if not (plan.ends or plan.found()) or not self.arrived(plan.ends):
+            return False
+        self.start()
+        return True
