@@ -264,7 +264,7 @@ def test_part_in_two_places_is_told_once() -> None:
     both.abort(lambda: None)
     assert part.told.count("abort") == 1
     assert both.places == {"cpu": "a", "cuda": "a"}
-    assert both.quick(None, print) is None  # type: ignore[arg-type]
+    assert both.short_way(None, print) is None  # type: ignore[arg-type]
 
 
 def test_host_passes_over_numbers_that_are_not_its_own() -> None:

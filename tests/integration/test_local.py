@@ -249,14 +249,14 @@ async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup
     assert (array == 3).all()
 
 
-# ── the quick path ───────────────────────────────────────────────────────────────────────────────────
+# ── the short way ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @spmd(transport="shm")
-async def test_quick_and_ordinary_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
+async def test_short_and_long_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
     """Ranks may take different ways into the same operation: a strided view, a timeout, or neither."""
-    assert pg._quick is not None
+    assert pg._short is not None
     for number in range(300):
         count = 1 + number % 40
         wide = np.zeros((count, 2), np.float64)
@@ -281,12 +281,12 @@ async def test_more_in_flight_than_there_are_slots(pg: ProcessGroup, world_size:
 
 
 @spmd(world_size=2, transport="shm")
-async def test_a_quick_handle_does_all_that_any_other_does(pg: ProcessGroup) -> None:
+async def test_a_short_handle_does_all_that_any_other_does(pg: ProcessGroup) -> None:
     for count in (3, 3000, 30_000):  # in the slot, beside it, in parts
         if pg.rank == 0:
             await pg.recv(np.zeros(1), 1)  # it has looked at its handle while it was pending
         work: Any = pg.all_reduce(np.ones(count), async_op=True)
-        assert type(work).__name__ == "QuickWork"
+        assert type(work).__name__ == "ShortWork"
         if pg.rank == 1:
             assert repr(work) == f"<Work all_reduce #{work.seq} pending>"
             with pytest.raises(UsageError, match="has no stream"):
@@ -326,7 +326,7 @@ async def test_nobody_awaits_and_it_ends_all_the_same(pg: ProcessGroup) -> None:
 
 
 @spmd(world_size=2, transport="shm")
-async def test_a_quick_all_reduce_that_differs_is_a_mismatch(pg: ProcessGroup) -> None:
+async def test_a_short_all_reduce_that_differs_is_a_mismatch(pg: ProcessGroup) -> None:
     for _ in range(3):
         await pg.all_reduce(np.ones(3))
     with pytest.raises(CollectiveMismatch) as caught:
@@ -337,14 +337,14 @@ async def test_a_quick_all_reduce_that_differs_is_a_mismatch(pg: ProcessGroup) -
 
 
 @spmd(world_size=2, transport="shm")
-async def test_a_quick_all_reduce_and_another_collective_are_a_mismatch(pg: ProcessGroup) -> None:
+async def test_a_short_all_reduce_and_another_collective_are_a_mismatch(pg: ProcessGroup) -> None:
     await pg.all_reduce(np.ones(3))
     with pytest.raises(CollectiveMismatch, match="broadcast"):
         await (pg.all_reduce(np.ones(3)) if pg.rank else pg.broadcast(np.ones(3), src=1))
 
 
 @spmd(world_size=2, transport="shm")
-async def test_a_quick_all_reduce_that_nobody_joins_times_out(pg: ProcessGroup) -> None:
+async def test_a_short_all_reduce_that_nobody_joins_times_out(pg: ProcessGroup) -> None:
     group = await pg.new_group([0, 1])
     assert group is not None
     await group.all_reduce(np.ones(2))
@@ -358,7 +358,7 @@ async def test_a_quick_all_reduce_that_nobody_joins_times_out(pg: ProcessGroup) 
 
 
 @spmd(world_size=2, transport="shm")
-async def test_a_peer_that_closes_ends_a_quick_all_reduce(pg: ProcessGroup) -> None:
+async def test_a_peer_that_closes_ends_a_short_all_reduce(pg: ProcessGroup) -> None:
     group = await pg.new_group([0, 1])
     assert group is not None
     await group.all_reduce(np.ones(2))
@@ -371,7 +371,7 @@ async def test_a_peer_that_closes_ends_a_quick_all_reduce(pg: ProcessGroup) -> N
 
 
 @spmd(world_size=2, transport="shm")
-async def test_abort_ends_quick_all_reduces(pg: ProcessGroup) -> None:
+async def test_abort_ends_short_all_reduces(pg: ProcessGroup) -> None:
     group = await pg.new_group([0, 1])
     assert group is not None
     await group.all_reduce(np.ones(2))
@@ -404,7 +404,7 @@ async def test_an_array_that_becomes_read_only_breaks_the_group(pg: ProcessGroup
 
 
 @spmd(world_size=2, transport="shm")
-async def test_the_quick_path_refuses_what_the_other_refuses(pg: ProcessGroup) -> None:
+async def test_the_short_way_refuses_what_the_other_refuses(pg: ProcessGroup) -> None:
     tensor = np.ones(3)
     await pg.all_reduce(tensor)
     issued = pg.issued_count()
@@ -446,7 +446,7 @@ async def test_nans_of_a_small_all_reduce_are_the_same_on_all_ranks(pg: ProcessG
 
 
 @spmd(world_size=2, transport="shm")
-async def test_a_loop_of_quick_all_reduces_starves_nobody(pg: ProcessGroup) -> None:
+async def test_a_loop_of_short_all_reduces_starves_nobody(pg: ProcessGroup) -> None:
     turns = 0
 
     async def other() -> None:

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from aiodist.backends.host.local import board, quick, reduce_all, share
+from aiodist.backends.host.local import board, direct, reduce_all, share
 from aiodist.backends.host.local.hub import supported
 from aiodist.group import batch
 from aiodist.shm import available
@@ -22,7 +22,7 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 def odd_offsets(patch: pytest.MonkeyPatch) -> None:
     """The flag of a place shares a bit with its offset."""
-    for module in (share, reduce_all, quick):
+    for module in (share, reduce_all, direct):
         patch.setattr(module, "place_word", lambda at, exposed: at | exposed)
         patch.setattr(module, "place_of", lambda word: (word - (word & 1), word & 1 == 1))
 

@@ -22,7 +22,7 @@ OVER = -2
 """The phase of an operation that has ended."""
 
 WITHDRAWN = -1
-"""A phase without an end: a peer has withdrawn what was read. The group breaks; the control links say so."""
+"""A phase without an end: a peer has withdrawn what was read, or has published something else."""
 
 
 class Exchange:
@@ -139,12 +139,15 @@ class Exchange:
         return self.staging != 0
 
     def compare(self) -> None:
-        """Tell of a peer that has published something else under this number."""
+        """Tell once of a peer that has published something else under this number. It goes no further then."""
+        if self.phase == WITHDRAWN:
+            return
         code, head, low = self.code, self.head, self.plan.board.low
         for peer in self.plan.board.peers:
             if peer.base:
                 theirs = peer.words[peer.base + head + CODE]
                 if theirs and theirs != code and not (theirs ^ code) & low:
+                    self.phase = WITHDRAWN
                     self.plan.disagrees(self.seq, peer)
                     return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import Board, Peer
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import Hub
-from aiodist.backends.host.local.plan import Path, Plan, digest_of
+from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.environment.thresholds import Thresholds
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
 
@@ -54,10 +55,12 @@ class Member:
         work: Any = None
         sizes = {"source_sizes": source_sizes, "target_sizes": target_sizes}
         operation = Operation(call, work, source, target, None, lambda _: None, factor=factor, **sizes)
-        made = None if path is Path.meet else buffers(operation, self.rank, self.board.size, joined=False)
-        plan = Plan(digest_of(call), path)
+        made = buffers(operation, self.rank, self.board.size, joined=False)
+        parts = source_sizes if target_sizes is None else target_sizes
+        plan = Plan(self.board, replace(call, detail=""), path, SMALL, self.disagrees, parts)
         assert self.board.free(call.seq)
-        exchange = kind(self.board, operation, plan, made, SMALL, self.disagrees)
+        exchange = kind(plan, call.seq, made.send, made.recv, made, call)
+        exchange.operation = operation
         self._begun.append(exchange)
         assert not exchange.needs or exchange.take_room()
         exchange.begin()
@@ -65,7 +68,11 @@ class Member:
 
     def step(self, exchange: Exchange) -> bool:
         """Resume an operation; whether it is over."""
-        if exchange.dead or not exchange.step():
+        if exchange.dead:
+            return False
+        if not exchange.step():
+            if exchange.generator is None:
+                exchange.compare()
             return False
         self.board.finished(exchange.seq)
         return True
@@ -82,9 +89,12 @@ class Member:
     def close(self) -> None:
         """Let go of the memory, whatever is still under way."""
         for exchange in self._begun:
-            exchange.generator.close()
-            exchange.words, exchange.made = memoryview(b""), None
-            exchange.operation.source = exchange.operation.target = None
+            if exchange.generator is not None:
+                exchange.generator.close()
+            exchange.plan.close()
+            exchange.made, exchange.send, exchange.recv = None, [], []
+            if exchange.operation is not None:
+                exchange.operation.source = exchange.operation.target = None
         self._begun.clear()
         self.board.close()
 
@@ -101,8 +111,8 @@ class Member:
         there[...] = array
         return there
 
-    def disagrees(self, exchange: Exchange, peer: Peer) -> None:
-        self.disagreed.append((exchange.seq, peer.member))
+    def disagrees(self, seq: int, peer: Peer) -> None:
+        self.disagreed.append((seq, peer.member))
 
 
 def call_of(

@@ -27,6 +27,11 @@ def test_a_place_is_any_byte_and_whether_all_lies_there(at: int, exposed: bool) 
     assert place_of(word) == (at, exposed)
 
 
+def code(board: Board, digest: int, seq: int) -> int:
+    """The word that publishes an operation."""
+    return digest << 16 | (seq + 1) & board.low
+
+
 async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) -> None:
     first, second = hubs(2)
     mine = Board(first, CONTEXT, [0, 1], 0)
@@ -37,8 +42,8 @@ async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) ->
     assert peer.base == theirs.base
     word = theirs.base + theirs.head(5) + CODE
     assert peer.words[word] == 0
-    theirs.words[word] = theirs.code(77, 5)
-    assert peer.words[word] == mine.code(77, 5)
+    theirs.words[word] = code(theirs, 77, 5)
+    assert peer.words[word] == code(mine, 77, 5)
     with pytest.raises(TypeError):
         peer.words[word] = 1  # only its owner writes it
 
@@ -148,7 +153,7 @@ async def test_a_region_serves_no_other_group_while_a_member_stays(hubs: Any) ->
     at, word = mine.at, theirs.peers[0].base + theirs.head(1) + CODE
     first.leave(CONTEXT, mine.abandoned, mine.release)
     other = Board(first, CONTEXT + 1, [0, 2], 0)
-    other.words[other.base + other.head(1) + CODE] = other.code(77, 1)
+    other.words[other.base + other.head(1) + CODE] = code(other, 77, 1)
     assert theirs.peers[0].words[word] == 0
     second.leave(CONTEXT, theirs.abandoned, theirs.release)
     assert Board(first, CONTEXT + 2, [0, 2], 0).at == at
@@ -211,14 +216,14 @@ async def test_memory_of_groups_that_are_gone_is_used_again(hubs: Any) -> None:
 async def test_who_has_begun_an_operation_is_seen_in_its_slot_whatever_its_loop_does(hubs: Any) -> None:
     mine, second, third = boards(hubs(3))
     assert mine.begun(5) == set()
-    second.words[second.base + second.head(5) + CODE] = second.code(77, 5)
+    second.words[second.base + second.head(5) + CODE] = code(second, 77, 5)
     assert mine.begun(5) == {1}
     assert third.begun(5) == {1}
     second.finished(5)
     third.finished(5)  # skipped, say
     assert mine.begun(5) == {1, 2}
     assert mine.begun(5 + SLOTS) == set()
-    second.words[second.base + second.head(5) + CODE] = second.code(78, 5 + SLOTS)
+    second.words[second.base + second.head(5) + CODE] = code(second, 78, 5 + SLOTS)
     assert mine.begun(5) == {1, 2}
     assert mine.begun(5 + SLOTS) == {1}
 

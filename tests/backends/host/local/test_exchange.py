@@ -17,9 +17,9 @@ from aiodist.backends.host.local.board import (
     TOOK,
     TOOK_OUT,
 )
+from aiodist.backends.host.local.direct import Meet
 from aiodist.backends.host.local.exchange import Exchange, Steps
 from aiodist.backends.host.local.plan import Path
-from aiodist.backends.host.local.share import Meet
 from aiodist.types import Kind
 from tests.backends.host.local.members import Member, call_of, run
 
@@ -33,10 +33,11 @@ class Pass(Exchange):
 
     def begin(self) -> None:
         self.seen: dict[int, int] = {}
-        self.publish(100 + self.board.rank, 200 + self.board.rank, 1)
+        rank = self.plan.board.rank
+        self.publish(100 + rank, 200 + rank, 1)
 
     def steps(self) -> Steps:
-        peers = self.board.peers
+        peers = self.plan.board.peers
         yield from self.arrivals(peers)
         self.seen = {peer.member: self.word(peer, SOURCE) + self.word(peer, RESULT) for peer in peers}
         self.put(TOOK, 3)
@@ -48,7 +49,7 @@ def meet(member: Member, seq: int = 0, detail: str = "") -> Exchange:
 
 
 def passing(member: Member, seq: int = 0) -> Exchange:
-    return member.begin(Pass, call_of(Kind.barrier, BYTE, seq), path=Path.meet)
+    return member.begin(Pass, call_of(Kind.barrier, BYTE, seq), path=Path.bulk)
 
 
 async def test_nobody_passes_before_the_last_has_come(hubs: Any, join: Any) -> None:

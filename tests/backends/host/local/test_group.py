@@ -15,7 +15,7 @@ from aiodist.backends.base import Operation
 from aiodist.backends.host.local.board import CODE, SLOTS, SOURCE, place_word
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.group import LocalGroup
-from aiodist.backends.host.local.quick import Quick
+from aiodist.backends.host.local.short import Short
 from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
@@ -100,8 +100,10 @@ class Member:
         for peer in peers:
             peer.words = memoryview(b"")
         for exchange in exchanges:
-            exchange.generator.close()
-            exchange.words, exchange.made = memoryview(b""), None
+            if exchange.generator is not None:
+                exchange.generator.close()
+            exchange.plan.close()
+            exchange.made, exchange.send, exchange.recv = None, [], []
         for operation in self.begun:
             operation.source = operation.target = None
 
@@ -126,12 +128,15 @@ class Member:
         self.release.when_free(lambda: self.calls.append("released"))
 
 
-def quick_of(member: Member) -> Quick:
-    """Its quick path."""
+def short_way_of(member: Member) -> Short:
+    """Its short way."""
     loop = asyncio.get_running_loop()
     issuer: Any = SimpleNamespace(_issued=0, _loop=loop, _pulse=None, _failures=None)
-    note: Any = print
-    return member.group.make_quick(issuer, note)
+
+    def note(work: Any) -> Operation:
+        return Operation(work.call, work, work._result, work._result, None, print)
+
+    return member.group.short_way(issuer, note)
 
 
 def put(hub: Any, count: int) -> Any:
@@ -185,22 +190,25 @@ async def test_nothing_is_published_after_what_broke_the_group(hubs: Any) -> Non
         member.retire()
 
 
-async def test_quick_operation_succeeds_no_more_once_members_disagree(hubs: Any) -> None:
+async def test_operation_on_the_short_way_succeeds_no_more_once_members_disagree(hubs: Any) -> None:
     """An earlier one differs: whoever awaits a later one meanwhile has no result, though all published it."""
     near = hubs(2)
     group = [Member(hub, rank) for rank, hub in enumerate(near)]
-    paths = [quick_of(member) for member in group]
+    paths = [short_way_of(member) for member in group]
     started = [
-        [path.all_reduce(np.arange(count) + rank, ReduceOp.SUM, True) for count in (4 + rank, 3)]
+        [
+            path.start(Kind.all_reduce, np.arange(count) + rank, None, True, ReduceOp.SUM)
+            for count in (4 + rank, 3)
+        ]
         for rank, path in enumerate(paths)
     ]
     later = started[0][1]
     assert later is not None
     group[0].group.halt()
-    assert not paths[0].poll(later)
+    waiting = later.__await__()
+    next(waiting)  # it has polled
     assert not later.done()
-    for path, member in zip(paths, group, strict=True):
-        path.pending.clear()
+    for member in group:
         member.retire()
 
 
@@ -234,24 +242,22 @@ async def test_staging_is_given_back_when_the_thread_has_let_go(hubs: Any) -> No
     assert near[0].taken() < before
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("count", [2000, 40_000])
-async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, quick: bool, count: int) -> None:
+async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, short: bool, count: int) -> None:
     near = hubs(2)
     first, second = (Member(hub, rank, Thresholds(direct=1 << 15)) for rank, hub in enumerate(near))
-    path = quick_of(first) if quick else None
+    path = short_way_of(first) if short else None
     if path is None:
         first.reduce(0, count)
     else:
-        assert path.all_reduce(np.arange(count), ReduceOp.SUM, True)
+        assert path.start(Kind.all_reduce, np.arange(count), None, True, ReduceOp.SUM)
     second.reduce(0, count)
     board = second.group.board
     board.words[board.base + board.head(0) + SOURCE] = place_word(len(near[1].view) - 8, exposed=False)
     await turns(first)
     (said,) = first.calls
     assert said.startswith("failed rank 1 says that its data lies where it has no memory to share")
-    if path is not None:
-        path.pending.clear()
     for member in (first, second):
         member.retire()
 

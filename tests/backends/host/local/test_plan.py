@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import buffers
-from aiodist.backends.host.local.group import exchange_for
+from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import (
     Path,
     Plan,
@@ -115,8 +115,8 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
         base=0,
         words=None,
         ring_loops=None,
-        hub=SimpleNamespace(offset_of=lambda array: 0),
-        code=lambda digest, seq: 0,
+        hub=SimpleNamespace(leases=0),
+        low=0,
         head=lambda seq: 0,
         payload_at=lambda seq: 64,
     )
@@ -136,7 +136,8 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
             work: Any = None
             operation = Operation(call, work, source, target, None, print)
             made = buffers(operation, 0, size, joined=False)
-            begun = exchange_for(kind, path)(board, operation, Plan(1, path), made, limits, print)
+            plan = Plan(board, call, path, limits, print)
+            begun = exchange_for(kind, path)(plan, 0, made.send, made.recv, made)
             found = max(found, begun.needs)
             assert begun.needs <= said
     assert found > said // 8  # and not much less

@@ -123,7 +123,7 @@ async def test_parts_of_different_sizes(hubs: Any, join: Any, path: Path, sizes:
 async def test_parts_that_lie_side_by_side_in_the_home_are_read_there(hubs: Any, join: Any) -> None:
     group = join(hubs(2))
     begun = [start(member, Kind.all_to_all, 500, NO_ROOT, Path.inline, "home") for member in group]
-    assert all(exchange._exposed for exchange, _, _ in begun)
+    assert all(exchange.exposed for exchange, _, _ in begun)
     # Elsewhere they would have to be in one piece.
     homes = [member.put(values(member.rank, 1100), "home") for member in group]
     running = [(member, begun[member.rank][0]) for member in group]
@@ -131,7 +131,7 @@ async def test_parts_that_lie_side_by_side_in_the_home_are_read_there(hubs: Any,
     for member, home, target in zip(group, homes, targets, strict=True):
         call = call_of(Kind.all_to_all, np.zeros(500, np.int64), 1)
         running.append((member, member.begin(Share, call, [home[:500], home[600:]], target)))
-    assert not any(exchange._exposed for _, exchange in running[2:])
+    assert not any(exchange.exposed for _, exchange in running[2:])
     assert run(running) == []
     for rank, target in enumerate(targets):
         low = 600 * rank
@@ -173,7 +173,7 @@ async def test_source_is_the_users_again_only_when_nobody_reads_it(
 ) -> None:
     first, second = join(hubs(2))
     mine, _, _ = start(first, Kind.broadcast, 17_000, 0, path, place)
-    source = mine.made.send[0]
+    source = mine.send[0]
     waits = run([(first, mine)])
     assert bool(waits) == (place == "home" or path is Path.bulk)
     if not waits:

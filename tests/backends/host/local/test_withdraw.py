@@ -10,10 +10,11 @@ import pytest
 
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import CODE, OUT, SLOTS
+from aiodist.backends.host.local.direct import ReduceEach
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.plan import Path
 from aiodist.backends.host.local.reduce_all import ReduceAll
-from aiodist.backends.host.local.share import ReduceEach, Share
+from aiodist.backends.host.local.share import Share
 from aiodist.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import Member, call_of, run
 
@@ -121,11 +122,11 @@ async def test_what_is_read_after_the_failure_is_no_result(
     stop: list[Callable[[], None]] = []
     reads = 0
 
-    def at(self: Exchange, peer: Any, offset: int, count: int, like: Array) -> Array:
+    def at(self: Exchange, peer: Any, offset: int, count: int) -> Array:
         nonlocal reads
-        if self.board.rank == 0:
-            return read(self, peer, offset, count, like)
-        found = read(self, peer, offset, count, like)
+        if self.plan.board.rank == 0:
+            return read(self, peer, offset, count)
+        found = read(self, peer, offset, count)
         reads += 1
         if reads == number and stop:
             stop.pop()()
@@ -164,7 +165,7 @@ async def test_nothing_derived_is_handed_on(hubs: Any, join: Any, monkeypatch: A
     reduce = ReduceAll._reduce
 
     def late(self: ReduceAll, block: int) -> None:
-        if self.board.rank == 1 and not case.running[0][1].dead:
+        if self.plan.board.rank == 1 and not case.running[0][1].dead:
             case.fail_first()
         reduce(self, block)
 
