@@ -381,6 +381,18 @@ class Work(Generic[T]):
                 self._failures.note(error)
             self._wake()
 
+    def _hold_back(self, held: bool) -> None:
+        """Note whether the operation has a number and begins later: inside coalesce()."""
+        self._held_back = held
+
+    def _let_be_dropped(self) -> None:
+        """Count it as awaited, so that dropping it is no mistake."""
+        self._awaited = True
+
+    def _forget_failure(self) -> None:
+        """Note no failure any more: nobody wants the result."""
+        self._failures = None
+
     def _not_begun(self, what: str) -> UsageError:
         return UsageError(
             f"{self.op} #{self.seq} begins when the coalesce() block is left", hint=f"{what} after the block"

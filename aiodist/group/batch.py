@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from aiodist.backends.base import Backend, Operation
 from aiodist.errors import UsageError
+from aiodist.group.numbers import Numbers
 from aiodist.types import Kind
 from aiodist.work import Work
 
@@ -38,16 +39,16 @@ class Batches:
 
     Args:
         backend: the group's.
-        unbegun: numbers of collectives that begin later; those that are held back are added.
+        numbers: likewise; collectives that are held back are noted there.
 
     Attributes:
         open: the block of each who is in one.
     """
 
-    def __init__(self, backend: Backend, unbegun: set[int]) -> None:
+    def __init__(self, backend: Backend, numbers: Numbers) -> None:
         self.open: dict[object, Batch] = {}
         self._backend = backend
-        self._unbegun = unbegun
+        self._numbers = numbers
         self._line: list[Held] = []
 
     def hold(self, operation: Operation, start: Callable[[], None], at_once: bool) -> bool:
@@ -63,7 +64,7 @@ class Batches:
         batch = self.open.get(issuer())
         if batch is not None and not at_once:
             if message is None:
-                self._unbegun.add(call.seq)
+                self._numbers.hold(call.seq)
             self._backend.hold(operation)  # now: the caller may use another stream when the block ends
             self._add(Held(batch, work, start, message))
             batch.works.append(work)
@@ -85,7 +86,7 @@ class Batches:
         batch.works[-1 - batch.works[::-1].index(first)] = work  # leaving waits for the whole
 
     def _add(self, held: Held) -> None:
-        held.work._held_back = True
+        held.work._hold_back(True)
         self._line.append(held)
 
     def mine(self) -> bool:
@@ -111,7 +112,7 @@ class Batches:
             self._backend.batch(True)
             try:
                 for held in block:
-                    held.work._held_back = False
+                    held.work._hold_back(False)
                     held.start()
             finally:
                 self._backend.batch(False)
@@ -149,7 +150,7 @@ class Batch:
         self._batches.begin(self)
         waited = [work for work in self.works if not work._awaited]
         for work in waited:
-            work._awaited = True  # the block is the await
+            work._let_be_dropped()  # the block is the await
         if kind is None:
             for work in waited:
                 await work

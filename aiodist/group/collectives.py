@@ -19,8 +19,16 @@ from aiodist.work import Work
 Op = ReduceOp | Premultiplied
 
 
-class Collectives(GroupCore):
-    """See `ProcessGroup` for what all calls have in common."""
+class Collectives:
+    """See `ProcessGroup` for what all calls have in common.
+
+    Args:
+        core: of the group.
+    """
+
+    def __init__(self, core: GroupCore) -> None:
+        self.rank, self.size = core.roster.rank, core.roster.size
+        self._issue = core.issue
 
     def all_reduce(
         self,
@@ -41,11 +49,6 @@ class Collectives(GroupCore):
         Returns:
             → `tensor`, or `out`.
         """
-        quick = self._quick
-        if quick is not None and out is None and timeout is None and not self._batches.open:
-            started = quick.all_reduce(tensor, op, async_op)
-            if started is not None:
-                return started
         if out is None:
             source = target = check.writable(tensor, "tensor")
             result = tensor
@@ -277,20 +280,6 @@ class Collectives(GroupCore):
 
     def barrier(self, *, timeout: Timeout = None, async_op: bool = False) -> Work[None]:
         """Return when all ranks have called it.
-
-        Returns:
-            → None.
-        """
-        return self._issue(Kind.barrier, NO_DATA, None, None, None, timeout, async_op)
-
-    def monitored_barrier(
-        self, timeout: Timeout = None, wait_all_ranks: bool = False, *, async_op: bool = False
-    ) -> Work[None]:
-        """A barrier for debugging, with torch's name. Like every operation here it names who is missing.
-
-        Args:
-            timeout: seconds until `CollectiveTimeout` names the ranks that did not come.
-            wait_all_ranks: accepted for torch's sake: all missing ranks are named in any case.
 
         Returns:
             → None.

@@ -12,64 +12,44 @@ from aiodist.types import Kind
 from aiodist.work import Work
 
 
-class PointToPoint(GroupCore):
-    """See `ProcessGroup` for what all calls have in common."""
+class PointToPoint:
+    """Checks messages and issues them.
 
-    def send(
-        self, tensor: Any, dst: int, tag: int = 0, *, timeout: Timeout = None, async_op: bool = False
-    ) -> Work[None]:
-        """Send a tensor to one rank.
+    Args:
+        core: of the group.
+    """
 
-        The Work may be done before the receive is posted for messages of up to 8 KiB, while at most 64 KiB
-        are under way so; a larger message waits for its receive. The first message from one rank to another
-        waits until the event loop there turns: the two connect with it.
+    def __init__(self, core: GroupCore) -> None:
+        self._roster = core.roster
+        self._issue = core.issue
 
-        Args:
-            tensor: any shape; read.
-            dst: group rank of the receiver.
-            tag: 0 to 2³¹ - 2; messages are matched by source and tag, in order.
-
-        Returns:
-            → None.
-        """
-        peer = check.peer_rank(dst, self.rank, self.size, "dst")
+    def send(self, tensor: Any, dst: int, tag: int, timeout: Timeout, async_op: bool) -> Work[None]:
+        """As `ProcessGroup.send`."""
+        peer = check.peer_rank(dst, self._roster.rank, self._roster.size, "dst")
         number = check.message_tag(tag)
         source = check.readable(tensor, "tensor")
         return self._issue(Kind.send, source, source, None, None, timeout, async_op, peer=peer, tag=number)
 
-    def recv(
-        self,
-        tensor: Any,
-        src: int | None = None,
-        tag: int = 0,
-        *,
-        timeout: Timeout = None,
-        async_op: bool = False,
-    ) -> Work[int]:
-        """Receive a tensor from one rank.
-
-        Args:
-            tensor: of the message's dtype and number of elements; overwritten.
-            src: group rank of the sender; None takes the first message with this tag from anybody.
-            tag: of the message.
-
-        Returns:
-            → the group rank of the sender.
-        """
-        peer = -1 if src is None else check.peer_rank(src, self.rank, self.size, "src")
-        if self.size == 1:
-            raise UsageError("a group of one has nobody to receive from")
+    def recv(self, tensor: Any, src: int | None, tag: int, timeout: Timeout, async_op: bool) -> Work[int]:
+        """As `ProcessGroup.recv`."""
+        peer = source_rank(src, self._roster.rank, self._roster.size)
         number = check.message_tag(tag)
         target = check.writable(tensor, "tensor")
         return self._issue(
-            Kind.recv,
-            target,
-            None,
-            target,
-            None,
-            timeout,
-            async_op,
+            *(Kind.recv, target, None, target, None, timeout, async_op),
             peer=peer,
             tag=number,
-            senders=range(self.size),
+            senders=range(self._roster.size),
         )
+
+
+def source_rank(src: int | None, me: int, size: int) -> int:
+    """The rank that a message is received from; -1 takes one from anybody.
+
+    Raises:
+        UsageError: it is no other rank of the group, or there is none.
+    """
+    peer = -1 if src is None else check.peer_rank(src, me, size, "src")
+    if size == 1:
+        raise UsageError("a group of one has nobody to receive from")
+    return peer

@@ -19,6 +19,7 @@ from aiodist.group.default import find_default, set_default
 from aiodist.group.epochs.beginning import first_epoch
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.newcomer import join_running
+from aiodist.group.epochs.regroup import regroup_of
 from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
@@ -216,7 +217,8 @@ class Member:
         """Give the rank back and leave the meeting."""
         with contextlib.suppress(UsageError):
             found = find_default() if asyncio.get_running_loop() is self._loop else None
-            if found is not None and found._regroup is not None and found._regroup.job is self.job:
+            regroup = None if found is None else regroup_of(found)
+            if regroup is not None and regroup.job is self.job:
                 set_default(None)
         try:
             async with asyncio.timeout(_PARTING):

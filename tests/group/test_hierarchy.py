@@ -432,7 +432,7 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
         assert group is not None
         await pg.barrier()
         local: Any = hierarchy(group).inner.backend._local
-        watch: Any = group._watch
+        watch: Any = group._core._watch
         step, hear = local._step, watch.said
         unheard: list[Any] = []
         if pg.rank == 1:  # its loop is busy: it neither goes on nor hears

@@ -256,7 +256,7 @@ async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup
 @spmd(transport="shm")
 async def test_quick_and_ordinary_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
     """Ranks may take different ways into the same operation: a strided view, a timeout, or neither."""
-    assert pg._quick is not None
+    assert pg._core.quick is not None
     for number in range(300):
         count = 1 + number % 40
         wide = np.zeros((count, 2), np.float64)

@@ -92,7 +92,7 @@ async def test_a_flood_costs_little_and_stops_nothing(pg: ProcessGroup, transpor
     outgoing, incoming = await connected(pg)
     header, place = FLOODS[flood]
     if place == "seq":
-        header = header[:8] + struct.pack("<Q", pg.context) + header[16:]
+        header = header[:8] + struct.pack("<Q", pg._core.roster.context) + header[16:]
     before = resident()
     if pg.rank:
         write(incoming if flood.startswith(("places", "credit")) else outgoing, many(header, COUNT, place))

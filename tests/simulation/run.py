@@ -13,6 +13,7 @@ from typing import Any
 import aiodist as dist
 from aiodist.control.overlay import FULL_MESH
 from aiodist.group import ProcessGroup
+from aiodist.group.epochs.regroup import regroup_of
 from aiodist.testing import SimulationStuck, VirtualLoop, run_cluster
 from aiodist.testing.chaos import STORE, Chaos, Crashed, Process
 from aiodist.work import Pulse
@@ -91,8 +92,9 @@ async def _run(outcome: Outcome) -> None:
         return programs.setdefault(process.number, Program(plan, ledger, process))
 
     async def main(group: ProcessGroup) -> str:
-        assert group._regroup is not None
-        process = next(p for p in chaos.processes if p.job is group._regroup.job)
+        regroup = regroup_of(group)
+        assert regroup is not None
+        process = next(p for p in chaos.processes if p.job is regroup.job)
         return await program(process).run(group)
 
     def happen(fault: Fault) -> None:

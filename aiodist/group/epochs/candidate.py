@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from aiodist.errors import AiodistError, PeerLost, RendezvousTimeout
 from aiodist.group.epochs.job import Job
@@ -15,11 +15,10 @@ from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
 from aiodist.transport.base import Endpoint
 
-if TYPE_CHECKING:
-    from aiodist.group.epochs.regroup import Regroup
+R = TypeVar("R")
 
 
-class Candidate:
+class Candidate(Generic[R]):
     """Forms a draft in a task of its own. Close it unless its epoch was adopted.
 
     A draft whose links are up may have been formed at others, though not here (somebody died in its
@@ -30,12 +29,12 @@ class Candidate:
         record: the draft.
         limit: seconds for forming it.
         changed: called when it has come further.
-        listen: makes the new world's own `Regroup`.
+        listen: makes what takes the new world's members on from there: it hears of the epoch after.
 
     Attributes:
         world: once its links are up.
         group: likewise.
-        regroup: likewise; what hears of the epoch after.
+        regroup: likewise; what `listen` made.
         store: that its members meet at.
         formed: all its members are connected.
         culprits: whose fault it is that it could not be formed (uids).
@@ -48,12 +47,12 @@ class Candidate:
         record: Record,
         limit: float,
         changed: Callable[[], None],
-        listen: Callable[[World, ProcessGroup], Regroup],
+        listen: Callable[[World, ProcessGroup], R],
     ) -> None:
         self.record = record
         self.world: World | None = None
         self.group: ProcessGroup | None = None
-        self.regroup: Regroup | None = None
+        self.regroup: R | None = None
         self.store: Store | None = None
         self.formed = False
         self.error: BaseException | None = None

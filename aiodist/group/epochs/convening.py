@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Collection
 
 from aiodist.errors import QuorumLost, RendezvousError, WireError
@@ -23,6 +24,8 @@ from aiodist.rendezvous import Store
 
 _LOOK = 0.02  # seconds between looks at who waits at the store
 _AGAIN, _LONGEST = 0.01, 1.0  # seconds before the second draft; they double up to the second value
+
+logger = logging.getLogger("aiodist.group.convening")
 
 ASKING = 2.0
 """Seconds in which the arbiter has to answer before it is asked again, or given up."""
@@ -103,6 +106,10 @@ class Convening:
             number = (step.attempt, assembly.rank)
             record = Record(assembly.epoch + 1, number, (*step.members, *added), address, host)
             draft = Draft(assembly.call, record)
+            many = len(record.members)
+            logger.debug(
+                "rank %d drafts %s: %d members, %d new", assembly.rank, record.name, many, len(added)
+            )
             self._say(None, draft)
             assembly.hear(assembly.rank, draft, self._loop.time())
             await newcomers.invite(store, added, record)
@@ -163,6 +170,7 @@ class Convening:
                     assembly.decide(earlier.record)
                     return
         found = await self._ruled(epoch, motion)
+        logger.debug("call %d for epoch %d is decided: %s", motion.call, epoch, found)
         if isinstance(found, Decided):
             await self._publish(epoch, found)
             assembly.decide(found.record)
@@ -187,6 +195,7 @@ class Convening:
                     await store.set(f"ruling/{topic_of(epoch)}{decided.call}", encode(decided))
 
     def _tell(self, assembly: Assembly, motion: Void) -> None:
+        logger.debug("call %d for epoch %d is void: %s", motion.call, assembly.epoch + 1, motion.why)
         self._say(None, motion)
         assembly.hear(assembly.rank, motion, self._loop.time())
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aiodist.group.epochs.world import Settings
 from aiodist.rendezvous import Store
 from aiodist.transport.base import Endpoint
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,15 +52,12 @@ class Job:
     finished: tuple[int, int] | None = None
     hasty: bool = False
 
-    def close_later(self, closing: Awaitable[None]) -> None:
-        """Have an old epoch end beside the new one."""
-
-        async def close() -> None:
-            await closing
-
-        task = asyncio.get_running_loop().create_task(close())
+    def in_background(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Have something go on beside what users await: the end of the job waits for it."""
+        task = asyncio.get_running_loop().create_task(step)
         self.background.add(task)
         task.add_done_callback(self.background.discard)
+        return task
 
     async def end(self) -> None:
         """The last epoch is over: return when nothing of the others is left, either.

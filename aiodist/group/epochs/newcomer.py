@@ -13,7 +13,6 @@ from aiodist.group.epochs.candidate import Candidate
 from aiodist.group.epochs.convening import decided_in, topic_of
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.regroup import Regroup
-from aiodist.group.epochs.succession import settle_in
 from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
 from aiodist.membership.assembly import FORMING
@@ -24,7 +23,7 @@ from aiodist.rendezvous import Watch
 
 _FOREVER = 1e6  # seconds; the whole visit has a limit of its own
 
-logger = logging.getLogger("aiodist")
+logger = logging.getLogger("aiodist.group.newcomer")
 
 
 async def join_running(job: Job, timeout: float) -> ProcessGroup:
@@ -45,7 +44,8 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
                 hint="Members admit newcomers in rebuild() and grow(): see that they call one, at every step",
             ) from None
         await visit.close()
-        return await settle_in(candidate, Ready(1, 1, True, 0, ()), deadline)
+        assert candidate.regroup is not None
+        return await candidate.regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
     except BaseException as error:
         await visit.give_up(error)
         raise
@@ -57,17 +57,17 @@ class _Visit:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._bell = Doorbell(job.store, job.uid, job.words.encode())
-        self._candidates: dict[str, Candidate] = {}  # by the draft's name
+        self._candidates: dict[str, Candidate[Regroup]] = {}  # by the draft's name
         self._changed = asyncio.Event()
         self._watch: Watch | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ruled: dict[int, Record] = {}
         self._awaited: set[int] = set()
-        self._admitted: Candidate | None = None
+        self._admitted: Candidate[Regroup] | None = None
         self._over = False
         self._lost: RendezvousError | None = None  # the store is gone: nobody can invite any more
 
-    async def admitted(self) -> Candidate:
+    async def admitted(self) -> Candidate[Regroup]:
         """The candidate that became an epoch."""
         self._watch = await self._bell.ring()
         self._spawn(self._read(self._watch))
@@ -93,7 +93,7 @@ class _Visit:
                     return candidate
             await self._changed.wait()
 
-    def _is_epoch(self, candidate: Candidate) -> bool:
+    def _is_epoch(self, candidate: Candidate[Regroup]) -> bool:
         record = candidate.record
         ruled = self._ruled.get(record.epoch)
         if ruled is not None:
@@ -121,9 +121,7 @@ class _Visit:
         logger.info("invited to epoch %d, with %d others", record.epoch, len(record.members) - 1)
 
     def _listen(self, world: World, group: ProcessGroup) -> Regroup:
-        regroup = Regroup(self._job, world, group)
-        regroup.on_decided = self._changed.set
-        return regroup
+        return Regroup(self._job, world, group, self._changed.set)
 
     async def _hear(self, epoch: int) -> None:
         with contextlib.suppress(RendezvousError):
@@ -147,7 +145,7 @@ class _Visit:
         """Leave no trace but the epoch that was decided. May be repeated."""
         for candidate in self._candidates.values():
             if candidate is not self._admitted:
-                self._job.close_later(candidate.close())
+                self._job.in_background(candidate.close())
         self._candidates.clear()
         for task in self._tasks:
             task.cancel()

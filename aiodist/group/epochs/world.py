@@ -39,10 +39,11 @@ from aiodist.errors import (
     Tampered,
     name_ranks,
 )
+from aiodist.group.core import GroupCore
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.group.epochs.mending import Mending
 from aiodist.group.process_group import ProcessGroup
-from aiodist.group.subgroups import context_of
+from aiodist.group.roster import Roster, context_of
 from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.transport.base import ControlLink, Endpoint
 from aiodist.work import Pulse
@@ -296,19 +297,18 @@ class World:
             raise (first or errors.exceptions[0]) from None
 
     def _make(self, cards: list[dict[str, Any]]) -> ProcessGroup:
-        ranks = range(self._size)
-        name = self._settings.name or "world"
+        settings, ranks = self._settings, tuple(range(self._size))
+        roster = Roster(
+            self._endpoint.rank,
+            ranks,
+            tuple(card["host"] for card in cards),
+            settings.name or "world",
+            context_of(0, 0, ranks, f"{settings.job}/{self._place}"),
+            settings.epoch,
+        )
+        pulse = Pulse(self._loop)
         return ProcessGroup(
-            ranks=ranks,
-            name=name,
-            context=context_of(0, 0, ranks, f"{self._settings.job}/{self._place}"),
-            epoch=self._settings.epoch,
-            hosts=[card["host"] for card in cards],
-            timeout=self._settings.timeout,
-            control=self._control,
-            make_backend=self._backend,
-            pulse=Pulse(self._loop),
-            closer=self.aclose,
+            GroupCore(roster, settings.timeout, self._control, self._backend, pulse, closer=self.aclose)
         )
 
     # ── control links ────────────────────────────────────────────────────────────────────────────────

@@ -59,7 +59,7 @@ def test_rank_that_the_others_gave_up_is_told() -> None:
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         if pg.rank == 0:
-            pg._control.lose(2, "it spoke nonsense")
+            pg._core.control.lose(2, "it spoke nonsense")
         error = await error_of(pg.recv(np.zeros(1), (pg.rank + 1) % 3))
         if pg.rank == 2:
             assert isinstance(error, Evicted)
@@ -81,8 +81,8 @@ async def test_groups_of_others_leave_nothing_behind() -> None:
                 await pair.all_reduce(np.zeros(3))
                 await pair.aclose()
         await pg.barrier()
-        assert not pg._control._early
-        assert len(pg._control._listeners) == 2  # the group, and who hears of the next epoch
+        assert not pg._core.control._early
+        assert len(pg._core.control._listeners) == 2  # the group, and who hears of the next epoch
 
     await run_cluster(3, main)
 
