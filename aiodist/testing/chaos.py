@@ -275,8 +275,8 @@ class Chaos:
     def _tell_end(self, process: Process, place: str, rank: int) -> None:
         for there, endpoint in process.endpoints:
             world = getattr(endpoint.on_control, "__self__", None)
-            if there == place and isinstance(world, World) and not process.dead and not world._ended:
-                world._process_ended(rank, 0)
+            if there == place and isinstance(world, World) and not process.dead and not world.ended:
+                world.process_ended(rank, 0)
 
     def _lose_links(self, a: Collection[int], b: Collection[int]) -> None:
         # The links' names are ranks of their epochs; who is at which end is known by the process.

@@ -1,6 +1,6 @@
 """Where a job's groups come from, epoch by epoch. Over `group`, which imports nothing from here.
 
-    cards, mending ─▶ world ─▶ job ─▶ convening, candidate ─▶ regroup ─▶ beginning, newcomer
+    cards, mending ─▶ links ─▶ world ─▶ job ─▶ convening, candidate ─▶ regroup ─▶ beginning, newcomer
                                       agreement, waiting ───────┘
 
 `world` is one process's part of an epoch, and `cards` what its members tell each other first; `mending`

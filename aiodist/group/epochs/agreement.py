@@ -143,7 +143,7 @@ class Agreements:
 
     def _value(self, topic: str) -> bytes | None:
         work = self._pending.get(topic)
-        if work is not None and work.done() and work._error is None:
+        if work is not None and work.is_success():
             return YES if np.asarray(work.result()).item() else NO
         return self._known.get(topic)
 

@@ -1,6 +1,8 @@
 """From one epoch to the next: the shell around `membership`, for one world.
 
-rebuild, shrink, grow ─▶ Assembly ─▶ drafts ─▶ Candidates ─▶ arbiter ─▶ the next epoch's group
+    rebuild, shrink, grow ─▶ Assembly ─▶ drafts ─▶ Candidates ─▶ arbiter ─▶ the next epoch's group
+
+What is hard about it, and why it is this way, stands in the comment below.
 """
 
 # Why it is this way
@@ -306,7 +308,7 @@ class Regroup:
         return tuple(candidate.culprits)
 
     def _listen(self, assembly: Assembly, record: Record, world: World, group: ProcessGroup) -> Regroup:
-        """The draft's own ear: in its world, too, somebody may say that it has become the epoch."""
+        """Listen in the draft's world: there, too, somebody may say that it has become the epoch."""
 
         def learn() -> None:
             assembly.decide(record)
