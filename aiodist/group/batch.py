@@ -1,4 +1,4 @@
-"""What `coalesce` holds back: operations that have their numbers, and begin together when the block is left.
+"""Operations that `coalesce` holds back: they have their numbers, and begin together when the block is left.
 
 A block belongs to the task that entered it; tasks, timers and callbacks that were born inside are others.
 What is held back stands in one line for each group, in the order of issue. Collectives begin in the order of
@@ -24,7 +24,7 @@ _stands_for: weakref.WeakKeyDictionary[asyncio.Future[Any], object] = weakref.We
 
 
 def issuer() -> object:
-    """Who issues now: the task that runs, or whom it stands for; None in a callback."""
+    """The task that issues now, or whom it stands for; None in a callback."""
     task = asyncio.current_task()
     return task if task is None or not _stands_for else _stands_for.get(task, task)
 
@@ -119,7 +119,7 @@ class Batches:
 
 
 class Batch:
-    """What `coalesce` gives: an async context manager that holds operations back until it is left.
+    """An async context manager, from `coalesce`, that holds operations back until it is left.
 
     Args:
         batches: the group's.

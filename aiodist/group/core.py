@@ -1,4 +1,4 @@
-"""What a group is apart from its calls: numbers, submits, life, and how it ends.
+"""The core of a group, without its calls: numbers, submits, life, and how it ends.
 
 `GroupCore` takes an operation's number, hands it to the backend, and fails everything at once when the
 group breaks. The parts with the calls (`objects`, `subgroups`, …) stand on it, and `ProcessGroup` on those.
@@ -41,7 +41,7 @@ from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
 from aiodist.work import Failures, Pulse, Work
 
 NO_DATA = (np.dtype(np.uint8), (0,))
-"""What ranks agree on where an operation has no tensor."""
+"""The dtype and shape that ranks agree on where an operation has no tensor."""
 
 logger = logging.getLogger("aiodist.group.core")
 

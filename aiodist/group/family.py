@@ -10,15 +10,11 @@ G = TypeVar("G")
 
 
 class Regrouping(Protocol):
-    """What takes an epoch's members to the next one, as far as calls of users go there.
-
-    Attributes:
-        uids: the members' uids, by rank.
-    """
+    """The way from one epoch to the next, as far as calls of users go there."""
 
     @property
     def uids(self) -> Sequence[bytes]:
-        """See above."""
+        """The members' uids, by rank."""
 
     def call(
         self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: float
@@ -37,7 +33,7 @@ class Regrouping(Protocol):
         """Whether all members of a group say yes: the same answer on all survivors."""
 
     async def count_newcomers(self) -> int:
-        """How many processes wait to be admitted, as far as is known here."""
+        """The number of processes that wait to be admitted, as far as is known here."""
 
 
 class Family(Generic[G]):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Numbers:
-    """What has been counted in one group.
+    """The counts of one group on one rank.
 
     Attributes:
         issued: collectives that have a number, ended or not; also the next one's number.

@@ -1,4 +1,4 @@
-"""What a backend tells its group: a small window, so that it is not part of what users see."""
+"""Reports of a backend to its group: a small window, so that it is not part of what users see."""
 
 from __future__ import annotations
 

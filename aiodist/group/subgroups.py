@@ -147,7 +147,7 @@ class Subgroups:
         return self._connected(group, timeout, work)
 
     async def _connected(self, group: GroupCore, timeout: float, met: Work[None] | None = None) -> Any:
-        """What users hold of a new group, when it is ready for use; `met`: to be awaited first."""
+        """Make a new group ready → what users hold of it; `met`: to be awaited first."""
         try:
             if met is not None:
                 await met

@@ -1,4 +1,4 @@
-"""One group's ear on the control plane: who is missing, who disagrees, who is gone.
+"""A group's listener on the control plane: who is missing, who disagrees, who is gone.
 
 While all is well nothing here runs. An operation without progress asks the leader (the first member
 that has not left), which asks all members what they issued under that number:
@@ -153,7 +153,7 @@ class Watch:
         return self._departure(early) if early else None
 
     def expired(self, operation: Operation, timeout: float, late: float) -> CollectiveTimeout:
-        """What to say of an operation whose time is up.
+        """Make the error of an operation whose time is up.
 
         Args:
             late: seconds for which this rank's own loop did not turn about that time.
@@ -181,15 +181,15 @@ class Watch:
         return CollectiveTimeout(timeout, missing, unheard, "; ".join(trouble[:SHOWN]))
 
     def _other_side(self, operation: Operation, blocked: Mapping[int, str]) -> Absence:
-        """Who had not arrived at a message, as far as is known here: nobody asks about messages. Whose loop
-        does not turn, or has been silent of late, may have issued its side."""
+        """Ranks that had not arrived at a message, as far as is known here: nobody asks about those. Whose
+        loop does not turn, or has been silent of late, may have issued its side."""
         if operation.peer < 0:
             return Absence(())
         peer = self._roster.ranks[operation.peer]
         return Absence((), (peer,)) if peer in blocked or self._control.quiet(peer) else Absence((peer,))
 
     def _guess(self, seq: int, blocked: Mapping[int, str]) -> Absence:
-        """Who had not arrived at an operation, where no leader has said that yet."""
+        """Ranks that had not arrived at an operation, where no leader has said that yet."""
         inquiry = self._inquiries.get(seq)
         if inquiry is not None and isinstance(verdict := inquiry.verdict(), Absence):
             return verdict  # this is the leader, and asks

@@ -127,7 +127,7 @@ class Agreements:
         self._news.set()
 
     def last_words(self) -> Answer | None:
-        """How the last one ended, for those who may still ask when this process is gone."""
+        """The last result, for those who may still ask when this process is gone."""
         topic = next(reversed(self._known), None)
         return None if topic is None else Answer(topic, self._known[topic])
 
@@ -151,7 +151,7 @@ class Agreements:
         return self._reachable().intersection(asked) - answers.keys()
 
     def _seal(self, topic: str) -> None:
-        """It must not end here by itself any more: the group is broken, whoever asks knows it."""
+        """Have it not end here by itself any more: break the group, as whoever asks knows."""
         self._sealed.add(topic)
         for group in self._groups:
             if topic.startswith(f"agree/{group.roster.context:x}/"):

@@ -103,7 +103,7 @@ class Candidate(Generic[R]):
         await group.barrier(timeout=max(ends - loop.time(), 0.001))
 
     async def _prepare(self, rank: int) -> tuple[Store, Endpoint]:
-        """What the new world stands on."""
+        """Connect to the store, and open the endpoint of the new world."""
         try:
             async with asyncio.timeout(self._limit):
                 store = self.store = await store_of(self._job, self.record)

@@ -1,4 +1,4 @@
-"""What makes a draft, and what makes it final: the part of whoever convenes, or asks the arbiter.
+"""Making a draft, and making it final: the part of whoever convenes, or asks the arbiter.
 
 Each call on an epoch is decided by itself, as the next epoch (`Decided`) or as void (`Void`), and a later
 call counts only where all earlier ones are void. So a call that came to nothing leaves nothing behind that
@@ -124,8 +124,8 @@ class Convening:
             self._changed()
 
     def _room(self, step: Invite) -> int:
-        """How many newcomers may be taken in at a time. Members of an epoch decide on the next by majority:
-        those who are known to work must not be outvoted by those who have yet to show it."""
+        """The number of newcomers that may be taken in at a time. Members of an epoch decide on the next by
+        majority: those who are known to work must not be outvoted by those who have yet to show it."""
         if isinstance(self._arbiter, MajorityArbiter):
             return min(step.newcomers, max(1, len(step.members) - 1, step.wanted))
         return step.newcomers

@@ -1,4 +1,4 @@
-"""What outlives an epoch: who this process is, where the job meets, and how to open an endpoint."""
+"""A membership, which outlives epochs: who this is, where the job meets, how to open an endpoint."""
 
 from __future__ import annotations
 

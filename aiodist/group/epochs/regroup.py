@@ -185,7 +185,7 @@ class Regroup:
         return group
 
     async def _when_quiet(self, ready: Ready, timeout: float) -> ProcessGroup:
-        """What was issued before ends before, one way or the other."""
+        """Wait until what was issued before has ended, one way or the other; then form the next epoch."""
         deadline = self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
@@ -300,9 +300,9 @@ class Regroup:
         return None
 
     def _culprits(self, candidate: Candidate[Regroup]) -> tuple[bytes, ...]:
-        """Who shall not be in the next draft. Whoever finds out first that one cannot be formed ends all its
-        connections, so to the others it looks like the one that is lost. The old world knows better which of
-        its members live; so only newcomers are given up for a lost connection."""
+        """Members who shall not be in the next draft. Whoever finds out first that one cannot be formed ends
+        all its connections, so to the others it looks like the one that is lost. The old world knows better
+        which of its members live; so only newcomers are given up for a lost connection."""
         if isinstance(candidate.error, PeerLost):
             return tuple(uid for uid in candidate.culprits if uid not in self._world.uids)
         return tuple(candidate.culprits)
@@ -346,7 +346,7 @@ class Regroup:
         return await self._agreements.agree(group, flag, timeout)
 
     async def count_newcomers(self) -> int:
-        """How many wait at the store."""
+        """The number of processes that wait at the store."""
         if self._waiting is None:  # only now is it sure where this epoch meets
             self._waiting = Waiting(self.job.store, self._world.uids)
         return await self._waiting.count()
@@ -411,7 +411,7 @@ class Regroup:
             self._out(rank)
 
     def rank_left(self, rank: int) -> None:
-        """Said here first."""
+        """Nothing to do: it is said here first."""
 
     def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
         """The groups see to it."""
@@ -544,7 +544,7 @@ async def let_go(groups: Iterable[GroupCore]) -> None:
 
 
 def regroup_of(group: ProcessGroup) -> Regroup | None:
-    """What takes a group's members to the next epoch; None where they never change."""
+    """The way of a group's members to the next epoch; None where they never change."""
     found = group._core.family.regroup
     return found if isinstance(found, Regroup) else None
 

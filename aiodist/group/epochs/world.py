@@ -58,7 +58,7 @@ PROTOCOL = 5  # of what groups say to each other; a job that mixes numbers is re
 
 
 class Gathers(Protocol):
-    """What assembling needs of a store."""
+    """A store, as far as assembling needs it."""
 
     async def gather(
         self, name: str, world_size: int, rank: int, value: bytes, timeout: float | None = None
@@ -68,7 +68,7 @@ class Gathers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all ranks must agree on, and what this one was told.
+    """The settings that all ranks must agree on, and what this one was told.
 
     Args:
         name: the group's name.
@@ -127,7 +127,7 @@ class World:
         self._settings = settings
         self._size = size
         self.leave = leave
-        self.parting: Callable[[], None] = _no_words
+        self.parting: Callable[[], None] = _nothing
         self.uids: list[bytes] = []
         self.store_hosts: list[int] = []
         self._plan = settings.plan
@@ -342,5 +342,5 @@ class World:
         return max(deadline - self._loop.time(), 0.001)
 
 
-def _no_words() -> None:
+def _nothing() -> None:
     pass
