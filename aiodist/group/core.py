@@ -33,7 +33,6 @@ from aiodist.group.family import Family, Lineage
 from aiodist.group.flight import Flight
 from aiodist.group.numbers import Numbers
 from aiodist.group.places import HOST_PLACE, place_of
-from aiodist.group.reports import GroupReports
 from aiodist.group.roster import Roster
 from aiodist.group.watch import Watch
 from aiodist.timeouts import Timeout, seconds
@@ -109,9 +108,7 @@ class GroupCore:
             seen=lambda seq: self.backend.seen(seq),
             breaks=self.break_group,
         )
-        self.backend = make_backend(
-            roster.context, roster.ranks, GroupReports(roster.ranks, self._watch.suspect, self.break_group)
-        )
+        self.backend = make_backend(roster.context, roster.ranks, self._watch)
         self.batches = Batches(self.backend, self.numbers)
 
     def start(self, owner: object) -> None:

@@ -54,7 +54,7 @@ class Breaks(Protocol):
 
 
 class Watch:
-    """Listens for one group, and speaks for it. Ranks are global.
+    """Listens for one group, and speaks for it; also what its backend reports to. Ranks are global.
 
     Args:
         roster: the group's members.
@@ -124,21 +124,6 @@ class Watch:
             self._room_asked = 2 * len(self._asked) + ROOM
         self._asked[seq] = tried + 1
 
-    def suspect(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A peer's signature differs from ours. The leader finds out what all said; if it does not, what is
-        known here must do."""
-        if seq in self._suspected:
-            return
-        logger.debug("group '%s': rank %s has issued something else as #%s", self._roster.name, peer, seq)
-        self._suspected.add(seq)
-        call = self._flight.call(seq)
-        said = {
-            peer: describe_signature(theirs),
-            self._control.rank: call.describe() if call else "no such operation",
-        }
-        self._later(SUSPICION, lambda: self._breaks(CollectiveMismatch(said)))
-        self.ask(seq)
-
     def tell_broken(self, error: GroupBroken) -> None:
         """The group is broken: tell all members."""
         self._control.flood(Say.broken, self._context, *pack(error))
@@ -197,6 +182,32 @@ class Watch:
         others = tuple(self._members - self._left.keys() - {self._control.rank})
         asked = tuple(rank for rank in self._able()[: self._asked.get(seq, 0)] if rank in others)
         return Absence((), silent or asked or others)
+
+    # ── Reports of the backend, which speaks of group ranks ──────────────────────────────────────────
+
+    def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A peer's signature differs from ours. The leader finds out what all said; if it does not, what is
+        known here must do."""
+        if seq in self._suspected:
+            return
+        peer = self._roster.ranks[peer]
+        logger.debug("group '%s': rank %s has issued something else as #%s", self._roster.name, peer, seq)
+        self._suspected.add(seq)
+        call = self._flight.call(seq)
+        said = {
+            peer: describe_signature(theirs),
+            self._control.rank: call.describe() if call else "no such operation",
+        }
+        self._later(SUSPICION, lambda: self._breaks(CollectiveMismatch(said)))
+        self.ask(seq)
+
+    def peer_mismatch(self, said: dict[int, str]) -> None:
+        """Both sides of a message disagree."""
+        self._breaks(CollectiveMismatch({self._roster.ranks[rank]: words for rank, words in said.items()}))
+
+    def broken(self, error: GroupBroken) -> None:
+        """The backend can do no more work."""
+        self._breaks(error)
 
     # ── Listener ─────────────────────────────────────────────────────────────────────────────────────
 

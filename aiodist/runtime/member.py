@@ -183,7 +183,7 @@ class Member:
             server = await start(host, port)
         except (RendezvousError, UsageError):
             server = await start(self._meeting.address, 0)
-        _log.debug("rank 0 of the next epoch hosts the store, at %s:%d", server.host, server.port)
+        _log.debug("this process hosts the next epoch's store, at %s:%d", server.host, server.port)
         self._servers.append(server)
         return _joined(server.host, server.port)
 
