@@ -32,9 +32,7 @@ class Candidate(Generic[R]):
         listen: makes what takes the new world's members on from there: it hears of the epoch after.
 
     Attributes:
-        world: once its links are up.
-        group: likewise.
-        regroup: likewise; what `listen` made.
+        regroup: what `listen` made, once its links are up.
         store: that its members meet at.
         formed: all its members are connected.
         culprits: whose fault it is that it could not be formed (uids).
@@ -50,8 +48,6 @@ class Candidate(Generic[R]):
         listen: Callable[[World, ProcessGroup], R],
     ) -> None:
         self.record = record
-        self.world: World | None = None
-        self.group: ProcessGroup | None = None
         self.regroup: R | None = None
         self.store: Store | None = None
         self.formed = False
@@ -62,7 +58,8 @@ class Candidate(Generic[R]):
         self._changed = changed
         self._listen = listen
         self._linked = asyncio.Event()
-        self._forming: World | None = None
+        self._world: World | None = None
+        self._group: ProcessGroup | None = None  # once its links are up
         self._task = asyncio.get_running_loop().create_task(self._form())
 
     async def _form(self) -> None:
@@ -94,11 +91,10 @@ class Candidate(Generic[R]):
         )
         forming = replace(settings, timeout=max(ends - loop.time(), 0.001))
         world = World(endpoint, len(record.members), forming, _stay)
-        self._forming = world
-        group = await world.link(store, job.host)
+        self._world = world
+        self._group = group = await world.link(store, job.host)
         group.timeout = settings.timeout
         self.regroup = self._listen(world, group)
-        self.world, self.group = world, group
         self._linked.set()
         await group.barrier(timeout=max(ends - loop.time(), 0.001))
 
@@ -106,7 +102,7 @@ class Candidate(Generic[R]):
         """Connect to the store, and open the endpoint of the new world."""
         try:
             async with asyncio.timeout(self._limit):
-                store = self.store = await store_of(self._job, self.record)
+                store = self.store = await self._job.store_of(self.record)
                 return store, await self._job.open_endpoint(rank, self.record.name)
         except TimeoutError:
             raise RendezvousTimeout(f"the store gave no answer within {self._limit:g} s") from None
@@ -126,12 +122,12 @@ class Candidate(Generic[R]):
     @property
     def _lost(self) -> list[int]:
         """Ranks that the draft's own links told of, in the order of the news."""
-        return [] if self._forming is None else list(self._forming.control.core.lost)
+        return [] if self._world is None else list(self._world.control.core.lost)
 
-    async def linked(self) -> bool:
-        """Wait until it is known whether the links are up."""
+    async def linked(self) -> R | None:
+        """Wait until it is known whether the links are up → `regroup`, None where they are not."""
         await self._linked.wait()
-        return self.group is not None
+        return self.regroup
 
     async def settled(self) -> None:
         """Wait for the barrier, however it ends."""
@@ -143,18 +139,9 @@ class Candidate(Generic[R]):
         try:
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
-            if self.world is not None:
-                await self.world.abandon(self.group, "another draft became the epoch")
-                if self.group is not None:
-                    await self.group.aclose()
-
-
-async def store_of(job: Job, record: Record) -> Store:
-    """The store that a record's members meet at."""
-    known = (record.store, record.host) == (job.store_address, job.store_host)
-    if not record.store or known or job.reach_store is None:
-        return job.store
-    return await job.reach_store(record.store, record.host)
+            if self._world is not None and self._group is not None:
+                await self._world.abandon(self._group, "another draft became the epoch")
+                await self._group.aclose()
 
 
 async def _stay() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiodist.group.epochs.world import Settings
+from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
 from aiodist.transport.base import Endpoint
 
@@ -51,6 +52,19 @@ class Job:
     background: set[asyncio.Task[Any]] = field(default_factory=set)
     finished: tuple[int, int] | None = None
     hasty: bool = False
+
+    async def store_of(self, record: Record) -> Store:
+        """The store that a record's members meet at."""
+        known = (record.store, record.host) == (self.store_address, self.store_host)
+        if not record.store or known or self.reach_store is None:
+            return self.store
+        return await self.reach_store(record.store, record.host)
+
+    def move_to(self, record: Record, store: Store | None) -> None:
+        """Meet where a record says from now on, at that store."""
+        self.store = store or self.store
+        if record.store:
+            self.store_address, self.store_host = record.store, record.host
 
     def in_background(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Have something go on beside what users await: the end of the job waits for it."""

@@ -37,15 +37,14 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
     try:
         try:
             async with asyncio.timeout(timeout):
-                candidate = await visit.admitted()
+                candidate, regroup = await visit.admitted()
         except TimeoutError:
             raise RendezvousTimeout(
                 f"nobody admitted this process within {timeout:g} s",
                 hint="Members admit newcomers in rebuild() and grow(): see that they call one, at every step",
             ) from None
         await visit.close()
-        assert candidate.regroup is not None
-        return await candidate.regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
+        return await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
     except BaseException as error:
         await visit.give_up(error)
         raise
@@ -63,12 +62,12 @@ class _Visit:
         self._tasks: list[asyncio.Task[None]] = []
         self._ruled: dict[int, Record] = {}
         self._awaited: set[int] = set()
-        self._admitted: Candidate[Regroup] | None = None
+        self._admitted: tuple[Candidate[Regroup], Regroup] | None = None
         self._over = False
         self._lost: RendezvousError | None = None  # the store is gone: nobody can invite any more
 
-    async def admitted(self) -> Candidate[Regroup]:
-        """The candidate that became an epoch."""
+    async def admitted(self) -> tuple[Candidate[Regroup], Regroup]:
+        """Wait for a candidate to become an epoch → that, and what takes its members on from there."""
         self._watch = await self._bell.ring()
         self._spawn(self._read(self._watch))
         self._spawn(self._until_over())
@@ -84,13 +83,11 @@ class _Visit:
                     hint="The job may go on at another one: start this process again, to join it there",
                 ) from self._lost
             for candidate in list(self._candidates.values()):
-                if self._is_epoch(candidate) and await candidate.linked():
-                    assert candidate.regroup is not None
-                    assert candidate.world is not None
-                    candidate.regroup.decided.set()
-                    candidate.world.leave = self._job.end
-                    self._admitted = candidate
-                    return candidate
+                regroup = await candidate.linked() if self._is_epoch(candidate) else None
+                if regroup is not None:
+                    regroup.admit()
+                    self._admitted = candidate, regroup
+                    return self._admitted
             await self._changed.wait()
 
     def _is_epoch(self, candidate: Candidate[Regroup]) -> bool:
@@ -144,7 +141,7 @@ class _Visit:
     async def close(self) -> None:
         """Leave no trace but the epoch that was decided. May be repeated."""
         for candidate in self._candidates.values():
-            if candidate is not self._admitted:
+            if self._admitted is None or candidate is not self._admitted[0]:
                 self._job.in_background(candidate.close())
         self._candidates.clear()
         for task in self._tasks:
@@ -164,7 +161,6 @@ class _Visit:
             if self._admitted is None:
                 await self._job.end()
             else:
-                group = self._admitted.group
-                assert group is not None
+                _, regroup = self._admitted
                 with contextlib.suppress(AiodistError):
-                    await group.__aexit__(type(error), error, None)
+                    await regroup.group.__aexit__(type(error), error, None)

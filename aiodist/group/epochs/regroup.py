@@ -35,7 +35,7 @@ What is hard about it, and why it is this way, stands in the comment below.
 # job, and the user's next call takes up its result. It ends with the job.
 #
 # The old group is closed beside the new one. Its goodbyes may take as long as its slowest member. But no
-# buffer of it is touched any more when the new group is returned (`let_go`). From `_succeed` on, whoever
+# buffer of it is touched any more when the new group is returned (`let_go`). From `_take_over` on, whoever
 # closes the old group closes the new one, and the end of the old world no longer ends the job
 # (`World.leave`).
 
@@ -46,6 +46,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from aiodist.control.liveness import Blocked
 from aiodist.control.messages import Message, Say
@@ -102,6 +103,13 @@ _CALLS = 64  # of which what was said is kept
 _EVICTED_HINT = "Leave, and join anew: dist.join()"
 
 
+class _Adopted(NamedTuple):
+    """The draft that has become the next epoch, and what takes its members on from there."""
+
+    candidate: Candidate[Regroup]
+    regroup: Regroup
+
+
 class Regroup:
     """One process's part in the membership changes of one world.
 
@@ -112,7 +120,7 @@ class Regroup:
         on_decided: called when it is known that this world is an epoch, where its members say so.
 
     Attributes:
-        job: as given.
+        job, group: as given.
         decided: set when it is known that this world is an epoch, and no mere draft.
     """
 
@@ -121,7 +129,7 @@ class Regroup:
     ) -> None:
         self.job = job
         self._world = world
-        self._group = group
+        self.group = group
         self._core = core = group._core
         self._control = world.control
         self._loop = asyncio.get_running_loop()
@@ -179,9 +187,9 @@ class Regroup:
         if self._moving is moving:
             self._moving = None
         if moving.cancelled():
-            raise GroupClosed(f"the job was left in the middle of a call for epoch {self._group.epoch + 1}")
+            raise GroupClosed(f"the job was left in the middle of a call for epoch {self.group.epoch + 1}")
         group = moving.result()
-        replace_default(self._group, group)  # of whoever awaits it
+        replace_default(self.group, group)  # of whoever awaits it
         return group
 
     async def _when_quiet(self, ready: Ready, timeout: float) -> ProcessGroup:
@@ -219,24 +227,29 @@ class Regroup:
         assembly = self._assembly(ready.call)
         logger.debug("call %d for epoch %d: %s", ready.call, assembly.epoch + 1, ready)
         self._say(None, assembly.begin(ready, deadline))
-        adopted: Candidate[Regroup] | None = None
-        moved = False
+        adopted: _Adopted | None = None
+        kept: Candidate[Regroup] | None = None
         try:
             while adopted is None:
                 self._changed.clear()
                 adopted = await self._take(assembly)
+            candidate, regroup = adopted
             await self._convening.stop()
             self._check_open()
-            self._succeed(adopted)
-            moved = True
+            regroup._take_over(self, candidate)
+            kept = candidate
         finally:
-            await self._tidy(adopted if moved else None)
+            await self._tidy(kept)
         try:
             await let_go(self._core.family)
         finally:
             self.job.in_background(self._core.close())
-        assert adopted.regroup is not None
-        return await adopted.regroup.enter(adopted, ready, deadline)
+        return await regroup.enter(candidate, ready, deadline)
+
+    def admit(self) -> None:
+        """Make this epoch, which was decided, the first of a newcomer: the end of its world ends the job."""
+        self.decided.set()
+        self._world.leave = self.job.end
 
     async def enter(self, candidate: Candidate[Regroup], ready: Ready, deadline: float) -> ProcessGroup:
         """Settle in this epoch, which was decided: return its group when every member has come over; or a
@@ -249,25 +262,25 @@ class Regroup:
         """
         await candidate.settled()
         try:
-            if self._group.rank == 0:
+            if self.group.rank == 0:
                 with contextlib.suppress(RendezvousError):
                     await self.job.store.set(LATEST, candidate.record.encode())
             await self._core.connect(max(deadline - self._loop.time(), FORMING))
             limit = max(deadline - self._loop.time(), FORMING)
-            await self._group.barrier(timeout=limit)  # and then all are ready
+            await self.group.barrier(timeout=limit)  # and then all are ready
         except Evicted:
             raise
         except GroupBroken as error:
-            logger.info("epoch %d broke at once: %s", self._group.epoch, error)
+            logger.info("epoch %d broke at once: %s", self.group.epoch, error)
             again = Ready(self._number(), ready.min_size, ready.admit, 0, ready.excluded)
             return await self._next_epoch(again, max(deadline - self._loop.time(), FORMING))
-        return self._group
+        return self.group
 
     def _check_open(self) -> None:
         if self._over or self._core.closed:
-            raise GroupClosed(f"group '{self._group.name}' was closed in the middle of the call")
+            raise GroupClosed(f"group '{self.group.name}' was closed in the middle of the call")
 
-    async def _take(self, assembly: Assembly) -> Candidate[Regroup] | None:
+    async def _take(self, assembly: Assembly) -> _Adopted | None:
         """One step; the candidate that has become the epoch, if that is it."""
         self._check_open()
         if self._given_up:
@@ -353,18 +366,18 @@ class Regroup:
 
     # ── the end of a call ────────────────────────────────────────────────────────────────────────────
 
-    async def _adopted(self, assembly: Assembly, record: Record) -> Candidate[Regroup]:
+    async def _adopted(self, assembly: Assembly, record: Record) -> _Adopted:
         candidate = self._candidates.get(record.number)
         decided = Decided(assembly.call, record)
         self._say(None, decided)
-        if candidate is None or not await candidate.linked():
+        regroup = None if candidate is None else await candidate.linked()
+        if candidate is None or regroup is None:
             raise Evicted(
                 f"epoch {record.epoch} was formed, and this process did not connect to its members",
                 hint=_EVICTED_HINT,
             )
-        assert candidate.regroup is not None
-        candidate.regroup.confirm(decided)
-        return candidate
+        regroup.confirm(decided)
+        return _Adopted(candidate, regroup)
 
     async def _tidy(self, adopted: Candidate[Regroup] | None) -> None:
         try:
@@ -375,18 +388,12 @@ class Regroup:
                     self.job.in_background(candidate.close())
                 del self._candidates[number]
 
-    def _succeed(self, candidate: Candidate[Regroup]) -> None:
-        """The new epoch takes the place of the old one, here. From now on whoever closes the old group closes
-        the new one."""
-        group, world = candidate.group, candidate.world
-        assert group is not None
-        assert world is not None
-        world.leave, self._world.leave = self._world.leave, _nothing
-        group._core.succeed(self._core)
-        replace_default(self._group, group)
-        self.job.store = candidate.store or self.job.store
-        if candidate.record.store:
-            self.job.store_address, self.job.store_host = candidate.record.store, candidate.record.host
+    def _take_over(self, old: Regroup, candidate: Candidate[Regroup]) -> None:
+        """Take the place of the old epoch: whoever closes the old group closes this one from now on."""
+        self._world.leave, old._world.leave = old._world.leave, _nothing
+        self._core.succeed(old._core)
+        replace_default(old.group, self.group)
+        self.job.move_to(candidate.record, candidate.store)
 
     def _failure(self, assembly: Assembly, fail: Fail) -> Exception:
         if fail.evicted:
@@ -451,7 +458,7 @@ class Regroup:
 
     def confirm(self, decided: Decided) -> None:
         """This world's own epoch was decided; told on its own links for newcomers to hear."""
-        if decided.record.epoch == self._group.epoch and not self.decided.is_set():
+        if decided.record.epoch == self.group.epoch and not self.decided.is_set():
             self.decided.set()
             self._say(None, decided)
             if self._on_decided is not None:
@@ -459,12 +466,12 @@ class Regroup:
                 self._on_decided = None  # it knows the epoch before, which ends here
 
     def _evicted_by(self, record: Record) -> None:
-        if record.epoch == self._group.epoch + 1 and self.job.uid not in record.members:
+        if record.epoch == self.group.epoch + 1 and self.job.uid not in record.members:
             why = f"epoch {record.epoch} was formed without this process"
             self._core.break_group(Evicted(why, hint=_EVICTED_HINT), tell=False)
 
     def _out(self, rank: int) -> None:
-        logger.debug("rank %d takes no part in epoch %d any more", rank, self._group.epoch)
+        logger.debug("rank %d takes no part in epoch %d any more", rank, self.group.epoch)
         self._gone.add(rank)
         for assembly in self._calls.values():
             assembly.lose(rank)
@@ -486,7 +493,7 @@ class Regroup:
         if assembly is None:
             if len(self._calls) >= _CALLS:
                 del self._calls[min(self._calls)]
-            assembly = Assembly(call, self._group.epoch, self._control.rank, self._world.uids)
+            assembly = Assembly(call, self.group.epoch, self._control.rank, self._world.uids)
             for rank in self._gone:
                 assembly.lose(rank)
             self._calls[call] = assembly
@@ -518,7 +525,7 @@ class Regroup:
         """The world ends here: tell the others that this process takes no part any more."""
         if not self._over:
             if self._core.error is None and self.decided.is_set():
-                self.job.finished = (self._group.epoch, len(self._world.uids))
+                self.job.finished = (self.group.epoch, len(self._world.uids))
             if (words := self._agreements.last_words()) is not None:
                 self._say(None, words)
             self._say(None, Leave())

@@ -158,6 +158,9 @@ class Slow:
                 await asyncio.sleep(0)
             self.ended.append(name)
 
+    async def nothing(self) -> None:
+        pass
+
 
 async def begin(*tasks: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
     begun = [asyncio.create_task(task) for task in tasks]
@@ -189,7 +192,8 @@ async def test_a_draft_is_abandoned_also_when_its_closing_is_cancelled() -> None
         happened.append(reason)
 
     (forming,) = await begin(Slow().task("forming"))
-    draft = SimpleNamespace(_task=forming, world=SimpleNamespace(abandon=abandon), group=None)
+    group = SimpleNamespace(aclose=Slow().nothing)
+    draft = SimpleNamespace(_task=forming, _world=SimpleNamespace(abandon=abandon), _group=group)
     (closing,) = await begin(Candidate.close(cast("Candidate", draft)))
     closing.cancel()
     await asyncio.wait([closing])
