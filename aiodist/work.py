@@ -9,51 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import types
 import warnings
 from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from datetime import timedelta
+from threading import get_ident
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from aiodist.errors import GroupBroken, UsageError
+from aiodist.net.turn import Turn
 from aiodist.timeouts import seconds
 from aiodist.types import Call
 
 T = TypeVar("T")
 
 
-class Pulse:
-    """Keeps `while True: await pg.all_reduce(x)` from starving its loop (law 7).
-
-    A Work that is done when awaited costs no turn of the loop. That is fast, and it means that a task
-    which only awaits finished Works never lets another task run. The pulse notes when the loop last
-    turned; after `limit` seconds without a turn the next await yields once.
-
-    One exists for each loop. A turn is noticed by a callback that is queued at most once a turn, so the
-    price on the fast path is one clock reading.
-    """
-
-    __slots__ = ("_limit", "_loop", "_since")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: float = 0.001) -> None:
-        self._loop = loop
-        self._limit = limit
-        self._since: float | None = None
-
-    def overdue(self) -> bool:
-        """Whether the caller ought to yield to the loop now."""
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-            self._loop.call_soon(self._turned)
-            return False
-        return now - self._since > self._limit
-
-    def _turned(self) -> None:
-        self._since = None
-
+PULSE = 0.001
+"""Seconds without a turn of the loop after which the next await yields once (law 7): a Work that is done when
+awaited costs no turn, so a task that only awaits such Works would never let another task run."""
 
 _REMEMBERED = 16  # failures that a group keeps for its end; nobody reads more of them
 
@@ -111,10 +85,46 @@ class Completion(Protocol):
 
 
 class Driver(Protocol):
-    """Whoever can bring an operation on while it is awaited."""
+    """What can bring one operation on while it is awaited."""
 
-    def poll(self, seq: int) -> None:
-        """Try to end an operation, for no longer than this turn of the loop may take."""
+    def poll(self) -> None:
+        """Try to end the operation, for no longer than this turn of the loop may take."""
+
+
+class Started(Driver, Protocol):
+    """A driver that has taken the operation's number itself, and can tell its call."""
+
+    def call(self) -> Call:
+        """What the ranks agree on."""
+
+
+class Issuer:
+    """What all Works of one group have in common.
+
+    Args:
+        loop: the group's.
+        failures: where a failure is noted until somebody is told.
+
+    Attributes:
+        group: what users hold of the group.
+        turn: the present turn of the loop.
+    """
+
+    __slots__ = ("_running", "_thread", "failures", "group", "loop", "turn")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, failures: Failures | None = None, group: Any = None
+    ) -> None:
+        self.group = group
+        self.loop = loop
+        self.turn = Turn.of(loop)
+        self.failures = failures
+        self._thread = get_ident()
+        self._running = loop.is_running  # in this thread no other loop runs, then
+
+    def here(self) -> bool:
+        """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
+        return get_ident() == self._thread and self._running()
 
 
 POLL_TURNS = 4
@@ -142,44 +152,46 @@ class Work(Generic[T]):
     __slots__ = (
         "__weakref__",
         "_awaited",
+        "_call",
         "_callbacks",
         "_completion",
         "_driver",
         "_error",
-        "_failures",
         "_held_back",
-        "_loop",
-        "_pulse",
+        "_issuer",
         "_result",
         "_state",
         "_waiters",
-        "call",
-        "group",
     )
 
     def __init__(
-        self,
-        group: Any,
-        call: Call,
-        loop: asyncio.AbstractEventLoop,
-        pulse: Pulse,
-        held: bool,
-        failures: Failures | None = None,
+        self, issuer: Issuer, call: Call | None, held: bool, driver: Driver | None = None, result: Any = None
     ) -> None:
-        self.group = group
-        self.call = call
-        self._loop = loop
-        self._pulse = pulse
-        self._failures = failures  # where a failure is noted until somebody is told
+        self._issuer = issuer
+        self._call = call  # None: the driver has started it, and tells it when asked
+        self._driver = driver
         self._state = _PENDING
-        self._result: T | None = None
+        self._result: Any = result
         self._error: BaseException | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
         self._callbacks: list[tuple[Callable[[Work[T]], object], Context]] | None = None
-        self._held_back = False  # numbered, and not begun: inside coalesce()
-        self._driver: Driver | None = None
         self._completion: Completion | None = None  # on a device
+        self._held_back = False  # numbered, and not begun: inside coalesce()
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
+
+    @property
+    def group(self) -> Any:
+        """The process group that it belongs to."""
+        return self._issuer.group
+
+    @property
+    def call(self) -> Call:
+        """What the ranks agree on."""
+        call = self._call
+        if call is None:
+            started = cast("Started", self._driver)
+            call = self._call = started.call()
+        return call
 
     @property
     def op(self) -> str:
@@ -198,46 +210,46 @@ class Work(Generic[T]):
             raise self._not_begun("Await it")
         self._awaited = True
         if self._state == _PENDING:
-            yield from self._until_done()
-        elif self._pulse.overdue():
+            driver = self._driver
+            if driver is not None and self._issuer.here():
+                driver.poll()
+                for _ in range(POLL_TURNS):  # others run in between (law 7)
+                    driver = self._driver
+                    if self._state != _PENDING or driver is None:
+                        break
+                    yield
+                    if self._state != _PENDING:
+                        break
+                    driver.poll()
+            if self._state == _PENDING:
+                yield from self._suspend()
+                return self.result()
+        if self._issuer.turn.overdue(PULSE):
             yield
-        return self.result()
+        return cast("T", self._result) if self._state == _DONE else self.result()
 
     @types.coroutine
     def _as_step(self) -> Generator[Any, None, T]:
         """Wait for the result as one step of another Work, whose awaiters are told of a failure instead."""
         self._awaited = True
         if self._state == _PENDING:
-            yield from self._until_done()
+            driver = self._driver
+            if driver is not None:
+                driver.poll()
+            if self._state == _PENDING:
+                yield from self._suspend()
         if self._error is not None:
             raise self._error.with_traceback(None)
         return cast("T", self._result)
 
-    def _until_done(self) -> Generator[Any, None, None]:
-        if self._driver is not None and asyncio._get_running_loop() is self._loop:
-            yield from self._poll()
-        if self._state == _PENDING:
-            yield from self._suspend()
-
-    def _poll(self) -> Generator[Any, None, None]:
-        """What polling can do, one turn of the loop at a time, others running in between (law 7)."""
-        for _ in range(POLL_TURNS):
-            driver = self._driver
-            if driver is None:
-                return
-            driver.poll(self.call.seq)
-            if self._state != _PENDING:
-                return
-            yield
-
     def _suspend(self) -> Generator[Any, None, None]:
         # The private accessor does not raise, and is 3 times cheaper than get_running_loop with a try.
-        if asyncio._get_running_loop() is not self._loop:
+        if asyncio._get_running_loop() is not self._issuer.loop:
             raise UsageError(
                 "this Work belongs to another event loop",
                 hint="Await it on the loop that made the group; from threads use aiodist.portal",
             )
-        waiter: asyncio.Future[None] = self._loop.create_future()
+        waiter: asyncio.Future[None] = self._issuer.loop.create_future()
         if self._waiters is None:
             self._waiters = [waiter]
         else:
@@ -297,8 +309,8 @@ class Work(Generic[T]):
         """The error, for somebody who asked."""
         assert self._error is not None
         self._awaited = True
-        if self._failures is not None:
-            self._failures.seen(self._error)
+        if self._issuer.failures is not None:
+            self._issuer.failures.seen(self._error)
         return self._error
 
     def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:
@@ -308,7 +320,7 @@ class Work(Generic[T]):
         """
         self._awaited = True
         if self._state != _PENDING:
-            self._loop.call_soon(fn, self)
+            self._issuer.loop.call_soon(fn, self)
         elif self._callbacks is None:
             self._callbacks = [(fn, copy_context())]
         else:
@@ -377,9 +389,21 @@ class Work(Generic[T]):
                 error = error.during(self.op, self.seq, self.group.name, self.group.epoch)
             self._error = error
             self._state = _FAILED
-            if self._failures is not None:
-                self._failures.note(error)
+            if self._issuer.failures is not None:
+                self._issuer.failures.note(error)
             self._wake()
+
+    def _hold_back(self, held: bool) -> None:
+        """Note whether the operation has a number and begins later: inside coalesce()."""
+        self._held_back = held
+
+    def _let_be_dropped(self) -> None:
+        """Count it as awaited, so that dropping it is no mistake."""
+        self._awaited = True
+
+    def _forget_failure(self) -> None:
+        """Note no failure any more: nobody wants the result."""
+        self._issuer = Issuer(self._issuer.loop, None, self._issuer.group)
 
     def _not_begun(self, what: str) -> UsageError:
         return UsageError(
@@ -393,4 +417,4 @@ class Work(Generic[T]):
                 waiter.set_result(None)
         callbacks, self._callbacks = self._callbacks, None
         for fn, context in callbacks or ():
-            self._loop.call_soon(fn, self, context=context)
+            self._issuer.loop.call_soon(fn, self, context=context)

@@ -61,7 +61,7 @@ def test_pitfall_2_groups_need_no_common_order_and_do_not_block_each_other() -> 
         else:
             for _ in range(50):
                 assert np.array_equal(await right.all_reduce(mine(1)), total(2))
-            assert not left._flight.collectives()
+            assert not left._core._flight.collectives()
             stuck = left.all_reduce(large, async_op=True)
         assert (await stuck)[7] == 1
 
@@ -166,12 +166,12 @@ async def test_pitfall_7_closing_is_explicit_and_no_finalizer_communicates() -> 
         assert group is not None
         await group.barrier()
         said = []
-        flood = pg._control.flood
-        pg._control.flood = lambda *what: said.append(what)  # type: ignore[method-assign]
+        flood = pg._core.control.flood
+        pg._core.control.flood = lambda *what: said.append(what)  # type: ignore[method-assign]
         del group
         gc.collect()
         assert said == []
-        pg._control.flood = flood  # type: ignore[method-assign]
+        pg._core.control.flood = flood  # type: ignore[method-assign]
         assert np.array_equal(await pg.all_reduce(mine(pg.rank)), total(3))
         assert not any(hasattr(kind, "__del__") for kind in (ProcessGroup, HostBackend))
 

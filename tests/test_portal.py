@@ -238,7 +238,7 @@ def test_ctrl_c_while_entering_a_block_leaves_none_open(monkeypatch: pytest.Monk
             with pg.coalesce():
                 raise AssertionError("it was not entered")
         assert pg.all_reduce(np.ones(2)).tolist() == [1, 1]
-        assert not pg._group._batches.open and not pg.portal._seats
+        assert not pg._group._core.batches.open and not pg.portal._seats
 
 
 def test_closing() -> None:

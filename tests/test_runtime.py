@@ -303,7 +303,7 @@ def test_run_aborts_what_is_open_when_it_fails() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         dist.run(main())
-    error = groups[0]._error
+    error = groups[0]._core.error
     assert isinstance(error, dist.GroupAborted)
     assert error.reason == "KeyError: 'mine'"
     assert "closed" in repr(groups[0])

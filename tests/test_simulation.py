@@ -93,7 +93,7 @@ async def check_collectives(pg: ProcessGroup) -> float:
     out = await pg.all_to_all(mine)
     assert np.array_equal(out, rank * size + np.arange(size))
     await pg.barrier()
-    return pg._loop.time()
+    return pg._core.loop.time()
 
 
 def simulate(size: int, delays: Delays, loop: VirtualLoop) -> list[float]:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist import work as work_module
+from aiodist.net import turn
 from aiodist.types import Call, Kind
-from aiodist.work import Failures, Pulse, Work
+from aiodist.work import Failures, Issuer, Work
 
 GROUP = SimpleNamespace(name="world", epoch=0)
 
@@ -25,13 +25,10 @@ GROUP = SimpleNamespace(name="world", epoch=0)
 here: ContextVar[str] = ContextVar("here")
 
 
-def make(
-    held: bool = True, pulse: Pulse | None = None, seq: int = 5, failures: Failures | None = None
-) -> Work[Any]:
+def make(held: bool = True, seq: int = 5, failures: Failures | None = None) -> Work[Any]:
     """A pending all_reduce on the running loop."""
-    loop = asyncio.get_running_loop()
     call = Call(Kind.all_reduce, seq, np.dtype(np.float32), (3,))
-    return Work(GROUP, call, loop, pulse or Pulse(loop), held, failures)
+    return Work(Issuer(asyncio.get_running_loop(), failures, GROUP), call, held)
 
 
 async def turns(count: int = 3) -> None:
@@ -308,13 +305,13 @@ async def test_a_work_that_was_looked_at_does_not_warn(use: int, failed: bool) -
         gc.collect()
 
 
-async def test_pulse_yields_once_the_loop_has_not_turned_for_a_millisecond(
+async def test_an_await_yields_once_the_loop_has_not_turned_for_a_millisecond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(work_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    pulse = Pulse(asyncio.get_running_loop())
-    work = make(pulse=pulse)
+    await asyncio.sleep(0)  # a turn that nobody has asked about
+    monkeypatch.setattr(turn, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    work = make()
     work._finish(None)
     ran = 0
 
@@ -338,17 +335,6 @@ async def test_pulse_yields_once_the_loop_has_not_turned_for_a_millisecond(
     clock.now += 0.001
     await work
     assert ran == 2
-
-
-async def test_pulse_queues_one_callback_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    queued: list[Any] = []
-    loop: Any = SimpleNamespace(call_soon=queued.append)
-    pulse = Pulse(loop, limit=3600)
-    assert not any(pulse.overdue() for _ in range(100))
-    assert len(queued) == 1
-    queued[0]()
-    assert not pulse.overdue()
-    assert len(queued) == 2
 
 
 async def test_endless_awaiting_of_finished_works_starves_nobody() -> None:

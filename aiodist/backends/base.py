@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aiodist.errors import GroupBroken
 from aiodist.types import NO_ROOT, OBJECT_TAGS, OF_OBJECTS, OF_SPLIT, Call, Kind, Premultiplied, ReduceOp
-from aiodist.work import Work
+from aiodist.work import Issuer, Work
 
 Array = npt.NDArray[Any]
 Given = Array | list[Array] | None
@@ -119,6 +119,16 @@ class Reports(Protocol):
         """The group can do no more work, and the others should know."""
 
 
+class Numbers(Protocol):
+    """The numbers of one group's operations.
+
+    Attributes:
+        issued: the next collective's number.
+    """
+
+    issued: int
+
+
 class ShortWay(Protocol):
     """A backend's way around `submit` for what is issued again and again.
 
@@ -201,11 +211,14 @@ class Backend(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array, uninitialised, where this backend reads and writes it with the fewest copies."""
 
-    def short_way(self, issuer: Any, note: Callable[[Any], Operation]) -> ShortWay | None:
+    def short_way(
+        self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+    ) -> ShortWay | None:
         """A way around `submit`, or None.
 
         Args:
-            issuer: the group, whose numbers it takes (`_issued`).
+            issuer: what the group's Works have in common.
+            numbers: which it takes.
             note: makes the operation of a Work and enters it in flight.
         """
 

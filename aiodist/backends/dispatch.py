@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Backend, Operation, Reports, ShortWay
+from aiodist.backends.base import CAPABILITIES, Array, Backend, Numbers, Operation, Reports, ShortWay
 from aiodist.backends.host.backend import HostBackend
+from aiodist.work import Issuer, Work
 
 
 class Part(Protocol):
@@ -121,9 +122,11 @@ class Dispatch:
         """A new array on the host."""
         return self._host.empty(shape, dtype)
 
-    def short_way(self, issuer: Any, note: Callable[[Any], Operation]) -> ShortWay | None:
+    def short_way(
+        self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+    ) -> ShortWay | None:
         """The host backend's, where it takes users' tensors."""
-        return self._host.short_way(issuer, note) if self._takes_host else None
+        return self._host.short_way(issuer, numbers, note) if self._takes_host else None
 
     def seen(self, seq: int) -> set[int]:
         """As the host backend, which hears of every collective."""

@@ -12,8 +12,6 @@ from typing import Any
 from aiodist.errors import UsageError, shown
 from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
 from aiodist.group import ProcessGroup
-from aiodist.group import arguments as check
-from aiodist.wire.objects import decode
 from aiodist.work import Work
 
 
@@ -25,7 +23,7 @@ def _fill(
     async def rest() -> None:
         put(await work._as_step())
 
-    return pg._composed(work, rest, async_op)
+    return pg._core.compose(work, rest, async_op)
 
 
 def _root(pg: ProcessGroup, rank: int | None, group_rank: int | None, name: str) -> int:
@@ -206,12 +204,9 @@ def recv_object_list(
         return Skipped()
     _check_any_list(object_list)
     source = None if src is None and group_src is None else rank_in(pg, src, group_src, "src")
-    peer = -1 if source is None else check.peer_rank(source, pg.rank, pg.size, "src")
-    work = pg._recv_bytes(peer, 0, None)
 
-    async def rest() -> int:
-        sender, data = await work._as_step()
-        _replace(object_list, decode(data.data, allow_pickle=allow_pickle))
+    def put(sender: int, objects: list[Any]) -> int:
+        _replace(object_list, objects)
         return pg.ranks[sender]
 
-    return pg._composed(work, rest, async_op=False)
+    return pg._objects.receive(source, 0, allow_pickle, None, False, put)

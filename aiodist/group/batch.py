@@ -1,4 +1,4 @@
-"""What `coalesce` holds back: operations that have their numbers, and begin together when the block is left.
+"""Operations that `coalesce` holds back: they have their numbers, and begin together when the block is left.
 
 A block belongs to the task that entered it; tasks, timers and callbacks that were born inside are others.
 What is held back stands in one line for each group, in the order of issue. Collectives begin in the order of
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from aiodist.backends.base import Backend, Operation
 from aiodist.errors import UsageError
+from aiodist.group.numbers import Numbers
 from aiodist.types import Kind
 from aiodist.work import Work
 
@@ -23,7 +24,7 @@ _stands_for: weakref.WeakKeyDictionary[asyncio.Future[Any], object] = weakref.We
 
 
 def issuer() -> object:
-    """Who issues now: the task that runs, or whom it stands for; None in a callback."""
+    """The task that issues now, or whom it stands for; None in a callback."""
     task = asyncio.current_task()
     return task if task is None or not _stands_for else _stands_for.get(task, task)
 
@@ -38,16 +39,16 @@ class Batches:
 
     Args:
         backend: the group's.
-        unbegun: numbers of collectives that begin later; those that are held back are added.
+        numbers: likewise; collectives that are held back are noted there.
 
     Attributes:
         open: the block of each who is in one.
     """
 
-    def __init__(self, backend: Backend, unbegun: set[int]) -> None:
+    def __init__(self, backend: Backend, numbers: Numbers) -> None:
         self.open: dict[object, Batch] = {}
         self._backend = backend
-        self._unbegun = unbegun
+        self._numbers = numbers
         self._line: list[Held] = []
 
     def hold(self, operation: Operation, start: Callable[[], None], at_once: bool) -> bool:
@@ -63,7 +64,7 @@ class Batches:
         batch = self.open.get(issuer())
         if batch is not None and not at_once:
             if message is None:
-                self._unbegun.add(call.seq)
+                self._numbers.hold(call.seq)
             self._backend.hold(operation)  # now: the caller may use another stream when the block ends
             self._add(Held(batch, work, start, message))
             batch.works.append(work)
@@ -85,7 +86,7 @@ class Batches:
         batch.works[-1 - batch.works[::-1].index(first)] = work  # leaving waits for the whole
 
     def _add(self, held: Held) -> None:
-        held.work._held_back = True
+        held.work._hold_back(True)
         self._line.append(held)
 
     def mine(self) -> bool:
@@ -111,14 +112,14 @@ class Batches:
             self._backend.batch(True)
             try:
                 for held in block:
-                    held.work._held_back = False
+                    held.work._hold_back(False)
                     held.start()
             finally:
                 self._backend.batch(False)
 
 
 class Batch:
-    """What `coalesce` gives: an async context manager that holds operations back until it is left.
+    """An async context manager, from `coalesce`, that holds operations back until it is left.
 
     Args:
         batches: the group's.
@@ -149,7 +150,7 @@ class Batch:
         self._batches.begin(self)
         waited = [work for work in self.works if not work._awaited]
         for work in waited:
-            work._awaited = True  # the block is the await
+            work._let_be_dropped()  # the block is the await
         if kind is None:
             for work in waited:
                 await work

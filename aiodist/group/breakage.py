@@ -1,4 +1,4 @@
-"""How the end of a group is told: typed errors to flat values and back. Pure."""
+"""Errors that end a group, as they are told: typed errors to flat values and back. Pure."""
 
 from __future__ import annotations
 

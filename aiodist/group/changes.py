@@ -5,150 +5,85 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.errors import GroupBroken, RendezvousError, UsageError
+from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import arguments as check
-from aiodist.group.objects import Objects
+from aiodist.group.core import GroupCore
+from aiodist.group.family import Regrouping
 from aiodist.group.requests import internal
-from aiodist.membership.motions import Ready
-from aiodist.timeouts import Timeout, seconds
+from aiodist.timeouts import Timeout
 from aiodist.types import Call, Kind
-from aiodist.work import Work
-
-if TYPE_CHECKING:
-    from aiodist.group.epochs.regroup import Regroup
-    from aiodist.group.process_group import ProcessGroup
 
 _PENDING_JOINS = "pending joins"
 
 
-class Changes(Objects):
-    """See `ProcessGroup` for what all calls have in common."""
+class Changes:
+    """Checks calls on membership and hands them to what takes the epoch's members to the next.
 
-    def rebuild(
-        self, min_size: int = 1, admit: bool = True, *, timeout: Timeout = None
-    ) -> Awaitable[ProcessGroup]:
-        """Go on with who is left: the next epoch's world, without the lost, with newcomers.
+    Args:
+        core: of the group.
+    """
 
-        Every member that lives calls it, after an error or at a step's boundary. It is returned when every
-        member has left this epoch; this group and its subgroups are closed then, and ranks are counted anew,
-        in their old order, newcomers last. A member that dies meanwhile is left out; its death starts nothing
-        over for the user. Cancelling whoever awaits it does not stop it; the next such call takes it up.
+    def __init__(self, core: GroupCore) -> None:
+        self._core = core
+        self._roster = core.roster
 
-        Args:
-            min_size: with fewer members than this there is no next epoch. Newcomers count.
-            admit: take in who waits (`dist.join`).
-            timeout: seconds to wait for members that live and have not called; then they are evicted. None
-                takes the group's.
+    def rebuild(self, min_size: int, admit: bool, timeout: Timeout) -> Awaitable[Any]:
+        """As `ProcessGroup.rebuild`."""
+        return self._call(check.at_least_1(min_size, "min_size"), bool(admit), 0, (), timeout)
 
-        Returns:
-            → the new group, at a later epoch; also the loop's default group, if this one was.
+    def shrink(self, exclude: Sequence[int], timeout: Timeout) -> Awaitable[Any]:
+        """As `ProcessGroup.shrink`."""
+        regroup, size = self._must_regroup(), self._roster.size
+        named = check.some(exclude, size, "exclude", "a list of ranks")
+        members = check.members(named, size) if named else ()
+        if self._roster.rank in members:
+            raise UsageError(
+                f"rank {self._roster.rank} cannot exclude itself", hint="Close the group and leave"
+            )
+        return self._call(1, False, 0, tuple(regroup.uids[member] for member in members), timeout)
 
-        Raises:
-            UsageError: the group is no world.
-            QuorumLost: too few are left, or the arbiter cannot be reached: this process must not go on.
-            Evicted: the others went on without this process.
-        """
-        return self._next_epoch(check.at_least_1(min_size, "min_size"), bool(admit), 0, (), timeout)
+    def grow(self, n: int, timeout: Timeout) -> Awaitable[Any]:
+        """As `ProcessGroup.grow`."""
+        return self._call(1, True, check.at_least_1(n, "n"), (), timeout)
 
-    def shrink(self, exclude: Sequence[int] = (), *, timeout: Timeout = None) -> Awaitable[ProcessGroup]:
-        """Go on without some members, and without the lost. All others call it; newcomers wait on.
+    async def agree(self, flag: bool, timeout: Timeout) -> bool:
+        """As `ProcessGroup.agree`."""
+        limit = self._core.limit(timeout)
+        regroup = self._core.family.regroup
+        if regroup is None:
+            raise UsageError(f"group '{self._roster.name}' belongs to no world whose members can change")
+        return await regroup.agree(self._core, bool(flag), limit)
 
-        Args:
-            exclude: group ranks that shall leave; the same on every caller. They find this group broken by
-                `Evicted`, and need not call.
-            timeout: as in `rebuild`.
-
-        Returns, Raises: as `rebuild`.
-        """
-        regroup = self._must_regroup()
-        named = check.some(exclude, self.size, "exclude", "a list of ranks")
-        members = check.members(named, self.size) if named else ()
-        if self.rank in members:
-            raise UsageError(f"rank {self.rank} cannot exclude itself", hint="Close the group and leave")
-        uids = tuple(regroup.uids[member] for member in members)
-        return self._next_epoch(1, False, 0, uids, timeout)
-
-    def grow(self, n: int = 1, *, timeout: Timeout = None) -> Awaitable[ProcessGroup]:
-        """Wait for newcomers and go on with them. All members call it.
-
-        What is in flight ends first. Where it comes to nothing this group is as it was. Where a member calls
-        `rebuild` meanwhile, because something broke, all go on without waiting for newcomers.
-
-        Args:
-            n: how many newcomers there have to be; all who wait are admitted.
-            timeout: seconds to wait for them, and for members that have not called. None takes the group's.
-
-        Returns: as `rebuild`.
-
-        Raises:
-            RendezvousTimeout: they did not come.
-            QuorumLost, Evicted: as `rebuild`.
-        """
-        return self._next_epoch(1, True, check.at_least_1(n, "n"), (), timeout)
-
-    async def agree(self, flag: bool = True, *, timeout: Timeout = None) -> bool:
-        """Whether all members say yes: the same answer on all survivors, whoever dies meanwhile.
-
-        It is a collective, numbered in order with the others. After a death operations may have ended well on
-        some members and failed on others; only this is uniform, so steps are committed by it.
-
-            ok = await pg.agree(ok)
-
-        Args:
-            flag: what this member says.
-            timeout: seconds; None takes the group's.
-
-        Returns:
-            → True if all members said yes and all lived to say so, as far as any survivor knows; else False.
-
-        Raises:
-            CollectiveMismatch: members issued something else, in its place or before it.
-            CollectiveTimeout: a member that lives does not answer how it ended there.
-            QuorumLost, Evicted: this process has no say any more.
-        """
-        limit = self.timeout if timeout is None else seconds(timeout)
-        return await self._world_regroup().agreements.agree(self, bool(flag), limit)
-
-    async def pending_joins(self, *, timeout: Timeout = None) -> int:
-        """How many newcomers wait to be admitted. A collective: all members get the same answer.
-
-        Args:
-            timeout: seconds; None takes the group's.
-
-        Raises:
-            RendezvousError: rank 0, which asks the store, could not.
-        """
-        regroup = self._must_regroup()
-        self._check_here()
-        limit = self.timeout if timeout is None else seconds(timeout)
-        self._batches.begin()
-        number = self._reserve()  # before the store is asked: other tasks may issue meanwhile
+    async def pending_joins(self, timeout: Timeout) -> int:
+        """As `ProcessGroup.pending_joins`."""
+        core, regroup = self._core, self._must_regroup()
+        core.check_here()
+        limit = core.limit(timeout)
+        core.batches.begin()
+        number = core.reserve()  # before the store is asked: other tasks may issue meanwhile
         found = np.full((), -1, np.int64)
-        call = Call(Kind.broadcast, number, found.dtype, found.shape, None, 0, 0, _PENDING_JOINS)
-        work: Work[int] = Work(self, call, self._loop, self._pulse, True, self._failures)
-        asking = self._loop.create_task(regroup.count_newcomers()) if self.rank == 0 else None
+        work = core.work(
+            Call(Kind.broadcast, number, found.dtype, found.shape, None, 0, 0, _PENDING_JOINS), True
+        )
+        asking = core.loop.create_task(regroup.count_newcomers()) if self._roster.rank == 0 else None
         if asking is not None:
-            self._opening.add(asking)
-            asking.add_done_callback(self._opening.discard)
-        self._carry_out(work, partial(self._tell_who_waits, asking, number, found, limit))
+            core.cancel_on_break(asking)
+        core.carry_out(work, partial(self._tell_who_waits, asking, number, found, limit))
         try:
-            return await work
+            return int(await work)
         except asyncio.CancelledError:
-            work._failures = None  # nobody wants the answer
+            work._forget_failure()
             if asking is not None:
                 asking.cancel()  # the others are told that it could not be asked
             raise
 
     async def newcomers_here(self) -> int:
-        """How many newcomers wait, as far as this rank knows; no collective. Ranks may know different things.
-
-        Without a round trip after the first call: cheap enough to ask at every step.
-        """
+        """As `ProcessGroup.newcomers_here`."""
         return await self._must_regroup().count_newcomers()
 
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
@@ -164,57 +99,35 @@ class Changes(Objects):
             [told] = await asyncio.gather(asking, return_exceptions=True)
             found[...] = told if isinstance(told, int) else -1
         asked = internal(Kind.broadcast, found, root=0, detail=_PENDING_JOINS)
-        work = self._issue(asked, limit, True, reserved=number)
+        work = self._core.issue(asked, limit, True, reserved=number)
         await work._as_step()
         if isinstance(told, Exception):
             raise told
         if found < 0:
             raise RendezvousError(
-                f"rank {self.ranks[0]} could not ask the store who waits", hint="See that rank's output"
+                f"rank {self._roster.ranks[0]} could not ask the store who waits",
+                hint="See that rank's output",
             )
         return int(found)
 
-    def _next_epoch(
+    def _call(
         self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: Timeout
-    ) -> Awaitable[ProcessGroup]:
-        self._check_here(closed_is_wrong=False)
+    ) -> Awaitable[Any]:
+        self._core.check_here(closed_is_wrong=False)
         regroup = self._must_regroup()
-        limit = self.timeout if timeout is None else seconds(timeout)
-        if regroup.moving is None:
-            self._check_here()
-            self._batches.begin()
-            ready = Ready(regroup.number(), min_size, admit, wanted, excluded)
-            regroup.move(self._when_quiet(regroup, ready, limit))
-        return regroup.moved()
+        return regroup.call(min_size, admit, wanted, excluded, self._core.limit(timeout))
 
-    async def _when_quiet(self, regroup: Regroup, ready: Ready, limit: float) -> ProcessGroup:
-        """What was issued before ends before, one way or the other."""
-        deadline = self._loop.time() + limit
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self.drain()
-        except TimeoutError:
-            self._break(
-                GroupBroken("operations were in flight when the epoch ended", hint="Await them first")
-            )
-            await self.drain()
-        return await regroup.next_epoch(ready, max(deadline - self._loop.time(), 0.0))
-
-    def _must_regroup(self) -> Regroup:
-        if self._regroup is None:
+    def _must_regroup(self) -> Regrouping:
+        core = self._core
+        regroup = core.family.regroup if core.is_world else None
+        if regroup is None:
             raise UsageError(
-                f"group '{self.name}' is not the world, whose members alone can change",
+                f"group '{self._roster.name}' is not the world, whose members alone can change",
                 hint="Call it on the world's group, and make subgroups anew",
             )
-        if "regroups" not in self._backend.capabilities:
+        if "regroups" not in core.backend.capabilities:
             raise UsageError(
-                f"backend {self.backend!r} cannot go on with other members in the same processes",
+                f"backend {core.backend.name!r} cannot go on with other members in the same processes",
                 hint="Have the job's launcher start new processes, and go on from a checkpoint",
             )
-        return self._regroup
-
-    def _world_regroup(self) -> Regroup:
-        for group in self._family:
-            if group._regroup is not None:
-                return group._regroup
-        raise UsageError(f"group '{self.name}' belongs to no world whose members can change")
+        return regroup

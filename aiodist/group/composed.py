@@ -11,39 +11,24 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from aiodist.errors import GroupAborted
-from aiodist.group.core import GroupCore
 from aiodist.work import Work
 
 
-class Composed(GroupCore):
-    """See the module."""
+class Steps:
+    """The tasks that carry out composed operations of one group.
 
-    def _reserve(self) -> int:
-        """Take a collective's number now, to issue it later."""
-        number = self._issued
-        self._issued += 1
-        if self._error is None:
-            self._unbegun.add(number)
-            self._backend.reserve(number)
-        return number
+    Args:
+        loop: the group's.
+        dropped: called with the Work of a task that was cancelled: nobody submits its later steps.
+    """
 
-    def _composed(
-        self, first: Work[Any], rest: Callable[[], Coroutine[Any, Any, Any]], async_op: bool
-    ) -> Work[Any]:
-        """The Work of an operation that is made of several.
+    def __init__(self, loop: asyncio.AbstractEventLoop, dropped: Callable[[Work[Any]], None]) -> None:
+        self._loop = loop
+        self._dropped = dropped
+        self._tasks: set[asyncio.Task[None]] = set()
 
-        Args:
-            first: the first of them; where it is held back, so is the whole.
-            rest: waits for it, carries out the others, and gives the result.
-            async_op: the user's.
-        """
-        work: Work[Any] = Work(self, first.call, self._loop, self._pulse, async_op, self._failures)
-        self._batches.follow(first, work, partial(self._carry_out, work, rest))
-        return work
-
-    def _carry_out(self, work: Work[Any], steps: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Have a task carry out the steps of a Work. Closing the group waits for it."""
+    def carry_out(self, work: Work[Any], steps: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Have a task carry out the steps of a Work; what they return is its result."""
 
         async def run() -> None:
             try:
@@ -54,14 +39,14 @@ class Composed(GroupCore):
                 work._fail(error)
 
         task = self._loop.create_task(run())
-        self._composed_tasks.add(task)
-        task.add_done_callback(partial(self._composed_ended, work))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, work))
 
-    def _composed_ended(self, work: Work[Any], task: asyncio.Task[None]) -> None:
-        self._composed_tasks.discard(task)
-        if task.cancelled():  # the others wait for the steps that nobody submits now
-            error = GroupAborted(
-                self.ranks[self.rank], f"its task for an {work.op} was cancelled: all tasks of its loop were"
-            )
-            self._break(error)
-            work._fail(error)
+    def _ended(self, work: Work[Any], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._dropped(work)
+
+    def pending(self) -> set[asyncio.Task[None]]:
+        """The tasks that have not ended."""
+        return set(self._tasks)

@@ -1,23 +1,21 @@
-"""What a group is apart from its calls: numbers, life, and how it ends.
+"""The core of a group, without its calls: numbers, submits, life, and how it ends.
 
 `GroupCore` takes an operation's number, hands it to the backend, and fails everything at once when the
-group breaks. `ProcessGroup` adds what users call.
+group breaks. The parts with the calls (`objects`, `subgroups`, …) stand on it, and `ProcessGroup` on those.
+What it is made of knows nothing of it: `flight`, `watch`, `batch` and `composed` are given what they call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
-import numpy as np
-from numpy.typing import DTypeLike
-
-from aiodist.backends.base import Array, Backend, Operation, Reports
+from aiodist.backends.base import Backend, Operation, Reports, ShortWay
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import (
     CollectiveTimeout,
@@ -27,205 +25,252 @@ from aiodist.errors import (
     UsageError,
 )
 from aiodist.group import arguments as check
-from aiodist.group.batch import Batch, Batches
+from aiodist.group.batch import Batches
+from aiodist.group.composed import Steps
+from aiodist.group.family import Family, Lineage
 from aiodist.group.flight import Flight
+from aiodist.group.numbers import Numbers
 from aiodist.group.places import HOST_PLACE, place_of
-from aiodist.group.reports import GroupReports
-from aiodist.group.requests import Caller, Request
+from aiodist.group.requests import Request
+from aiodist.group.roster import Roster
 from aiodist.group.watch import Watch
 from aiodist.roles import ROLES
 from aiodist.timeouts import Timeout, seconds
-from aiodist.types import Call, Kind
-from aiodist.work import Failures, Pulse, Work
+from aiodist.types import Call
+from aiodist.work import Failures, Issuer, Work
 
-if TYPE_CHECKING:
-    from aiodist.group.epochs.regroup import Regroup
+logger = logging.getLogger("aiodist.group.core")
 
 _alive: weakref.WeakSet[GroupCore] = weakref.WeakSet()
 
 
 class GroupCore:
-    """The numbering, life and end of one group on one rank. See `ProcessGroup` for its attributes."""
+    """The numbering, life and end of one group on one rank.
+
+    Args:
+        roster: its members.
+        timeout: seconds; of operations that say nothing else.
+        control: the process's control plane.
+        make_backend: makes the backend of a context and global ranks, which tells the reports what breaks.
+        family: of the world that the group is made of; None: it is a world itself.
+        closer: awaited when the group has ended; the world's alone.
+
+    Attributes:
+        roster, timeout, control, family: as given.
+        loop: where the group lives.
+        numbers: of its operations.
+        backend: carries its operations out.
+        short: the backend's short way; None where there is none, and once the group has broken or is closed.
+        batches: the open `coalesce` blocks.
+        failures: of Works, that nobody was told.
+        lineage: the groups of other epochs in whose place it came, or which came in its place.
+        error: why it has broken; None while it has not.
+        issuer: what its Works have in common.
+    """
 
     def __init__(
         self,
-        *,
-        ranks: Sequence[int],
-        name: str,
-        context: int,
-        epoch: int,
-        hosts: Sequence[str],
+        roster: Roster,
         timeout: float,
         control: ControlPlane,
         make_backend: Callable[[int, Sequence[int], Reports], Backend],
-        pulse: Pulse,
+        family: Family[GroupCore] | None = None,
         closer: Callable[[], Coroutine[Any, Any, None]] | None = None,
-        family: weakref.WeakSet[GroupCore] | None = None,
     ) -> None:
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(control.rank)
-        self.size = len(self.ranks)
-        self._here = Caller(self.rank, self.size)
-        self.name = name
-        self.context = context
-        self.epoch = epoch
-        self.hosts = tuple(hosts)
+        self.roster = roster
         self.timeout = timeout
-        self._loop = asyncio.get_running_loop()
-        self._pulse = pulse
-        self._control = control
-        self._closer = closer  # the world's alone
-        self._regroup: Regroup | None = None  # likewise; it enters itself where membership can change
-        self._successor: GroupCore | None = None  # the latest epoch's; whoever closes this one closes it
-        self._predecessors: weakref.WeakSet[GroupCore] = weakref.WeakSet()  # of which this is the successor
-        self._family: weakref.WeakSet[GroupCore] = weakref.WeakSet() if family is None else family
-        self._issued = 0
-        self._unbegun: set[int] = set()  # numbers that were taken, of collectives that begin later
-        self._messages: dict[tuple[Kind, int, int, str], int] = {}  # issued, by kind, peer, tag and place
-        self._children = 0
-        self._local_children: dict[tuple[int, ...], int] = {}
-        self._composed_tasks: set[asyncio.Task[None]] = set()
-        self._error: GroupBroken | None = None
-        self._failed = False  # the Works have failed: nothing touches their buffers
-        self._failures = Failures()
+        self.control = control
+        self.loop = loop = asyncio.get_running_loop()
+        self.family: Family[GroupCore] = Family() if family is None else family
+        self.lineage = Lineage(self)
+        self.numbers = Numbers()
+        self.failures = Failures()
+        self.error: GroupBroken | None = None
+        self.short: ShortWay | None = None
+        self._closer = closer
+        self.issuer = Issuer(loop, self.failures)
+        self._quiet = False  # the Works have failed: nothing touches their buffers
         self._late: list[Work[Any]] = []  # issued between the break and that moment
         self._closing: asyncio.Future[None] | None = None
-        self._opening: set[asyncio.Task[Any]] = set()  # ended by a break
         self._forked = False
-        self._flight = Flight(self._loop, self._stalled, self._expired)
-        self._watch = Watch(self, self._flight, self._break, control, self._loop)
-        self._backend = make_backend(
-            context, self.ranks, GroupReports(self.ranks, self._watch.suspect, self._break)
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._steps = Steps(loop, self._dropped)
+        self._flight = Flight(loop, self._stalled, self._expired)
+        self._watch = Watch(
+            *(roster, self._flight, control, loop),
+            begun=self.numbers.begun,
+            seen=lambda seq: self.backend.seen(seq),
+            breaks=self.break_group,
         )
-        self._batches = Batches(self._backend, self._unbegun)
-        self._short = self._flight.short = self._backend.short_way(self, self._note)
+        self.backend = make_backend(roster.context, roster.ranks, self._watch)
+        self.batches = Batches(self.backend, self.numbers)
+
+    def start(self, owner: object) -> None:
+        """Begin to listen, for what users hold; from now on others may abort and close the group, too."""
+        self.issuer.group = owner
+        self.short = self._flight.short = self.backend.short_way(self.issuer, self.numbers, self._note)
         self._watch.start()
-        self._family.add(self)  # from here on others abort and close it, too
+        self.family.add(self)
         _alive.add(self)
-
-    @property
-    def backend(self) -> str:
-        """The backend's name, 'host'."""
-        return self._backend.name
-
-    @property
-    def device(self) -> int | None:
-        """Index of this process's CUDA device; None where the group takes no tensors on devices."""
-        return self._backend.device
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closing else "broken" if self._error else "open"
-        return f"<ProcessGroup '{self.name}' rank {self.rank} of {self.size}, {self.backend}, {state}>"
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
-        """Make an array that the other ranks of this host can read where it lies.
+    @property
+    def closed(self) -> bool:
+        """Whether closing has begun."""
+        return self._closing is not None
 
-        Operations on it need one copy less: from 1 MiB on they are up to twice as fast. Not collective, and
-        not only for this group: any group of this process may use it. Where no other rank is on this host
-        it is an ordinary array.
+    @property
+    def state(self) -> str:
+        """'open', 'broken' or 'closed'."""
+        return "closed" if self.closed else "open" if self.error is None else "broken"
 
-        Args:
-            shape: extents, or one extent.
-            dtype: any that can be communicated.
+    @property
+    def owner(self) -> Any:
+        """What users hold of the group."""
+        return self.issuer.group
 
-        Returns:
-            → uninitialised, contiguous NumPy array; `torch.from_numpy` shares it. Its memory is freed for
-            other such arrays when the last view of it is gone; it never goes back to the system before the
-            process ends.
+    @property
+    def is_world(self) -> bool:
+        """Whether it is the world's group, which ends all others of its family."""
+        return self._closer is not None
 
-        Raises:
-            UsageError: no room is left in the memory that this process shares, 64 GiB of address space or,
-                under a limit of it (`ulimit -v`), a 64th part of that. Operations go on all the same.
-        """
-        self._check_here()
-        extents, kind = check.extents(shape, dtype)
-        return self._backend.empty(extents, kind)
+    def check_here(self, closed_is_wrong: bool = True) -> None:
+        """Refuse calls of a forked child, of another loop, and on a closed group."""
+        if self._forked:
+            raise GroupClosed(
+                f"group '{self.roster.name}' belongs to the parent of this forked process",
+                hint="Call init_process_group in the child",
+            )
+        if asyncio._get_running_loop() is not self.loop:
+            raise UsageError(
+                f"group '{self.roster.name}' belongs to another event loop or thread",
+                hint="Call it on the loop that made it; threads and synchronous code use aiodist.portal",
+            )
+        if closed_is_wrong and self._closing is not None:
+            raise GroupClosed(
+                f"group '{self.roster.name}' is closed",
+                hint="Close it, or leave `async with`, after its last use",
+            )
 
-    def issued_count(self) -> int:
-        """How many collectives this rank has issued in the group, ended or not."""
-        return self._issued
+    def limit(self, timeout: Timeout) -> float:
+        """Seconds that a call may take."""
+        return self.timeout if timeout is None else seconds(timeout)
 
-    def _begun(self, seq: int) -> bool:
-        """Whether this rank has begun the collective of a number: not if it is held back, or a later step."""
-        return seq < self._issued and seq not in self._unbegun
+    async def connect(self, timeout: float) -> None:
+        """Have the backend connect with those of the other members: before anybody uses the group."""
+        if self.backend.opens:
+            await self._unless_broken(self.backend.open(), timeout)
 
-    def _seen(self, seq: int) -> set[int]:
-        """Other members, by group rank, that are seen to have begun a collective."""
-        return self._backend.seen(seq)
+    async def stand_by(self, timeout: float) -> None:
+        """Take the part of a rank without which others make a group out of this one."""
+        if self.backend.opens:
+            await self._unless_broken(self.backend.bystand(), timeout)
 
-    def _open_groups(self) -> int:
-        """How many groups of this process are open, the world's included."""
-        return sum(group._closing is None for group in self._family)
+    async def _unless_broken(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
+        """Carry out a step that waits for all members. It ends when the group breaks, and at its time."""
+        task = self.loop.create_task(step)
+        self.cancel_on_break(task)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wait([task])
+            if self.error is None and not task.cancelled():
+                task.result()
+        except GroupBroken as error:  # here alone, perhaps: the others wait for this rank
+            self.break_group(error)
+        except TimeoutError:
+            self.break_group(CollectiveTimeout(timeout, ()))
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self.error is not None:
+            raise self.error
+
+    def cancel_on_break(self, task: asyncio.Task[Any]) -> None:
+        """Have a break of the group cancel a task that has not ended."""
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
     async def drain(self) -> None:
-        """Return when nothing that was issued here is in flight any more. Of what failed ask the Works.
-
-        Raises:
-            UsageError: a `coalesce` block of this task holds something back.
-        """
-        if self._batches.mine():
+        """As `ProcessGroup.drain`."""
+        if self.batches.mine():
             raise UsageError(
                 "drain() inside coalesce() would wait for what begins at its end",
                 hint="Leave the block first",
             )
         await self._flight.drain()
-        while self._composed_tasks:
-            await asyncio.wait(self._composed_tasks)
+        while tasks := self._steps.pending():
+            await asyncio.wait(tasks)
             await self._flight.drain()
 
-    def abort(self, reason: str = "abort() was called") -> None:
-        """Break the group at once, on every member: all that is in flight fails with `GroupAborted`.
+    async def let_go(self) -> None:
+        """End what is in flight, since the epoch has ended; return when no buffer is touched any more."""
+        if len(self._flight):
+            over = GroupBroken(f"epoch {self.roster.epoch} has ended", hint="Make the group anew")
+            self.break_group(over, tell=False)
+        self.failures.forget()
+        await self.drain()
 
-        Args:
-            reason: one line; the others read it.
-        """
-        self._check_here(closed_is_wrong=False)
-        self._failures.forget()
+    def succeed(self, old: GroupCore) -> None:
+        """Take the place of an earlier epoch's group: whoever closes that, or one before it, closes this."""
+        self.lineage = old.lineage
+        self.lineage.latest = self
+
+    # ── closing ──────────────────────────────────────────────────────────────────────────────────────
+
+    def abort(self, reason: str) -> None:
+        """As `ProcessGroup.abort`."""
+        self.check_here(closed_is_wrong=False)
+        self.failures.forget()
         if self._closing is None or len(self._flight):  # also while closing waits for what is in flight
-            self._break(GroupAborted(self.ranks[self.rank], reason))
+            self.break_group(GroupAborted(self.roster.me, reason))
+
+    async def leave(self, error: BaseException | None) -> None:
+        """Close the latest epoch's group as `async with` does; abort it first if it is left by an error."""
+        latest = self.lineage.latest
+        if latest is not self:
+            await latest.leave(error)
+            return
+        if error is not None and self._closing is None:
+            words = str(error)
+            # Peers may wait in any group: a world that ends by an exception takes all with it.
+            for group in self._ending():
+                group.abort(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+        await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the group: wait for what is in flight here, say goodbye. Not collective; may be repeated.
-
-        Closing the world closes the connections, too, and every other group of this process with them. A
-        group that was rebuilt closes its successor, so that one `async with` holds through all epochs.
-
-        Raises:
-            GroupBroken: the group, or one closed with it, broke while operations were in flight, and nobody
-                has awaited any of those that failed. Everything is closed all the same. Any other error of an
-                operation that nobody awaited, likewise. After an `abort` of this process nothing is raised.
-        """
-        if self._successor is not None:
-            await self._successor.aclose()
+        """As `ProcessGroup.aclose`."""
+        latest = self.lineage.latest
+        if latest is not self:
+            await latest.aclose()
             return
-        groups = list(self._family) if self._closer is not None else [self]
-        await self._close()
-        if any(group._failures for group in groups):
+        groups = self._ending()
+        await self.close()
+        if any(group.failures for group in groups):
             await asyncio.sleep(0)  # whoever awaits is woken in this turn of the loop
-        errors = [group._failures.take() for group in groups]
+        errors = [group.failures.take() for group in groups]
         for error in errors:
             if error is not None:
                 error.add_note("Raised by aclose(): nobody awaited the operation that failed.")
                 raise error.with_traceback(None)
 
-    async def _close(self) -> None:
-        self._check_here(closed_is_wrong=False)
+    async def close(self) -> None:
+        """Close this epoch's group, and all that end with it; raise none of their failures."""
+        self.check_here(closed_is_wrong=False)
         if self._closing is not None:
             await asyncio.shield(self._closing)
             return
-        self._closing = self._loop.create_future()
-        self._short = None
-        self._batches.begin()
+        self._closing = self.loop.create_future()
+        self.short = None
+        self.batches.begin()
         try:
             try:
-                if self._closer is not None:
-                    for group in [group for group in self._family if group is not self]:
-                        await group._close()
+                for group in self._ending():
+                    if group is not self:
+                        await group.close()
                 await self.drain()
             except asyncio.CancelledError:
-                for group in list(self._family) if self._closer is not None else [self]:
+                for group in self._ending():
                     group.abort("closing the group was cancelled")
                 raise
             finally:
@@ -233,64 +278,23 @@ class GroupCore:
         finally:
             self._closing.set_result(None)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._successor is not None:
-            await self._successor.__aexit__(kind, error, trace)
-            return
-        if error is not None and self._closing is None:
-            words = str(error)
-            # Peers may wait in any group: a world that ends by an exception takes all with it.
-            for group in list(self._family) if self._closer is not None else [self]:
-                group.abort(f"{type(error).__name__}: {words}" if words else type(error).__name__)
-        await self.aclose()
+    def _ending(self) -> list[GroupCore]:
+        """The groups that end with this one."""
+        return list(self.family) if self.is_world else [self]
 
     async def _end(self) -> None:
-        if self._error is None:
-            self._watch.leave(self._issued)
+        logger.debug("group '%s' closes here, after %d collectives", self.roster.name, self.numbers.issued)
+        if self.error is None:
+            self._watch.leave(self.numbers.issued)
         self._flight.close()
         self._watch.close()
-        self._backend.retire()
+        self.backend.retire()
         if self._closer is not None:
             await self._closer()
 
-    async def _ready(self, timeout: float) -> None:
-        """Have the backend connect with those of the other members: before anybody uses the group."""
-        if self._backend.opens:
-            await self._unless_broken(self._backend.open(), timeout)
-
-    async def _stand_by(self, timeout: float) -> None:
-        """Others make a group out of this one, without this rank."""
-        if self._backend.opens:
-            await self._unless_broken(self._backend.bystand(), timeout)
-
-    async def _unless_broken(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
-        """Carry out a step that waits for all members. It ends when the group breaks, and at its time."""
-        task = self._loop.create_task(step)
-        self._opening.add(task)
-        try:
-            async with asyncio.timeout(timeout):
-                await asyncio.wait([task])
-            if self._error is None and not task.cancelled():
-                task.result()
-        except GroupBroken as error:  # here alone, perhaps: the others wait for this rank
-            self._break(error)
-        except TimeoutError:
-            self._break(CollectiveTimeout(timeout, ()))
-        finally:
-            self._opening.discard(task)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        if self._error is not None:
-            raise self._error
-
     # ── issuing ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _issue(
+    def issue(
         self,
         asked: Request,
         timeout: Timeout,
@@ -302,28 +306,26 @@ class GroupCore:
         """Take the number and start. Everything is checked before; nothing here can fail half-way.
 
         Args:
+            asked: the operation.
             reserved: the number, where it was taken before.
             at_once: it starts also in a `coalesce` block: whoever called awaits it there.
         """
-        self._check_here(closed_is_wrong=reserved is None)
+        self.check_here(closed_is_wrong=reserved is None)
         source, target, detail = asked.source, asked.target, asked.detail
-        place, mark = ("", "") if asked.own else place_of(source, target, self._backend)
+        place, mark = ("", "") if asked.own else place_of(source, target, self.backend)
         if mark:
             detail = f"{detail}, {mark}" if detail else mark
         check.staging(source, target)
         limit = self.timeout if timeout is None else seconds(timeout)
         kind, (dtype, shape) = asked.kind, asked.agreed
         if ROLES[kind].message:
-            stream = (kind, asked.peer, asked.tag, mark)  # each backend matches its own
-            number = self._messages.get(stream, 0)
-            self._messages[stream] = number + 1
+            number = self.numbers.next_of((kind, asked.peer, asked.tag, mark))  # each backend matches its own
             call = Call(kind, number, dtype, shape, None, asked.peer)
         else:
-            seq = self._issued if reserved is None else reserved
+            seq = self.numbers.issue() if reserved is None else reserved
             call = Call(kind, seq, dtype, shape, asked.reduce, asked.root, 0, detail)
-            self._issued = max(self._issued, seq + 1)
-        work: Work[Any] = Work(self, call, self._loop, self._pulse, async_op, self._failures)
-        if self._error is not None:
+        work: Work[Any] = Work(self.issuer, call, async_op)
+        if self.error is not None:
             self._refuse(work)
             return work
         operation = Operation(
@@ -341,16 +343,16 @@ class GroupCore:
             asked.target_sizes,
             place,
         )
-        if self._batches.open and reserved is None:
+        if self.batches.open and reserved is None:
             begin = partial(self._begin, operation, limit)
-            if self._batches.hold(operation, begin, at_once):
+            if self.batches.hold(operation, begin, at_once):
                 return work
         self._start(operation, limit)
         return work
 
     def _begin(self, operation: Operation, limit: float) -> None:
         """Start what was held back, unless the group has broken since."""
-        if self._error is None:
+        if self.error is None:
             self._start(operation, limit)
         else:
             self._refuse(operation.work)
@@ -358,14 +360,14 @@ class GroupCore:
     def _start(self, operation: Operation, limit: float) -> None:
         call, work = operation.call, operation.work
         collective = not call.message
-        if collective and self._unbegun:
-            self._unbegun.discard(call.seq)
+        if collective and self.numbers.unbegun:
+            self.numbers.begin(call.seq)
         self._flight.issue(operation, limit)
-        self._backend.submit(operation)
+        self.backend.submit(operation)
         if collective and not work.done():
             gone = self._watch.gone(call.seq)
             if gone is not None:
-                self._break(gone)
+                self.break_group(gone)
 
     def _note(self, work: Work[Any]) -> Operation:
         """Enter in flight what the backend has started by itself."""
@@ -374,78 +376,81 @@ class GroupCore:
         self._flight.issue(operation, self.timeout)
         gone = self._watch.gone(work.seq)
         if gone is not None:
-            self._loop.call_soon(self._break, gone)
+            self.loop.call_soon(self.break_group, gone)
         return operation
 
-    def coalesce(self) -> Batch:
-        """Hold back what this task issues on the group, and start it as one batch.
+    def work(self, call: Call, async_op: bool) -> Work[Any]:
+        """Make the handle of a call."""
+        return Work(self.issuer, call, async_op)
 
-            async with pg.coalesce():
-                for tensor in tensors:
-                    pg.all_reduce(tensor)
+    def reserve(self) -> int:
+        """Take a collective's number now, to issue it later."""
+        if self.error is not None:
+            return self.numbers.issue()
+        number = self.numbers.reserve()
+        self.backend.reserve(number)
+        return number
 
-        What the task that enters the block issues in it is numbered in the call, as everywhere, and starts
-        when the block is left, also by an exception: peers count on it. Leaving waits for what has
-        `async_op=False`. Until then awaiting its Work is a `UsageError`.
+    def compose(
+        self, first: Work[Any], rest: Callable[[], Coroutine[Any, Any, Any]], async_op: bool
+    ) -> Work[Any]:
+        """Make the Work of an operation that is made of several.
 
-        What anybody else issues, also tasks, timers and callbacks born inside, is not in the batch and starts
-        at once; so does `new_group` and whatever else has to be awaited in the block: `split`, `agree`,
-        `pending_joins`. A collective that starts so has all that was held back before it start first, and so
-        have closing and rebuilding; a message, the messages of its tag. A block in a block of the same group
-        and task is a part of it.
+        Args:
+            first: the first of them; where it is held back, so is the whole.
+            rest: waits for it, carries out the others, and gives the result.
+            async_op: the user's.
         """
-        self._check_here()
-        return Batch(self._batches)
+        work = self.work(first.call, async_op)
+        self.batches.follow(first, work, partial(self._steps.carry_out, work, rest))
+        return work
+
+    def carry_out(self, work: Work[Any], steps: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Have a task carry out the steps of a Work. Closing the group waits for it."""
+        self._steps.carry_out(work, steps)
+
+    def _dropped(self, work: Work[Any]) -> None:
+        """The others wait for the steps that nobody submits now."""
+        error = GroupAborted(
+            self.roster.me, f"its task for an {work.op} was cancelled: all tasks of its loop were"
+        )
+        self.break_group(error)
+        work._fail(error)
 
     def _refuse(self, work: Work[Any]) -> None:
-        assert self._error is not None
-        if self._failed:
-            work._fail(self._error)
+        assert self.error is not None
+        if self._quiet:
+            work._fail(self.error)
         else:  # the Works before it have not failed yet, and order is kept
             self._late.append(work)
 
-    def _check_here(self, closed_is_wrong: bool = True) -> None:
-        if self._forked:
-            raise GroupClosed(
-                f"group '{self.name}' belongs to the parent of this forked process",
-                hint="Call init_process_group in the child",
-            )
-        if asyncio._get_running_loop() is not self._loop:
-            raise UsageError(
-                f"group '{self.name}' belongs to another event loop or thread",
-                hint="Call it on the loop that made it; threads and synchronous code use aiodist.portal",
-            )
-        if closed_is_wrong and self._closing is not None:
-            raise GroupClosed(
-                f"group '{self.name}' is closed", hint="Close it, or leave `async with`, after its last use"
-            )
-
     # ── the end of the group ─────────────────────────────────────────────────────────────────────────
 
-    def _break(self, error: GroupBroken, *, tell: bool = True) -> None:
+    def break_group(self, error: GroupBroken, *, tell: bool = True) -> None:
         """The group is broken. Idempotent: the first cause stays.
 
         Args:
             error: why.
             tell: whether the other members have to be told.
         """
-        if self._error is not None:
+        if self.error is not None:
             return
-        self._error = error
-        self._short = None
+        self.error = error
+        self.short = None
+        logger.debug("group '%s' breaks on rank %d: %s", self.roster.name, self.roster.me, error)
         self._watch.rest()
         if tell:
             self._watch.tell_broken(error)
         for task in self._opening:
             task.cancel()
-        self._backend.abort(self._fail_all)
+        self.backend.abort(self._fail_all)
 
     def _fail_all(self) -> None:
-        assert self._error is not None
-        self._failed = True
-        self._flight.fail_all(self._error)
+        assert self.error is not None
+        self._quiet = True
+        self._flight.fail_all(self.error)
         for work in self._late:
-            work._fail(self._error)
+            work._fail(self.error)
         self._late = []
 
     def _stalled(self, operation: Operation) -> None:
@@ -453,15 +458,15 @@ class GroupCore:
             self._watch.ask(operation.call.seq)
 
     def _expired(self, operation: Operation, timeout: float, late: float) -> None:
-        self._control.hear()  # a process that was stopped finds its time up, and in its sockets, why
-        if self._error is None:
-            self._break(self._watch.expired(operation, timeout, late))
+        self.control.hear()  # a process that was stopped finds its time up, and in its sockets, why
+        if self.error is None:
+            self.break_group(self._watch.expired(operation, timeout, late))
 
 
 def _after_fork() -> None:
     for group in list(_alive):
         group._forked = True
-        group._short = None
+        group.short = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

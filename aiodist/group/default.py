@@ -35,6 +35,14 @@ def set_default(group: ProcessGroup | None) -> None:
         _by_loop[loop] = group
 
 
+def replace_default(old: ProcessGroup, new: ProcessGroup) -> None:
+    """Let a group take the place of another, where that one is the default."""
+    if override.get() is old:
+        override.set(new)
+    elif find_default() is old:
+        set_default(new)
+
+
 def default_group() -> ProcessGroup:
     """The running loop's default group; `UsageError` where there is none."""
     group = find_default()

@@ -1,4 +1,4 @@
-"""What a group has issued and what has not ended: the registry, its deadlines and its stall clock.
+"""Operations of a group that have not ended: the registry, its deadlines and its stall clock.
 
 One timer serves all operations of a group. It is armed when something is in flight, so an operation
 costs no timer of its own, and a loop of operations that take microseconds sees it ten times a second.

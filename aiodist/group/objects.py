@@ -3,6 +3,10 @@
 A collective of objects is two collectives of arrays: first everybody's number of bytes, then the bytes. Both
 numbers are taken in the call (law 1), so that what is issued meanwhile keeps its place; the second is
 submitted when the first has ended.
+
+Objects travel as msgpack: None, bool, numbers, str, bytes, list, tuple, set, dict, dates, NumPy scalars and
+arrays, torch CPU tensors. With `allow_pickle=True` anything else travels as pickle, and only ranks that pass
+it, too, unpickle.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ import numpy as np
 from aiodist.backends.base import Array
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.group import arguments as check
-from aiodist.group.composed import Composed
-from aiodist.group.requests import Request, internal
+from aiodist.group.core import GroupCore
+from aiodist.group.requests import Request, internal, source_rank
 from aiodist.roles import ROLES, Parts
-from aiodist.timeouts import Timeout, seconds
+from aiodist.timeouts import Timeout
 from aiodist.types import NO_ROOT, OBJECT_TAGS, OF_OBJECTS, Kind
 from aiodist.wire.objects import decode, encode
 from aiodist.work import Work
@@ -27,190 +31,125 @@ from aiodist.work import Work
 _BYTES = np.dtype(np.uint8)
 
 
-class Objects(Composed):
-    """See `ProcessGroup` for what all calls have in common.
+class Objects:
+    """Checks calls with objects, and issues their steps.
 
-    Objects travel as msgpack: None, bool, numbers, str, bytes, list, tuple, set, dict, dates, NumPy scalars
-    and arrays, torch CPU tensors. With `allow_pickle=True` anything else travels as pickle, and only ranks
-    that pass it, too, unpickle: do so where you trust every rank.
+    Args:
+        core: of the group.
     """
 
-    def all_gather_object(
-        self, obj: Any, *, allow_pickle: bool = False, timeout: Timeout = None, async_op: bool = False
-    ) -> Work[list[Any]]:
-        """Every rank gets every rank's object.
+    def __init__(self, core: GroupCore) -> None:
+        self._core = core
+        self._rank, self._size = core.roster.rank, core.roster.size
 
-        Args:
-            obj: this rank's; encoded in the call, so it may be changed at once. Of any size.
-            allow_pickle: what msgpack cannot carry travels as pickle; the receiving ranks must allow it, too.
-
-        Raises:
-            UsageError: at the call: it cannot be carried; from the Work: a pickle, not allowed here.
-
-        Returns:
-            → list of `size` objects, in rank order.
-        """
+    def all_gather(self, obj: Any, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
+        """As `ProcessGroup.all_gather_object`."""
         self._check_pickle(allow_pickle)
         data = _encoded(obj, allow_pickle)
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any]:
             counts = [int(count) for count in (await sizes._as_step())[:, 0]]
             into = self._room(counts)
-            await self._bytes(Kind.all_gather, number, limit, data, into, into, sizes=counts)
+            await self._bytes(Kind.all_gather, number, limit, data, into, sizes=counts)
             return _decoded(into, counts, allow_pickle)
 
-        return self._two_steps(self._sizes(data, timeout), rest, async_op, timeout)
+        return self._two_steps(self._sizes(data, timeout), rest, timeout, async_op)
 
-    def gather_object(
-        self,
-        obj: Any,
-        dst: int = 0,
-        *,
-        allow_pickle: bool = False,
-        timeout: Timeout = None,
-        async_op: bool = False,
-    ) -> Work[list[Any] | None]:
-        """One rank gets every rank's object. Arguments and errors as in `all_gather_object`.
-
-        Returns:
-            → on `dst`, list of `size` objects, in rank order; None elsewhere.
-        """
+    def gather(self, obj: Any, dst: int, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
+        """As `ProcessGroup.gather_object`."""
         self._check_pickle(allow_pickle)
-        root = check.group_rank(dst, self.size, "dst")
+        root = check.group_rank(dst, self._size, "dst")
         data = _encoded(obj, allow_pickle)
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any] | None:
             counts = [int(count) for count in (await sizes._as_step())[:, 0]]
-            into = self._room(counts) if root == self.rank else None
-            await self._bytes(Kind.gather, number, limit, data, into, into, root=root, sizes=counts)
+            into = self._room(counts) if root == self._rank else None
+            await self._bytes(Kind.gather, number, limit, data, into, root=root, sizes=counts)
             return None if into is None else _decoded(into, counts, allow_pickle)
 
-        return self._two_steps(self._sizes(data, timeout), rest, async_op, timeout)
+        return self._two_steps(self._sizes(data, timeout), rest, timeout, async_op)
 
-    def broadcast_object(
-        self,
-        obj: Any = None,
-        src: int = 0,
-        *,
-        allow_pickle: bool = False,
-        timeout: Timeout = None,
-        async_op: bool = False,
+    def broadcast(
+        self, obj: Any, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """Every rank gets `src`'s object. Elsewhere `obj` is not looked at.
-
-        Returns:
-            → the object; on `src`, `obj` itself.
-        """
+        """As `ProcessGroup.broadcast_object`."""
         self._check_pickle(allow_pickle)
-        root = check.group_rank(src, self.size, "src")
-        data = _encoded(obj, allow_pickle) if root == self.rank else np.empty(0, np.uint8)
-        size = np.array([data.size], np.int64)
+        root = check.group_rank(src, self._size, "src")
+        data = _encoded(obj, allow_pickle) if root == self._rank else np.empty(0, np.uint8)
 
-        def first() -> Work[Array]:
-            return self._issue(internal(Kind.broadcast, size, root=root, detail=OF_OBJECTS), timeout, True)
+        async def rest(told: Work[Array], number: int, limit: float) -> Any:
+            count = int((await told._as_step())[0])
+            into = data if root == self._rank else self._room([count])
+            await self._bytes(Kind.broadcast, number, limit, into, into, root=root)
+            return obj if root == self._rank else decode(into.data, allow_pickle=allow_pickle)
 
-        async def rest(sizes: Work[Array], number: int, limit: float) -> Any:
-            count = int((await sizes._as_step())[0])
-            into = data if root == self.rank else self._room([count])
-            await self._bytes(Kind.broadcast, number, limit, into, into, into, root=root)
-            return obj if root == self.rank else decode(into.data, allow_pickle=allow_pickle)
+        return self._two_steps(
+            self._told(root, np.array([data.size], np.int64), timeout), rest, timeout, async_op
+        )
 
-        return self._two_steps(first, rest, async_op, timeout)
-
-    def scatter_object(
-        self,
-        objs: Sequence[Any] | None = None,
-        src: int = 0,
-        *,
-        allow_pickle: bool = False,
-        timeout: Timeout = None,
-        async_op: bool = False,
+    def scatter(
+        self, objs: Sequence[Any] | None, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """Deal one rank's list of objects out. Elsewhere `objs` is not looked at.
-
-        Args:
-            objs: on `src`, `size` objects; the r-th goes to rank r.
-
-        Returns:
-            → this rank's object.
-        """
+        """As `ProcessGroup.scatter_object`."""
         self._check_pickle(allow_pickle)
-        root = check.group_rank(src, self.size, "src")
-        sizes = np.zeros(self.size, np.int64)
+        root = check.group_rank(src, self._size, "src")
+        sizes = np.zeros(self._size, np.int64)
         joined: Array | None = None
-        if root == self.rank:
-            if not isinstance(objs, list | tuple) or len(objs) != self.size:
-                raise UsageError(f"objs must be a list of {self.size} objects, one for each rank")
+        if root == self._rank:
+            if not isinstance(objs, list | tuple) or len(objs) != self._size:
+                raise UsageError(f"objs must be a list of {self._size} objects, one for each rank")
             parts = [_encoded(obj, allow_pickle) for obj in objs]
             sizes[:] = [part.size for part in parts]
             joined = np.concatenate(parts)
 
-        def first() -> Work[Array]:
-            return self._issue(internal(Kind.broadcast, sizes, root=root, detail=OF_OBJECTS), timeout, True)
-
         async def rest(told: Work[Array], number: int, limit: float) -> Any:
             counts = [int(count) for count in await told._as_step()]
-            into = self._room([counts[self.rank]])
-            await self._bytes(Kind.scatter, number, limit, joined, into, into, root=root, sizes=counts)
+            into = self._room([counts[self._rank]])
+            await self._bytes(Kind.scatter, number, limit, joined, into, root=root, sizes=counts)
             return decode(into.data, allow_pickle=allow_pickle)
 
-        return self._two_steps(first, rest, async_op, timeout)
+        return self._two_steps(self._told(root, sizes, timeout), rest, timeout, async_op)
 
-    def send_object(
-        self,
-        obj: Any,
-        dst: int,
-        tag: int = 0,
-        *,
-        allow_pickle: bool = False,
-        timeout: Timeout = None,
-        async_op: bool = False,
+    def send(
+        self, obj: Any, dst: int, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[None]:
-        """Send an object to one rank. Tags of objects and of tensors are apart.
-
-        Returns:
-            → None.
-        """
+        """As `ProcessGroup.send_object`."""
         self._check_pickle(allow_pickle)
-        peer = check.peer_rank(dst, self.rank, self.size, "dst")
+        peer = check.peer_rank(dst, self._rank, self._size, "dst")
         number = check.message_tag(tag)
         data = _encoded(obj, allow_pickle)
         asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number + OBJECT_TAGS, own=True)
-        return self._issue(asked, timeout, async_op)
+        return self._core.issue(asked, timeout, async_op)
 
-    def recv_object(
-        self,
-        src: int | None = None,
-        tag: int = 0,
-        *,
-        allow_pickle: bool = False,
-        timeout: Timeout = None,
-        async_op: bool = False,
+    def recv(
+        self, src: int | None, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """Receive an object from one rank, or from anybody where `src` is None.
+        """As `ProcessGroup.recv_object`."""
+        return self.receive(src, tag, allow_pickle, timeout, async_op, lambda _, obj: obj)
 
-        Returns:
-            → the object.
-        """
+    def receive(
+        self,
+        src: int | None,
+        tag: int,
+        allow_pickle: bool,
+        timeout: Timeout,
+        async_op: bool,
+        result: Callable[[int, Any], Any],
+    ) -> Work[Any]:
+        """Receive an object → what `result` makes of the sender's group rank and the object."""
         self._check_pickle(allow_pickle)
-        peer = -1 if src is None else check.peer_rank(src, self.rank, self.size, "src")
-        work = self._recv_bytes(peer, tag, timeout)
+        peer = source_rank(src, self._rank, self._size)
+        number = check.message_tag(tag) + OBJECT_TAGS
+        work = self._core.issue(Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number), timeout, True)
 
         async def rest() -> Any:
-            _, data = await work._as_step()
-            return decode(data.data, allow_pickle=allow_pickle)
+            sender, data = await work._as_step()
+            return result(sender, decode(data.data, allow_pickle=allow_pickle))
 
-        return self._composed(work, rest, async_op)
-
-    def _recv_bytes(self, peer: int, tag: int, timeout: Timeout) -> Work[tuple[int, Array]]:
-        """Receive a message of any size. → the sender's group rank, and the bytes."""
-        number = check.message_tag(tag) + OBJECT_TAGS
-        if self.size == 1:
-            raise UsageError("a group of one has nobody to receive from")
-        return self._issue(Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number), timeout, True)
+        return self._core.compose(work, rest, async_op)
 
     def _check_pickle(self, allowed: bool) -> None:
-        if allowed and self._control.exposed:
+        if allowed and self._core.control.exposed:
             raise UsageError(
                 "allow_pickle=True is refused in a job without a secret that other hosts can reach: whoever "
                 "does could run code here",
@@ -221,12 +160,14 @@ class Objects(Composed):
 
     def _sizes(self, data: Array, timeout: Timeout) -> Callable[[], Work[Array]]:
         """The first step where everybody has something: all get all sizes, `(size, 1)` int64."""
-        mine, table = np.array([data.size], np.int64), np.empty((self.size, 1), np.int64)
+        mine, table = np.array([data.size], np.int64), np.empty((self._size, 1), np.int64)
+        asked = internal(Kind.all_gather, mine, table, detail=OF_OBJECTS)
+        return partial(self._core.issue, asked, timeout, True)
 
-        def first() -> Work[Array]:
-            return self._issue(internal(Kind.all_gather, mine, table, detail=OF_OBJECTS), timeout, True)
-
-        return first
+    def _told(self, root: int, sizes: Array, timeout: Timeout) -> Callable[[], Work[Array]]:
+        """The first step where one rank has something: all get its sizes, int64."""
+        asked = internal(Kind.broadcast, sizes, root=root, detail=OF_OBJECTS)
+        return partial(self._core.issue, asked, timeout, True)
 
     def _room(self, counts: Sequence[int]) -> Array:
         """Memory for so many bytes. With none the group is broken: the next step has its number already."""
@@ -237,23 +178,23 @@ class Objects(Composed):
             return np.empty(total, np.uint8)
         except (ValueError, MemoryError) as error:
             broken = GroupBroken(
-                f"rank {self.ranks[self.rank]} has no memory for objects of {total} bytes",
+                f"rank {self._core.roster.me} has no memory for objects of {total} bytes",
                 hint="Send less at a time, or arrays, which need no second copy",
             )
-            self._break(broken)
+            self._core.break_group(broken)
             raise broken from error
 
     def _two_steps(
         self,
         first: Callable[[], Work[Array]],
         rest: Callable[[Work[Array], int, float], Coroutine[Any, Any, Any]],
-        async_op: bool,
         timeout: Timeout,
+        async_op: bool,
     ) -> Work[Any]:
-        limit = self.timeout if timeout is None else seconds(timeout)
-        self._check_here()
+        limit = self._core.limit(timeout)
+        self._core.check_here()
         sizes = first()
-        return self._composed(sizes, partial(rest, sizes, self._reserve(), limit), async_op)
+        return self._core.compose(sizes, partial(rest, sizes, self._core.reserve(), limit), async_op)
 
     async def _bytes(
         self,
@@ -262,25 +203,26 @@ class Objects(Composed):
         timeout: float,
         source: Array | None,
         target: Array | None,
-        result: Any,
         *,
         root: int = NO_ROOT,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """The second step, under the number that was reserved for it."""
+        """The second step, under the number that was reserved for it.
+
+        Args:
+            sizes: bytes of each rank's part; None: all have as many.
+        """
         part = source if target is None else target
         assert part is not None
+        shape = (part.size if sizes is None else sum(sizes),)
         asked = Request(
-            *(kind, (_BYTES, (part.size if sizes is None else sum(sizes),)), source, target, result),
-            root=root,
-            detail=OF_OBJECTS,
-            own=True,
+            *(kind, (_BYTES, shape), source, target, target), root=root, detail=OF_OBJECTS, own=True
         )
         if ROLES[kind].source is Parts.EACH:
             asked.source_sizes = sizes
         else:
             asked.target_sizes = sizes
-        work = self._issue(asked, timeout, True, reserved=number)
+        work = self._core.issue(asked, timeout, True, reserved=number)
         await work._as_step()
 
 

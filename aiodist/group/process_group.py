@@ -1,19 +1,34 @@
-"""The process group: what users hold. Its calls are in the files that its bases come from.
+"""The process group: what users hold. It documents its calls and hands them to its parts.
 
-Names without an underscore are for users. Of the others the calls use `GroupCore._issue`, `_reserve`,
-`_composed` and `_check_here`, and `epochs` what hands a group on or ends it: `_regroup`, `_family`,
-`_successor`, `_ready`, `_break`, `_close`, and what these leave behind.
+Names without an underscore are for users. What the package needs beside them is behind `_core` (`GroupCore`):
+numbers, submits, life, and how the group ends. `epochs` takes it from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from aiodist.backends.base import Array
+from aiodist.group import arguments as check
+from aiodist.group.batch import Batch
 from aiodist.group.changes import Changes
-from aiodist.group.collectives import Collectives
-from aiodist.group.point_to_point import PointToPoint
+from aiodist.group.core import GroupCore
+from aiodist.group.objects import Objects
+from aiodist.group.requests import Caller, Op, exchange, receiving, request, sending
 from aiodist.group.subgroups import Subgroups
+from aiodist.timeouts import Timeout
+from aiodist.types import NO_ROOT, Kind, ReduceOp
+from aiodist.work import Work
+
+_ALL_REDUCE = Kind.all_reduce
 
 
-class ProcessGroup(Collectives, PointToPoint, Changes, Subgroups):
+class ProcessGroup:
     """A fixed set of processes that communicate. Made by `init_process_group` and `new_group`.
 
     Every operation is a plain method that starts it at once and returns a `Work`; `await` gives the
@@ -40,3 +55,650 @@ class ProcessGroup(Collectives, PointToPoint, Changes, Subgroups):
         backend: what carries operations out, 'host' or 'cpu:host,cuda:nccl'.
         device: index of this process's CUDA device; None where the group takes no tensors on devices.
     """
+
+    def __init__(self, core: GroupCore) -> None:
+        roster = core.roster
+        self.rank = roster.rank
+        self.size = roster.size
+        self.ranks = roster.ranks
+        self.name = roster.name
+        self.epoch = roster.epoch
+        self.hosts = roster.hosts
+        self._core = core
+        self._here = Caller(roster.rank, roster.size)
+        self._objects = Objects(core)
+        self._subgroups = Subgroups(core, type(self))
+        self._changes = Changes(core)
+        core.start(self)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds; of operations that say nothing else."""
+        return self._core.timeout
+
+    @timeout.setter
+    def timeout(self, limit: float) -> None:
+        self._core.timeout = limit
+
+    @property
+    def backend(self) -> str:
+        """The backend's name, 'host'."""
+        return self._core.backend.name
+
+    @property
+    def device(self) -> int | None:
+        """Index of this process's CUDA device; None where the group takes no tensors on devices."""
+        return self._core.backend.device
+
+    def __repr__(self) -> str:
+        what = f"rank {self.rank} of {self.size}, {self.backend}, {self._core.state}"
+        return f"<ProcessGroup '{self.name}' {what}>"
+
+    # ── collectives ──────────────────────────────────────────────────────────────────────────────────
+
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: Op = ReduceOp.SUM,
+        out: Any = None,
+        *,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Reduce over all ranks; every rank gets the bitwise same result.
+
+        Args:
+            tensor: any shape, equal on all ranks. Overwritten with the result unless `out` is given.
+            op: how elements combine.
+            out: where the result goes instead; same shape and dtype. The input then survives a failure.
+
+        Returns:
+            → `tensor`, or `out`.
+        """
+        core = self._core
+        short = core.short
+        if short is not None and timeout is None and not core.batches.open:
+            started = short.start(_ALL_REDUCE, tensor, out, async_op, op)
+            if started is not None:
+                return started
+        return core.issue(request(Kind.all_reduce, self._here, tensor, out, op=op), timeout, async_op)
+
+    def broadcast(
+        self, tensor: Any, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
+    ) -> Work[Any]:
+        """Copy `src`'s tensor to all ranks.
+
+        Args:
+            tensor: same shape and dtype on all ranks; read on `src`, overwritten elsewhere.
+            src: group rank that has the data.
+
+        Returns:
+            → `tensor`.
+        """
+        return self._collective(Kind.broadcast, tensor, None, timeout, async_op, root=src)
+
+    def reduce(
+        self,
+        tensor: Any,
+        dst: int = 0,
+        op: Op = ReduceOp.SUM,
+        out: Any = None,
+        *,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Reduce over all ranks to one.
+
+        Args:
+            tensor: same shape and dtype on all ranks. On `dst` it is overwritten with the result unless `out`
+                is given; elsewhere it is left as it was.
+            dst: group rank that gets the result.
+            op: how elements combine.
+            out: on `dst`, where the result goes instead.
+
+        Returns:
+            → `tensor` or `out` on `dst`, None elsewhere.
+        """
+        return self._collective(Kind.reduce, tensor, out, timeout, async_op, op, dst)
+
+    def all_gather(
+        self,
+        tensor: Any,
+        out: Any = None,
+        sizes: Sequence[int] | None = None,
+        *,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Every rank gets every rank's tensor.
+
+        Args:
+            tensor: same shape and dtype on all ranks; read. With `sizes`, same dtype and trailing shape.
+            out: array of shape `(size, *tensor.shape)` for the result; a new one by default.
+            sizes: rows of each rank's tensor, where they differ; the same list on all ranks.
+
+        Returns:
+            → array of shape `(size, *tensor.shape)`; row r is rank r's tensor. With `sizes`, all ranks' rows
+            one after the other: `(sum(sizes), *tensor.shape[1:])`.
+        """
+        return self._collective(Kind.all_gather, tensor, out, timeout, async_op, sizes=sizes)
+
+    def reduce_scatter(
+        self,
+        tensor: Any,
+        out: Any = None,
+        op: Op = ReduceOp.SUM,
+        sizes: Sequence[int] | None = None,
+        *,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Reduce over all ranks, and give rank r the r-th part of the first axis.
+
+        Args:
+            tensor: same shape and dtype on all ranks; the first axis is divisible by `size`. Read.
+            out: array of shape `(tensor.shape[0] // size, *tensor.shape[1:])`; a new one by default.
+            op: how elements combine.
+            sizes: rows of each rank's part, where they differ; the same list on all ranks. The first axis of
+                `tensor` has as many rows as all of them, and `out` those of this rank.
+
+        Returns:
+            → this rank's part of the reduction.
+        """
+        return self._collective(Kind.reduce_scatter, tensor, out, timeout, async_op, op, sizes=sizes)
+
+    def gather(
+        self, tensor: Any, dst: int = 0, out: Any = None, *, timeout: Timeout = None, async_op: bool = False
+    ) -> Work[Any]:
+        """One rank gets every rank's tensor.
+
+        Args:
+            tensor: same shape and dtype on all ranks; read.
+            dst: group rank that gets them.
+            out: on `dst`, array of shape `(size, *tensor.shape)` for the result; a new one by default.
+
+        Returns:
+            → on `dst`, array of shape `(size, *tensor.shape)`; None elsewhere.
+        """
+        return self._collective(Kind.gather, tensor, out, timeout, async_op, root=dst)
+
+    def scatter(
+        self, out: Any, tensor: Any = None, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
+    ) -> Work[Any]:
+        """Deal one rank's rows out to all ranks.
+
+        Args:
+            out: this rank's part; same shape and dtype on all ranks; overwritten.
+            tensor: on `src`, array of shape `(size, *out.shape)`; row r goes to rank r. None elsewhere.
+            src: group rank that has the data.
+
+        Returns:
+            → `out`.
+        """
+        return self._collective(Kind.scatter, tensor, out, timeout, async_op, root=src)
+
+    def all_to_all(
+        self,
+        tensor: Any,
+        out: Any = None,
+        in_splits: Sequence[int] | None = None,
+        out_splits: Sequence[int] | None = None,
+        *,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Every rank sends a part of the first axis to every rank.
+
+        Args:
+            tensor: read. Same dtype and trailing shape on all ranks.
+            out: array for the result; a new one by default, of the size that `out_splits` says, or of the
+                input's shape where there are no splits.
+            in_splits: rows that go to each rank; None: equal parts.
+            out_splits: rows that come from each rank; None: equal parts of `out`. What one rank sends and
+                the other expects is compared for each pair. All ranks pass splits, or none does.
+
+        Returns:
+            → array of the parts that came, in rank order.
+        """
+        if in_splits is None and out_splits is None:
+            started = self._short_way(Kind.all_to_all, tensor, out, timeout, async_op)
+            if started is not None:
+                return started
+        asked = exchange(self._here, tensor, out, in_splits, out_splits)
+        return self._core.issue(asked, timeout, async_op)
+
+    def barrier(self, *, timeout: Timeout = None, async_op: bool = False) -> Work[None]:
+        """Return when all ranks have called it.
+
+        Returns:
+            → None.
+        """
+        core = self._core
+        short = core.short
+        if short is not None and timeout is None and not core.batches.open:
+            started = short.barrier(async_op)
+            if started is not None:
+                return started
+        return core.issue(request(Kind.barrier, self._here), timeout, async_op)
+
+    def monitored_barrier(
+        self, timeout: Timeout = None, wait_all_ranks: bool = False, *, async_op: bool = False
+    ) -> Work[None]:
+        """A barrier for debugging, with torch's name. Like every operation here it names who is missing.
+
+        Args:
+            timeout: seconds until `CollectiveTimeout` names the ranks that did not come.
+            wait_all_ranks: accepted for torch's sake: all missing ranks are named in any case.
+
+        Returns:
+            → None.
+        """
+        return self.barrier(timeout=timeout, async_op=async_op)
+
+    def _collective(
+        self,
+        kind: Kind,
+        tensor: Any,
+        out: Any,
+        timeout: Timeout,
+        async_op: bool,
+        op: Op | None = None,
+        root: Any = NO_ROOT,
+        sizes: Sequence[int] | None = None,
+    ) -> Work[Any]:
+        if sizes is None:
+            started = self._short_way(kind, tensor, out, timeout, async_op, op, root)
+            if started is not None:
+                return started
+        asked = request(kind, self._here, tensor, out, root=root, op=op, sizes=sizes)
+        return self._core.issue(asked, timeout, async_op)
+
+    def _short_way(
+        self,
+        kind: Kind,
+        tensor: Any,
+        out: Any,
+        timeout: Timeout,
+        async_op: bool,
+        op: Op | None = None,
+        root: Any = NO_ROOT,
+    ) -> Work[Any] | None:
+        """Start a collective without what a plain array does not need; None where it is no case for that."""
+        core = self._core
+        short = core.short
+        if short is None or timeout is not None or core.batches.open:
+            return None
+        return short.start(kind, tensor, out, async_op, 0 if op is None else op, root)
+
+    # ── messages between two ranks ───────────────────────────────────────────────────────────────────
+
+    def send(
+        self, tensor: Any, dst: int, tag: int = 0, *, timeout: Timeout = None, async_op: bool = False
+    ) -> Work[None]:
+        """Send a tensor to one rank.
+
+        The Work may be done before the receive is posted for messages of up to 8 KiB, while at most 64 KiB
+        are under way so; a larger message waits for its receive. The first message from one rank to another
+        waits until the event loop there turns: the two connect with it.
+
+        Args:
+            tensor: any shape; read.
+            dst: group rank of the receiver.
+            tag: 0 to 2³¹ - 2; messages are matched by source and tag, in order.
+
+        Returns:
+            → None.
+        """
+        return self._core.issue(sending(self._here, tensor, dst, tag), timeout, async_op)
+
+    def recv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[int]:
+        """Receive a tensor from one rank.
+
+        Args:
+            tensor: of the message's dtype and number of elements; overwritten.
+            src: group rank of the sender; None takes the first message with this tag from anybody.
+            tag: of the message.
+
+        Returns:
+            → the group rank of the sender.
+        """
+        return self._core.issue(receiving(self._here, tensor, src, tag), timeout, async_op)
+
+    # ── objects ──────────────────────────────────────────────────────────────────────────────────────
+
+    def all_gather_object(
+        self, obj: Any, *, allow_pickle: bool = False, timeout: Timeout = None, async_op: bool = False
+    ) -> Work[list[Any]]:
+        """Every rank gets every rank's object.
+
+        Args:
+            obj: this rank's; encoded in the call, so it may be changed at once. Of any size.
+            allow_pickle: what msgpack cannot carry travels as pickle; the receiving ranks must allow it, too.
+
+        Raises:
+            UsageError: at the call: it cannot be carried; from the Work: a pickle, not allowed here.
+
+        Returns:
+            → list of `size` objects, in rank order.
+        """
+        return self._objects.all_gather(obj, allow_pickle, timeout, async_op)
+
+    def gather_object(
+        self,
+        obj: Any,
+        dst: int = 0,
+        *,
+        allow_pickle: bool = False,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[list[Any] | None]:
+        """One rank gets every rank's object. Arguments and errors as in `all_gather_object`.
+
+        Returns:
+            → on `dst`, list of `size` objects, in rank order; None elsewhere.
+        """
+        return self._objects.gather(obj, dst, allow_pickle, timeout, async_op)
+
+    def broadcast_object(
+        self,
+        obj: Any = None,
+        src: int = 0,
+        *,
+        allow_pickle: bool = False,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Every rank gets `src`'s object. Elsewhere `obj` is not looked at.
+
+        Returns:
+            → the object; on `src`, `obj` itself.
+        """
+        return self._objects.broadcast(obj, src, allow_pickle, timeout, async_op)
+
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None = None,
+        src: int = 0,
+        *,
+        allow_pickle: bool = False,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Deal one rank's list of objects out. Elsewhere `objs` is not looked at.
+
+        Args:
+            objs: on `src`, `size` objects; the r-th goes to rank r.
+
+        Returns:
+            → this rank's object.
+        """
+        return self._objects.scatter(objs, src, allow_pickle, timeout, async_op)
+
+    def send_object(
+        self,
+        obj: Any,
+        dst: int,
+        tag: int = 0,
+        *,
+        allow_pickle: bool = False,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[None]:
+        """Send an object to one rank. Tags of objects and of tensors are apart.
+
+        Returns:
+            → None.
+        """
+        return self._objects.send(obj, dst, tag, allow_pickle, timeout, async_op)
+
+    def recv_object(
+        self,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        allow_pickle: bool = False,
+        timeout: Timeout = None,
+        async_op: bool = False,
+    ) -> Work[Any]:
+        """Receive an object from one rank, or from anybody where `src` is None.
+
+        Returns:
+            → the object.
+        """
+        return self._objects.recv(src, tag, allow_pickle, timeout, async_op)
+
+    # ── batches, memory ──────────────────────────────────────────────────────────────────────────────
+
+    def coalesce(self) -> Batch:
+        """Hold back what this task issues on the group, and start it as one batch.
+
+            async with pg.coalesce():
+                for tensor in tensors:
+                    pg.all_reduce(tensor)
+
+        What the task that enters the block issues in it is numbered in the call, as everywhere, and starts
+        when the block is left, also by an exception: peers count on it. Leaving waits for what has
+        `async_op=False`. Until then awaiting its Work is a `UsageError`.
+
+        What anybody else issues, also tasks, timers and callbacks born inside, is not in the batch and starts
+        at once; so does `new_group` and whatever else has to be awaited in the block: `split`, `agree`,
+        `pending_joins`. A collective that starts so has all that was held back before it start first, and so
+        have closing and rebuilding; a message, the messages of its tag. A block in a block of the same group
+        and task is a part of it.
+        """
+        self._core.check_here()
+        return Batch(self._core.batches)
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
+        """Make an array that the other ranks of this host can read where it lies.
+
+        Operations on it need one copy less: from 1 MiB on they are up to twice as fast. Not collective, and
+        not only for this group: any group of this process may use it. Where no other rank is on this host
+        it is an ordinary array.
+
+        Args:
+            shape: extents, or one extent.
+            dtype: any that can be communicated.
+
+        Returns:
+            → uninitialised, contiguous NumPy array; `torch.from_numpy` shares it. Its memory is freed for
+            other such arrays when the last view of it is gone; it never goes back to the system before the
+            process ends.
+
+        Raises:
+            UsageError: no room is left in the memory that this process shares, 64 GiB of address space or,
+                under a limit of it (`ulimit -v`), a 64th part of that. Operations go on all the same.
+        """
+        self._core.check_here()
+        extents, kind = check.extents(shape, dtype)
+        return self._core.backend.empty(extents, kind)
+
+    # ── groups of its members ────────────────────────────────────────────────────────────────────────
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout: Timeout = None,
+        name: str = "",
+        use_local_synchronization: bool = False,
+    ) -> Awaitable[Self | None]:
+        """Make a group of some of this group's ranks. All members of this group call it, in the same order.
+
+        It takes its number in the call, like every collective, and returns when all have called.
+
+        Args:
+            ranks: group ranks of the members, in any order; None means all. They are sorted.
+            timeout: of the call, and the new group's default; None takes this group's.
+            name: for people.
+            use_local_synchronization: only the new group's members call, and wait for each other alone.
+
+        Returns:
+            An awaitable of the new group; of None on ranks that are no members.
+        """
+        return self._subgroups.new_group(ranks, timeout, name, use_local_synchronization)
+
+    def split(
+        self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
+    ) -> Awaitable[Self | None]:
+        """Divide the group: ranks that give the same color form a group. All members call it.
+
+        Args:
+            color: any non-negative integer; None joins no group.
+            key: orders the ranks of a new group; equal keys keep this group's order.
+            timeout: of the call, and the new groups' default; None takes this group's.
+            name: for people.
+
+        Returns:
+            An awaitable of this rank's new group; of None where `color` is None.
+        """
+        return self._subgroups.split(color, key, timeout, name)
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def drain(self) -> None:
+        """Return when nothing that was issued here is in flight any more. Of what failed ask the Works.
+
+        Raises:
+            UsageError: a `coalesce` block of this task holds something back.
+        """
+        await self._core.drain()
+
+    def issued_count(self) -> int:
+        """How many collectives this rank has issued in the group, ended or not."""
+        return self._core.numbers.issued
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Break the group at once, on every member: all that is in flight fails with `GroupAborted`.
+
+        Args:
+            reason: one line; the others read it.
+        """
+        self._core.abort(reason)
+
+    async def aclose(self) -> None:
+        """Close the group: wait for what is in flight here, say goodbye. Not collective; may be repeated.
+
+        Closing the world closes the connections, too, and every other group of this process with them. A
+        group that was rebuilt closes its successor, so that one `async with` holds through all epochs.
+
+        Raises:
+            GroupBroken: the group, or one closed with it, broke while operations were in flight, and nobody
+                has awaited any of those that failed. Everything is closed all the same. Any other error of an
+                operation that nobody awaited, likewise. After an `abort` of this process nothing is raised.
+        """
+        await self._core.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._core.leave(error)
+
+    # ── who belongs to the job ───────────────────────────────────────────────────────────────────────
+
+    def rebuild(
+        self, min_size: int = 1, admit: bool = True, *, timeout: Timeout = None
+    ) -> Awaitable[ProcessGroup]:
+        """Go on with who is left: the next epoch's world, without the lost, with newcomers.
+
+        Every member that lives calls it, after an error or at a step's boundary. It is returned when every
+        member has left this epoch; this group and its subgroups are closed then, and ranks are counted anew,
+        in their old order, newcomers last. A member that dies meanwhile is left out; its death starts nothing
+        over for the user. Cancelling whoever awaits it does not stop it; the next such call takes it up.
+
+        Args:
+            min_size: with fewer members than this there is no next epoch. Newcomers count.
+            admit: take in who waits (`dist.join`).
+            timeout: seconds to wait for members that live and have not called; then they are evicted. None
+                takes the group's.
+
+        Returns:
+            → the new group, at a later epoch; also the loop's default group, if this one was.
+
+        Raises:
+            UsageError: the group is no world.
+            QuorumLost: too few are left, or the arbiter cannot be reached: this process must not go on.
+            Evicted: the others went on without this process.
+        """
+        return self._changes.rebuild(min_size, admit, timeout)
+
+    def shrink(self, exclude: Sequence[int] = (), *, timeout: Timeout = None) -> Awaitable[ProcessGroup]:
+        """Go on without some members, and without the lost. All others call it; newcomers wait on.
+
+        Args:
+            exclude: group ranks that shall leave; the same on every caller. They find this group broken by
+                `Evicted`, and need not call.
+            timeout: as in `rebuild`.
+
+        Returns, Raises: as `rebuild`.
+        """
+        return self._changes.shrink(exclude, timeout)
+
+    def grow(self, n: int = 1, *, timeout: Timeout = None) -> Awaitable[ProcessGroup]:
+        """Wait for newcomers and go on with them. All members call it.
+
+        What is in flight ends first. Where it comes to nothing this group is as it was. Where a member calls
+        `rebuild` meanwhile, because something broke, all go on without waiting for newcomers.
+
+        Args:
+            n: how many newcomers there have to be; all who wait are admitted.
+            timeout: seconds to wait for them, and for members that have not called. None takes the group's.
+
+        Returns: as `rebuild`.
+
+        Raises:
+            RendezvousTimeout: they did not come.
+            QuorumLost, Evicted: as `rebuild`.
+        """
+        return self._changes.grow(n, timeout)
+
+    async def agree(self, flag: bool = True, *, timeout: Timeout = None) -> bool:
+        """Whether all members say yes: the same answer on all survivors, whoever dies meanwhile.
+
+        It is a collective, numbered in order with the others. After a death operations may have ended well on
+        some members and failed on others; only this is uniform, so steps are committed by it.
+
+            ok = await pg.agree(ok)
+
+        Args:
+            flag: what this member says.
+            timeout: seconds; None takes the group's.
+
+        Returns:
+            → True if all members said yes and all lived to say so, as far as any survivor knows; else False.
+
+        Raises:
+            CollectiveMismatch: members issued something else, in its place or before it.
+            CollectiveTimeout: a member that lives does not answer how it ended there.
+            QuorumLost, Evicted: this process has no say any more.
+        """
+        return await self._changes.agree(flag, timeout)
+
+    async def pending_joins(self, *, timeout: Timeout = None) -> int:
+        """How many newcomers wait to be admitted. A collective: all members get the same answer.
+
+        Args:
+            timeout: seconds; None takes the group's.
+
+        Raises:
+            RendezvousError: rank 0, which asks the store, could not.
+        """
+        return await self._changes.pending_joins(timeout)
+
+    async def newcomers_here(self) -> int:
+        """How many newcomers wait, as far as this rank knows; no collective. Ranks may know different things.
+
+        Without a round trip after the first call: cheap enough to ask at every step.
+        """
+        return await self._changes.newcomers_here()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiodist.errors import UsageError
 from aiodist.group import arguments as check
 from aiodist.group.places import place_of
 from aiodist.group.process_group import ProcessGroup
-from aiodist.group.requests import Names, Op, Request, exchange_lists, request
+from aiodist.group.requests import Names, Op, exchange_lists, receiving, request
 from aiodist.types import Kind
 from aiodist.work import Work
 
@@ -23,12 +22,14 @@ _SCATTER = Names("scatter_list", "tensor", listed=True)
 
 def all_gather(pg: ProcessGroup, tensors: Sequence[Any], tensor: Any, async_op: bool) -> Work[Any]:
     """Every rank's tensor into a list of tensors. → the list."""
-    return pg._issue(request(Kind.all_gather, pg._here, tensor, tensors, names=_ALL_GATHER), None, async_op)
+    return pg._core.issue(
+        request(Kind.all_gather, pg._here, tensor, tensors, names=_ALL_GATHER), None, async_op
+    )
 
 
 def all_gather_into_tensor(pg: ProcessGroup, output: Any, tensor: Any, async_op: bool) -> Work[Any]:
     """Every rank's tensor into one, stacked or concatenated along the first axis. → `output`."""
-    return pg._issue(
+    return pg._core.issue(
         request(Kind.all_gather, pg._here, tensor, output, names=_ALL_GATHER_INTO), None, async_op
     )
 
@@ -37,14 +38,14 @@ def reduce_scatter(
     pg: ProcessGroup, output: Any, tensors: Sequence[Any], op: Op, async_op: bool
 ) -> Work[Any]:
     """Reduce a list over all ranks; rank r gets the r-th. → `output`."""
-    return pg._issue(
+    return pg._core.issue(
         request(Kind.reduce_scatter, pg._here, tensors, output, op=op, names=_REDUCE_SCATTER), None, async_op
     )
 
 
 def reduce_scatter_tensor(pg: ProcessGroup, output: Any, tensor: Any, op: Op, async_op: bool) -> Work[Any]:
     """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis. → `output`."""
-    return pg._issue(
+    return pg._core.issue(
         request(Kind.reduce_scatter, pg._here, tensor, output, op=op, names=_REDUCE_SCATTER_TENSOR),
         None,
         async_op,
@@ -55,48 +56,37 @@ def gather(
     pg: ProcessGroup, tensor: Any, tensors: Sequence[Any] | None, dst: int, async_op: bool
 ) -> Work[Any]:
     """Every rank's tensor into a list on `dst`. → the list there, None elsewhere."""
-    return pg._issue(request(Kind.gather, pg._here, tensor, tensors, root=dst, names=_GATHER), None, async_op)
+    return pg._core.issue(
+        request(Kind.gather, pg._here, tensor, tensors, root=dst, names=_GATHER), None, async_op
+    )
 
 
 def scatter(
     pg: ProcessGroup, tensor: Any, tensors: Sequence[Any] | None, src: int, async_op: bool
 ) -> Work[Any]:
     """Deal a list on `src` out to all ranks. → `tensor`."""
-    return pg._issue(
+    return pg._core.issue(
         request(Kind.scatter, pg._here, tensors, tensor, root=src, names=_SCATTER), None, async_op
     )
 
 
 def all_to_all(pg: ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool) -> Work[Any]:
     """The j-th input goes to rank j, the i-th output comes from rank i; any sizes. → the outputs."""
-    return pg._issue(exchange_lists(pg._here, outputs, inputs), None, async_op)
+    return pg._core.issue(exchange_lists(pg._here, outputs, inputs), None, async_op)
 
 
 def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, sends: bool) -> None:
     """All that `send` and `recv` check, before any message of a batch is under way."""
-    pg._check_here()
+    pg._core.check_here()
     if peer is not None:
         check.peer_rank(peer, pg.rank, pg.size, "peer")
     check.message_tag(tag)
     if sends:
-        place_of(check.readable(tensor, "tensor"), None, pg._backend)
+        place_of(check.readable(tensor, "tensor"), None, pg._core.backend)
     else:
-        place_of(None, check.writable(tensor, "tensor"), pg._backend)
+        place_of(None, check.writable(tensor, "tensor"), pg._core.backend)
 
 
 def recv(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, held: bool) -> Work[int]:
     """Receive from a group rank or anybody. → the sender's global rank."""
-    peer = -1 if src is None else check.peer_rank(src, pg.rank, pg.size, "src")
-    if pg.size == 1:
-        raise UsageError("a group of one has nobody to receive from")
-    target = check.writable(tensor, "tensor")
-    number = check.message_tag(tag)
-    asked = Request(
-        Kind.recv,
-        (target.dtype, target.shape),
-        target=target,
-        peer=peer,
-        tag=number,
-        senders=pg.ranks,
-    )
-    return pg._issue(asked, None, held)
+    return pg._core.issue(receiving(pg._here, tensor, src, tag, pg.ranks), None, held)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from hashlib import blake2b
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,121 +16,92 @@ from aiodist.group import arguments as check
 from aiodist.group.breakage import pack
 from aiodist.group.core import GroupCore
 from aiodist.group.requests import NO_DATA, Request, internal
-from aiodist.timeouts import Timeout, seconds
+from aiodist.group.roster import context_of
+from aiodist.timeouts import Timeout
 from aiodist.types import OF_SPLIT, Kind
 from aiodist.work import Work
 
 T = TypeVar("T")
 
-
-def context_of(parent: int, number: int, ranks: Sequence[int], name: str = "") -> int:
-    """The 64-bit number that names a group, equal on all members without asking.
-
-    Args:
-        parent: the parent group's context; 0 for a world.
-        number: of the new group among its parent's children.
-        ranks: global ranks of the members.
-        name: of a world (job, group name, epoch), or of a color.
-    """
-    text = f"{parent}/{number}/{','.join(map(str, ranks))}/{name}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
 _NO_COLOR = -1
 
+logger = logging.getLogger("aiodist.group.subgroups")
 
-class Subgroups(GroupCore):
-    """See `ProcessGroup` for what all calls have in common."""
+
+class Subgroups:
+    """Makes groups of some of a group's members.
+
+    Args:
+        core: of the group.
+        wrap: makes of the core of a new group what users hold.
+    """
+
+    def __init__(self, core: GroupCore, wrap: Callable[[GroupCore], Any]) -> None:
+        self._core = core
+        self._roster = core.roster
+        self._wrap = wrap
 
     def new_group(
-        self,
-        ranks: Sequence[int] | None = None,
-        *,
-        timeout: Timeout = None,
-        name: str = "",
-        use_local_synchronization: bool = False,
-    ) -> Awaitable[Self | None]:
-        """Make a group of some of this group's ranks. All members of this group call it, in the same order.
-
-        It takes its number in the call, like every collective, and returns when all have called.
-
-        Args:
-            ranks: group ranks of the members, in any order; None means all. They are sorted.
-            timeout: of the call, and the new group's default; None takes this group's.
-            name: for people.
-            use_local_synchronization: only the new group's members call, and wait for each other alone.
-
-        Returns:
-            An awaitable of the new group; of None on ranks that are no members.
-        """
-        chosen = check.members(ranks, self.size)
+        self, ranks: Sequence[int] | None, timeout: Timeout, name: str, locally: bool
+    ) -> Awaitable[Any]:
+        """As `ProcessGroup.new_group`."""
+        core, roster = self._core, self._roster
+        chosen = check.members(ranks, roster.size)
         label = check.text(name, "name")
-        limit = self.timeout if timeout is None else seconds(timeout)
-        if use_local_synchronization:
+        limit = core.limit(timeout)
+        if locally:
             return self._meet_locally(chosen, limit, label)
         detail = f"ranks {list(chosen)}"
-        work = self._issue(Request(Kind.new_group, NO_DATA, detail=detail), limit, True, at_once=True)
-        context = context_of(self.context, self._next_child(), [self.ranks[member] for member in chosen])
-        if self._error is None:
-            self._backend.divide(context, chosen)
-        return self._after(work, context, chosen, limit, label or f"{self.name}.{self._children}")
+        work = core.issue(Request(Kind.new_group, NO_DATA, detail=detail), limit, True, at_once=True)
+        number = self._next_child()
+        context = context_of(roster.context, number, [roster.ranks[member] for member in chosen])
+        if core.error is None:
+            core.backend.divide(context, chosen)
+        return self._after(work, context, chosen, limit, label or f"{roster.name}.{number}")
 
-    def split(
-        self, color: int | None, key: int = 0, *, timeout: Timeout = None, name: str = ""
-    ) -> Awaitable[Self | None]:
-        """Divide the group: ranks that give the same color form a group. All members call it.
-
-        Args:
-            color: any non-negative integer; None joins no group.
-            key: orders the ranks of a new group; equal keys keep this group's order.
-            timeout: of the call, and the new groups' default; None takes this group's.
-            name: for people.
-
-        Returns:
-            An awaitable of this rank's new group; of None where `color` is None.
-        """
+    def split(self, color: int | None, key: int, timeout: Timeout, name: str) -> Awaitable[Any]:
+        """As `ProcessGroup.split`."""
         mine = np.array([_NO_COLOR if color is None else _word(color, "color"), _word(key, "key")], np.int64)
         if color is not None and mine[0] < 0:
             raise UsageError(f"color must be a non-negative integer or None, got {int(mine[0])}")
         label = check.text(name, "name")
-        limit = self.timeout if timeout is None else seconds(timeout)
-        table = np.empty((self.size, 2), np.int64)
+        limit = self._core.limit(timeout)
+        table = np.empty((self._roster.size, 2), np.int64)
         asked = internal(Kind.all_gather, mine, table, detail=OF_SPLIT)
-        work = self._issue(asked, limit, True, at_once=True)
+        work = self._core.issue(asked, limit, True, at_once=True)
         return self._after_split(work, self._next_child(), int(mine[0]), limit, label)
 
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
 
     def _next_child(self) -> int:
-        self._children += 1
-        return self._children
+        return self._core.numbers.next_of("children") + 1
 
     async def _after(
         self, work: Work[None], context: int, chosen: tuple[int, ...], timeout: float, name: str
-    ) -> Self | None:
-        if self.rank not in chosen:
+    ) -> Any:
+        if self._roster.rank not in chosen:
             await work
-            self._control.unsubscribe(context)  # what its members tell everybody is not kept here
-            await self._stand_by(timeout)
+            self._core.control.unsubscribe(context)  # what its members tell everybody is not kept here
+            await self._core.stand_by(timeout)
             return None
-        await self._concluded(work, context, [self.ranks[member] for member in chosen], "new_group")
-        return await self._opened(context, chosen, timeout, name, whole=True)
+        ranks = [self._roster.ranks[member] for member in chosen]
+        await self._concluded(work, context, ranks, "new_group")
+        return await self._connected(self._child(context, chosen, timeout, name, whole=True), timeout)
 
-    async def _after_split(
-        self, work: Work[Any], number: int, color: int, timeout: float, name: str
-    ) -> Self | None:
+    async def _after_split(self, work: Work[Any], number: int, color: int, timeout: float, name: str) -> Any:
         # By its color, not its members: so a rank that never sees the table can name the group, too.
-        mine = context_of(self.context, number, (), f"color {color}")
+        roster, control = self._roster, self._core.control
+        mine = context_of(roster.context, number, (), f"color {color}")
         table = await (work if color == _NO_COLOR else self._concluded(work, mine, (), "split"))
         for other in {int(c) for c in table[:, 0] if c >= 0 and c != color}:
-            self._control.unsubscribe(context_of(self.context, number, (), f"color {other}"))
+            control.unsubscribe(context_of(roster.context, number, (), f"color {other}"))
         if color == _NO_COLOR:
-            await self._stand_by(timeout)
+            await self._core.stand_by(timeout)
             return None
-        chosen = [rank for rank in range(self.size) if table[rank, 0] == color]
+        chosen = [rank for rank in range(roster.size) if table[rank, 0] == color]
         chosen.sort(key=lambda rank: int(table[rank, 1]))
-        label = name or f"{self.name}.{number}[{color}]"
-        return await self._opened(mine, tuple(chosen), timeout, label, whole=True)
+        label = name or f"{roster.name}.{number}[{color}]"
+        return await self._connected(self._child(mine, chosen, timeout, label, whole=True), timeout)
 
     async def _concluded(self, work: Work[T], context: int, ranks: Sequence[int], what: str) -> T:
         """The result of the call by which members make a group. Where it fails here, or nobody waits for it
@@ -149,74 +120,58 @@ class Subgroups(GroupCore):
             raise
         except asyncio.CancelledError:
             reason = f"its {what}() was cancelled before it had made the group"
-            self._renounce(context, ranks, GroupAborted(self.ranks[self.rank], reason))
+            self._renounce(context, ranks, GroupAborted(self._roster.me, reason))
             raise
 
     def _renounce(self, context: int, ranks: Sequence[int], error: GroupBroken) -> None:
         """This rank never makes a group: there is nothing here that could tell the others why."""
-        self._backend.renounce(context, ranks)
-        self._control.unsubscribe(context)
-        self._control.flood(Say.broken, context, *pack(error))
+        logger.debug(
+            "a group of '%s' is never made on rank %d: %s", self._roster.name, self._roster.me, error
+        )
+        self._core.backend.renounce(context, ranks)
+        self._core.control.unsubscribe(context)
+        self._core.control.flood(Say.broken, context, *pack(error))
 
-    async def _opened(
-        self, context: int, chosen: tuple[int, ...], timeout: float, name: str, whole: bool
-    ) -> Self:
-        """A new group that is ready for use. `whole`: all members of this one take part in making it."""
-        group = self._child(context, chosen, timeout, name, whole)
+    def _meet_locally(self, chosen: tuple[int, ...], timeout: float, name: str) -> Coroutine[Any, Any, Any]:
+        core, roster = self._core, self._roster
+        core.check_here()
+        if roster.rank not in chosen:
+            raise UsageError(
+                f"rank {roster.rank} is not one of {list(chosen)}",
+                hint="With use_local_synchronization only members call new_group",
+            )
+        number = core.numbers.next_of(chosen)
+        context = context_of(roster.context, number, [roster.ranks[member] for member in chosen], "local")
+        group = self._child(context, chosen, timeout, name or f"{roster.name}{list(chosen)}.{number}")
+        work = group.issue(Request(Kind.barrier, NO_DATA), timeout, True)
+        return self._connected(group, timeout, work)
+
+    async def _connected(self, group: GroupCore, timeout: float, met: Work[None] | None = None) -> Any:
+        """Make a new group ready → what users hold of it; `met`: to be awaited first."""
         try:
-            await group._ready(timeout)
+            if met is not None:
+                await met
+            await group.connect(timeout)
         except BaseException:
             await group.aclose()
             raise
-        return group
-
-    def _meet_locally(
-        self, chosen: tuple[int, ...], timeout: float, name: str
-    ) -> Coroutine[Any, Any, Self | None]:
-        self._check_here()
-        if self.rank not in chosen:
-            raise UsageError(
-                f"rank {self.rank} is not one of {list(chosen)}",
-                hint="With use_local_synchronization only members call new_group",
-            )
-        ranks = [self.ranks[member] for member in chosen]
-        number = self._local_children.get(chosen, 0)
-        self._local_children[chosen] = number + 1
-        context = context_of(self.context, number, ranks, "local")
-        group = self._child(context, chosen, timeout, name or f"{self.name}{list(chosen)}.{number}")
-        work = group._issue(Request(Kind.barrier, NO_DATA), timeout, True)
-
-        async def met() -> Self | None:
-            try:
-                await work
-                await group._ready(timeout)
-            except BaseException:
-                await group.aclose()
-                raise
-            return group
-
-        return met()
+        return group.owner
 
     def _child(
-        self, context: int, chosen: tuple[int, ...], timeout: float, name: str, whole: bool = False
-    ) -> Self:
-        ranks = [self.ranks[member] for member in chosen]
+        self, context: int, chosen: Sequence[int], timeout: float, name: str, whole: bool = False
+    ) -> GroupCore:
+        """Make a new group; `whole`: all members of this one take part in that."""
+        core, roster = self._core, self._roster.of(chosen, name, context)
         try:
-            return type(self)(
-                ranks=ranks,
-                name=name,
-                context=context,
-                epoch=self.epoch,
-                hosts=[self.hosts[member] for member in chosen],
-                timeout=timeout,
-                control=self._control,
-                make_backend=partial(self._backend.subgroup, whole=whole),
-                pulse=self._pulse,
-                family=self._family,
+            group = GroupCore(
+                *(roster, timeout, core.control, partial(core.backend.subgroup, whole=whole)),
+                family=core.family,
             )
         except GroupBroken as error:
-            self._renounce(context, ranks, error)
+            self._renounce(context, roster.ranks, error)
             raise
+        self._wrap(group)
+        return group
 
 
 def _word(value: object, name: str) -> int:

@@ -1,4 +1,4 @@
-"""One group's ear on the control plane: who is missing, who disagrees, who is gone.
+"""A group's listener on the control plane: who is missing, who disagrees, who is gone.
 
 While all is well nothing here runs. An operation without progress asks the leader (the first member
 that has not left), which asks all members what they issued under that number:
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from aiodist.backends.base import Operation
 from aiodist.control.inquiry import Absence, Disagreement, Inquiry
@@ -31,13 +31,11 @@ from aiodist.errors import (
 )
 from aiodist.group.breakage import pack, unpack
 from aiodist.group.flight import MOST, Flight
+from aiodist.group.roster import Roster
 from aiodist.sanitize import one_line
 from aiodist.types import describe_signature
 
-if TYPE_CHECKING:
-    from aiodist.group.core import GroupCore
-
-logger = logging.getLogger("aiodist")
+logger = logging.getLogger("aiodist.group.watch")
 
 ANSWERS = 0.25  # seconds that members have to answer before a verdict is given without them
 AGAIN = 0.05  # seconds between rounds of questions once members disagree
@@ -52,35 +50,41 @@ class Breaks(Protocol):
     """Breaks the group."""
 
     def __call__(self, error: GroupBroken, *, tell: bool = True) -> None:
-        """As `GroupCore._break`."""
+        """As `GroupCore.break_group`."""
 
 
 class Watch:
-    """Listens for one group, and speaks for it. Ranks are global.
+    """Listens for one group, and speaks for it; also what its backend reports to. Ranks are global.
 
     Args:
-        group: the group.
+        roster: the group's members.
         flight: what it has issued.
-        breaks: breaks it.
         control: the process's control plane.
         loop: for the time limits of inquiries.
+        begun: whether this rank has begun the collective of a number.
+        seen: other members, by group rank, that are seen to have begun it.
+        breaks: breaks the group.
     """
 
     def __init__(
         self,
-        group: GroupCore,
+        roster: Roster,
         flight: Flight,
-        breaks: Breaks,
         control: ControlPlane,
         loop: asyncio.AbstractEventLoop,
+        begun: Callable[[int], bool],
+        seen: Callable[[int], set[int]],
+        breaks: Breaks,
     ) -> None:
-        self._group = group
+        self._roster = roster
         self._flight = flight
-        self._breaks = breaks
         self._control = control
         self._loop = loop
-        self._context = group.context
-        self._members = frozenset(group.ranks)
+        self._begun = begun
+        self._seen = seen
+        self._breaks = breaks
+        self._context = roster.context
+        self._members = frozenset(roster.ranks)
         self._inquiries: dict[int, Inquiry] = {}
         self._asks: dict[int, set[int]] = {}  # member → numbers that inquiries of its go on about
         self._timers: set[asyncio.TimerHandle] = set()
@@ -120,20 +124,6 @@ class Watch:
             self._room_asked = 2 * len(self._asked) + ROOM
         self._asked[seq] = tried + 1
 
-    def suspect(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A peer's signature differs from ours. The leader finds out what all said; if it does not, what is
-        known here must do."""
-        if seq in self._suspected:
-            return
-        self._suspected.add(seq)
-        call = self._flight.call(seq)
-        said = {
-            peer: describe_signature(theirs),
-            self._control.rank: call.describe() if call else "no such operation",
-        }
-        self._later(SUSPICION, lambda: self._breaks(CollectiveMismatch(said)))
-        self.ask(seq)
-
     def tell_broken(self, error: GroupBroken) -> None:
         """The group is broken: tell all members."""
         self._control.flood(Say.broken, self._context, *pack(error))
@@ -148,12 +138,12 @@ class Watch:
         return self._departure(early) if early else None
 
     def expired(self, operation: Operation, timeout: float, late: float) -> CollectiveTimeout:
-        """What to say of an operation whose time is up.
+        """Make the error of an operation whose time is up.
 
         Args:
             late: seconds for which this rank's own loop did not turn about that time.
         """
-        call, ranks, me = operation.call, self._group.ranks, self._control.rank
+        call, ranks, me = operation.call, self._roster.ranks, self._control.rank
         blocked = self._control.blocked()
         message = call.message
         if message:
@@ -164,7 +154,7 @@ class Watch:
         trouble += [f"{self._name(rank)} {blocked[rank]}" for rank in ranks if rank in blocked]
         # What peers have written into shared memory says more than they do: also that one has come since. A
         # verdict on this rank, which was busy when asked, or came later, says nothing: it is here.
-        seen = set() if message else {ranks[member] for member in self._group._seen(call.seq)}
+        seen = set() if message else {ranks[member] for member in self._seen(call.seq)}
         busy = [rank for rank in found.unheard if rank in seen and rank not in blocked]
         trouble += [f"{self._name(rank)} does not answer: its event loop is busy" for rank in busy]
         missing, unheard = (
@@ -176,22 +166,48 @@ class Watch:
         return CollectiveTimeout(timeout, missing, unheard, "; ".join(trouble[:SHOWN]))
 
     def _other_side(self, operation: Operation, blocked: Mapping[int, str]) -> Absence:
-        """Who had not arrived at a message, as far as is known here: nobody asks about messages. Whose loop
-        does not turn, or has been silent of late, may have issued its side."""
+        """Ranks that had not arrived at a message, as far as is known here: nobody asks about those. Whose
+        loop does not turn, or has been silent of late, may have issued its side."""
         if operation.peer < 0:
             return Absence(())
-        peer = self._group.ranks[operation.peer]
+        peer = self._roster.ranks[operation.peer]
         return Absence((), (peer,)) if peer in blocked or self._control.quiet(peer) else Absence((peer,))
 
     def _guess(self, seq: int, blocked: Mapping[int, str]) -> Absence:
-        """Who had not arrived at an operation, where no leader has said that yet."""
+        """Ranks that had not arrived at an operation, where no leader has said that yet."""
         inquiry = self._inquiries.get(seq)
         if inquiry is not None and isinstance(verdict := inquiry.verdict(), Absence):
             return verdict  # this is the leader, and asks
-        silent = tuple(rank for rank in self._group.ranks if rank in blocked)
+        silent = tuple(rank for rank in self._roster.ranks if rank in blocked)
         others = tuple(self._members - self._left.keys() - {self._control.rank})
         asked = tuple(rank for rank in self._able()[: self._asked.get(seq, 0)] if rank in others)
         return Absence((), silent or asked or others)
+
+    # ── Reports of the backend, which speaks of group ranks ──────────────────────────────────────────
+
+    def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
+        """A peer's signature differs from ours. The leader finds out what all said; if it does not, what is
+        known here must do."""
+        if seq in self._suspected:
+            return
+        peer = self._roster.ranks[peer]
+        logger.debug("group '%s': rank %s has issued something else as #%s", self._roster.name, peer, seq)
+        self._suspected.add(seq)
+        call = self._flight.call(seq)
+        said = {
+            peer: describe_signature(theirs),
+            self._control.rank: call.describe() if call else "no such operation",
+        }
+        self._later(SUSPICION, lambda: self._breaks(CollectiveMismatch(said)))
+        self.ask(seq)
+
+    def peer_mismatch(self, said: dict[int, str]) -> None:
+        """Both sides of a message disagree."""
+        self._breaks(CollectiveMismatch({self._roster.ranks[rank]: words for rank, words in said.items()}))
+
+    def broken(self, error: GroupBroken) -> None:
+        """The backend can do no more work."""
+        self._breaks(error)
 
     # ── Listener ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -220,6 +236,7 @@ class Watch:
             self._leaves(rank, 0)
 
     def _leaves(self, rank: int, issued: int) -> None:
+        logger.debug("group '%s': rank %s left after %s collectives", self._roster.name, rank, issued)
         self._left[rank] = issued
         if any(seq >= issued for seq in self._flight.collectives()):
             # Others may wait for this rank in an earlier one, and have no reason of their own to end it.
@@ -234,8 +251,8 @@ class Watch:
         found = {rank for rank in here if self._warned.get(rank) is not blocked[rank].state}
         if not found or not len(self._flight):
             return
-        first = next(r for r in self._group.ranks if r not in self._left and r not in blocked)
-        peers = {self._group.ranks[peer] for peer in self._flight.peers()}
+        first = next(r for r in self._roster.ranks if r not in self._left and r not in blocked)
+        peers = {self._roster.ranks[peer] for peer in self._flight.peers()}
         collective = bool(self._flight.collectives())
         for rank in sorted(found):
             direct = rank in peers
@@ -244,7 +261,7 @@ class Watch:
                 first_of_all = collective and first == self._control.rank
                 level = logging.WARNING if direct or first_of_all else logging.INFO
                 words = f"{self._name(rank)} {blocked[rank].describe(now)}"
-                logger.log(level, "%s; group '%s' waits", words, self._group.name)
+                logger.log(level, "%s; group '%s' waits", words, self._roster.name)
 
     def said(self, message: Message) -> None:
         """A message for this group. A member that speaks nonsense is as good as lost."""
@@ -261,6 +278,7 @@ class Watch:
                 error = unpack(message.body[1], message.body[2:])
                 if isinstance(error, CollectiveTimeout):
                     error = error.as_told(self._control.rank, message.origin)
+                logger.debug("group '%s': rank %d says that it is broken", self._roster.name, message.origin)
                 self._breaks(error, tell=False)
             case Say.left:
                 _, rank, issued = message.body
@@ -284,7 +302,7 @@ class Watch:
                     call = self._flight.call(seq)
                     what = call.describe() if call else "an operation"
                     late = name_ranks(ranks + unheard)
-                    logger.info("%s #%d of group '%s' waits for %s", what, seq, self._group.name, late)
+                    logger.info("%s #%d of group '%s' waits for %s", what, seq, self._roster.name, late)
             case _:
                 raise WireError(f"{message.say.name} is not said to a group")
 
@@ -297,7 +315,7 @@ class Watch:
         return able[min(tried, len(able) - 1)]
 
     def _able(self) -> list[int]:
-        here = [rank for rank in self._group.ranks if rank not in self._left] or list(self._group.ranks)
+        here = [rank for rank in self._roster.ranks if rank not in self._left] or list(self._roster.ranks)
         blocked = self._control.blocked()
         return [rank for rank in here if rank not in blocked] or here[:1]
 
@@ -308,6 +326,7 @@ class Watch:
         asks.add(seq)
         inquiry = self._inquiries.get(seq)
         if inquiry is None:
+            logger.debug("group '%s': rank %s asks who is missing in #%s", self._roster.name, asker, seq)
             inquiry = self._inquiries[seq] = Inquiry(self._members - self._left.keys(), seq)
             inquiry.askers.add(asker)
             self._question(inquiry)
@@ -323,7 +342,7 @@ class Watch:
         self._control.tell(asked, Say.where, self._context, inquiry.seq)
 
     def _answer(self, seq: int, leader: int) -> None:
-        arrived = self._group._begun(seq)
+        arrived = self._begun(seq)
         call = self._flight.call(seq) if arrived else None
         signature, words = (call.signature, call.describe()) if call else (b"", "")
         self._control.tell([leader], Say.here, self._context, seq, arrived, signature, words)
@@ -355,7 +374,7 @@ class Watch:
     # ── small things ─────────────────────────────────────────────────────────────────────────────────
 
     def _name(self, rank: int) -> str:
-        return f"rank {rank} ({self._group.hosts[self._group.ranks.index(rank)]})"
+        return f"rank {rank} ({self._roster.hosts[self._roster.ranks.index(rank)]})"
 
     def _departure(self, ranks: list[int]) -> PeerLost:
         return PeerLost(

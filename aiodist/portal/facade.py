@@ -64,7 +64,7 @@ class Portal(LoopThread):
     def is_world(self, group: ProcessGroup) -> bool:
         """Whether a group is the world's, of any epoch."""
         world = self._world
-        return world is not None and (world._successor or world) is (group._successor or group)
+        return world is not None and world._core.lineage is group._core.lineage
 
     def closing(self) -> Coroutine[Any, Any, None] | None:
         """What to run before the loop ends with its process."""

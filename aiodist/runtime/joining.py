@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from enum import Enum, auto
@@ -33,12 +34,14 @@ from aiodist.timeouts import Timeout, seconds
 
 
 class _Run(Enum):
-    """What a store says of a job."""
+    """The state of a job, as its store says."""
 
     NONE = auto()
     UNDER_WAY = auto()
     DESERTED = auto()  # it did not end well, and none of its members is left
 
+
+logger = logging.getLogger("aiodist.runtime")
 
 _PROBE = 2.0  # seconds for a look at whether somebody serves the store already
 
@@ -151,6 +154,7 @@ async def _meet(
         try:
             address = told_address(tuning(environ), address_at(found))
             run = await _look(found, group_name)
+            logger.debug("the store at %s is served already, and the job is %s", url, run.name)
             if run is not _Run.UNDER_WAY and not begins:
                 left = max(0.0, deadline - asyncio.get_running_loop().time())
                 await _until_it_runs(run, found, group_name, left)

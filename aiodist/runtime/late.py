@@ -30,7 +30,7 @@ def told_who_finishes(environ: Mapping[str, str], world_size: int) -> bool:
 
 
 class Late:
-    """What gathers the ranks of a job that had begun before, as long as all of them may come.
+    """Gathers the ranks of a job that had begun before, as long as all of them may come.
 
     Args:
         store: where they gather.

@@ -1,4 +1,4 @@
-"""What a meeting makes of a process: its endpoint, its part of the job, and how it leaves."""
+"""One process's membership of a job: its endpoint, its part of the job, and how it leaves."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from aiodist.group.default import find_default, set_default
 from aiodist.group.epochs.beginning import first_epoch
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.newcomer import join_running
+from aiodist.group.epochs.regroup import regroup_of
 from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
@@ -44,7 +45,7 @@ has begun. Whoever fails before that has the whole job start again. b'over': the
 
 _HASTE = 1.0  # seconds that a store lingers for its clients when a rank was lost
 
-_log = logging.getLogger("aiodist")
+_log = logging.getLogger("aiodist.runtime")
 
 _PARTING = 1.0  # seconds that a store which no longer answers may delay closing
 
@@ -182,6 +183,7 @@ class Member:
             server = await start(host, port)
         except (RendezvousError, UsageError):
             server = await start(self._meeting.address, 0)
+        _log.debug("this process hosts the next epoch's store, at %s:%d", server.host, server.port)
         self._servers.append(server)
         return _joined(server.host, server.port)
 
@@ -214,9 +216,11 @@ class Member:
 
     async def _leave(self) -> None:
         """Give the rank back and leave the meeting."""
+        _log.debug("leaving job %s%s", self._job_id, ", in haste" if self.job.hasty else "")
         with contextlib.suppress(UsageError):
             found = find_default() if asyncio.get_running_loop() is self._loop else None
-            if found is not None and found._regroup is not None and found._regroup.job is self.job:
+            regroup = None if found is None else regroup_of(found)
+            if regroup is not None and regroup.job is self.job:
                 set_default(None)
         try:
             async with asyncio.timeout(_PARTING):

@@ -16,11 +16,10 @@ on connections that live through it arrives afterwards.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import math
 import random
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiodist.group import ProcessGroup
@@ -28,7 +27,7 @@ from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import Store
-from aiodist.testing.chaos_links import ChaosEndpoint, ChaosPipe
+from aiodist.testing.chaos_links import ChaosEndpoint, ChaosPipe, Process
 from aiodist.testing.chaos_store import REFUSED_AFTER, STORE, Shelf
 from aiodist.transport.base import Endpoint
 from aiodist.transport.control_link import MemoryControl
@@ -51,34 +50,6 @@ class _Cut:
     src: frozenset[int]
     dst: frozenset[int]
     until: float
-
-
-@dataclass(eq=False)
-class Process:
-    """One simulated process.
-
-    Attributes:
-        number: names it.
-        host: processes of one host see for themselves that another has died.
-        uid: names it in records of epochs.
-        dead: it was crashed.
-        steps: frames that it sent and requests that it made of a store.
-        crash_at: the step before which it crashes; 0: none.
-        job: its membership.
-        endpoints: that it opened, each with the place that it was opened for.
-    """
-
-    number: int
-    host: int
-    uid: bytes
-    dead: bool = False
-    steps: int = 0
-    crash_at: int = 0
-    job: Job | None = None
-    endpoints: list[tuple[str, ChaosEndpoint]] = field(default_factory=list)
-    context: contextvars.Context = field(default_factory=contextvars.copy_context)
-    task: asyncio.Task[Any] | None = None
-    pipes: list[ChaosPipe[Any]] = field(default_factory=list)
 
 
 class Chaos:
@@ -304,8 +275,8 @@ class Chaos:
     def _tell_end(self, process: Process, place: str, rank: int) -> None:
         for there, endpoint in process.endpoints:
             world = getattr(endpoint.on_control, "__self__", None)
-            if there == place and isinstance(world, World) and not process.dead and not world._ended:
-                world._process_ended(rank, 0)
+            if there == place and isinstance(world, World) and not process.dead and not world.ended:
+                world.process_ended(rank, 0)
 
     def _lose_links(self, a: Collection[int], b: Collection[int]) -> None:
         # The links' names are ranks of their epochs; who is at which end is known by the process.

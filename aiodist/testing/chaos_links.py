@@ -3,22 +3,79 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.errors import PeerLost
+from aiodist.group.epochs.job import Job
 from aiodist.transport.base import ControlLink
 from aiodist.transport.control_link import MemoryControl
-from aiodist.transport.memory import MemoryEndpoint
+from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.memory_link import MemoryLink
 from aiodist.transport.peers import Peer
 from aiodist.transport.pipe import Pipe
 
-if TYPE_CHECKING:
-    from aiodist.testing.chaos import Chaos, Process
-
 _Item = TypeVar("_Item")
+
+
+@dataclass(eq=False)
+class Process:
+    """One simulated process.
+
+    Attributes:
+        number: names it.
+        host: processes of one host see for themselves that another has died.
+        uid: names it in records of epochs.
+        dead: it was crashed.
+        steps: frames that it sent and requests that it made of a store.
+        crash_at: the step before which it crashes; 0: none.
+        job: its membership.
+        endpoints: that it opened, each with the place that it was opened for.
+    """
+
+    number: int
+    host: int
+    uid: bytes
+    dead: bool = False
+    steps: int = 0
+    crash_at: int = 0
+    job: Job | None = None
+    endpoints: list[tuple[str, ChaosEndpoint]] = field(default_factory=list)
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    task: asyncio.Task[Any] | None = None
+    pipes: list[ChaosPipe[Any]] = field(default_factory=list)
+
+
+class Faults(Protocol):
+    """What happens to processes and what connects them, as `Chaos` decides.
+
+    Attributes:
+        arrivals: by process and process, when the last thing arrives that one sent to the other.
+    """
+
+    arrivals: dict[tuple[int, int], float]
+
+    def step(self, process: Process) -> bool:
+        """Count a step of a process; whether it has not crashed."""
+
+    def seconds(self, src: int, dst: int) -> float:
+        """How long what is sent now takes from one process to another."""
+
+    def blocked_until(self, src: int, dst: int) -> float:
+        """Until when nothing comes from one process to another."""
+
+    @property
+    def refusal(self) -> float:
+        """Seconds until a connection to nobody is refused."""
+
+    def network(self, place: str) -> MemoryNetwork:
+        """The endpoints of a place."""
+
+    def linked(self, process: Process, end: MemoryControl) -> None:
+        """Remember an end of a control link."""
 
 
 class ChaosPipe(Pipe[_Item], Generic[_Item]):
@@ -30,7 +87,7 @@ class ChaosPipe(Pipe[_Item], Generic[_Item]):
 
     def __init__(
         self,
-        chaos: Chaos,
+        chaos: Faults,
         src: Process,
         dst: Process,
         deliver: Callable[[_Item], None],
@@ -75,7 +132,7 @@ class ChaosPipe(Pipe[_Item], Generic[_Item]):
 class ChaosEndpoint(MemoryEndpoint):
     """An endpoint of a process that may crash, in a network that may break."""
 
-    def __init__(self, chaos: Chaos, process: Process, place: str, rank: int) -> None:
+    def __init__(self, chaos: Faults, process: Process, place: str, rank: int) -> None:
         super().__init__(chaos.network(place), rank)
         self._chaos = chaos
         self.process = process

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiodist.errors import RendezvousError
 from aiodist.rendezvous import HashStore, Store, Watch
 from aiodist.rendezvous.machine_store import MachineStore
-
-if TYPE_CHECKING:
-    from aiodist.testing.chaos import Chaos, Process
+from aiodist.testing.chaos_links import Faults, Process
 
 REFUSED_AFTER = 2.0
 """Seconds after the death of its host in which a store's clients give it up."""
@@ -25,7 +23,7 @@ STORE = -1
 class Shelf:
     """One store, wherever it is served."""
 
-    def __init__(self, chaos: Chaos, host: Process | None) -> None:
+    def __init__(self, chaos: Faults, host: Process | None) -> None:
         self.chaos = chaos
         self.host = host
         self.store = HashStore()

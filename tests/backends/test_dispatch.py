@@ -116,7 +116,7 @@ async def test_old_word_in_a_slot_is_no_new_operation(backend: str, monkeypatch:
     asked = asyncio.Event()
 
     async def main(pg: ProcessGroup) -> None:
-        local = pg._backend._host._local  # type: ignore[attr-defined]
+        local = pg._core.backend._host._local  # type: ignore[attr-defined]
         assert local is not None
         first = pg.issued_count()
         for turn in range(3):
@@ -171,7 +171,7 @@ async def test_engines_of_one_group_have_checks_of_their_own() -> None:
     async def main(pg: ProcessGroup) -> None:
         half = await pg.new_group([0, 1])
         for group in (pg, half):
-            parts: Mapping[str, Any] = group._backend._parts  # type: ignore[union-attr]
+            parts: Mapping[str, Any] = group._core.backend._parts  # type: ignore[union-attr]
             assert set(parts) == {"cpu", "cuda"}
             assert all(isinstance(part, ForeignBackend) for part in parts.values())
             assert parts["cpu"]._level.context != parts["cuda"]._level.context
@@ -264,7 +264,7 @@ def test_part_in_two_places_is_told_once() -> None:
     both.abort(lambda: None)
     assert part.told.count("abort") == 1
     assert both.places == {"cpu": "a", "cuda": "a"}
-    assert both.short_way(None, print) is None  # type: ignore[arg-type]
+    assert both.short_way(None, None, print) is None  # type: ignore[arg-type]
 
 
 def test_host_passes_over_numbers_that_are_not_its_own() -> None:

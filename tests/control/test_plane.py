@@ -561,7 +561,7 @@ async def _nothing() -> None:
 
 def test_simulations_have_no_heartbeat() -> None:
     async def main(pg: ProcessGroup) -> bool:
-        return pg._control._signs is None
+        return pg._core.control._signs is None
 
     assert all(run_virtual(run_cluster(3, main)))
 

@@ -22,6 +22,7 @@ from aiodist.errors import (
     WireError,
 )
 from aiodist.group.breakage import pack, unpack
+from aiodist.group.roster import Roster
 from aiodist.group.watch import Watch
 from aiodist.transport.control_link import SocketControl
 from aiodist.types import Call, Kind
@@ -127,17 +128,18 @@ class Flight:
 class Group:
     """What a `Watch` needs of a group."""
 
-    def __init__(self) -> None:
-        self.context, self.ranks, self.name = CONTEXT, (0, 1, 2, 3), "world"
+    def __init__(self, plane: ControlPlane, loop: HandLoop) -> None:
+        roster = Roster(RANK, (0, 1, 2, 3), ("a",) * 4, "world", CONTEXT, 0)
         self.broken: GroupBroken | None = None
-        self.watch: Watch
-
-    def _begun(self, seq: int) -> bool:
-        """As a group's."""
-        return seq < 6
+        self.watch = Watch(
+            *(roster, Flight(), plane, loop),  # type: ignore[arg-type]
+            begun=lambda seq: seq < 6,
+            seen=lambda seq: set(),
+            breaks=self.breaks,
+        )
 
     def breaks(self, error: GroupBroken, *, tell: bool = True) -> None:
-        """As a group's `_break`."""
+        """As `GroupCore.break_group`."""
         if self.broken is None:
             self.broken = error
             self.watch.rest()
@@ -173,8 +175,7 @@ def process(loop: HandLoop) -> tuple[ControlPlane, Group]:
     plane = ControlPlane(RANK, SIZE)
     for neighbour in plane.core.neighbours:
         plane.attach(neighbour, Wire())
-    group = Group()
-    group.watch = Watch(group, Flight(), group.breaks, plane, loop)  # type: ignore[arg-type]
+    group = Group(plane, loop)
     group.watch.start()
     return plane, group
 

@@ -110,7 +110,7 @@ def test_timeout_names_who_had_not_arrived() -> None:
 def test_timeout_of_a_message_says_of_the_other_side_what_is_known() -> None:
     async def main(pg: ProcessGroup, quiet: bool, known: str) -> None:
         await pg.barrier()
-        control: Any = pg._control
+        control: Any = pg._core.control
         control.quiet = lambda rank: quiet
         call = pg.recv(f32(), 1, timeout=2) if pg.rank == 0 else pg.recv(f32(), 0)
         error = await error_of(call)
@@ -137,7 +137,7 @@ def test_who_was_busy_says_so_of_itself_and_nothing_else() -> None:
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         if pg.rank == 0:
-            watch: Any = pg._watch
+            watch: Any = pg._core._watch
             watch.absent[1] = Absence((), (0,))  # the leader had no answer of this rank
             operation: Any = type("Operation", (), {"call": Issued(Kind.barrier, 1, NO_DATA[0], NO_DATA[1])})
             error = watch.expired(operation, 3.0, 6.04)
@@ -155,8 +155,8 @@ def test_late_judgement_hears_first_what_lies_in_the_sockets() -> None:
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         if pg.rank == 0:
-            watch: Any = pg._watch
-            control: Any = pg._control
+            watch: Any = pg._core._watch
+            control: Any = pg._core.control
             heard: list[str] = []
             judged: list[str] = []
             control.hear = lambda: heard.append("here")
@@ -275,8 +275,8 @@ def test_lost_peer_breaks_only_its_groups() -> None:
         pair = await pg.new_group([0, 1])
         await pg.barrier()
         if pg.rank == 2:
-            pg._backend.resources.endpoint.kill()  # type: ignore[attr-defined]
-            pg._control.kill()
+            pg._core.backend.resources.endpoint.kill()  # type: ignore[attr-defined]
+            pg._core.control.kill()
             raise KeyboardInterrupt
         error = await error_of(pg.all_reduce(f32()))
         assert isinstance(error, dist.PeerLost)
@@ -400,7 +400,7 @@ async def test_a_fault_in_a_later_step_breaks_the_group_and_hangs_nobody(
         assert "RuntimeError: out of order" in str(error)
 
     async def threaded(pg: ProcessGroup) -> None:
-        pg._backend.resources.offload._inline = False  # type: ignore[attr-defined]
+        pg._core.backend.resources.offload._inline = False  # type: ignore[attr-defined]
         await main(pg)
 
     await run_cluster(1 if large else 2, threaded)
@@ -413,8 +413,8 @@ async def test_a_member_that_claims_an_impossible_size_breaks_the_group(claim: i
     async def main(pg: ProcessGroup) -> None:
         if pg.rank == 0:
             size = np.array([claim], np.int64)
-            await pg._issue(Kind.broadcast, size, size, size, size, 5, True, root=0, detail="of objects")
-            pg._reserve()
+            await pg._core.issue(Kind.broadcast, size, size, size, size, 5, True, root=0, detail="of objects")
+            pg._core.reserve()
         else:
             with pytest.raises(dist.GroupBroken, match="has no memory for objects of"):
                 await pg.broadcast_object(src=0)

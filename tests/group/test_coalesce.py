@@ -58,7 +58,7 @@ def total(pg: ProcessGroup, step: int = 0, count: int = 5) -> Any:
 
 async def broken(pg: ProcessGroup) -> None:
     """Wait until the group has broken."""
-    while pg._error is None:  # noqa: ASYNC110 - nothing else tells who may not await
+    while pg._core.error is None:  # noqa: ASYNC110 - nothing else tells who may not await
         await asyncio.sleep(0.001)
 
 
@@ -442,7 +442,7 @@ async def test_a_cancelled_task_of_the_groups_own_breaks_the_group_and_leaves_no
     async def main(pg: ProcessGroup) -> None:
         work = pg.all_gather_object(pg.rank, async_op=True)
         if pg.rank == 1:
-            for task in list(pg._composed_tasks):
+            for task in pg._core._steps.pending():
                 task.cancel()
         with pytest.raises(dist.GroupAborted, match="rank 1 aborted the group"):
             await work

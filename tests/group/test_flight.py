@@ -15,7 +15,7 @@ from aiodist.group import flight
 from aiodist.group.flight import FEW, MOST, PATIENCE, REMEMBERED, SHARE, STALL, Flight
 from aiodist.testing.clock import run_virtual
 from aiodist.types import Call, Kind
-from aiodist.work import Pulse, Work
+from aiodist.work import Issuer, Work
 
 
 class Scene:
@@ -39,7 +39,7 @@ class Scene:
     def issue(self, seq: int, timeout: float, kind: Kind = Kind.all_reduce) -> Operation:
         call = Call(kind, seq, np.dtype(np.float32), (3,))
         group: Any = type("Group", (), {"name": "world", "epoch": 0})
-        work: Work[Any] = Work(group, call, self.loop, Pulse(self.loop), True)
+        work: Work[Any] = Work(Issuer(self.loop, None, group), call, True)
         operation = Operation(call, work, None, None, None, self.flight.ended)
         self.flight.issue(operation, timeout)
         return operation

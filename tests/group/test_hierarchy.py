@@ -52,7 +52,7 @@ async def connected(hosts: Sequence[str], main: Main, limits: Thresholds = TINY)
 
 def hierarchy(pg: ProcessGroup) -> Hierarchy:
     """The group's hierarchy, which it must have."""
-    found = pg._backend._hierarchy  # type: ignore[attr-defined]
+    found = pg._core.backend._hierarchy  # type: ignore[attr-defined]
     assert isinstance(found, Hierarchy)
     return found
 
@@ -219,7 +219,7 @@ def test_only_from_the_threshold_on() -> None:
 @pytest.mark.parametrize("hosts", ["aaaa", "abcd", "aaab", "aabbc"])
 def test_other_layouts_have_none(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
-        assert pg._backend._hierarchy is None  # type: ignore[attr-defined]
+        assert pg._core.backend._hierarchy is None  # type: ignore[attr-defined]
         assert (await pg.all_reduce(np.ones(5)))[0] == pg.size
 
     simulated(hosts, main)
@@ -227,7 +227,7 @@ def test_other_layouts_have_none(hosts: str) -> None:
 
 async def test_subgroups_have_their_own_and_leave_nothing() -> None:
     async def main(pg: ProcessGroup) -> None:
-        engine = pg._backend._engine  # type: ignore[attr-defined]
+        engine = pg._core.backend._engine  # type: ignore[attr-defined]
         await pg.all_reduce(np.ones(100))
         before = len(engine._backends)
         group = await pg.new_group([0, 1, 4, 5])
@@ -432,7 +432,7 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
         assert group is not None
         await pg.barrier()
         local: Any = hierarchy(group).inner.backend._local
-        watch: Any = group._watch
+        watch: Any = group._core._watch
         step, hear = local._step, watch.said
         unheard: list[Any] = []
         if pg.rank == 1:  # its loop is busy: it neither goes on nor hears

@@ -52,7 +52,7 @@ def test_a_group_that_breaks_in_the_call_is_told_to_those_who_made_the_other(how
         assert half is not None
         if pg.rank == 0:
             call = make(half, how)
-            half._break(dist.GroupAborted(0, "enough"), tell=False)
+            half._core.break_group(dist.GroupAborted(0, "enough"), tell=False)
             assert isinstance(await error_of(call), dist.GroupAborted)
             await pg.barrier()
         else:

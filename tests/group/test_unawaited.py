@@ -127,7 +127,7 @@ async def test_an_awaiter_that_is_woken_in_the_turn_of_closing_was_told() -> Non
             return
         waiting = asyncio.create_task(group.recv(np.zeros(1), 1, async_op=True).wait())
         await asyncio.sleep(0)
-        group._break(dist.GroupAborted(1, "enough"))  # the news comes in this very turn
+        group._core.break_group(dist.GroupAborted(1, "enough"))  # the news comes in this very turn
         await group.aclose()
         with pytest.raises(dist.GroupAborted):
             await waiting

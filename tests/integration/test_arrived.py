@@ -70,7 +70,7 @@ async def test_a_leader_that_does_not_answer_is_followed_by_the_next_member(pg: 
     if pg.rank == 0:
         time.sleep(2 * BUSY)
     elif pg.rank == 2:
-        while pg._error is None:  # noqa: ASYNC110 - nothing else tells who has issued nothing
+        while pg._core.error is None:  # noqa: ASYNC110 - nothing else tells who has issued nothing
             await asyncio.sleep(0.01)
     else:
         with pytest.raises(dist.CollectiveTimeout) as caught:

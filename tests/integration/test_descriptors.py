@@ -26,7 +26,7 @@ async def until_broken(pg: ProcessGroup, words: str) -> None:
         while True:
             await pg.barrier()
     assert type(caught.value) is dist.GroupBroken
-    assert not pg._control.core.lost
+    assert not pg._core.control.core.lost
     assert "ulimit -n" in str(caught.value)
 
 

@@ -116,7 +116,7 @@ async def test_a_broken_group_that_is_still_held_keeps_no_arrays(pg: ProcessGrou
 @pytest.mark.parametrize("how", ["new_group", "split"])
 @spmd(world_size=3, transport="shm")
 async def test_memory_of_a_group_that_a_member_never_made_is_freed(pg: ProcessGroup, how: str) -> None:
-    hub: Any = pg._backend.resources.hub  # type: ignore[attr-defined]
+    hub: Any = pg._core.backend.resources.hub  # type: ignore[attr-defined]
     before = hub.taken()
     for turn in range(6):
         odd = turn % 3

@@ -10,7 +10,6 @@ import pytest
 
 from aiodist.net import polling
 from aiodist.net.polling import Poller
-from aiodist.net.turn import Turn
 from aiodist.rendezvous import StoreServer, TcpStore
 
 
@@ -57,17 +56,6 @@ async def test_a_loop_that_polls_must_turn(clock: Clock) -> None:
     assert pollers[1].overdue()
     await asyncio.sleep(0)
     assert not pollers[1].overdue()
-
-
-async def test_what_several_ask_in_one_turn_is_sent_together() -> None:
-    turn = Turn.of(asyncio.get_running_loop())
-    await asyncio.sleep(0)
-    one, two = object(), object()
-    assert turn.only(one)
-    assert turn.only(one)
-    assert not turn.only(two)
-    await asyncio.sleep(0)
-    assert turn.only(two)
 
 
 async def test_asking_again_and_again_starves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ async def connected(pg: ProcessGroup) -> tuple[Any, Any]:
             await pg.send(np.zeros(LARGE, np.uint8), 1 - src)
         else:
             await pg.recv(np.empty(LARGE, np.uint8), src)
-    endpoint = pg._backend.resources.endpoint  # type: ignore[attr-defined]
+    endpoint = pg._core.backend.resources.endpoint  # type: ignore[attr-defined]
     return endpoint.outgoing(1 - pg.rank), endpoint.incoming(1 - pg.rank)
 
 
@@ -92,7 +92,7 @@ async def test_a_flood_costs_little_and_stops_nothing(pg: ProcessGroup, transpor
     outgoing, incoming = await connected(pg)
     header, place = FLOODS[flood]
     if place == "seq":
-        header = header[:8] + struct.pack("<Q", pg.context) + header[16:]
+        header = header[:8] + struct.pack("<Q", pg._core.roster.context) + header[16:]
     before = resident()
     if pg.rank:
         write(incoming if flood.startswith(("places", "credit")) else outgoing, many(header, COUNT, place))
@@ -144,7 +144,7 @@ async def test_a_program_may_have_as_much_in_flight_as_it_likes(pg: ProcessGroup
             await work
         if pg.rank != sender:
             assert (into == numbers).all()
-    assert pg._backend.crowded == {1 - pg.rank}  # type: ignore[attr-defined]
+    assert pg._core.backend.crowded == {1 - pg.rank}  # type: ignore[attr-defined]
 
 
 async def test_small_frames_do_not_hold_the_loop() -> None:

@@ -345,13 +345,13 @@ async def test_control_links(size: int) -> None:
         if pg.rank == 0:  # the others dialed its control links
             attack = attacked.strike(0, lambda data: data.replace(b"honest", b"forged"))
         if pg.rank == 1:
-            pg._control.tell([0], Say.stalled, pg.context, 1 << 40, b"honest" * 9)
+            pg._core.control.tell([0], Say.stalled, pg._core.roster.context, 1 << 40, b"honest" * 9)
         with pytest.raises(Tampered, match=ALTERED):
             while True:
                 await pg.barrier()
         if pg.rank == 0:
             assert attack.done == 1
-        assert not pg._control.core.lost
+        assert not pg._core.control.core.lost
         async with await pg.rebuild(timeout=20) as after:
             assert after.size == size
             await after.barrier()

@@ -12,6 +12,7 @@ import numpy as np
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
+from aiodist.group.epochs.regroup import regroup_of
 from aiodist.testing.chaos import Process
 from tests.simulation.ledger import Ledger
 from tests.simulation.plan import Plan
@@ -68,8 +69,9 @@ class Program:
                 group = await self._next(group)
 
     def _enter(self, group: ProcessGroup) -> None:
-        assert group._regroup is not None
-        members = group._regroup.uids
+        regroup = regroup_of(group)
+        assert regroup is not None
+        members = regroup.uids
         self.note(f"in epoch {group.epoch} as rank {group.rank} of {group.size}")
         self.ledger.entered(self.me, group.epoch, members)
         if len(members) != group.size or members[group.rank] != self.process.uid:
@@ -82,8 +84,9 @@ class Program:
 
     async def _steps(self, group: ProcessGroup) -> ProcessGroup | None:
         """Steps, until the time is up (None) or the next epoch begins."""
-        assert group._regroup is not None
-        uids, epoch, plan = group._regroup.uids, group.epoch, self.plan
+        regroup = regroup_of(group)
+        assert regroup is not None
+        uids, epoch, plan = regroup.uids, group.epoch, self.plan
         counts: dict[str, int] = {}
         part: ProcessGroup | None = None
         parted = False

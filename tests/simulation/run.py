@@ -13,9 +13,10 @@ from typing import Any
 import aiodist as dist
 from aiodist.control.overlay import FULL_MESH
 from aiodist.group import ProcessGroup
+from aiodist.group.epochs.regroup import regroup_of
+from aiodist.net.turn import Turn
 from aiodist.testing import SimulationStuck, VirtualLoop, run_cluster
 from aiodist.testing.chaos import STORE, Chaos, Crashed, Process
-from aiodist.work import Pulse
 from tests.simulation.ledger import Ledger
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.program import Program
@@ -37,12 +38,12 @@ class Outcome:
 @contextlib.contextmanager
 def steady() -> Iterator[None]:
     """Nothing in a run depends on the real clock: awaits do not yield because of it."""
-    overdue = Pulse.overdue
-    Pulse.overdue = lambda self: False  # type: ignore[method-assign]
+    overdue = Turn.overdue
+    Turn.overdue = lambda self, limit: False  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Pulse.overdue = overdue  # type: ignore[method-assign]
+        Turn.overdue = overdue  # type: ignore[method-assign]
 
 
 def simulate(plan: Plan) -> Outcome:
@@ -91,8 +92,9 @@ async def _run(outcome: Outcome) -> None:
         return programs.setdefault(process.number, Program(plan, ledger, process))
 
     async def main(group: ProcessGroup) -> str:
-        assert group._regroup is not None
-        process = next(p for p in chaos.processes if p.job is group._regroup.job)
+        regroup = regroup_of(group)
+        assert regroup is not None
+        process = next(p for p in chaos.processes if p.job is regroup.job)
         return await program(process).run(group)
 
     def happen(fault: Fault) -> None:

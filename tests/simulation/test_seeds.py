@@ -13,6 +13,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
+from aiodist.group.epochs.regroup import regroup_of
 from aiodist.membership import ballot
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.chaos import Chaos, Crashed
@@ -56,8 +57,9 @@ def rebuild_of_three(hosted: bool, victim: int | None, step: int, second: bool =
         while True:
             try:
                 pg = await pg.rebuild(timeout=2)
-                assert pg._regroup is not None
-                ledger.entered(rank, pg.epoch, pg._regroup.uids)
+                regroup = regroup_of(pg)
+                assert regroup is not None
+                ledger.entered(rank, pg.epoch, regroup.uids)
                 if victim is None or pg.size == 2:
                     return chaos.processes[rank].steps
                 await asyncio.sleep(0.2)

@@ -9,6 +9,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
+from aiodist.group.epochs.regroup import regroup_of
 from aiodist.testing import Chaos, run_cluster, run_virtual
 from aiodist.testing.chaos import LOST_AFTER, STORE, Crashed
 
@@ -78,8 +79,9 @@ def test_a_store_that_stops_and_a_process_that_is_cut_from_it() -> None:
     chaos = Chaos()
 
     async def main(pg: ProcessGroup) -> tuple[bool, bool]:
-        assert pg._regroup is not None
-        store = pg._regroup.job.store
+        regroup = regroup_of(pg)
+        assert regroup is not None
+        store = regroup.job.store
         began = now()
         if pg.rank == 0:
             chaos.stop_store(2.0)

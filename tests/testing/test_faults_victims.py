@@ -147,7 +147,7 @@ async def test_who_hangs_is_told_with_its_stack() -> None:
 
 
 async def test_crash_at_a_named_step() -> None:
-    point = "aiodist.group.collectives:Collectives.all_reduce"
+    point = "aiodist.group.process_group:ProcessGroup.all_reduce"
     async with Victims() as victims, victims.round(crash_in, 2, point=point, count=2) as round:
         outcomes = await round.outcomes()
         assert outcomes[0] is not None

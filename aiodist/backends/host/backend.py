@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Operation, Reports, ShortWay
+from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortWay
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.chunks import Chunks, chunks
 from aiodist.backends.host.grid import Grid, contexts_of, table_of
@@ -25,6 +25,7 @@ from aiodist.roles import ROLES, Uneven
 from aiodist.schedules import UNKNOWN, Schedule, chunk_bounds, select
 from aiodist.transport.base import Incoming, Key, Outgoing
 from aiodist.types import Call, Kind, agree
+from aiodist.work import Issuer, Work
 
 LAYOUTS = 128
 """Layouts that a group remembers; then it begins anew."""
@@ -260,9 +261,11 @@ class HostBackend:
         """A new array that the ranks of this host can read."""
         return self.resources.empty(shape, dtype)
 
-    def short_way(self, issuer: Any, note: Callable[[Any], Operation]) -> ShortWay | None:
+    def short_way(
+        self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]
+    ) -> ShortWay | None:
         """A way around `submit` for what is issued again and again, where there is one."""
-        return None if self._local is None else self._local.short_way(issuer, note)
+        return None if self._local is None else self._local.short_way(issuer, numbers, note)
 
     def subgroup(
         self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False

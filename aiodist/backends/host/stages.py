@@ -180,7 +180,7 @@ class Strand:
         """Start an internal operation. `shape` is what the internal group's ranks agree on."""
         user = self.run.operation.call
         call = Call(kind, number, user.dtype, shape, reduce, root, self.run.offer, self.run.detail)
-        stage = cast("Any", Stage(self, number))  # it is all of a Work that a backend touches
+        stage = cast("Any", Stage(self))  # it is all of a Work that a backend touches
         self._pending += 1
         level.backend.submit(Operation(call, stage, source, target, None, _nothing, factor=factor))
 
@@ -203,11 +203,10 @@ class Strand:
 class Stage:
     """What an internal operation has for a Work: says that it is over, and lets the user's Work drive it."""
 
-    __slots__ = ("_number", "_polled", "_strand")
+    __slots__ = ("_polled", "_strand")
 
-    def __init__(self, strand: Strand, number: int) -> None:
+    def __init__(self, strand: Strand) -> None:
         self._strand = strand
-        self._number = number
         self._polled: Driver | None = None
 
     def _finish(self, result: Any) -> None:
@@ -222,10 +221,10 @@ class Stage:
         self._polled = driver
         self._strand.run.operation.work._driver = None if driver is None else self
 
-    def poll(self, seq: int) -> None:
-        """Bring the internal operation on; `seq` is the user's number."""
+    def poll(self) -> None:
+        """Bring the internal operation on."""
         if self._polled is not None:
-            self._polled.poll(self._number)
+            self._polled.poll()
 
 
 # ── the kinds ────────────────────────────────────────────────────────────────────────────────────────

@@ -103,7 +103,7 @@ class Collective:
         """Bytes of the message from `peer` in round `number`; None if there is none."""
         return self._layout.expected(peer, number)
 
-    def poll(self, seq: int) -> None:
+    def poll(self) -> None:
         """Bring it on while it is awaited (`work.Driver`)."""
         self._backend.drive(self)
 

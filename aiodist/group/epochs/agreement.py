@@ -13,20 +13,20 @@ in the place of its tree.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aiodist.errors import CollectiveMismatch, CollectiveTimeout, Evicted, GroupBroken
+from aiodist.group.core import GroupCore
 from aiodist.group.requests import internal
 from aiodist.membership.arbiter import Arbiter
 from aiodist.membership.motions import Answer, Ask, Motion
 from aiodist.types import Kind, ReduceOp
 from aiodist.work import Work
 
-if TYPE_CHECKING:
-    from aiodist.group.core import GroupCore
+logger = logging.getLogger("aiodist.group.agreement")
 
 YES, NO, MISMATCH = b"\x01", b"\x00", b"\x02"
 
@@ -54,7 +54,6 @@ class Agreements:
         self._say = say
         self._reachable = reachable
         self._arbiter = arbiter
-        self._counts: dict[int, int] = {}
         self._sealed: set[str] = set()
         self._pending: dict[str, Work[bool]] = {}
         self._known: dict[str, bytes] = {}
@@ -65,12 +64,12 @@ class Agreements:
         """See `ProcessGroup.agree`."""
         mine = np.array([1 if flag else 0], np.uint8)
         # Counted apart: after a death members may have issued different numbers of operations.
-        self._counts[group.context] = count = self._counts.get(group.context, 0) + 1
-        topic = f"agree/{group.context:x}/{count}"
+        count = group.numbers.next_of("agreements") + 1
+        topic = f"agree/{group.roster.context:x}/{count}"
         if topic in self._sealed:
-            group._break(_without(), tell=False)
+            group.break_group(_without(), tell=False)
         asked = internal(Kind.all_reduce, mine, reduce=ReduceOp.MIN, detail="agree")
-        work = group._issue(asked, timeout, True, at_once=True)
+        work = group.issue(asked, timeout, True, at_once=True)
         self._pending[topic] = work
         try:
             await work
@@ -89,8 +88,8 @@ class Agreements:
 
     async def _resolve(self, group: GroupCore, topic: str, timeout: float, otherwise: bytes) -> bytes:
         answers = self._answers.setdefault(topic, {})
-        me = group.ranks[group.rank]
-        asked = [rank for rank in group.ranks if rank != me]
+        asked = [rank for rank in group.roster.ranks if rank != group.roster.me]
+        logger.debug("how did %s end? asking %d ranks", topic, len(asked))
         for rank in asked:
             self._say(rank, Ask(topic))
         try:
@@ -103,6 +102,7 @@ class Agreements:
         found = [value for value in answers.values() if value is not None]
         value = self._known.get(topic) or (found[0] if found else otherwise)
         ruled = await self._arbiter.rule(topic, value, timeout)
+        logger.debug("%s is %s; found here was %s", topic, ruled.hex(), value.hex())
         self._answers.pop(topic, None)
         return ruled
 
@@ -123,7 +123,7 @@ class Agreements:
         self._news.set()
 
     def last_words(self) -> Answer | None:
-        """How the last one ended, for those who may still ask when this process is gone."""
+        """The last result, for those who may still ask when this process is gone."""
         topic = next(reversed(self._known), None)
         return None if topic is None else Answer(topic, self._known[topic])
 
@@ -139,7 +139,7 @@ class Agreements:
 
     def _value(self, topic: str) -> bytes | None:
         work = self._pending.get(topic)
-        if work is not None and work.done() and work._error is None:
+        if work is not None and work.is_success():
             return YES if np.asarray(work.result()).item() else NO
         return self._known.get(topic)
 
@@ -147,11 +147,11 @@ class Agreements:
         return self._reachable().intersection(asked) - answers.keys()
 
     def _seal(self, topic: str) -> None:
-        """It must not end here by itself any more: the group is broken, whoever asks knows it."""
+        """Have it not end here by itself any more: break the group, as whoever asks knows."""
         self._sealed.add(topic)
-        for group in list(self._groups):
-            if topic.startswith(f"agree/{group.context:x}/"):
-                group._break(_without(), tell=False)
+        for group in self._groups:
+            if topic.startswith(f"agree/{group.roster.context:x}/"):
+                group.break_group(_without(), tell=False)
 
     def _know(self, topic: str, value: bytes) -> None:
         self._known[topic] = value

@@ -31,7 +31,7 @@ async def first_epoch(job: Job, world: World, store: Gathers) -> ProcessGroup:
             number: Number = (0, 0)
             record = Record(0, number, tuple(world.uids), job.store_address, job.store_host)
             await job.store.set(LATEST, record.encode())
-        await group._ready(max(deadline - loop.time(), 0.001))
+        await group._core.connect(max(deadline - loop.time(), 0.001))
         await group.barrier(timeout=max(deadline - loop.time(), 0.001))  # and then all are ready
         return group
     except BaseException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from aiodist.errors import AiodistError, PeerLost, RendezvousTimeout
 from aiodist.group.epochs.job import Job
@@ -15,11 +15,10 @@ from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
 from aiodist.transport.base import Endpoint
 
-if TYPE_CHECKING:
-    from aiodist.group.epochs.regroup import Regroup
+R = TypeVar("R")
 
 
-class Candidate:
+class Candidate(Generic[R]):
     """Forms a draft in a task of its own. Close it unless its epoch was adopted.
 
     A draft whose links are up may have been formed at others, though not here (somebody died in its
@@ -30,12 +29,10 @@ class Candidate:
         record: the draft.
         limit: seconds for forming it.
         changed: called when it has come further.
-        listen: makes the new world's own `Regroup`.
+        listen: makes what takes the new world's members on from there: it hears of the epoch after.
 
     Attributes:
-        world: once its links are up.
-        group: likewise.
-        regroup: likewise; what hears of the epoch after.
+        regroup: what `listen` made, once its links are up.
         store: that its members meet at.
         formed: all its members are connected.
         culprits: whose fault it is that it could not be formed (uids).
@@ -48,12 +45,10 @@ class Candidate:
         record: Record,
         limit: float,
         changed: Callable[[], None],
-        listen: Callable[[World, ProcessGroup], Regroup],
+        listen: Callable[[World, ProcessGroup], R],
     ) -> None:
         self.record = record
-        self.world: World | None = None
-        self.group: ProcessGroup | None = None
-        self.regroup: Regroup | None = None
+        self.regroup: R | None = None
         self.store: Store | None = None
         self.formed = False
         self.error: BaseException | None = None
@@ -63,7 +58,8 @@ class Candidate:
         self._changed = changed
         self._listen = listen
         self._linked = asyncio.Event()
-        self._forming: World | None = None
+        self._world: World | None = None
+        self._group: ProcessGroup | None = None  # once its links are up
         self._task = asyncio.get_running_loop().create_task(self._form())
 
     async def _form(self) -> None:
@@ -95,19 +91,18 @@ class Candidate:
         )
         forming = replace(settings, timeout=max(ends - loop.time(), 0.001))
         world = World(endpoint, len(record.members), forming, _stay)
-        self._forming = world
-        group = await world.link(store, job.host)
+        self._world = world
+        self._group = group = await world.link(store, job.host)
         group.timeout = settings.timeout
         self.regroup = self._listen(world, group)
-        self.world, self.group = world, group
         self._linked.set()
         await group.barrier(timeout=max(ends - loop.time(), 0.001))
 
     async def _prepare(self, rank: int) -> tuple[Store, Endpoint]:
-        """What the new world stands on."""
+        """Connect to the store, and open the endpoint of the new world."""
         try:
             async with asyncio.timeout(self._limit):
-                store = self.store = await store_of(self._job, self.record)
+                store = self.store = await self._job.store_of(self.record)
                 return store, await self._job.open_endpoint(rank, self.record.name)
         except TimeoutError:
             raise RendezvousTimeout(f"the store gave no answer within {self._limit:g} s") from None
@@ -127,12 +122,12 @@ class Candidate:
     @property
     def _lost(self) -> list[int]:
         """Ranks that the draft's own links told of, in the order of the news."""
-        return [] if self._forming is None else list(self._forming.control.core.lost)
+        return [] if self._world is None else list(self._world.control.core.lost)
 
-    async def linked(self) -> bool:
-        """Wait until it is known whether the links are up."""
+    async def linked(self) -> R | None:
+        """Wait until it is known whether the links are up → `regroup`, None where they are not."""
         await self._linked.wait()
-        return self.group is not None
+        return self.regroup
 
     async def settled(self) -> None:
         """Wait for the barrier, however it ends."""
@@ -144,18 +139,9 @@ class Candidate:
         try:
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
-            if self.world is not None:
-                await self.world.abandon(self.group, "another draft became the epoch")
-                if self.group is not None:
-                    await self.group.aclose()
-
-
-async def store_of(job: Job, record: Record) -> Store:
-    """The store that a record's members meet at."""
-    known = (record.store, record.host) == (job.store_address, job.store_host)
-    if not record.store or known or job.reach_store is None:
-        return job.store
-    return await job.reach_store(record.store, record.host)
+            if self._world is not None and self._group is not None:
+                await self._world.abandon(self._group, "another draft became the epoch")
+                await self._group.aclose()
 
 
 async def _stay() -> None:

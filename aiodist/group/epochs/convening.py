@@ -1,4 +1,4 @@
-"""What makes a draft, and what makes it final: the part of whoever convenes, or asks the arbiter.
+"""Making a draft, and making it final: the part of whoever convenes, or asks the arbiter.
 
 Each call on an epoch is decided by itself, as the next epoch (`Decided`) or as void (`Void`), and a later
 call counts only where all earlier ones are void. So a call that came to nothing leaves nothing behind that
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Collection
 
 from aiodist.errors import QuorumLost, RendezvousError, WireError
@@ -23,6 +24,8 @@ from aiodist.rendezvous import Store
 
 _LOOK = 0.02  # seconds between looks at who waits at the store
 _AGAIN, _LONGEST = 0.01, 1.0  # seconds before the second draft; they double up to the second value
+
+logger = logging.getLogger("aiodist.group.convening")
 
 ASKING = 2.0
 """Seconds in which the arbiter has to answer before it is asked again, or given up."""
@@ -103,6 +106,10 @@ class Convening:
             number = (step.attempt, assembly.rank)
             record = Record(assembly.epoch + 1, number, (*step.members, *added), address, host)
             draft = Draft(assembly.call, record)
+            many = len(record.members)
+            logger.debug(
+                "rank %d drafts %s: %d members, %d new", assembly.rank, record.name, many, len(added)
+            )
             self._say(None, draft)
             assembly.hear(assembly.rank, draft, self._loop.time())
             await newcomers.invite(store, added, record)
@@ -117,8 +124,8 @@ class Convening:
             self._changed()
 
     def _room(self, step: Invite) -> int:
-        """How many newcomers may be taken in at a time. Members of an epoch decide on the next by majority:
-        those who are known to work must not be outvoted by those who have yet to show it."""
+        """The number of newcomers that may be taken in at a time. Members of an epoch decide on the next by
+        majority: those who are known to work must not be outvoted by those who have yet to show it."""
         if isinstance(self._arbiter, MajorityArbiter):
             return min(step.newcomers, max(1, len(step.members) - 1, step.wanted))
         return step.newcomers
@@ -163,6 +170,7 @@ class Convening:
                     assembly.decide(earlier.record)
                     return
         found = await self._ruled(epoch, motion)
+        logger.debug("call %d for epoch %d is decided: %s", motion.call, epoch, found)
         if isinstance(found, Decided):
             await self._publish(epoch, found)
             assembly.decide(found.record)
@@ -187,6 +195,7 @@ class Convening:
                     await store.set(f"ruling/{topic_of(epoch)}{decided.call}", encode(decided))
 
     def _tell(self, assembly: Assembly, motion: Void) -> None:
+        logger.debug("call %d for epoch %d is void: %s", motion.call, assembly.epoch + 1, motion.why)
         self._say(None, motion)
         assembly.hear(assembly.rank, motion, self._loop.time())
 

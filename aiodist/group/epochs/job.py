@@ -1,15 +1,18 @@
-"""What outlives an epoch: who this process is, where the job meets, and how to open an endpoint."""
+"""A membership, which outlives epochs: who this is, where the job meets, how to open an endpoint."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aiodist.group.epochs.world import Settings
+from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
 from aiodist.transport.base import Endpoint
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,15 +53,25 @@ class Job:
     finished: tuple[int, int] | None = None
     hasty: bool = False
 
-    def close_later(self, closing: Awaitable[None]) -> None:
-        """Have an old epoch end beside the new one."""
+    async def store_of(self, record: Record) -> Store:
+        """The store that a record's members meet at."""
+        known = (record.store, record.host) == (self.store_address, self.store_host)
+        if not record.store or known or self.reach_store is None:
+            return self.store
+        return await self.reach_store(record.store, record.host)
 
-        async def close() -> None:
-            await closing
+    def move_to(self, record: Record, store: Store | None) -> None:
+        """Meet where a record says from now on, at that store."""
+        self.store = store or self.store
+        if record.store:
+            self.store_address, self.store_host = record.store, record.host
 
-        task = asyncio.get_running_loop().create_task(close())
+    def in_background(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Have something go on beside what users await: the end of the job waits for it."""
+        task = asyncio.get_running_loop().create_task(step)
         self.background.add(task)
         task.add_done_callback(self.background.discard)
+        return task
 
     async def end(self) -> None:
         """The last epoch is over: return when nothing of the others is left, either.

@@ -64,7 +64,7 @@ class Mending:
             task.add_done_callback(self._tasks.discard)
 
     def stands(self, rank: int) -> None:
-        """There is a link to a rank, whoever dialed."""
+        """Note that a link to a rank stands, whoever dialed."""
         if (waiting := self._waiting.get(rank)) is not None:
             waiting.set()
 

@@ -13,7 +13,6 @@ from aiodist.group.epochs.candidate import Candidate
 from aiodist.group.epochs.convening import decided_in, topic_of
 from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.regroup import Regroup
-from aiodist.group.epochs.succession import settle_in
 from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
 from aiodist.membership.assembly import FORMING
@@ -24,7 +23,7 @@ from aiodist.rendezvous import Watch
 
 _FOREVER = 1e6  # seconds; the whole visit has a limit of its own
 
-logger = logging.getLogger("aiodist")
+logger = logging.getLogger("aiodist.group.newcomer")
 
 
 async def join_running(job: Job, timeout: float) -> ProcessGroup:
@@ -38,14 +37,14 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
     try:
         try:
             async with asyncio.timeout(timeout):
-                candidate = await visit.admitted()
+                candidate, regroup = await visit.admitted()
         except TimeoutError:
             raise RendezvousTimeout(
                 f"nobody admitted this process within {timeout:g} s",
                 hint="Members admit newcomers in rebuild() and grow(): see that they call one, at every step",
             ) from None
         await visit.close()
-        return await settle_in(candidate, Ready(1, 1, True, 0, ()), deadline)
+        return await regroup.enter(candidate, Ready(1, 1, True, 0, ()), deadline)
     except BaseException as error:
         await visit.give_up(error)
         raise
@@ -57,18 +56,18 @@ class _Visit:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._bell = Doorbell(job.store, job.uid, job.words.encode())
-        self._candidates: dict[str, Candidate] = {}  # by the draft's name
+        self._candidates: dict[str, Candidate[Regroup]] = {}  # by the draft's name
         self._changed = asyncio.Event()
         self._watch: Watch | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ruled: dict[int, Record] = {}
         self._awaited: set[int] = set()
-        self._admitted: Candidate | None = None
+        self._admitted: tuple[Candidate[Regroup], Regroup] | None = None
         self._over = False
         self._lost: RendezvousError | None = None  # the store is gone: nobody can invite any more
 
-    async def admitted(self) -> Candidate:
-        """The candidate that became an epoch."""
+    async def admitted(self) -> tuple[Candidate[Regroup], Regroup]:
+        """Wait for a candidate to become an epoch → that, and what takes its members on from there."""
         self._watch = await self._bell.ring()
         self._spawn(self._read(self._watch))
         self._spawn(self._until_over())
@@ -84,16 +83,14 @@ class _Visit:
                     hint="The job may go on at another one: start this process again, to join it there",
                 ) from self._lost
             for candidate in list(self._candidates.values()):
-                if self._is_epoch(candidate) and await candidate.linked():
-                    assert candidate.regroup is not None
-                    assert candidate.world is not None
-                    candidate.regroup.decided.set()
-                    candidate.world.leave = self._job.end
-                    self._admitted = candidate
-                    return candidate
+                regroup = await candidate.linked() if self._is_epoch(candidate) else None
+                if regroup is not None:
+                    regroup.admit()
+                    self._admitted = candidate, regroup
+                    return self._admitted
             await self._changed.wait()
 
-    def _is_epoch(self, candidate: Candidate) -> bool:
+    def _is_epoch(self, candidate: Candidate[Regroup]) -> bool:
         record = candidate.record
         ruled = self._ruled.get(record.epoch)
         if ruled is not None:
@@ -121,9 +118,7 @@ class _Visit:
         logger.info("invited to epoch %d, with %d others", record.epoch, len(record.members) - 1)
 
     def _listen(self, world: World, group: ProcessGroup) -> Regroup:
-        regroup = Regroup(self._job, world, group)
-        regroup.on_decided = self._changed.set
-        return regroup
+        return Regroup(self._job, world, group, self._changed.set)
 
     async def _hear(self, epoch: int) -> None:
         with contextlib.suppress(RendezvousError):
@@ -146,8 +141,8 @@ class _Visit:
     async def close(self) -> None:
         """Leave no trace but the epoch that was decided. May be repeated."""
         for candidate in self._candidates.values():
-            if candidate is not self._admitted:
-                self._job.close_later(candidate.close())
+            if self._admitted is None or candidate is not self._admitted[0]:
+                self._job.in_background(candidate.close())
         self._candidates.clear()
         for task in self._tasks:
             task.cancel()
@@ -166,7 +161,6 @@ class _Visit:
             if self._admitted is None:
                 await self._job.end()
             else:
-                group = self._admitted.group
-                assert group is not None
+                _, regroup = self._admitted
                 with contextlib.suppress(AiodistError):
-                    await group.__aexit__(type(error), error, None)
+                    await regroup.group.__aexit__(type(error), error, None)

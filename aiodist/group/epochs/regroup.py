@@ -2,39 +2,75 @@
 
     rebuild, shrink, grow ─▶ Assembly ─▶ drafts ─▶ Candidates ─▶ arbiter ─▶ the next epoch's group
 
-It listens on the world's control links from the world's first moment on, so that what others say about a
-call that this process has yet to make is not lost, and so that a process that was given up learns of it.
+What is hard about it, and why it is this way, stands in the comment below.
 """
+
+# Why it is this way
+#
+# What to do next is decided by `membership.assembly`, which is pure; `_take` carries one step of it out, and
+# waits for news. This file is about what that has to live with: members that die at any moment, also those
+# that were about to say something.
+#
+# Forming comes before deciding. An epoch that was decided, and whose members cannot connect, would leave
+# nobody to decide on the next: the epoch before is over, and this one has no control links. So a draft is
+# formed first, as a whole new world beside the old one (`Candidate`), and only a draft that its convener has
+# formed is put to the arbiter.
+#
+# Worlds of dropped drafts are kept until it is known which draft is the epoch. A convener may die between
+# asking the arbiter and telling. The next one drafts anew and asks, too, and is told the first answer. So a
+# draft that this process has given up may still turn out to be the epoch: its barrier failed here, and was
+# passed there.
+#
+# It listens from the first moment of its world. Others may call, draft and decide before this process calls
+# at all. What they say is kept in the assembly of that call, which is made when the first of it is heard.
+# The control links of the old world carry it as long as that world lives, and they alone say which of its
+# members are dead. What a candidate's own links say of them is not believed (`_culprits`): whoever gives a
+# draft up ends all its connections, and looks dead there.
+#
+# Every candidate has a `Regroup` of its own, from before its barrier. A member that knows the decision
+# leaves the old world, and newcomers were never in it. So the decision is told on the links of the new
+# world, too (`confirm`), by everybody who learns of it.
+#
+# A call goes on when its awaiter is cancelled, since the others count on this process. It is a task of the
+# job, and the user's next call takes up its result. It ends with the job.
+#
+# The old group is closed beside the new one. Its goodbyes may take as long as its slowest member. But no
+# buffer of it is touched any more when the new group is returned (`let_go`). From `_take_over` on, whoever
+# closes the old group closes the new one, and the end of the old world no longer ends the job
+# (`World.leave`).
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 from aiodist.control.liveness import Blocked
 from aiodist.control.messages import Message, Say
 from aiodist.errors import (
     Evicted,
+    GroupBroken,
     GroupClosed,
     PeerLost,
     QuorumLost,
+    RendezvousError,
     RendezvousTimeout,
     Tampered,
     WireError,
 )
-from aiodist.group.default import override
+from aiodist.group.core import GroupCore
+from aiodist.group.default import replace_default
 from aiodist.group.epochs.agreement import Agreements
 from aiodist.group.epochs.candidate import Candidate
 from aiodist.group.epochs.convening import ASKING, Convening
 from aiodist.group.epochs.job import Job
-from aiodist.group.epochs.succession import let_go, settle_in, succeed
 from aiodist.group.epochs.waiting import Waiting
 from aiodist.group.epochs.world import World
-from aiodist.group.subgroups import context_of
+from aiodist.group.process_group import ProcessGroup
+from aiodist.group.roster import context_of
 from aiodist.membership.arbiter import Arbiter, MajorityArbiter, StoreArbiter
 from aiodist.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
 from aiodist.membership.motions import (
@@ -55,18 +91,23 @@ from aiodist.membership.motions import (
     decode,
     encode,
 )
+from aiodist.membership.presence import LATEST
 from aiodist.membership.record import Number, Record
 from aiodist.net.shortage import shortage
 from aiodist.rendezvous import Store
 
-if TYPE_CHECKING:
-    from aiodist.group.process_group import ProcessGroup
-
-logger = logging.getLogger("aiodist")
+logger = logging.getLogger("aiodist.group.regroup")
 
 _CALLS = 64  # of which what was said is kept
 
 _EVICTED_HINT = "Leave, and join anew: dist.join()"
+
+
+class _Adopted(NamedTuple):
+    """The draft that has become the next epoch, and what takes its members on from there."""
+
+    candidate: Candidate[Regroup]
+    regroup: Regroup
 
 
 class Regroup:
@@ -76,39 +117,42 @@ class Regroup:
         job: what outlives the epoch.
         world: the epoch, linked.
         group: its group, whose calls for the next epoch come here.
+        on_decided: called when it is known that this world is an epoch, where its members say so.
 
     Attributes:
+        job, group: as given.
         decided: set when it is known that this world is an epoch, and no mere draft.
-        on_decided: called then, where its members say so.
-        moving: the call that is under way, or whose result nobody has taken yet.
     """
 
-    def __init__(self, job: Job, world: World, group: ProcessGroup) -> None:
+    def __init__(
+        self, job: Job, world: World, group: ProcessGroup, on_decided: Callable[[], None] | None = None
+    ) -> None:
         self.job = job
         self._world = world
-        self._group = group
+        self.group = group
+        self._core = core = group._core
         self._control = world.control
         self._loop = asyncio.get_running_loop()
-        self._context = context_of(group.context, 0, [], "membership")
+        self._context = context_of(core.roster.context, 0, [], "membership")
         self._calls: dict[int, Assembly] = {}
         self._issued = 0
         self._gone: set[int] = set()
         self._left: set[int] = set()
         self._changed = asyncio.Event()
-        self._candidates: dict[Number, Candidate] = {}
+        self._candidates: dict[Number, Candidate[Regroup]] = {}
         self._given_up = ""  # why the others count this process as lost
         self._over = False
-        self.moving: asyncio.Task[ProcessGroup] | None = None
+        self._moving: asyncio.Task[ProcessGroup] | None = None  # until somebody has taken its result
+        self._on_decided = on_decided
         self.decided = asyncio.Event()
-        self.on_decided: Callable[[], None] = _unheard
-        self.arbiter = self._make_arbiter()
-        self._convening = Convening(job, world, self.arbiter, self._say, self._changed.set, self._meets_at)
+        self._arbiter = self._make_arbiter()
+        self._convening = Convening(job, world, self._arbiter, self._say, self._changed.set, self._meets_at)
         self._waiting: Waiting | None = None
-        self.agreements = Agreements(group._family, self._say, self._reachable, self.arbiter)
+        self._agreements = Agreements(core.family, self._say, self._reachable, self._arbiter)
         self._control.subscribe(self._context, self)
         self._control.on_proven = self._recount
         world.parting = self.leave
-        group._regroup = self
+        core.family.regroup = self
 
     def _make_arbiter(self) -> Arbiter:
         if self._world.store_hosts:
@@ -117,33 +161,51 @@ class Regroup:
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────
 
-    def number(self) -> int:
+    def call(
+        self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: float
+    ) -> Awaitable[ProcessGroup]:
+        """See `Regrouping.call`."""
+        if self._moving is None:
+            self._core.check_here()
+            self._core.batches.begin()
+            ready = Ready(self._number(), min_size, admit, wanted, excluded)
+            # The others count on it, so it goes on whoever stops waiting for it (law 2).
+            self._moving = self.job.in_background(self._when_quiet(ready, timeout))
+            self._moving.add_done_callback(_seen)
+        return self._moved()
+
+    def _number(self) -> int:
         """Take the number of a call (law 1)."""
         self._issued += 1
         return self._issued
 
-    def move(self, call: Coroutine[Any, Any, ProcessGroup]) -> None:
-        """Begin a call. Others count on it, so it goes on whoever stops waiting for it (law 2)."""
-        self.moving = moving = self._loop.create_task(call)
-        self.job.background.add(moving)
-        moving.add_done_callback(self.job.background.discard)
-        moving.add_done_callback(_seen)
-
-    async def moved(self) -> ProcessGroup:
+    async def _moved(self) -> ProcessGroup:
         """Take the result of the call that was begun."""
-        moving = self.moving
+        moving = self._moving
         assert moving is not None
         await asyncio.wait([moving])
-        if self.moving is moving:
-            self.moving = None
+        if self._moving is moving:
+            self._moving = None
         if moving.cancelled():
-            raise GroupClosed(f"the job was left in the middle of a call for epoch {self._group.epoch + 1}")
+            raise GroupClosed(f"the job was left in the middle of a call for epoch {self.group.epoch + 1}")
         group = moving.result()
-        if override.get() is self._group:
-            override.set(group)
+        replace_default(self.group, group)  # of whoever awaits it
         return group
 
-    async def next_epoch(self, ready: Ready, timeout: float) -> ProcessGroup:
+    async def _when_quiet(self, ready: Ready, timeout: float) -> ProcessGroup:
+        """Wait until what was issued before has ended, one way or the other; then form the next epoch."""
+        deadline = self._loop.time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._core.drain()
+        except TimeoutError:
+            self._core.break_group(
+                GroupBroken("operations were in flight when the epoch ended", hint="Await them first")
+            )
+            await self._core.drain()
+        return await self._next_epoch(ready, max(deadline - self._loop.time(), 0.0))
+
+    async def _next_epoch(self, ready: Ready, timeout: float) -> ProcessGroup:
         """Form the next epoch with the others that call for it.
 
         Raises:
@@ -158,35 +220,67 @@ class Regroup:
                 # group is broken, and they, too, will call again.
                 if ready.wanted or self._over:
                     raise
-            ready = replace(ready, call=self.number())
+            ready = replace(ready, call=self._number())
             deadline = max(deadline, self._loop.time() + FORMING)
 
     async def _attend(self, ready: Ready, deadline: float) -> ProcessGroup:
         assembly = self._assembly(ready.call)
+        logger.debug("call %d for epoch %d: %s", ready.call, assembly.epoch + 1, ready)
         self._say(None, assembly.begin(ready, deadline))
-        adopted: Candidate | None = None
-        moved = False
+        adopted: _Adopted | None = None
+        kept: Candidate[Regroup] | None = None
         try:
             while adopted is None:
                 self._changed.clear()
                 adopted = await self._take(assembly)
+            candidate, regroup = adopted
             await self._convening.stop()
             self._check_open()
-            self._succeed(adopted)
-            moved = True
+            regroup._take_over(self, candidate)
+            kept = candidate
         finally:
-            await self._tidy(adopted if moved else None)
+            await self._tidy(kept)
         try:
-            await let_go(self._group)
+            await let_go(self._core.family)
         finally:
-            self.job.close_later(self._group._close())
-        return await settle_in(adopted, ready, deadline)
+            self.job.in_background(self._core.close())
+        return await regroup.enter(candidate, ready, deadline)
+
+    def admit(self) -> None:
+        """Make this epoch, which was decided, the first of a newcomer: the end of its world ends the job."""
+        self.decided.set()
+        self._world.leave = self.job.end
+
+    async def enter(self, candidate: Candidate[Regroup], ready: Ready, deadline: float) -> ProcessGroup:
+        """Settle in this epoch, which was decided: return its group when every member has come over; or a
+        later one's, if a member died on the way.
+
+        Args:
+            candidate: that became this epoch.
+            ready: what this process called for.
+            deadline: of that call; seconds of the loop's clock.
+        """
+        await candidate.settled()
+        try:
+            if self.group.rank == 0:
+                with contextlib.suppress(RendezvousError):
+                    await self.job.store.set(LATEST, candidate.record.encode())
+            await self._core.connect(max(deadline - self._loop.time(), FORMING))
+            limit = max(deadline - self._loop.time(), FORMING)
+            await self.group.barrier(timeout=limit)  # and then all are ready
+        except Evicted:
+            raise
+        except GroupBroken as error:
+            logger.info("epoch %d broke at once: %s", self.group.epoch, error)
+            again = Ready(self._number(), ready.min_size, ready.admit, 0, ready.excluded)
+            return await self._next_epoch(again, max(deadline - self._loop.time(), FORMING))
+        return self.group
 
     def _check_open(self) -> None:
-        if self._over or self._group._closing is not None:
-            raise GroupClosed(f"group '{self._group.name}' was closed in the middle of the call")
+        if self._over or self._core.closed:
+            raise GroupClosed(f"group '{self.group.name}' was closed in the middle of the call")
 
-    async def _take(self, assembly: Assembly) -> Candidate | None:
+    async def _take(self, assembly: Assembly) -> _Adopted | None:
         """One step; the candidate that has become the epoch, if that is it."""
         self._check_open()
         if self._given_up:
@@ -202,6 +296,7 @@ class Regroup:
                 await self._pause(assembly, self._loop.time() + FORMING)
             case Form(record):
                 if record.number not in self._candidates:
+                    logger.debug("forming draft %s with %d members", record.name, len(record.members))
                     self._candidates[record.number] = Candidate(
                         self.job,
                         record,
@@ -217,24 +312,22 @@ class Regroup:
                 await self._pause(assembly, until)
         return None
 
-    def _culprits(self, candidate: Candidate) -> tuple[bytes, ...]:
-        """Who shall not be in the next draft. Whoever finds out first that one cannot be formed ends all its
-        connections, so to the others it looks like the one that is lost. The old world knows better which of
-        its members live; so only newcomers are given up for a lost connection."""
+    def _culprits(self, candidate: Candidate[Regroup]) -> tuple[bytes, ...]:
+        """Members who shall not be in the next draft. Whoever finds out first that one cannot be formed ends
+        all its connections, so to the others it looks like the one that is lost. The old world knows better
+        which of its members live; so only newcomers are given up for a lost connection."""
         if isinstance(candidate.error, PeerLost):
             return tuple(uid for uid in candidate.culprits if uid not in self._world.uids)
         return tuple(candidate.culprits)
 
     def _listen(self, assembly: Assembly, record: Record, world: World, group: ProcessGroup) -> Regroup:
-        """The draft's own ear: in its world, too, somebody may say that it has become the epoch."""
+        """Listen in the draft's world: there, too, somebody may say that it has become the epoch."""
 
         def learn() -> None:
             assembly.decide(record)
             self._changed.set()
 
-        regroup = Regroup(self.job, world, group)
-        regroup.on_decided = learn
-        return regroup
+        return Regroup(self.job, world, group, learn)
 
     async def _pause(self, assembly: Assembly, until: float) -> None:
         """Wait for news, at most until then, or until the call's next limit."""
@@ -251,6 +344,7 @@ class Regroup:
                 logger.info("a draft of epoch %d came to nothing: %s", assembly.epoch + 1, candidate.error)
                 culprits, lack = self._culprits(candidate), shortage(candidate.error)
                 why = str(candidate.error) if lack is None else f"rank {self._control.rank} {lack.what}"
+                logger.debug("draft %s is dropped for %d members' sake", number, len(culprits))
                 assembly.drop(number, culprits, why)
                 self._say(None, Dropped(assembly.call, number, culprits, why[:200]))
         self._changed.set()
@@ -260,47 +354,46 @@ class Regroup:
         """The members' uids, by rank."""
         return self._world.uids
 
+    async def agree(self, group: GroupCore, flag: bool, timeout: float) -> bool:
+        """See `ProcessGroup.agree`."""
+        return await self._agreements.agree(group, flag, timeout)
+
     async def count_newcomers(self) -> int:
-        """How many wait at the store."""
+        """The number of processes that wait at the store."""
         if self._waiting is None:  # only now is it sure where this epoch meets
             self._waiting = Waiting(self.job.store, self._world.uids)
         return await self._waiting.count()
 
     # ── the end of a call ────────────────────────────────────────────────────────────────────────────
 
-    async def _adopted(self, assembly: Assembly, record: Record) -> Candidate:
+    async def _adopted(self, assembly: Assembly, record: Record) -> _Adopted:
         candidate = self._candidates.get(record.number)
         decided = Decided(assembly.call, record)
         self._say(None, decided)
-        if candidate is None or not await candidate.linked():
+        regroup = None if candidate is None else await candidate.linked()
+        if candidate is None or regroup is None:
             raise Evicted(
                 f"epoch {record.epoch} was formed, and this process did not connect to its members",
                 hint=_EVICTED_HINT,
             )
-        assert candidate.regroup is not None
-        candidate.regroup.confirm(decided)
-        return candidate
+        regroup.confirm(decided)
+        return _Adopted(candidate, regroup)
 
-    async def _tidy(self, adopted: Candidate | None) -> None:
+    async def _tidy(self, adopted: Candidate[Regroup] | None) -> None:
         try:
             await self._convening.stop()
         finally:
             for number, candidate in list(self._candidates.items()):
                 if candidate is not adopted:
-                    self.job.close_later(candidate.close())
+                    self.job.in_background(candidate.close())
                 del self._candidates[number]
 
-    def _succeed(self, candidate: Candidate) -> None:
-        """The new epoch takes the place of the old one, here. From now on whoever closes the old group closes
-        the new one."""
-        group, world = candidate.group, candidate.world
-        assert group is not None
-        assert world is not None
-        world.leave, self._world.leave = self._world.leave, _nothing
-        succeed(self._group, group)
-        self.job.store = candidate.store or self.job.store
-        if candidate.record.store:
-            self.job.store_address, self.job.store_host = candidate.record.store, candidate.record.host
+    def _take_over(self, old: Regroup, candidate: Candidate[Regroup]) -> None:
+        """Take the place of the old epoch: whoever closes the old group closes this one from now on."""
+        self._world.leave, old._world.leave = old._world.leave, _nothing
+        self._core.succeed(old._core)
+        replace_default(old.group, self.group)
+        self.job.move_to(candidate.record, candidate.store)
 
     def _failure(self, assembly: Assembly, fail: Fail) -> Exception:
         if fail.evicted:
@@ -325,7 +418,7 @@ class Regroup:
             self._out(rank)
 
     def rank_left(self, rank: int) -> None:
-        """Said here first."""
+        """Nothing to do: it is said here first."""
 
     def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
         """The groups see to it."""
@@ -353,10 +446,10 @@ class Regroup:
                     assembly.hear(origin, motion, self._loop.time())
                 self._evicted_by(record)
             case Prepare() | Promise() | Accept() | Accepted() | Outbid():
-                if isinstance(self.arbiter, MajorityArbiter):
-                    self.arbiter.hear(origin, motion)
+                if isinstance(self._arbiter, MajorityArbiter):
+                    self._arbiter.hear(origin, motion)
             case Ask() | Answer():
-                self.agreements.hear(origin, motion)
+                self._agreements.hear(origin, motion)
             case Leave():
                 self._left.add(origin)
                 self._out(origin)
@@ -365,29 +458,31 @@ class Regroup:
 
     def confirm(self, decided: Decided) -> None:
         """This world's own epoch was decided; told on its own links for newcomers to hear."""
-        if decided.record.epoch == self._group.epoch and not self.decided.is_set():
+        if decided.record.epoch == self.group.epoch and not self.decided.is_set():
             self.decided.set()
             self._say(None, decided)
-            self.on_decided()
-            self.on_decided = _unheard  # it knows the epoch before, which ends here
+            if self._on_decided is not None:
+                self._on_decided()
+                self._on_decided = None  # it knows the epoch before, which ends here
 
     def _evicted_by(self, record: Record) -> None:
-        if record.epoch == self._group.epoch + 1 and self.job.uid not in record.members:
+        if record.epoch == self.group.epoch + 1 and self.job.uid not in record.members:
             why = f"epoch {record.epoch} was formed without this process"
-            self._group._break(Evicted(why, hint=_EVICTED_HINT), tell=False)
+            self._core.break_group(Evicted(why, hint=_EVICTED_HINT), tell=False)
 
     def _out(self, rank: int) -> None:
+        logger.debug("rank %d takes no part in epoch %d any more", rank, self.group.epoch)
         self._gone.add(rank)
         for assembly in self._calls.values():
             assembly.lose(rank)
         self._recount(rank)
-        self.agreements.lose()
+        self._agreements.lose()
         self._changed.set()
 
     def _recount(self, rank: int) -> None:
         """One more may be proven dead: perhaps that is a majority."""
-        if isinstance(self.arbiter, MajorityArbiter):
-            self.arbiter.recount()
+        if isinstance(self._arbiter, MajorityArbiter):
+            self._arbiter.recount()
 
     def _meets_at(self, number: Number) -> Store | None:
         candidate = self._candidates.get(number)
@@ -398,7 +493,7 @@ class Regroup:
         if assembly is None:
             if len(self._calls) >= _CALLS:
                 del self._calls[min(self._calls)]
-            assembly = Assembly(call, self._group.epoch, self._control.rank, self._world.uids)
+            assembly = Assembly(call, self.group.epoch, self._control.rank, self._world.uids)
             for rank in self._gone:
                 assembly.lose(rank)
             self._calls[call] = assembly
@@ -429,16 +524,16 @@ class Regroup:
     def leave(self) -> None:
         """The world ends here: tell the others that this process takes no part any more."""
         if not self._over:
-            if self._group._error is None and self.decided.is_set():
-                self.job.finished = (self._group.epoch, len(self._world.uids))
-            if (words := self.agreements.last_words()) is not None:
+            if self._core.error is None and self.decided.is_set():
+                self.job.finished = (self.group.epoch, len(self._world.uids))
+            if (words := self._agreements.last_words()) is not None:
                 self._say(None, words)
             self._say(None, Leave())
             self.job.hasty = bool(self._control.core.lost)
             self._over = True
             self._changed.set()
             self._control.unsubscribe(self._context)
-            self.arbiter.close()
+            self._arbiter.close()
             if self._waiting is not None:
                 self._waiting.close()
 
@@ -449,8 +544,16 @@ def _seen(moving: asyncio.Task[ProcessGroup]) -> None:
         moving.exception()
 
 
-def _unheard() -> None:
-    pass
+async def let_go(groups: Iterable[GroupCore]) -> None:
+    """Return when this process touches no buffer of an old epoch's operations any more."""
+    for group in groups:
+        await group.let_go()
+
+
+def regroup_of(group: ProcessGroup) -> Regroup | None:
+    """The way of a group's members to the next epoch; None where they never change."""
+    found = group._core.family.regroup
+    return found if isinstance(found, Regroup) else None
 
 
 async def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""How many newcomers wait at the store, known without asking it each time."""
+"""The number of newcomers at the store, known without asking it each time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Waiting:
         self._uids: set[bytes] = set()
 
     async def count(self) -> int:
-        """How many wait. The first time this asks the store; 0 where it cannot be reached."""
+        """The number of those who wait. The first time this asks the store; 0 where it cannot be reached."""
         if self._task is None or self._task.done():
             try:
                 self._uids = set(await newcomers.pending(self._store))

@@ -10,10 +10,11 @@ simulations, over memory.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -31,21 +32,20 @@ from aiodist.control.watchdog import Watchdog
 from aiodist.environment.process import is_stopped, pid_space
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.errors import (
-    AiodistError,
     BackendUnavailable,
-    GroupBroken,
     PeerLost,
     RendezvousTimeout,
-    Tampered,
     name_ranks,
 )
+from aiodist.group.core import GroupCore
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
-from aiodist.group.epochs.mending import Mending
+from aiodist.group.epochs.links import Links
 from aiodist.group.process_group import ProcessGroup
-from aiodist.group.subgroups import context_of
+from aiodist.group.roster import Roster, context_of
 from aiodist.rendezvous.events import MAX_MISSING
-from aiodist.transport.base import ControlLink, Endpoint
-from aiodist.work import Pulse
+from aiodist.transport.base import Endpoint
+
+logger = logging.getLogger("aiodist.group.world")
 
 HOST_ONLY = Plan()
 
@@ -57,7 +57,7 @@ PROTOCOL = 5  # of what groups say to each other; a job that mixes numbers is re
 
 
 class Gathers(Protocol):
-    """What assembling needs of a store."""
+    """A store, as far as assembling needs it."""
 
     async def gather(
         self, name: str, world_size: int, rank: int, value: bytes, timeout: float | None = None
@@ -67,7 +67,7 @@ class Gathers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all ranks must agree on, and what this one was told.
+    """The settings that all ranks must agree on, and what this one was told.
 
     Args:
         name: the group's name.
@@ -114,6 +114,8 @@ class World:
         store_hosts: ranks that host the store.
         leave: may be replaced while the world is open.
         parting: called before this process says goodbye to the others.
+        control: the process's control plane.
+        ended: it takes no part any more.
     """
 
     def __init__(
@@ -124,28 +126,21 @@ class World:
         self._settings = settings
         self._size = size
         self.leave = leave
-        self.parting: Callable[[], None] = _no_words
+        self.parting: Callable[[], None] = _nothing
         self.uids: list[bytes] = []
         self.store_hosts: list[int] = []
         self._plan = settings.plan
         self.control = self._control = ControlPlane(endpoint.rank, size, endpoint.exposed)
         self._engine = HostEngine(
-            endpoint, self._loop, self._control.lose, self._cannot_go_on, settings.inline
+            *(endpoint, self._loop, self._control.lose),
+            lambda error: self._links.fail(error),
+            settings.inline,
         )
         self._processes = ProcessWatch(self._loop)
         self._sentries: Sentries | None = None
         self._watchdog: Watchdog | None = None
-        self._mending = Mending(
-            endpoint.rank,
-            endpoint.link_control,
-            self._attach,
-            lambda rank, cause: self._control.lose(rank, cause),
-            self._engine.unable,
-        )
-        self._linked: asyncio.Future[None] = self._loop.create_future()
-        self._ended = False
-        self._control.on_lost = self._lost
-        endpoint.on_control = self._attach  # before anything is awaited: peers may dial already
+        self._links = Links(endpoint, self._control, size, self._engine.unable)
+        self.ended = False
 
     async def link(self, store: Gathers, host: str | None = None) -> ProcessGroup:
         """Meet the others and connect to them; the group that comes of it has yet to do its first operation.
@@ -163,7 +158,7 @@ class World:
                 self._watchdog = Watchdog(self._loop, patience, self._control)
             cards = await self._meet(store, host, deadline)
             self._watch_processes(cards)
-            await self._unless_lost(self._route(store, deadline))
+            await self._links.unless_lost(self._route(store, deadline))
             await self._link(deadline)
             return self._make(cards)
         except BaseException:
@@ -221,28 +216,12 @@ class World:
             if mine["pids"] and card["pids"] == mine["pids"] and card["pid"] != mine["pid"]:
                 self._watch_process(rank, card["pid"])
                 if self._sentries is not None:
-                    exits = partial(self._process_exits, rank)
+                    exits = partial(self.process_ended, rank, proven=False)
                     self._processes.watch_sentries(card["pid"], card["sentries"][:2], exits)
 
     def _watch_process(self, rank: int, pid: int) -> None:
-        self._processes.watch(pid, partial(self._process_ended, rank))
+        self._processes.watch(pid, partial(self.process_ended, rank))
         self._control.see(rank, partial(is_stopped, pid))
-
-    async def _unless_lost(self, step: Coroutine[Any, Any, None]) -> None:
-        """Carry out a step that waits for everybody, unless somebody is found to have died."""
-        task = self._loop.create_task(step)
-        try:
-            either: set[asyncio.Future[None]] = {task, self._linked}
-            while not task.done():
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if self._linked in either and self._linked.done():
-                    either.discard(self._linked)
-                    if self._linked.exception() is not None and not task.done():
-                        self._linked.result()
-            await task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _route(self, store: Gathers, deadline: float) -> None:
         """Find out who shares memory, and agree: a pair uses it if both have proved it (law 3)."""
@@ -252,7 +231,7 @@ class World:
         if transport != "tcp":
             # Half of the time: who does not answer must still be told apart from who waits for it.
             patience = self._left(deadline) / 2
-            proved = await self._endpoint.prove_local(others, self._to_dial(), patience)
+            proved = await self._endpoint.prove_local(others, self._links.to_dial(), patience)
         answers = await store.gather(
             f"{self._place}/local",
             self._size,
@@ -277,99 +256,28 @@ class World:
         self._engine.settle(local_to, self._settings.limits)
 
     async def _link(self, deadline: float) -> None:
-        """Bring up the control links, where they did not come by mail: the higher rank of a pair dials."""
-        try:
-            async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as tasks:
-                for neighbour in self._to_dial():
-                    tasks.create_task(self._dial(neighbour))
-                if self._control.awaited() or self._linked.done():
-                    await self._linked
-        except TimeoutError:
-            missing = self._control.awaited()
-            raise RendezvousTimeout(
-                f"no control link with {name_ranks(sorted(missing))} within {self._settings.timeout:g} s",
-                missing=sorted(missing),
-                hint="See whether a firewall stands between the hosts",
-            ) from None
-        except BaseExceptionGroup as errors:
-            first = next((e for e in errors.exceptions if isinstance(e, AiodistError)), None)
-            raise (first or errors.exceptions[0]) from None
+        """Bring up the control links."""
+        await self._links.connect(self._settings.timeout, deadline)
 
     def _make(self, cards: list[dict[str, Any]]) -> ProcessGroup:
-        ranks = range(self._size)
-        name = self._settings.name or "world"
+        settings, ranks = self._settings, tuple(range(self._size))
+        roster = Roster(
+            self._endpoint.rank,
+            ranks,
+            tuple(card["host"] for card in cards),
+            settings.name or "world",
+            context_of(0, 0, ranks, f"{settings.job}/{self._place}"),
+            settings.epoch,
+        )
         return ProcessGroup(
-            ranks=ranks,
-            name=name,
-            context=context_of(0, 0, ranks, f"{self._settings.job}/{self._place}"),
-            epoch=self._settings.epoch,
-            hosts=[card["host"] for card in cards],
-            timeout=self._settings.timeout,
-            control=self._control,
-            make_backend=self._backend,
-            pulse=Pulse(self._loop),
-            closer=self.aclose,
+            GroupCore(roster, settings.timeout, self._control, self._backend, closer=self.aclose)
         )
 
-    # ── control links ────────────────────────────────────────────────────────────────────────────────
-
-    def _to_dial(self) -> list[int]:
-        return [neighbour for neighbour in self._control.core.neighbours if neighbour < self._endpoint.rank]
-
-    async def _dial(self, neighbour: int) -> None:
-        self._attach(neighbour, await self._endpoint.link_control(neighbour))
-
-    def _attach(self, rank: int, link: ControlLink) -> None:
-        if self._ended or not 0 <= rank < self._size:
-            link.kill()
-            return
-        link.on_message = lambda data: self._control.received(rank, data)
-        link.on_closed = lambda goodbye, cause: self._link_ended(rank, goodbye, cause)
-        link.on_tampered = lambda error: self._link_torn(rank, error)
-        self._control.attach(rank, link)
-        self._mending.stands(rank)
-        self._check_linked()
-
-    def _link_ended(self, rank: int, goodbye: bool, cause: str) -> None:
-        self._control.ended(rank, goodbye, cause)
-        if not goodbye:
-            self._cannot_link(rank, cause)
-
-    def _link_torn(self, rank: int, error: Tampered) -> None:
-        """Somebody on the path altered a control link: its groups break, and it is made anew."""
-        self._control.tampered(rank, error)
-        if not self._linked.done():
-            mine = self._endpoint.rank
-            self._linked.set_exception(Tampered(f"between rank {mine} and rank {rank} {error.message}"))
-        elif not self._ended:
-            self._mending.torn(rank)
-
-    def _lost(self, rank: int) -> None:
-        """Noticed here, or told by others: who is lost before all links are up is not waited for."""
-        self._endpoint.drop(rank)
-        self._cannot_link(rank, self._control.core.lost.get(rank, "it is lost"))
-
-    def _cannot_link(self, rank: int, cause: str) -> None:
-        if not self._linked.done():
-            self._linked.set_exception(PeerLost([rank], cause))
-
-    def _cannot_go_on(self, error: GroupBroken) -> None:
-        """This process lacks something; once there are groups, they say so themselves."""
-        if not self._linked.done():
-            self._linked.set_exception(error)
-
-    def _check_linked(self) -> None:
-        if not self._control.awaited() and not self._linked.done():
-            self._linked.set_result(None)
-
-    def _process_exits(self, rank: int, pid: int) -> None:
-        """It is as good as over; the proof will come."""
-        self._control.lose(rank, f"process {pid} ended")
-        self._cannot_link(rank, f"process {pid} ended")
-
-    def _process_ended(self, rank: int, pid: int) -> None:
-        self._control.lose(rank, f"process {pid} ended", proven=True)
-        self._cannot_link(rank, f"process {pid} ended")
+    def process_ended(self, rank: int, pid: int, proven: bool = True) -> None:
+        """A process has ended, or is as good as over where that is not `proven`: the proof will come."""
+        cause = f"process {pid} ended"
+        self._control.lose(rank, cause, proven=proven)
+        self._links.fail(PeerLost([rank], cause))
 
     def _backend(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:
         return self._plan.make(self._engine.backend(context, ranks, reports))
@@ -378,52 +286,51 @@ class World:
 
     async def aclose(self) -> None:
         """Say goodbye to everybody and let go of everything. The groups have ended before."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
         try:
-            self.parting()
-            self._processes.close()
-            self._dismiss()
+            self._part()
             self._control.close()
             self._engine.leave_home()
             # Where somebody was lost there may be others who will not answer, and nothing of the groups that
             # held it is worth waiting for.
             await self._endpoint.aclose(linger=_HASTE if self._control.core.lost else None)
         finally:
-            self._endpoint.kill()
-            self._engine.close()
-            await self.leave()
+            await self._let_go()
 
     async def abandon(self, group: ProcessGroup | None = None, reason: str = "") -> None:
         """Assembling failed, or nobody wants it any more: leave no trace."""
-        if self._ended:
+        if self.ended:
             return
+        logger.debug(
+            "the world of epoch %d is abandoned: %s", self._settings.epoch, reason or "it did not form"
+        )
         try:
             if group is not None:  # it must not live on, with its timer
                 group.abort(reason)
-            self._ended = True
-            self.parting()  # it lives, so nobody will see it die: it says itself that it takes no part
-            if self._linked.done() and not self._linked.cancelled():
-                self._linked.exception()
-            self._processes.close()
-            self._dismiss()
+            self._part()  # it lives, so nobody will see it die: it says itself that it takes no part
             self._control.kill()
             self._engine.leave_home()
         finally:
-            self._ended = True
-            self._endpoint.kill()
-            self._engine.close()
-            await self.leave()
+            await self._let_go()
 
-    def _dismiss(self) -> None:
+    def _part(self) -> None:
+        """Say that this process takes no part any more, and watch nobody."""
+        self.ended = True
+        self.parting()
+        self._links.close()
+        self._processes.close()
         if self._watchdog is not None:
             self._watchdog.close()
-            self._watchdog = None
-        self._mending.close()
         if self._sentries is not None:
             self._sentries.close()
-            self._sentries = None
+
+    async def _let_go(self) -> None:
+        self.ended = True
+        self._links.close()
+        self._endpoint.kill()
+        self._engine.close()
+        await self.leave()
 
     @property
     def _place(self) -> str:
@@ -433,5 +340,5 @@ class World:
         return max(deadline - self._loop.time(), 0.001)
 
 
-def _no_words() -> None:
+def _nothing() -> None:
     pass

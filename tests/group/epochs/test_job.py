@@ -53,8 +53,8 @@ async def some_turns() -> None:
 
 async def test_nothing_of_a_job_outlives_an_end_that_is_cancelled() -> None:
     epochs = Epochs()
-    epochs.job.close_later(epochs.closing("first"))
-    epochs.job.close_later(epochs.closing("second"))
+    epochs.job.in_background(epochs.closing("first"))
+    epochs.job.in_background(epochs.closing("second"))
     end = await epochs.ending()
     end.cancel("enough")
     with pytest.raises(asyncio.CancelledError, match="enough"):
@@ -66,7 +66,7 @@ async def test_nothing_of_a_job_outlives_an_end_that_is_cancelled() -> None:
 
 async def test_each_cancellation_of_the_end_is_handed_on() -> None:
     epochs = Epochs(patience=2)
-    epochs.job.close_later(epochs.closing("closing"))
+    epochs.job.in_background(epochs.closing("closing"))
     end = await epochs.ending()
     heard = []
     for _ in range(3):
@@ -84,10 +84,10 @@ async def test_each_cancellation_of_the_end_is_handed_on() -> None:
 
 async def test_the_closing_of_an_epoch_is_begun_even_if_it_is_cancelled_at_once() -> None:
     epochs = Epochs()
-    epochs.job.close_later(epochs.closing("first"))
+    epochs.job.in_background(epochs.closing("first"))
     end = await epochs.ending()
     end.cancel()
-    epochs.job.close_later(epochs.closing("last"))
+    epochs.job.in_background(epochs.closing("last"))
     with pytest.raises(asyncio.CancelledError):
         await end
     assert sorted(epochs.happened[:2]) == ["first", "last"]

@@ -245,7 +245,7 @@ def test_the_old_group_is_closed_and_closes_the_new_one() -> None:
         closed.append(new)  # nobody closes it here: run_cluster's `async with` holds the first epoch's group
 
     run(2, main)
-    assert all(group._closing is not None and group._closing.done() for group in closed)
+    assert all(group._core._closing is not None and group._core._closing.done() for group in closed)
 
 
 def test_an_older_group_than_the_last_one_closes_the_latest() -> None:

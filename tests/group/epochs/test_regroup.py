@@ -15,6 +15,7 @@ from aiodist.errors import PeerLost, RendezvousTimeout
 from aiodist.group import ProcessGroup
 from aiodist.group.epochs.candidate import Candidate
 from aiodist.group.epochs.convening import Convening
+from aiodist.group.epochs.regroup import regroup_of
 from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.assembly import Adopt, Assembly, Fail
 from aiodist.membership.motions import Decided, Motion, Ready, Void, decode, encode
@@ -118,7 +119,7 @@ async def test_an_answer_about_another_call_is_none() -> None:
 
 async def test_a_decision_is_also_heard_in_the_new_epochs_world() -> None:
     async def main(pg: ProcessGroup) -> None:
-        old = pg._regroup
+        old = regroup_of(pg)
         assert old is not None
         record = Record(pg.epoch, (1, 0), tuple(old.uids))
         assembly = Assembly(1, pg.epoch - 1, pg.rank, old.uids)
@@ -132,7 +133,7 @@ async def test_a_decision_is_also_heard_in_the_new_epochs_world() -> None:
 
 async def test_members_are_not_given_up_for_a_connection_that_ended_with_a_draft() -> None:
     async def main(pg: ProcessGroup) -> None:
-        regroup = pg._regroup
+        regroup = regroup_of(pg)
         assert regroup is not None
         blamed = [regroup.uids[1], NEWCOMER]
         lost = SimpleNamespace(error=PeerLost([1, 2], "it is not in the network"), culprits=blamed)
@@ -156,6 +157,9 @@ class Slow:
             for _ in range(5):
                 await asyncio.sleep(0)
             self.ended.append(name)
+
+    async def nothing(self) -> None:
+        pass
 
 
 async def begin(*tasks: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
@@ -188,7 +192,8 @@ async def test_a_draft_is_abandoned_also_when_its_closing_is_cancelled() -> None
         happened.append(reason)
 
     (forming,) = await begin(Slow().task("forming"))
-    draft = SimpleNamespace(_task=forming, world=SimpleNamespace(abandon=abandon), group=None)
+    group = SimpleNamespace(aclose=Slow().nothing)
+    draft = SimpleNamespace(_task=forming, _world=SimpleNamespace(abandon=abandon), _group=group)
     (closing,) = await begin(Candidate.close(cast("Candidate", draft)))
     closing.cancel()
     await asyncio.wait([closing])

@@ -59,7 +59,7 @@ def test_rank_that_the_others_gave_up_is_told() -> None:
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
         if pg.rank == 0:
-            pg._control.lose(2, "it spoke nonsense")
+            pg._core.control.lose(2, "it spoke nonsense")
         error = await error_of(pg.recv(np.zeros(1), (pg.rank + 1) % 3))
         if pg.rank == 2:
             assert isinstance(error, Evicted)
@@ -81,8 +81,8 @@ async def test_groups_of_others_leave_nothing_behind() -> None:
                 await pair.all_reduce(np.zeros(3))
                 await pair.aclose()
         await pg.barrier()
-        assert not pg._control._early
-        assert len(pg._control._listeners) == 2  # the group, and who hears of the next epoch
+        assert not pg._core.control._early
+        assert len(pg._core.control._listeners) == 2  # the group, and who hears of the next epoch
 
     await run_cluster(3, main)
 
@@ -175,7 +175,7 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
         await store.gather("world/cards", 2, 1, msgpack.packb(cards), 10)
         await store.gather("world/local", 2, 1, msgpack.packb([]), 10)
         await asyncio.sleep(1)
-        first._process_ended(1, 5)  # rank 1 dials, and dies before it does
+        first.process_ended(1, 5)  # rank 1 dials, and dies before it does
         with pytest.raises(dist.PeerLost, match="process 5 ended") as caught:
             await opening
         assert caught.value.ranks == (1,)

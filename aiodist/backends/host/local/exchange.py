@@ -25,6 +25,11 @@ WITHDRAWN = -1
 """A phase without an end: a peer has withdrawn what was read, or has published something else."""
 
 
+def numbered(call: Call, seq: int) -> Call:
+    """A call under a number."""
+    return Call(call.kind, seq, call.dtype, call.shape, call.reduce, call.root)
+
+
 class Exchange:
     """One operation.
 
@@ -132,6 +137,14 @@ class Exchange:
             return True
         return False
 
+    def poll(self) -> None:
+        """Bring it on while it is awaited (`work.Driver`)."""
+        self.plan.owner.poll(self)
+
+    def call(self) -> Call:
+        """What the ranks agree on, of an operation on the short way."""
+        return numbered(self.plan.call, self.seq)
+
     def take_room(self, spare: bool = False) -> bool:
         """Take the staging that it needs, if there is room now; `spare`: what the group keeps for itself."""
         take = self.plan.board.spare if spare else self.plan.board.span
@@ -139,7 +152,7 @@ class Exchange:
         return self.staging != 0
 
     def compare(self) -> None:
-        """Tell once of a peer that has published something else under this number. It goes no further then."""
+        """Tell once of a peer that has published something else under this number; then go no further."""
         if self.phase == WITHDRAWN:
             return
         code, head, low = self.code, self.head, self.plan.board.low
@@ -148,7 +161,7 @@ class Exchange:
                 theirs = peer.words[peer.base + head + CODE]
                 if theirs and theirs != code and not (theirs ^ code) & low:
                     self.phase = WITHDRAWN
-                    self.plan.disagrees(self.seq, peer)
+                    self.plan.owner.disagrees(self.seq, peer)
                     return
 
     # ── for the kinds ────────────────────────────────────────────────────────────────────────────────
@@ -196,7 +209,7 @@ class Exchange:
             words, at = peer.words, peer.base + head + CODE
             while (theirs := words[at]) != mine:
                 if theirs and not (theirs ^ mine) & board.low:
-                    self.plan.disagrees(self.seq, peer)
+                    self.plan.owner.disagrees(self.seq, peer)
                     while True:
                         yield
                 yield

@@ -11,7 +11,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from aiodist.backends.base import Array, Operation
+from aiodist.backends.base import Array, Numbers, Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
@@ -19,12 +19,13 @@ from aiodist.backends.host.local.exchange import OVER, Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan, most_staged, path_of
-from aiodist.backends.host.local.short import Issuer, Short
+from aiodist.backends.host.local.short import Short
 from aiodist.backends.host.local.wired import Wired
 from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
 from aiodist.types import Call
+from aiodist.work import Issuer, Work
 
 logger = logging.getLogger("aiodist")
 
@@ -92,7 +93,7 @@ class LocalGroup:
         self._skipped: dict[int, list[int]] = {}  # numbers of others, by slot: the least first
         self._dead = False
         self._short: Short | None = None
-        self._note: Callable[[Any], Operation] | None = None
+        self._note: Callable[[Work[Any]], Operation] | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -113,7 +114,7 @@ class LocalGroup:
                 self._plans.clear()
             path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits)
             plain = call if not call.detail else replace(call, detail="", offer=0)
-            plan = self._plans[key] = Plan(self.board, plain, path, self._limits, self.disagrees, uneven)
+            plan = self._plans[key] = Plan(self.board, plain, path, self._limits, self, uneven)
         return plan
 
     def begin(self, operation: Operation, nbytes: int, wired: Callable[[], None] | None = None) -> None:
@@ -185,7 +186,7 @@ class LocalGroup:
         if not (hub.rest_due and self in hub.groups):
             hub.watch(self)
         if exchange.operation is not None and not self._step(exchange):
-            exchange.work._driver = Awaited(self, exchange)
+            exchange.work._driver = exchange
 
     def skip(self, seq: int) -> None:
         """Nothing is published under a number, on any rank: its slot is passed over once it is free."""
@@ -203,10 +204,10 @@ class LocalGroup:
         if not numbers:
             del self._skipped[slot]
 
-    def short_way(self, issuer: Issuer, note: Callable[[Any], Operation]) -> Short:
-        """The short way, for the group `issuer`; `note` makes a Work's operation, and enters it in flight."""
+    def short_way(self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]) -> Short:
+        """The short way: see `Backend.short_way`."""
         self._note = note
-        self._short = Short(self, issuer, self.board.rank, self.board.size)
+        self._short = Short(self, issuer, numbers, self.board.rank, self.board.size)
         return self._short
 
     def note_all(self) -> None:
@@ -264,12 +265,6 @@ class LocalGroup:
                     return
         except Exception as error:
             self._owner.failed(error)
-
-    def poll_waiting(self) -> None:
-        """Somebody awaits an operation that waits for its slot, or for room."""
-        ends = self.hub.may_poll()
-        while not self._dead and self.progress() and time.monotonic() < ends:
-            os.sched_yield()
 
     def _step(self, exchange: Exchange) -> bool:
         """Resume one; whether it is over."""
@@ -351,17 +346,3 @@ class LocalGroup:
         self._plans.clear()
         board, thread = self.board, self._in_thread  # which may still write to staging
         self.hub.leave(board.context, lambda: not thread and board.abandoned(), board.release)
-
-
-class Awaited:
-    """What brings an operation on while it is awaited (`work.Driver`)."""
-
-    __slots__ = ("_exchange", "_group")
-
-    def __init__(self, group: LocalGroup, exchange: Exchange) -> None:
-        self._group = group
-        self._exchange = exchange
-
-    def poll(self, seq: int) -> None:
-        """Look again and again, as long as this turn of the loop may."""
-        self._group.poll(self._exchange)

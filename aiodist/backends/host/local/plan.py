@@ -7,8 +7,9 @@ which are compared when the group is made.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,6 +34,16 @@ class Path(enum.Enum):
 _VIEWS = 4 * SLOTS  # arrays on peers' homes that a plan remembers: one for each slot, or place in staging
 
 
+class Owner(Protocol):
+    """The group, as far as exchanges need it."""
+
+    def disagrees(self, seq: int, peer: Peer) -> None:
+        """A peer has published something else under a number. From the loop or the thread."""
+
+    def poll(self, exchange: Any) -> None:
+        """Somebody awaits an exchange: look again and again, as long as this turn of the loop may."""
+
+
 class Plan:
     """One kind of call of a group.
 
@@ -41,7 +52,7 @@ class Plan:
         call: what ranks agree on; its number does not matter.
         path: how it runs.
         limits: thresholds.
-        disagrees: called with the number and the peer whose signature differs; from the loop or the thread.
+        owner: the group.
         sizes: elements of the parts, where they differ: of the source's, or of the target's.
 
     Attributes:
@@ -65,7 +76,7 @@ class Plan:
             "board",
             "call",
             "digest",
-            "disagrees",
+            "owner",
             "dtype",
             "ends",
             "in_blocks",
@@ -81,7 +92,7 @@ class Plan:
         call: Call,
         path: Path,
         limits: Thresholds,
-        disagrees: Callable[[int, Peer], None],
+        owner: Owner,
         sizes: Sequence[int] | None = None,
     ) -> None:
         roles, root = ROLES[call.kind], call.root
@@ -89,7 +100,7 @@ class Plan:
         self.call = call
         self.path = path
         self.limits = limits
-        self.disagrees = disagrees
+        self.owner = owner
         self.sizes = sizes
         self.signature = call.signature
         self.digest = digest_of(call) << 16

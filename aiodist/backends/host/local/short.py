@@ -10,43 +10,26 @@ and stall clock. On the other ranks the same operation may go the long way: both
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Generator
-from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import Array
+from aiodist.backends.base import Array, Numbers
 from aiodist.backends.buffers import cut
 from aiodist.backends.host.local.board import MASK, SLOTS
 from aiodist.backends.host.local.direct import Meet
-from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.exchange import Exchange, numbered
 from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.errors import UsageError
 from aiodist.roles import ROLES, Kind, Parts
 from aiodist.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check_reduction
-from aiodist.work import POLL_TURNS, Failures, Pulse, Work
+from aiodist.work import Issuer, Work
 
 _SHAPES = 256  # that are remembered for each kind and op
 _NO_OP = 0
 _ANY_ROOT = -1
 _SCATTER = Kind.scatter
-PENDING, DONE = 0, 1
-
-
-class Issuer(Protocol):
-    """The group, as far as it is needed here.
-
-    Attributes:
-        _issued: the next collective's number.
-    """
-
-    _issued: int
-    _loop: asyncio.AbstractEventLoop
-    _pulse: Pulse
-    _failures: Failures
 
 
 class Running(Protocol):
@@ -93,87 +76,28 @@ class Case:
         self.size = size
 
 
-class ShortWork(Work[Any]):
-    """The handle of an operation that went the short way: it makes what it needs only when asked."""
-
-    __slots__ = ("_exchange", "_short")
-
-    def __init__(self, short: Short, exchange: Exchange, result: Any, held: bool) -> None:
-        # Not Work's: this is where the time goes, and all else can be found by way of the group.
-        self.group = short.issuer
-        self._state = PENDING
-        self._result = result
-        self._error = None
-        self._waiters = None
-        self._callbacks = None
-        self._awaited = held
-        self._short = short
-        self._exchange = exchange
-
-    _loop = property(lambda self: self.group._loop)
-    _pulse = property(lambda self: self.group._pulse)
-    _failures = property(lambda self: self.group._failures)
-    _driver = None
-    _completion = None
-    _held_back = False
-
-    @property
-    def call(self) -> Call:  # type: ignore[override]
-        """What the ranks agree on."""
-        return self._short.numbered(self._exchange.plan.call, self._exchange.seq)
-
-    @property
-    def seq(self) -> int:
-        """The operation's number."""
-        return self._exchange.seq
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        self._awaited = True
-        short = self._short
-        if self._state == PENDING and short.here():
-            poll, exchange = short.running.poll, self._exchange
-            poll(exchange)
-            if self._state == PENDING:
-                for _ in range(POLL_TURNS):
-                    yield
-                    if self._state != PENDING:
-                        break
-                    poll(exchange)
-                    if self._state != PENDING:
-                        break
-        if self._state == PENDING:
-            yield from self._suspend()
-        elif short.pulse.overdue():
-            yield
-        return self._result if self._state == DONE else self.result()
-
-
 class Short:
     """The short way of one group.
 
     Args:
         running: the group's exchanges.
-        issuer: the group.
+        issuer: what the group's Works have in common.
+        numbers: of the group's operations.
         rank: this process's group rank, of `size`.
     """
 
-    def __init__(self, running: Running, issuer: Issuer, rank: int, size: int) -> None:
-        self.running = running
-        self.issuer = issuer
-        self.pulse = issuer._pulse
+    def __init__(self, running: Running, issuer: Issuer, numbers: Numbers, rank: int, size: int) -> None:
         self.dead = False
+        self._running = running
+        self._issuer = issuer
+        self._numbers = numbers
+        self._here = issuer.here
         self._rank, self._size = rank, size
-        self._thread = get_ident()
-        self._turning = issuer._loop.is_running  # in this thread no other loop runs, then
         ops = max(ReduceOp) + 1
         self._cases: list[list[dict[Any, Case | None]]] = [
             [{} for _ in range(ops)] for _ in range(max(Kind) + 1)
         ]
         self._recent: list[tuple[int, Call] | None] = [None] * SLOTS
-
-    def here(self) -> bool:
-        """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
-        return get_ident() == self._thread and self._turning()
 
     def start(
         self,
@@ -201,8 +125,7 @@ class Short:
             or type(lead) is not np.ndarray
             or not lead.flags.carray
             or self.dead
-            or get_ident() != self._thread
-            or not self._turning()
+            or not self._here()
         ):
             return None
         other = tensor if kind is _SCATTER else out
@@ -226,38 +149,34 @@ class Short:
         case = cases.get(())
         if case is None:
             call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
-            case = cases[()] = Case(self.running.plan(call, 0), Meet, (), self._rank, self._size)
-        if self.dead or not self.here():
+            case = cases[()] = Case(self._running.plan(call, 0), Meet, (), self._rank, self._size)
+        if self.dead or not self._here():
             return None
         return self._issue(case, [], [], None, held)
 
     def _issue(
         self, case: Case, send: list[Array], recv: list[Array], result: Any, held: bool
     ) -> Work[Any] | None:
-        issuer, plan = self.issuer, case.plan
-        seq = issuer._issued
+        numbers, plan = self._numbers, case.plan
+        seq = numbers.issued
         exchange = case.exchange(plan, seq, send, recv)
-        if not self.running.admits(exchange):
+        if not self._running.admits(exchange):
             return None
-        work = exchange.work = ShortWork(self, exchange, result, held)
-        issuer._issued = seq + 1
+        work: Work[Any] = Work(self._issuer, None, held, exchange, result)
+        exchange.work = work
+        numbers.issued = seq + 1
         self._recent[seq & MASK] = (seq, plan.call)
-        self.running.run(exchange)
+        self._running.run(exchange)
         return work
 
     def note_all(self) -> None:
         """Enter in flight what is pending."""
-        self.running.note_all()
+        self._running.note_all()
 
     def call(self, seq: int) -> Call | None:
         """What was issued here under a number, unless that is long ago."""
         recent = self._recent[seq & MASK]
-        return None if recent is None or recent[0] != seq else self.numbered(recent[1], seq)
-
-    @staticmethod
-    def numbered(call: Call, seq: int) -> Call:
-        """A call under a number."""
-        return Call(call.kind, seq, call.dtype, call.shape, call.reduce, call.root)
+        return None if recent is None or recent[0] != seq else numbered(recent[1], seq)
 
     def close(self) -> None:
         """The group is gone: let go of its memory, also where users still hold works."""
@@ -321,7 +240,7 @@ class Short:
             return None
         call = Call(kind, 0, dtype, agreed, reduce, root)
         nbytes = call.nbytes * self._size if roles.agrees_on_part else call.nbytes
-        plan = self.running.plan(call, nbytes)
+        plan = self._running.plan(call, nbytes)
         case = None
         if plan.path in (Path.direct, Path.inline):
             case = Case(plan, exchange_for(kind, plan.path), other_shape, self._rank, self._size)

@@ -19,8 +19,10 @@ from aiodist.backends.host.local.short import Short
 from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
+from aiodist.group.numbers import Numbers
 from aiodist.schedules import UNKNOWN
 from aiodist.types import Call, Kind, ReduceOp
+from aiodist.work import Issuer
 
 LIMITS = Thresholds(inline=512, block=4096, staging=4096)
 
@@ -130,13 +132,12 @@ class Member:
 
 def short_way_of(member: Member) -> Short:
     """Its short way."""
-    loop = asyncio.get_running_loop()
-    issuer: Any = SimpleNamespace(_issued=0, _loop=loop, _pulse=None, _failures=None)
+    issuer = Issuer(asyncio.get_running_loop())
 
     def note(work: Any) -> Operation:
         return Operation(work.call, work, work._result, work._result, None, print)
 
-    return member.group.short_way(issuer, note)
+    return member.group.short_way(issuer, Numbers(), note)
 
 
 def put(hub: Any, count: int) -> Any:

@@ -1,0 +1,66 @@
+"""Which groups belong together: those of one process in one epoch, and each epoch's world after another's."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Awaitable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+G = TypeVar("G")
+
+
+class Regrouping(Protocol):
+    """The way from one epoch to the next, as far as calls of users go there."""
+
+    @property
+    def uids(self) -> Sequence[bytes]:
+        """The members' uids, by rank."""
+
+    def call(
+        self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: float
+    ) -> Awaitable[Any]:
+        """Begin a call for the next epoch, or take up the one that is under way → its group.
+
+        Args:
+            min_size: members without which there is no next epoch.
+            admit: take in newcomers.
+            wanted: how many of them there have to be.
+            excluded: uids of members that shall leave.
+            timeout: seconds.
+        """
+
+    async def agree(self, group: Any, flag: bool, timeout: float) -> bool:
+        """Whether all members of a group say yes: the same answer on all survivors."""
+
+    async def count_newcomers(self) -> int:
+        """The number of processes that wait to be admitted, as far as is known here."""
+
+
+class Family(Generic[G]):
+    """The groups of one process in one epoch, which end together: the world's, and those made of it.
+
+    Attributes:
+        regroup: takes the members to the next epoch; None where they never change.
+    """
+
+    def __init__(self) -> None:
+        self.regroup: Regrouping | None = None
+        self._groups: weakref.WeakSet[G] = weakref.WeakSet()
+
+    def add(self, group: G) -> None:
+        """Enter a group: from here on others abort and close it, too."""
+        self._groups.add(group)
+
+    def __iter__(self) -> Iterator[G]:
+        return iter(list(self._groups))
+
+
+class Lineage(Generic[G]):
+    """The groups that took each other's places, epoch after epoch: all of them share this.
+
+    Attributes:
+        latest: the newest; whoever closes an earlier one closes it. None between is kept.
+    """
+
+    def __init__(self, first: G) -> None:
+        self.latest = first

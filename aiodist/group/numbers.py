@@ -1,0 +1,59 @@
+"""The numbers of one group's operations on this rank: the one place where they are counted. Pure.
+
+Each number is taken inside the user's call (law 1). So ranks that make the same calls give them the same
+numbers, without asking each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Numbers:
+    """The counts of one group on one rank.
+
+    Attributes:
+        issued: collectives that have a number, ended or not; also the next one's number.
+        unbegun: numbers that were taken, of collectives that begin later.
+    """
+
+    issued: int = 0
+    unbegun: set[int] = field(default_factory=set)
+    _counts: dict[Hashable, int] = field(default_factory=dict)
+
+    def issue(self) -> int:
+        """Take the number of a collective that begins now."""
+        number = self.issued
+        self.issued = number + 1
+        return number
+
+    def reserve(self) -> int:
+        """Take the number of a collective that begins later; others may begin before it."""
+        number = self.issue()
+        self.unbegun.add(number)
+        return number
+
+    def hold(self, seq: int) -> None:
+        """Note that the collective of a number that was taken begins later."""
+        self.unbegun.add(seq)
+
+    def begin(self, seq: int) -> None:
+        """Note that the collective of a number begins now."""
+        self.unbegun.discard(seq)
+
+    def begun(self, seq: int) -> bool:
+        """Whether the collective of a number has begun: it is taken, and neither reserved nor held."""
+        return seq < self.issued and seq not in self.unbegun
+
+    def skip(self, seq: int) -> None:
+        """Pass a number over: it is taken, and nothing of it begins here, now or later."""
+        self.issued = max(self.issued, seq + 1)
+        self.unbegun.discard(seq)
+
+    def next_of(self, stream: Hashable) -> int:
+        """Take the next number, from 0 on, of what is counted apart: the messages of a peer and tag, say."""
+        number = self._counts.get(stream, 0)
+        self._counts[stream] = number + 1
+        return number
