@@ -77,12 +77,12 @@ def combiner(dtype: np.dtype[Any], op: ReduceOp) -> Combine:
     """`combine` for one dtype and operation, with the choice made: `combine_two(left, right, out)`."""
     ufunc = UFUNCS[op]
     if dtype.char in _EXACT:
-        return ufunc
+        return lambda left, right, out: ufunc(left, right, out=out)
     if dtype.char in _HALVES or (dtype.char in _COMPLEX and op is ReduceOp.PRODUCT):
         return partial(combine, op=op)
 
     def quietly(left: Array, right: Array, out: Array) -> None:
-        quiet.run(ufunc, left, right, out)
+        quiet.run(ufunc, left, right, out=out)
 
     return quietly
 

@@ -349,7 +349,7 @@ async def test_bulk_work_that_fails_breaks_the_group_on_every_rank(
 
     async def main(pg: ProcessGroup) -> None:
         await pg.barrier()
-        monkeypatch.setattr("aiodist.backends.host.prepare.finish", no_memory)
+        monkeypatch.setattr("aiodist.backends.buffers.finish", no_memory)
         error = await error_of(pg.all_reduce(f32(count), dist.ReduceOp.AVG))
         assert isinstance(error, dist.GroupBroken)
         assert "MemoryError: no room" in str(error)

@@ -49,9 +49,6 @@ class ForDevices(Engine):
     def prepare(self, operation: Operation) -> Task:
         return _told(operation, super().prepare(_seen(operation)))
 
-    def prepare_message(self, operation: Operation) -> Task:
-        return _told(operation, super().prepare_message(_seen(operation)))
-
     def start(self, task: Task, done: Done) -> None:
         task.fill()
         super().start(task, _emptied(task, done))

@@ -14,7 +14,7 @@ import aiodist as dist
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.foreign.check import Check
 from aiodist.backends.foreign.messages import Messages
-from aiodist.backends.foreign.task import Task, prepare_message
+from aiodist.backends.foreign.task import Task, prepare
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from aiodist.types import Call, Kind
@@ -41,7 +41,7 @@ class Rank:
             greets=0,
             greeting=lambda peer: b"",
             greeted=lambda peer, greeting: None,
-            prepare_message=lambda operation: prepare_message(operation, np.empty),
+            prepare=lambda operation: prepare(operation, 0, 2),
             send=lambda task, peer, number, done: self.carried.append(("send", number)),
             recv=lambda task, peer, number, done: self.carried.append(("recv", number)),
         )

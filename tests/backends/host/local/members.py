@@ -57,7 +57,7 @@ class Member:
         operation = Operation(call, work, source, target, None, lambda _: None, factor=factor, **sizes)
         made = buffers(operation, self.rank, self.board.size, joined=False)
         parts = source_sizes if target_sizes is None else target_sizes
-        plan = Plan(self.board, replace(call, detail=""), path, SMALL, self.disagrees, parts)
+        plan = Plan(self.board, replace(call, detail=""), path, SMALL, self, parts)
         assert self.board.free(call.seq)
         exchange = kind(plan, call.seq, made.send, made.recv, made, call)
         exchange.operation = operation
@@ -110,6 +110,9 @@ class Member:
             there = np.zeros(2 * array.size, array.dtype)[:: 2 if place == "strided" else 1][: array.size]
         there[...] = array
         return there
+
+    def poll(self, exchange: Exchange) -> None:
+        """Look again: nobody polls here."""
 
     def disagrees(self, seq: int, peer: Peer) -> None:
         self.disagreed.append((seq, peer.member))

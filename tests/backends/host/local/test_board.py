@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.backends.host.local import board as module
 from aiodist.backends.host.local.board import CODE, REGION, SLOTS, Board, place_of, place_word
 from aiodist.backends.host.local.hub import Hub
 
@@ -46,27 +45,6 @@ async def test_a_region_is_found_once_its_owner_has_made_the_group(hubs: Any) ->
     assert peer.words[word] == code(mine, 77, 5)
     with pytest.raises(TypeError):
         peer.words[word] = 1  # only its owner writes it
-
-
-@pytest.mark.parametrize("bits", [7, 16])
-async def test_the_word_that_publishes_is_never_zero_and_holds_both(
-    hubs: Any, bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "NUMBER_BITS", bits)
-    (hub,) = hubs(1)
-    board = Board(hub, CONTEXT, [0], 0)
-
-    @given(st.integers(1, (1 << 48) - 1), st.integers(0, 1 << 40))
-    def check(digest: int, seq: int) -> None:
-        word = board.code(digest, seq)
-        assert 0 < word < 1 << 64
-        assert word >> 16 == digest
-        assert word & 0xFFFF == (seq + 1) % (1 << bits)
-        for later in range(1, SLOTS + 1):  # what a slot held before is no later operation
-            assert word != board.code(digest, seq + later)
-
-    check()
-    board.close()
 
 
 async def test_a_slot_is_free_when_all_have_finished_what_it_held(hubs: Any) -> None:
@@ -124,7 +102,7 @@ async def test_a_signature_has_the_number_of_its_operation(hubs: Any) -> None:
     peer = mine.peers[0]
     mine.found(peer)
     signature = bytes(range(16)) + (9).to_bytes(8, "little") + bytes(8)
-    theirs.write_signature(9, signature)
+    theirs.sign(9, signature)
     assert mine.signature_of(peer, 9) == signature
     assert mine.signature_of(peer, 9 + SLOTS)[16:24] == (9 + SLOTS).to_bytes(8, "little")
 

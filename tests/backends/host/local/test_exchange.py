@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from aiodist.backends.host.local import board
 from aiodist.backends.host.local.board import (
     CODE,
     FILL,
@@ -19,7 +23,8 @@ from aiodist.backends.host.local.board import (
 )
 from aiodist.backends.host.local.direct import Meet
 from aiodist.backends.host.local.exchange import Exchange, Steps
-from aiodist.backends.host.local.plan import Path
+from aiodist.backends.host.local.plan import Path, Plan, digest_of
+from aiodist.environment.thresholds import Thresholds
 from aiodist.types import Kind
 from tests.backends.host.local.members import Member, call_of, run
 
@@ -80,7 +85,7 @@ async def test_publishing_wipes_what_the_slot_held_and_says_where_data_lies(hubs
             words = [member.board.words[exchange.base + word] for word in range(RESULT + 1)]
             found = dict(zip((CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT), words, strict=True))
             assert found == {
-                CODE: member.board.code(exchange.plan.digest, seq),
+                CODE: exchange.plan.digest | seq + 1,
                 FILL: 1,
                 TOOK: 0,
                 OUT: 0,
@@ -182,3 +187,26 @@ async def test_member_that_left_before_is_waited_for_in_vain(hubs: Any, join: An
     waits = [(second, meet(second))]
     assert run(waits) == waits
     assert second.disagreed == []
+
+
+@pytest.mark.parametrize("bits", [7, 16])
+async def test_the_word_that_publishes_is_never_zero_and_holds_both(
+    hubs: Any, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "NUMBER_BITS", bits)
+    (hub,) = hubs(1)
+    member = Member(hub, 7, 1, 0)
+
+    @given(st.integers(0, 1 << 30), st.integers(0, 1 << 40))
+    def check(count: int, seq: int) -> None:
+        like = SimpleNamespace(dtype=BYTE.dtype, shape=(count,))
+        plan = Plan(member.board, call_of(Kind.barrier, like), Path.meet, Thresholds(), member)
+        word = Meet(plan, seq, [], []).code
+        assert 0 < word < 1 << 64
+        assert word >> 16 == digest_of(plan.call)
+        assert word & 0xFFFF == (seq + 1) % (1 << bits)
+        for later in range(1, SLOTS + 1):  # what a slot held before is no later operation
+            assert word != Meet(plan, seq + later, [], []).code
+
+    check()
+    member.close()

@@ -360,13 +360,13 @@ async def test_only_what_may_have_a_slot_is_looked_at(hubs: Any, monkeypatch: py
     for seq in range(500):
         first.broadcast(seq, np.arange(4) + seq)
     looks: list[int] = []
-    admits = first.group._admits
+    admits = first.group.admits
 
     def look(exchange: Exchange) -> bool:
         looks.append(exchange.seq)
         return admits(exchange)
 
-    monkeypatch.setattr(first.group, "_admits", look)
+    monkeypatch.setattr(first.group, "admits", look)
     first.group.progress()
     assert looks == list(range(SLOTS, 2 * SLOTS))
     for seq in range(500):

@@ -136,7 +136,7 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
             work: Any = None
             operation = Operation(call, work, source, target, None, print)
             made = buffers(operation, 0, size, joined=False)
-            plan = Plan(board, call, path, limits, print)
+            plan = Plan(board, call, path, limits, board)
             begun = exchange_for(kind, path)(plan, 0, made.send, made.recv, made)
             found = max(found, begun.needs)
             assert begun.needs <= said

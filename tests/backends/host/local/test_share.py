@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from aiodist.backends.base import Array
 from aiodist.backends.host.local import share
 from aiodist.backends.host.local.board import SLOTS
+from aiodist.backends.host.local.direct import ReduceEach
 from aiodist.backends.host.local.plan import Path
-from aiodist.backends.host.local.share import ReduceEach, Share
+from aiodist.backends.host.local.share import Share
 from aiodist.types import NO_ROOT, Kind, ReduceOp
 from tests.backends.host.local.members import PLACES, Member, call_of, run
 
