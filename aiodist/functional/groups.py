@@ -10,7 +10,7 @@ from aiodist.functional.handles import Group, GroupMember, NonMember, group_rank
 from aiodist.group import ProcessGroup
 from aiodist.group import arguments as check
 from aiodist.group.default import default_group
-from aiodist.group.shapes import given
+from aiodist.group.requests import given
 from aiodist.timeouts import Timeout, seconds
 
 Made = ProcessGroup | NonMember
