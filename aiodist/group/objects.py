@@ -165,21 +165,22 @@ class Objects:
 
     def _sizes(self, data: Array, timeout: Timeout) -> Callable[[], Work[Array]]:
         """The first step where everybody has something: all get all sizes, `(size, 1)` int64."""
-        mine, table = np.array([data.size], np.int64), np.empty((self._size, 1), np.int64)
-        return partial(
-            *(self._core.issue, Kind.all_gather, mine, mine, table, table, timeout, True),
-            detail=OF_OBJECTS,
-            own=True,
-        )
+        table = np.empty((self._size, 1), np.int64)
+        return self._first(Kind.all_gather, NO_ROOT, np.array([data.size], np.int64), table, timeout)
 
     def _told(self, root: int, sizes: Array, timeout: Timeout) -> Callable[[], Work[Array]]:
         """The first step where one rank has something: all get its sizes, int64."""
-        return partial(
-            *(self._core.issue, Kind.broadcast, sizes, sizes, sizes, sizes, timeout, True),
-            root=root,
-            detail=OF_OBJECTS,
-            own=True,
-        )
+        return self._first(Kind.broadcast, root, sizes, sizes, timeout)
+
+    def _first(
+        self, kind: Kind, root: int, source: Array, target: Array, timeout: Timeout
+    ) -> Callable[[], Work[Array]]:
+        def first() -> Work[Array]:
+            return self._core.issue(
+                *(kind, source, source, target, target, timeout, True), root=root, detail=OF_OBJECTS, own=True
+            )
+
+        return first
 
     def _room(self, counts: Sequence[int]) -> Array:
         """Memory for so many bytes. With none the group is broken: the next step has its number already."""
