@@ -72,6 +72,7 @@ class ProcessGroup:
         # By these names `shapes` and the backends' short ways still know them.
         self._issue, self._check_here, self._backend = core.issue, core.check_here, core.backend
         self._loop, self._pulse, self._failures = core.loop, core.pulse, core.failures
+        self._must_regroup = self._changes.must_regroup  # for `ddp`
         core.start(self)
 
     @property
