@@ -38,7 +38,7 @@ class Changes:
 
     def shrink(self, exclude: Sequence[int], timeout: Timeout) -> Awaitable[Any]:
         """As `ProcessGroup.shrink`."""
-        regroup, size = self._must_regroup(), self._roster.size
+        regroup, size = self.must_regroup(), self._roster.size
         named = check.some(exclude, size, "exclude", "a list of ranks")
         members = check.members(named, size) if named else ()
         if self._roster.rank in members:
@@ -61,7 +61,7 @@ class Changes:
 
     async def pending_joins(self, timeout: Timeout) -> int:
         """As `ProcessGroup.pending_joins`."""
-        core, regroup = self._core, self._must_regroup()
+        core, regroup = self._core, self.must_regroup()
         core.check_here()
         limit = core.limit(timeout)
         core.batches.begin()
@@ -84,7 +84,7 @@ class Changes:
 
     async def newcomers_here(self) -> int:
         """As `ProcessGroup.newcomers_here`."""
-        return await self._must_regroup().count_newcomers()
+        return await self.must_regroup().count_newcomers()
 
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
 
@@ -114,10 +114,15 @@ class Changes:
         self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: Timeout
     ) -> Awaitable[Any]:
         self._core.check_here(closed_is_wrong=False)
-        regroup = self._must_regroup()
+        regroup = self.must_regroup()
         return regroup.call(min_size, admit, wanted, excluded, self._core.limit(timeout))
 
-    def _must_regroup(self) -> Regrouping:
+    def must_regroup(self) -> Regrouping:
+        """The world's way to its next epoch.
+
+        Raises:
+            UsageError: the group is no world, or its members never change.
+        """
         core = self._core
         regroup = core.family.regroup if core.is_world else None
         if regroup is None:

@@ -69,6 +69,7 @@ class ProcessGroup:
         self._objects = Objects(core)
         self._subgroups = Subgroups(core, type(self))
         self._changes = Changes(core)
+        self._must_regroup = self._changes.must_regroup  # for `ddp`
         core.start(self)
 
     @property

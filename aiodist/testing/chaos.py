@@ -24,7 +24,8 @@ from typing import Any
 
 from aiodist.group import ProcessGroup
 from aiodist.group.epochs.job import Job
-from aiodist.group.epochs.world import Settings, World
+from aiodist.group.epochs.links import Links
+from aiodist.group.epochs.world import Settings
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import Store
 from aiodist.testing.chaos_links import ChaosEndpoint, ChaosPipe, Process
@@ -274,9 +275,9 @@ class Chaos:
 
     def _tell_end(self, process: Process, place: str, rank: int) -> None:
         for there, endpoint in process.endpoints:
-            world = getattr(endpoint.on_control, "__self__", None)
-            if there == place and isinstance(world, World) and not process.dead and not world.ended:
-                world.process_ended(rank, 0)
+            links = getattr(endpoint.on_control, "__self__", None)
+            if there == place and isinstance(links, Links) and not process.dead and not links.closed:
+                links.process_ended(rank, 0)
 
     def _lose_links(self, a: Collection[int], b: Collection[int]) -> None:
         # The links' names are ranks of their epochs; who is at which end is known by the process.

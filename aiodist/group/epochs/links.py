@@ -23,6 +23,9 @@ class Links:
         control: the process's control plane, which they are for.
         size: number of ranks.
         unable: called as (rank, error) where this process lacks something for a link that was torn.
+
+    Attributes:
+        closed: no links are taken any more.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Links:
         self._control = control
         self._size = size
         self._up: asyncio.Future[None] = self._loop.create_future()
-        self._closed = False
+        self.closed = False
         self._mending = Mending(
             endpoint.rank,
             endpoint.link_control,
@@ -97,13 +100,19 @@ class Links:
 
     def fail(self, error: GroupBroken) -> None:
         """Note why the links cannot come up. Once they are, the groups say so themselves."""
-        if not self._up.done() and not self._closed:
+        if not self._up.done() and not self.closed:
             logger.debug("rank %d does not wait for its control links: %s", self._endpoint.rank, error)
             self._up.set_exception(error)
 
+    def process_ended(self, rank: int, pid: int, proven: bool = True) -> None:
+        """A process has ended, or is as good as over where that is not `proven`: the proof will come."""
+        cause = f"process {pid} ended"
+        self._control.lose(rank, cause, proven=proven)
+        self.fail(PeerLost([rank], cause))
+
     def close(self) -> None:
         """Take no links any more, and mend none. May be repeated."""
-        self._closed = True
+        self.closed = True
         self._mending.close()
         if self._up.done() and not self._up.cancelled():
             self._up.exception()  # perhaps nobody waited for it
@@ -112,7 +121,7 @@ class Links:
         self._attach(neighbour, await self._endpoint.link_control(neighbour))
 
     def _attach(self, rank: int, link: ControlLink) -> None:
-        if self._closed or not 0 <= rank < self._size:
+        if self.closed or not 0 <= rank < self._size:
             link.kill()
             return
         link.on_message = lambda data: self._control.received(rank, data)
@@ -133,7 +142,7 @@ class Links:
         self._control.tampered(rank, error)
         if not self._up.done():
             self.fail(Tampered(f"between rank {self._endpoint.rank} and rank {rank} {error.message}"))
-        elif not self._closed:
+        elif not self.closed:
             self._mending.torn(rank)
 
     def _lost(self, rank: int) -> None:

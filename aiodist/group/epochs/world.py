@@ -33,7 +33,6 @@ from aiodist.environment.process import is_stopped, pid_space
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.errors import (
     BackendUnavailable,
-    PeerLost,
     RendezvousTimeout,
     name_ranks,
 )
@@ -115,7 +114,6 @@ class World:
         leave: may be replaced while the world is open.
         parting: called before this process says goodbye to the others.
         control: the process's control plane.
-        ended: it takes no part any more.
     """
 
     def __init__(
@@ -140,7 +138,7 @@ class World:
         self._sentries: Sentries | None = None
         self._watchdog: Watchdog | None = None
         self._links = Links(endpoint, self._control, size, self._engine.unable)
-        self.ended = False
+        self._ended = False
 
     async def link(self, store: Gathers, host: str | None = None) -> ProcessGroup:
         """Meet the others and connect to them; the group that comes of it has yet to do its first operation.
@@ -216,11 +214,11 @@ class World:
             if mine["pids"] and card["pids"] == mine["pids"] and card["pid"] != mine["pid"]:
                 self._watch_process(rank, card["pid"])
                 if self._sentries is not None:
-                    exits = partial(self.process_ended, rank, proven=False)
+                    exits = partial(self._links.process_ended, rank, proven=False)
                     self._processes.watch_sentries(card["pid"], card["sentries"][:2], exits)
 
     def _watch_process(self, rank: int, pid: int) -> None:
-        self._processes.watch(pid, partial(self.process_ended, rank))
+        self._processes.watch(pid, partial(self._links.process_ended, rank))
         self._control.see(rank, partial(is_stopped, pid))
 
     async def _route(self, store: Gathers, deadline: float) -> None:
@@ -273,12 +271,6 @@ class World:
             GroupCore(roster, settings.timeout, self._control, self._backend, closer=self.aclose)
         )
 
-    def process_ended(self, rank: int, pid: int, proven: bool = True) -> None:
-        """A process has ended, or is as good as over where that is not `proven`: the proof will come."""
-        cause = f"process {pid} ended"
-        self._control.lose(rank, cause, proven=proven)
-        self._links.fail(PeerLost([rank], cause))
-
     def _backend(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:
         return self._plan.make(self._engine.backend(context, ranks, reports))
 
@@ -286,7 +278,7 @@ class World:
 
     async def aclose(self) -> None:
         """Say goodbye to everybody and let go of everything. The groups have ended before."""
-        if self.ended:
+        if self._ended:
             return
         try:
             self._part()
@@ -300,7 +292,7 @@ class World:
 
     async def abandon(self, group: ProcessGroup | None = None, reason: str = "") -> None:
         """Assembling failed, or nobody wants it any more: leave no trace."""
-        if self.ended:
+        if self._ended:
             return
         logger.debug(
             "the world of epoch %d is abandoned: %s", self._settings.epoch, reason or "it did not form"
@@ -316,7 +308,7 @@ class World:
 
     def _part(self) -> None:
         """Say that this process takes no part any more, and watch nobody."""
-        self.ended = True
+        self._ended = True
         self.parting()
         self._links.close()
         self._processes.close()
@@ -326,7 +318,7 @@ class World:
             self._sentries.close()
 
     async def _let_go(self) -> None:
-        self.ended = True
+        self._ended = True
         self._links.close()
         self._endpoint.kill()
         self._engine.close()

@@ -138,8 +138,8 @@ async def test_members_are_not_given_up_for_a_connection_that_ended_with_a_draft
         blamed = [regroup.uids[1], NEWCOMER]
         lost = SimpleNamespace(error=PeerLost([1, 2], "it is not in the network"), culprits=blamed)
         late = SimpleNamespace(error=RendezvousTimeout("rank 1 did not come", missing=[1]), culprits=blamed)
-        assert regroup._culprits(cast("Candidate", lost)) == (NEWCOMER,)
-        assert regroup._culprits(cast("Candidate", late)) == tuple(blamed)
+        assert regroup._culprits(cast("Candidate[Any]", lost)) == (NEWCOMER,)
+        assert regroup._culprits(cast("Candidate[Any]", late)) == tuple(blamed)
 
     await run_cluster(2, main)
 
@@ -194,7 +194,7 @@ async def test_a_draft_is_abandoned_also_when_its_closing_is_cancelled() -> None
     (forming,) = await begin(Slow().task("forming"))
     group = SimpleNamespace(aclose=Slow().nothing)
     draft = SimpleNamespace(_task=forming, _world=SimpleNamespace(abandon=abandon), _group=group)
-    (closing,) = await begin(Candidate.close(cast("Candidate", draft)))
+    (closing,) = await begin(Candidate.close(cast("Candidate[Any]", draft)))
     closing.cancel()
     await asyncio.wait([closing])
     assert closing.cancelled()

@@ -175,7 +175,7 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
         await store.gather("world/cards", 2, 1, msgpack.packb(cards), 10)
         await store.gather("world/local", 2, 1, msgpack.packb([]), 10)
         await asyncio.sleep(1)
-        first.process_ended(1, 5)  # rank 1 dials, and dies before it does
+        first._links.process_ended(1, 5)  # rank 1 dials, and dies before it does
         with pytest.raises(dist.PeerLost, match="process 5 ended") as caught:
             await opening
         assert caught.value.ranks == (1,)
