@@ -79,8 +79,7 @@ def issue(pg: ProcessGroup, step: Step, timeout: float | None = None, place: Pla
     get: Callable[[Any], Array] = place.get if place else np.asarray
     options: dict[str, Any] = {"async_op": True, "timeout": timeout}
     if step.kind is Kind.send:
-        work, check = _message(pg, step, lay, get, options)
-        return Issued(step, work, check, tuple(tensors))
+        return Issued(step, *_message(pg, step, lay, get, options), tuple(tensors))
     size, rank, root, roles = pg.size, pg.rank, step.root, ROLES[step.kind]
     gives, gets = roles.gives(rank, root), roles.gets(rank, root)
     must = expected(step, rank, size)

@@ -11,7 +11,9 @@ from aiodist.backends.release import Release, once
 @given(st.lists(st.booleans(), max_size=20), st.integers(0, 20))
 def test_it_is_free_when_the_last_holder_lets_go_and_not_before(holds: list[bool], asked_at: int) -> None:
     """Whatever is held and let go, and whenever somebody asks: told once, with nothing held."""
-    release, held, told = Release(), [], []
+    release = Release()
+    held: list[int] = []
+    told: list[int] = []
     steps = [*holds, *[False] * len(holds)]
     for step in range(max(len(steps), asked_at + 1)):
         if step == asked_at:

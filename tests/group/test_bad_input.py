@@ -47,7 +47,7 @@ CASES: list[tuple[str, Call]] = [
     ("say 2 rows on rank", lambda pg: pg.all_gather(np.zeros(3), sizes=[2, 2])),
     ("sizes=[1, 2, 3] must be 2 counts", lambda pg: pg.all_gather(np.zeros(1), sizes=[1, 2, 3])),
     ("say 5 rows on rank", lambda pg: pg.reduce_scatter(np.zeros(4), sizes=[2, 3])),
-    ("sizes must be a list of 2 row counts", lambda pg: pg.reduce_scatter(np.zeros(4), sizes=2)),
+    ("sizes must be a list of 2 row counts", lambda pg: pg.reduce_scatter(np.zeros(4), sizes=2)),  # type: ignore[arg-type]
     ("out has dtype float32", lambda pg: pg.all_reduce(np.zeros(3), out=np.zeros(3, np.float32))),
     ("share memory", lambda pg: pg.all_gather(x := np.zeros((2, 3))[0], x.base)),
     ("the first axis has 3 elements, which 2 ranks", lambda pg: pg.reduce_scatter(np.zeros(3))),

@@ -13,11 +13,11 @@ import pytest
 import aiodist as dist
 from aiodist.control.inquiry import Absence
 from aiodist.group import ProcessGroup
-from aiodist.group.requests import NO_DATA
+from aiodist.group.requests import NO_DATA, internal
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
+from aiodist.types import OF_OBJECTS, Kind
 from aiodist.types import Call as Issued
-from aiodist.types import Kind
 from tests.helpers import error_of
 
 
@@ -413,7 +413,7 @@ async def test_a_member_that_claims_an_impossible_size_breaks_the_group(claim: i
     async def main(pg: ProcessGroup) -> None:
         if pg.rank == 0:
             size = np.array([claim], np.int64)
-            await pg._core.issue(Kind.broadcast, size, size, size, size, 5, True, root=0, detail="of objects")
+            await pg._core.issue(internal(Kind.broadcast, size, root=0, detail=OF_OBJECTS), 5, True)
             pg._core.reserve()
         else:
             with pytest.raises(dist.GroupBroken, match="has no memory for objects of"):

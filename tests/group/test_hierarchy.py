@@ -59,7 +59,8 @@ def hierarchy(pg: ProcessGroup) -> Hierarchy:
 
 def taken(pg: ProcessGroup) -> int:
     """How many internal operations there were on this rank's host."""
-    return hierarchy(pg).inner._next
+    found: int = hierarchy(pg).grid.inner._next
+    return found
 
 
 # ── right ────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,7 +79,8 @@ def test_conformance(hosts: str) -> None:
 async def test_conformance_over_sockets_and_shared_memory(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
         await check_backend(pg, seed=pg.size)
-        assert hierarchy(pg).inner.backend._local is not None
+        inner: Any = hierarchy(pg).grid.inner.backend
+        assert inner._local is not None
 
     await connected(hosts, main)
 
@@ -297,7 +299,7 @@ async def test_more_in_flight_than_there_are_slots() -> None:
         works = [pg.all_reduce(tensor, async_op=True) for tensor in tensors]
         for i, work in reversed(list(enumerate(works))):
             assert (await work)[-1] == 6 + 4 * i
-        assert min(hierarchy(pg).outer._next, taken(pg)) > 3 * SLOTS
+        assert min(hierarchy(pg).grid.outer._next, taken(pg)) > 3 * SLOTS
 
     await connected("aabb", main)
 
@@ -431,7 +433,8 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
         group = await pg.new_group()
         assert group is not None
         await pg.barrier()
-        local: Any = hierarchy(group).inner.backend._local
+        inner: Any = hierarchy(group).grid.inner.backend
+        local = inner._local
         watch: Any = group._core._watch
         step, hear = local._step, watch.said
         unheard: list[Any] = []

@@ -178,7 +178,7 @@ async def test_in_the_thread(pg: ProcessGroup, kind: str) -> None:
 
     def at(self: Exchange, *args: Any) -> Any:
         found = read(self, *args)
-        if self.operation.work is work and not late.is_set():
+        if self.work is work and not late.is_set():
             stopped.write_text("now")
             go_on.read_text()
             late.set()

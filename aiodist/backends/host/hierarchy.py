@@ -39,7 +39,7 @@ class Hierarchy:
     """
 
     def __init__(self, grid: Grid, ended: Callable[[Operation], None], limits: Thresholds) -> None:
-        self._grid = grid
+        self.grid = grid
         self._tell = ended
         self._least = max(limits.hierarchy, 1)
         self._piece = max(1, limits.inline * 5 // 4)  # so much that a thread does the work (law 7)
@@ -69,7 +69,7 @@ class Hierarchy:
         call = operation.call
         numbers = self._numbers.pop(call.seq, None)
         inner, outer = self._take(call) if numbers is None else numbers
-        run = Run(self._grid, operation, inner, outer, partial(self._ended, operation))
+        run = Run(self.grid, operation, inner, outer, partial(self._ended, operation))
         self._running[call.seq] = run
         run.start(STEPS[call.kind])
 
@@ -80,14 +80,14 @@ class Hierarchy:
     def halt(self) -> None:
         """Take part in nothing any more: members disagree."""
         self._stop_runs()
-        self._grid.inner.halt()
-        self._grid.outer.halt()
+        self.grid.inner.halt()
+        self.grid.outer.halt()
 
     def abort(self) -> None:
         """Stop everything; the group's release is held while anything here touches a buffer."""
         self._stop_runs()
-        self._grid.inner.abort()
-        self._grid.outer.abort()
+        self.grid.inner.abort()
+        self.grid.outer.abort()
 
     def _stop_runs(self) -> None:
         for run in self._running.values():
@@ -99,8 +99,8 @@ class Hierarchy:
 
     def retire(self) -> None:
         """The group is gone for good."""
-        self._grid.inner.retire()
-        self._grid.outer.retire()
+        self.grid.inner.retire()
+        self.grid.outer.retire()
 
     def _takes(self, operation: Operation, nbytes: int) -> bool:
         even = operation.source_sizes is None and operation.target_sizes is None
@@ -110,7 +110,7 @@ class Hierarchy:
         """Numbers in the inner group, and in the outer one where this rank has a part in it."""
         pieces = pieces_of(call, self._piece)
         each = 2 if call.kind is Kind.all_reduce else 1
-        inner = [self._grid.inner.number(call.seq) for _ in range(each * pieces)]
-        if call.kind is Kind.broadcast and self._grid.place[call.root][1] != self._grid.column:
+        inner = [self.grid.inner.number(call.seq) for _ in range(each * pieces)]
+        if call.kind is Kind.broadcast and self.grid.place[call.root][1] != self.grid.column:
             return inner, []
-        return inner, [self._grid.outer.number(call.seq) for _ in range(pieces)]
+        return inner, [self.grid.outer.number(call.seq) for _ in range(pieces)]

@@ -36,7 +36,7 @@ class Member:
         self.broken: list[str] = []
         self.heard: list[int] = []
         reports: Any = SimpleNamespace(broken=self._break)
-        self.backend = HostBackend(self.engine, 77, range(SIZE), reports)
+        self.backend = HostBackend(self.engine.resources, self.engine, 77, range(SIZE), reports)
         self.endpoint.observer = self  # type: ignore[assignment]
 
     def submit(self, kind: Kind, array: Array, part: Array | None, reduce: ReduceOp | None = None) -> None:

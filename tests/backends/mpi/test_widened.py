@@ -114,7 +114,7 @@ def test_who_gets_nothing_writes_nothing() -> None:
     task.fill()
     assert task.target is None
     task.empty()
-    assert task.empty_nbytes() == 0
+    assert task.empty_ns() == 0
     assert source.tolist() == [0, 1, 2, 3]
 
 
@@ -133,6 +133,6 @@ def test_its_cost_is_told() -> None:
     sums = task_of(Kind.all_reduce, tensor, tensor, ReduceOp.SUM)
     averages = task_of(Kind.all_reduce, tensor, tensor, ReduceOp.AVG)
     scaled = task_of(Kind.all_reduce, tensor, tensor, ReduceOp.PREMUL_SUM, 0.5)
-    assert sums.fill_nbytes() == sums.empty_nbytes() >= 8000
-    assert averages.empty_nbytes() > sums.empty_nbytes()
-    assert scaled.fill_nbytes() > sums.fill_nbytes()
+    assert sums.fill_ns() > 0 and sums.empty_ns() > 0
+    assert averages.empty_ns() > sums.empty_ns()
+    assert scaled.fill_ns() > sums.fill_ns()

@@ -117,7 +117,8 @@ class Bulk:
                 over, error = True, caught
             if over:
                 active.remove(entry)
-                exchange.generator.close()
+                if exchange.generator is not None:
+                    exchange.generator.close()
                 with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
                     self._loop.call_soon_threadsafe(ended, exchange, error)
             moved = moved or over or exchange.moves != moves

@@ -53,8 +53,8 @@ class Member:
     ) -> Exchange:
         """Publish an operation."""
         work: Any = None
-        sizes = {"source_sizes": source_sizes, "target_sizes": target_sizes}
-        operation = Operation(call, work, source, target, None, lambda _: None, factor=factor, **sizes)
+        operation = Operation(call, work, source, target, None, lambda _: None, factor=factor)
+        operation.source_sizes, operation.target_sizes = source_sizes, target_sizes
         made = buffers(operation, self.rank, self.board.size, joined=False)
         parts = source_sizes if target_sizes is None else target_sizes
         plan = Plan(self.board, replace(call, detail=""), path, SMALL, self, parts)

@@ -96,6 +96,7 @@ async def test_publishing_wipes_what_the_slot_held_and_says_where_data_lies(hubs
             peer = group[1 - member.rank].board.peers[0]
             assert group[1 - member.rank].board.found(peer)
             signed = group[1 - member.rank].board.signature_of(peer, seq)
+            assert exchange.operation is not None
             assert signed == exchange.operation.call.signature
         assert run(running) == []
         for member, exchange in running:
