@@ -36,7 +36,7 @@ FLOORS: list[set[str]] = [
 ALLOWED = {("__main__", "cli")}
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 # Packages that still have circles, made by imports under TYPE_CHECKING alone. None is to be added.
-CIRCULAR = {"aiodist.backends.foreign", "aiodist.rendezvous"}
+CIRCULAR = {"aiodist.rendezvous"}
 OUTSIDE = {"__init__", "testing"}  # the shop window, which loads lazily; and what may see everything
 # The codec of objects pickles where both sides ask for it, and makes tensors of tensors.
 GUESTS = {("wire/objects.py", "pickle"), ("wire/objects.py", "torch")}

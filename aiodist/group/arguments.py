@@ -147,13 +147,17 @@ def apart(name: str, array: Array, other_name: str, other: Array) -> None:
         raise UsageError(f"{name} and {other_name} share memory", hint=f"Pass a separate {name}")
 
 
-def all_apart(given: Given, name: str, other: Array, other_name: str) -> None:
-    """Refuse arrays of which one shares memory with another argument."""
+def all_apart(written: Given, name: str, read: Given, other_name: str) -> None:
+    """Refuse what is written where it shares memory with what is read; each an array or a list of them."""
+    for one, array in _named(written, name):
+        for other, source in _named(read, other_name):
+            apart(one, array, other, source)
+
+
+def _named(given: Given, name: str) -> list[tuple[str, Array]]:
     if isinstance(given, list):
-        for index, array in enumerate(given):
-            apart(f"{name}[{index}]", array, other_name, other)
-    elif given is not None:
-        apart(name, given, other_name, other)
+        return [(f"{name}[{index}]", array) for index, array in enumerate(given)]
+    return [] if given is None else [(name, given)]
 
 
 def listed(tensors: Any, size: int, name: str) -> list[Any]:

@@ -142,8 +142,7 @@ def request(
 
 def _reducing(made: Request, op: Op | None) -> Request:
     """Add how elements combine."""
-    assert op is not None
-    made.reduce = check_reduction(op, made.agreed[0])
+    made.reduce = check_reduction(op, made.agreed[0])  # type: ignore[arg-type]
     made.factor = op.factor if isinstance(op, Premultiplied) else None
     return made
 
@@ -197,7 +196,7 @@ def _from_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, nam
             f"{names.tensor} is missing on {roles.root_name}={root}", hint="Pass the rows to deal out"
         )
     sources = _each(tensor, target, here.size, names.tensor, names.listed, writable=False)
-    check.all_apart(sources, names.tensor, target, names.out)
+    check.all_apart(target, names.out, sources, names.tensor)
     return sources, target, out
 
 
@@ -224,7 +223,9 @@ def _each(value: Any, part: Array, size: int, name: str, listed: bool, writable:
         )
     check.same_dtype(name, array, part)
     check_shape(stacked, array.dtype)
-    return array if not writable else array.reshape(stacked)  # splitting the first axis never copies
+    if writable and array.shape != stacked:
+        array = np.ndarray.reshape(array, stacked)  # splitting the first axis never copies
+    return array
 
 
 def _refuse(value: Any, name: str, roles: Roles, here: Caller, root: int) -> None:

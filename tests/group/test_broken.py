@@ -372,7 +372,7 @@ async def test_memory_that_runs_out_in_the_call_breaks_the_group_and_hangs_nobod
             issued.set()
         else:
             await issued.wait()
-            monkeypatch.setattr("aiodist.backends.host.backend.prepare", no_memory)
+            monkeypatch.setattr("aiodist.backends.host.backend.chunks", no_memory)
             work = pg.all_reduce(f32(), async_op=True)
         error = await error_of(work)
         assert isinstance(error, dist.GroupBroken)

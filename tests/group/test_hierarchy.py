@@ -229,7 +229,7 @@ def test_other_layouts_have_none(hosts: str) -> None:
 
 async def test_subgroups_have_their_own_and_leave_nothing() -> None:
     async def main(pg: ProcessGroup) -> None:
-        engine = pg._core.backend._engine  # type: ignore[attr-defined]
+        engine = pg._core.backend.groups  # type: ignore[attr-defined]
         await pg.all_reduce(np.ones(100))
         before = len(engine._backends)
         group = await pg.new_group([0, 1, 4, 5])

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist.backends.base import Array, Operation
 from aiodist.types import Call
-from aiodist.work import Work
+from aiodist.work import Driver, Work
 
 
 class Check(Operation):
@@ -39,6 +39,9 @@ class Undriven:
     """In the place of a Work that nobody awaits."""
 
     __slots__ = ("_driver",)
+
+    def __init__(self) -> None:
+        self._driver: Driver | None = None
 
 
 def _not_in_flight(operation: Operation) -> None:

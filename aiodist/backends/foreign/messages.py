@@ -15,23 +15,42 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation
+from aiodist.backends.base import Array, Operation, Reports
 from aiodist.backends.foreign.check import Check
+from aiodist.backends.foreign.engine import Engine
 from aiodist.backends.foreign.task import Task
+from aiodist.backends.host.level import Level
 from aiodist.types import Call, Kind, agree, describe_signature
-
-if TYPE_CHECKING:
-    from aiodist.backends.foreign.backend import ForeignBackend
-    from aiodist.backends.host.level import Level
 
 _ENVELOPE = struct.Struct("<32sQ")
 _READY = struct.Struct("<Q")
 _READY_TAG = 2**31  # users' tags end below
 _BYTE = np.dtype(np.uint8)
+
+
+class Carrier(Protocol):
+    """The group's backend, as far as messages need it."""
+
+    rank: int
+    engine: Engine
+    reports: Reports
+
+    @property
+    def loses(self) -> bool:
+        """Whether the group has broken, or is about to."""
+
+    def fill(self, task: Task, done: Callable[[], None]) -> None:
+        """Copy what the engine reads to where it reads it."""
+
+    def drain(self, task: Task, done: Callable[[], None]) -> None:
+        """Copy what the engine has written to the user's tensor."""
+
+    def failed(self, error: Exception) -> None:
+        """Something here raised that must not."""
 
 
 class Messages:
@@ -42,7 +61,7 @@ class Messages:
         level: the internal group in which envelopes travel.
     """
 
-    def __init__(self, backend: ForeignBackend, level: Level) -> None:
+    def __init__(self, backend: Carrier, level: Level) -> None:
         self._backend = backend
         self._level = level
         self._sent: dict[int, int] = {}  # messages to each peer

@@ -16,6 +16,7 @@ from aiodist.backends.buffers import cut
 from aiodist.backends.foreign.task import Task
 from aiodist.kernels import copy_cost_ns, quiet, scale
 from aiodist.kernels.halves import BLOCK, halves
+from aiodist.roles import ROLES
 
 _COPIES = 4  # through scratch, and a cast of float16 takes longer than a copy
 
@@ -73,7 +74,7 @@ def widened(task: Task, dtype: np.dtype[Any]) -> Widened:
     target: Array | None = source
     if task.target is None:
         target = None
-    elif task.target.size != task.source.size:
+    elif ROLES[task.kind].cut:
         target = task.allocate(task.target.size, dtype)
     return Widened(
         allocate=task.allocate,

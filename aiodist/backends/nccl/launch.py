@@ -71,6 +71,8 @@ _ALL_WAYS = Ways(-1, True)
 def ways_of(call: Agreed) -> Ways | None:
     """Those of a collective, by what all members agree on; None where NCCL has an algorithm for it."""
     roles = ROLES[call.kind]
+    if roles.message:
+        return None
     if roles.reduces:
         if call.kind is Kind.all_reduce or _native(call):
             return None

@@ -110,11 +110,11 @@ async def test_arrays_are_kept_until_a_thread_has_let_go(members: list[Member]) 
     jobs: list[Any] = []
     backend = members[0].backend
 
-    def in_thread(cost: float, job: Any, done: Any) -> bool:
+    def in_thread(cost: float, job: Any, done: Any, failed: Any) -> bool:
         jobs.append((job, done))
         return False
 
-    backend.off_loop = in_thread  # type: ignore[method-assign,assignment]
+    backend.resources.offload.run = in_thread  # type: ignore[method-assign,assignment]
     tensor = np.arange(600_000.0)[::2]  # strided: staged first
     kept = weakref.ref(tensor)
     members[0].submit(Kind.all_reduce, tensor, tensor, ReduceOp.SUM)

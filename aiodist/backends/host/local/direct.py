@@ -46,6 +46,7 @@ class ReduceEach(Exchange):
     __slots__ = ("_at",)
 
     def lay_out(self) -> int:
+        self.plan.in_blocks = False
         if self.plan.layout is None:
             self.plan.layout = _Layout(self.plan)
             # Where torch is loaded it reduces halves, and gives NaNs other bits.
