@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.processes import sockets_of
 
 ROOT = Path(__file__).parents[2]
 MARKER = "TEST_JOB"
@@ -204,12 +205,7 @@ def every_listening_socket() -> set[int]:
 
 def listening_sockets(pids: set[int]) -> set[int]:
     """Those of these processes."""
-    held = set()
-    for pid in pids:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            if match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
-                held.add(int(match.group(1)))
-    return held & every_listening_socket()
+    return set().union(*map(sockets_of, pids)) & every_listening_socket()
 
 
 def test_two_agents_are_one_world(start: Start) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import sys
@@ -14,6 +13,7 @@ import pytest
 from aiodist.launch.nodes import ports
 from aiodist.launch.nodes.ports import about_door, bind_address
 from tests.launch.jobs import Start, start
+from tests.processes import sockets_of
 
 __all__ = ["start"]
 OURS = ("127.0.0.1", "127.0.1.1", "::1", "10.0.0.5", "0.0.0.0")
@@ -87,12 +87,12 @@ asyncio.run(main())
 
 def listening(pid: int) -> set[str]:
     """The addresses on which a process listens, as /proc has them."""
-    held = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    held = sockets_of(pid)
     found = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
+            if fields[3] == "0A" and int(fields[9]) in held:
                 found.add(fields[1].partition(":")[0])
     return found
 
