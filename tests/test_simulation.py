@@ -26,6 +26,7 @@ from aiodist.wire.frame import parse
 TICK = 2.0**-12  # seconds; delays are whole ticks, so that many frames arrive together
 
 
+SLOW = pytest.mark.slow("a thousand ranks")
 LONG = pytest.mark.skipif(not os.environ.get("AIODIST_SLOW"), reason="AIODIST_SLOW=1 runs it")
 
 
@@ -136,7 +137,9 @@ def test_the_same_seed_gives_the_same_trace(keys_in_trace: list[Trace]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("size", [150, pytest.param(1000, marks=[pytest.mark.slow, LONG])])
+@pytest.mark.parametrize(
+    "size", [150, pytest.param(1000, marks=[pytest.mark.slow("a thousand ranks"), LONG])]
+)
 def test_many_ranks(size: int) -> None:
     with no_collections():
         delays = Delays(7)

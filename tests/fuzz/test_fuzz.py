@@ -38,7 +38,7 @@ def test_nothing_but_the_documented_errors_comes_out(target: Target) -> None:
     assert outcome.accepted, "nothing was accepted: are the seeds still valid?"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a process that counts branches")
 @pytest.mark.skipif(not with_atheris.available(), reason=with_atheris.MISSING)
 def test_atheris_drives_the_same_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])

@@ -143,7 +143,7 @@ async def test_a_frozen_etcd_gets_what_was_given_up_too(
     await under_load(etcd, job, faults)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("an etcd of three, twice without its leader")
 async def test_the_leader_dies_under_load(start_etcd: Callable[..., Any], job: str) -> None:
     etcd = start_etcd(size=3)
 
