@@ -137,9 +137,7 @@ def test_the_same_seed_gives_the_same_trace(keys_in_trace: list[Trace]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "size", [150, pytest.param(1000, marks=[pytest.mark.slow("a thousand ranks"), LONG])]
-)
+@pytest.mark.parametrize("size", [150, pytest.param(1000, marks=[SLOW, LONG])])
 def test_many_ranks(size: int) -> None:
     with no_collections():
         delays = Delays(7)
