@@ -57,6 +57,12 @@ settings.load_profile("tests")
 uvloop.new_event_loop().close()
 
 
+def pytest_collection_finish() -> None:
+    """Have collections of garbage pass over what is imported for good: torch alone costs half a second."""
+    gc.collect()
+    gc.freeze()
+
+
 def descriptors() -> set[str]:
     """What this process holds open, apart from plain files and terminals."""
     found = set()
