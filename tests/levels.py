@@ -6,11 +6,24 @@ The summary counts them by reason. `-m slow` runs them alone, and `-m ""` all te
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 
 from tests.skips import summary
+
+MORE = "more of the same"
+"""Reason of most slow tests: what they show, another one shows at one size, place or transport."""
+
+
+def few(values: Iterable[Any], quick: Collection[Any], reason: str = MORE) -> list[Any]:
+    """Values of a parametrisation, of which the quick run takes only those in `quick`."""
+    values = list(values)
+    assert all(any(value == one for value in values) for one in quick)
+    slow = pytest.mark.slow(reason)
+    return [value if value in quick else pytest.param(value, marks=slow) for value in values]
+
 
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
