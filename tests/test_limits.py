@@ -51,7 +51,7 @@ def run(
     """Run tests of a file with a limit, in workers of pytest-xdist or without → exit code, what it shows."""
     (tmp_path / "test_it.py").write_text(HEAD + body)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
-    ours = [f"-ptests.{name}" for name in ("levels", "limits", "skips")]
+    ours = [f"-ptests.{name}" for name in ("limits", "skips", "levels")]
     plugins = [*ours, "-p", "no:cacheprovider"]
     options = [f"--timeout={limit}", "-o", f"limit_again={again}", f"-n{workers}", str(tmp_path)]
     options += [] if marked is None else ["-m", marked]

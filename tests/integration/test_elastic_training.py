@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 ROOT = Path(__file__).parents[2]
 # However fast the epochs are, and however slow the start of a process: who was killed can come back in time.
 PACED = """
