@@ -6,7 +6,7 @@ The summary counts them by reason. `-m slow` runs them alone, and `-m ""` all te
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 from typing import Any
 
 import pytest
@@ -28,16 +28,11 @@ def few(values: Iterable[Any], quick: Collection[Any], reason: str = MORE) -> li
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
-def reason_of(marker: pytest.Mark) -> str:
-    """Reason that a `slow` marker gives.
-
-    Raises:
-        pytest.UsageError: none is given, or something else.
-    """
-    match marker.args, marker.kwargs:
-        case (str(reason),), {} if reason:
-            return reason
-    raise pytest.UsageError(f"slow{marker.args!r}: it takes the reason, as one text")
+def reason_of(item: pytest.Item) -> str:
+    """Reason that a test's `slow` markers give; '' where one of them gives none, or something else."""
+    reasons = [marker.args for marker in item.iter_markers("slow")]
+    given = all(len(args) == 1 and isinstance(args[0], str) and args[0] for args in reasons)
+    return reasons[0][0] if given else ""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,22 +40,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_LEFT_OUT] = Counter()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Check every marker, also of tests that this run leaves out."""
-    for item in items:
-        for marker in item.iter_markers("slow"):
-            try:
-                reason_of(marker)
-            except pytest.UsageError as error:
-                raise pytest.UsageError(f"{item.nodeid}: {error}") from None
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail the collection of a file in which a marker gives no reason, also where its test is left out."""
+    report = yield
+    items = [item for item in report.result if isinstance(item, pytest.Item)] if report.passed else []
+    if wrong := [item.nodeid for item in items if item.get_closest_marker("slow") and not reason_of(item)]:
+        report.outcome = "failed"
+        report.longrepr = f"pytest.mark.slow takes the reason, as one text: {', '.join(wrong)}"
+        report.result = []
+    return report
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Count what is left out because it is slow."""
     for item in items:
-        if (marker := item.get_closest_marker("slow")) is not None:
-            item.config.stash[_LEFT_OUT][reason_of(marker)] += 1
+        if item.get_closest_marker("slow") is not None:
+            item.config.stash[_LEFT_OUT][reason_of(item)] += 1
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
