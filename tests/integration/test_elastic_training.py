@@ -59,6 +59,7 @@ def workers(launcher: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow("a training of 150 epochs, with two deaths")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for the workers in /proc")
 def test_the_result_is_the_same_whoever_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "paced.py"
