@@ -29,7 +29,7 @@ ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.append(ROOT)
 
-pytest_plugins = ["tests.limits", "tests.skips"]
+pytest_plugins = ["tests.limits", "tests.skips", "tests.levels"]
 
 # What was ignored when the run began (SIGHUP under nohup, SIGINT in a shell's background job) would be
 # ignored by all that tests start, too. A handler is not handed on: so they begin as in a terminal, and this
@@ -57,6 +57,12 @@ settings.load_profile("tests")
 uvloop.new_event_loop().close()
 
 
+def pytest_collection_finish() -> None:
+    """Have collections of garbage pass over what is imported for good: torch alone costs half a second."""
+    gc.collect()
+    gc.freeze()
+
+
 def descriptors() -> set[str]:
     """What this process holds open, apart from plain files and terminals."""
     found = set()
@@ -72,6 +78,20 @@ def descriptors() -> set[str]:
 
 def children() -> set[int]:
     """Processes that this one started and that still exist."""
+    while True:
+        try:
+            return {
+                int(pid)
+                for task in Path("/proc/self/task").iterdir()
+                for pid in (task / "children").read_text().split()
+            }
+        except OSError:  # a thread has ended meanwhile, and its children are another's
+            if not Path("/proc/thread-self/children").exists():
+                return _children_by_search()
+
+
+def _children_by_search() -> set[int]:
+    """The same, where the kernel keeps no lists of them: milliseconds, twice a test."""
     found = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):  # Path.glob() fails where one ends meanwhile
         try:

@@ -83,6 +83,15 @@ def test_the_example_before_and_after_print_the_same(kind: str, tmp_path: Path) 
     assert [first, second] == shown[1].splitlines()
 
 
+def test_files_that_contributing_names_exist() -> None:
+    root = DOCS.parent
+    text = (root / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"(?:aiodist|tests|docs|benchmarks)/[\w/.]*(?:\.py|\.md|/)", text))
+    assert len(named) > 30
+    missing = {name for name in named if "NAME" not in name and not (root / name).exists()}
+    assert not missing
+
+
 def test_scripts_differ_in_few_lines() -> None:
     both = scripts("porting-from-torch.md")
     assert set(both) == {"before", "after"}

@@ -40,13 +40,21 @@ WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
 
 def run(
-    tmp_path: Path, body: str, *, again: float = 30.0, limit: float = 1.0, workers: int = 0
+    tmp_path: Path,
+    body: str,
+    *,
+    again: float = 30.0,
+    limit: float = 1.0,
+    workers: int = 0,
+    marked: str | None = None,
 ) -> tuple[int, str]:
     """Run tests of a file with a limit, in workers of pytest-xdist or without → exit code, what it shows."""
     (tmp_path / "test_it.py").write_text(HEAD + body)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
-    plugins = ["-p", "tests.limits", "-p", "tests.skips", "-p", "no:cacheprovider"]
+    ours = [f"-ptests.{name}" for name in ("limits", "skips", "levels")]
+    plugins = [*ours, "-p", "no:cacheprovider"]
     options = [f"--timeout={limit}", "-o", f"limit_again={again}", f"-n{workers}", str(tmp_path)]
+    options += [] if marked is None else ["-m", marked]
     done: subprocess.CompletedProcess[str] = run_to_end(
         [*command, *plugins, *options], {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, 120
     )
@@ -247,3 +255,39 @@ def test_error(missing):
     assert "skipped 101: 100 not today; 1 never\n" in output
     assert "SKIPPED" not in output
     assert failed(output) == {"test_wrong", "test_error"}
+
+
+LEVELS = """
+@pytest.mark.slow("many of a kind")
+@pytest.mark.parametrize("n", range(3))
+def test_many(n):
+    pass
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow("minutes"))])
+def test_some(n):
+    pass
+"""
+
+
+@WORKERS
+def test_slow_tests_are_left_out_and_counted_by_reason(tmp_path: Path, workers: int) -> None:
+    code, output = run(tmp_path, LEVELS, workers=workers)
+    assert code == 0, output
+    assert "left out as slow 4: 3 many of a kind; 1 minutes\n" in output
+    assert "1 passed" in output
+
+
+@pytest.mark.parametrize(("marked", "count"), [("slow", 4), ("", 5)])
+def test_slow_tests_run_when_asked_for(tmp_path: Path, marked: str, count: int) -> None:
+    code, output = run(tmp_path, LEVELS, marked=marked)
+    assert code == 0, output
+    assert f"{count} passed" in output
+    assert "left out" not in output
+
+
+@WORKERS
+@pytest.mark.parametrize("marker", ["slow", "slow()", "slow('')", "slow(3)", "slow('why', 'else')"])
+def test_a_slow_test_needs_a_reason(tmp_path: Path, marker: str, workers: int) -> None:
+    code, output = run(tmp_path, f"@pytest.mark.{marker}\ndef test_it(): pass\n", workers=workers)
+    assert code == 2 - workers, output
+    assert "pytest.mark.slow takes the reason, as one text: test_it.py::test_it" in output

@@ -75,7 +75,7 @@ def suite(row: int, what: str, *paths: str) -> Row:
             figures.notes.append(f"not here: {', '.join(missing)}")
         if there:
             scale.step(row, f"pytest {' '.join(there)}")
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *there]
+            command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", *there]
             done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True)
             counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped)", done.stdout)}
             figures.repeats = counts.get("passed", 0)

@@ -14,6 +14,7 @@ import pytest
 
 import aiodist.errors
 from aiodist.cli.main import main
+from tests.levels import MORE
 
 ROOT = Path(aiodist.errors.__file__).parents[1]
 SECTIONS = ["system", "python", "room", "network", "settings", "gpu", "libraries", "backends"]
@@ -74,6 +75,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # no secret was made, and nothing else
 
 
+@pytest.mark.slow(MORE)
 def test_for_machines(tmp_path: Path) -> None:
     code, works, found = report("-n", "3", AIODIST_TRANSPORT="tcp", HOME=str(tmp_path))
     assert (code, works) == (0, True)
@@ -133,6 +135,7 @@ def test_variables(tmp_path: Path) -> None:
     assert "hush" not in json.dumps(list(found.values()))
 
 
+@pytest.mark.slow(MORE)
 def test_settings_that_stop_every_rank(tmp_path: Path) -> None:
     code, works, found = report(HOME=str(tmp_path), AIODIST_EAGER="perhaps", RANK="x")
     assert (code, works) == (1, False)
@@ -147,6 +150,7 @@ def test_settings_that_stop_every_rank(tmp_path: Path) -> None:
     assert found["network", "address"]["fix"] == "unset AIODIST_HOST"
 
 
+@pytest.mark.slow(MORE)
 def test_a_launchers_variables_do_not_disturb_it(tmp_path: Path) -> None:
     """As in a worker of a job whose store and whose other ranks are not there."""
     placed = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -159,6 +163,7 @@ def test_a_launchers_variables_do_not_disturb_it(tmp_path: Path) -> None:
     assert found["network", "address"]["value"] == "127.0.0.1, which leads to 127.0.0.1"
 
 
+@pytest.mark.slow(MORE)
 def test_a_machine_with_nothing_to_write_to_and_few_descriptors(tmp_path: Path) -> None:
     """The first does not matter. With the second not every process can be started: that is said."""
     code = (
@@ -184,6 +189,7 @@ def test_a_machine_with_nothing_to_write_to_and_few_descriptors(tmp_path: Path) 
     assert "ulimit -Hn" in poor.stdout
 
 
+@pytest.mark.slow(MORE)
 def test_what_no_terminal_can_show(tmp_path: Path) -> None:
     environ = {b"AIODIST_ETCD_USER": b"\xff", b"HOME": os.fsencode(tmp_path), b"PYTHONIOENCODING": b"ascii"}
     for argv in ([], ["--json"]):

@@ -14,6 +14,7 @@ import pytest
 
 import aiodist.errors
 from aiodist.cli.main import COMMANDS, main
+from tests.levels import MORE, few
 
 ROOT = Path(aiodist.errors.__file__).parents[1]
 
@@ -141,7 +142,7 @@ def written_to(out: Any, argv: Sequence[str], **environ: str) -> subprocess.Comp
 
 PRINTING = [
     ["env"],
-    ["doctor", "--limit", "60"],
+    pytest.param(["doctor", "--limit", "60"], marks=pytest.mark.slow(MORE)),
     ["doctor", "--json", "--limit", "60"],
     ["store", "--port", "0"],
     ["--version"],
@@ -150,7 +151,7 @@ PRINTING = [
 ]
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", few(["", "1"], [""]))
 @pytest.mark.parametrize("argv", PRINTING, ids=" ".join)
 def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: str) -> None:
     with open("/dev/full", "w") as full:

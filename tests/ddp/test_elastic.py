@@ -11,6 +11,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.levels import MORE, few
 
 STEPS = 12
 ITEMS = 60  # of which each step's batch consists
@@ -66,7 +67,7 @@ async def train(pg: ProcessGroup, dies: tuple[tuple[int, int, str], ...]) -> tup
     return sync.pg, repeated
 
 
-@pytest.mark.parametrize("where", ["before", "between", "after"])
+@pytest.mark.parametrize("where", few(["before", "between", "after"], ["between"]))
 @spmd(world_size=4, exits={2: -9})
 async def test_a_death_in_a_step_changes_nothing(pg: ProcessGroup, where: str) -> None:
     last, repeated = await train(pg, ((5, 2, where),))
@@ -75,6 +76,7 @@ async def test_a_death_in_a_step_changes_nothing(pg: ProcessGroup, where: str) -
     assert repeated == 1
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=4, exits={0: -9, 1: -9})
 async def test_rank_0_and_another_die_in_different_steps(pg: ProcessGroup) -> None:
     last, repeated = await train(pg, ((3, 0, "between"), (7, 1, "before")))
@@ -88,6 +90,7 @@ async def test_the_last_one_ends_alone(pg: ProcessGroup) -> None:
     assert last.size == 1
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=3, exits={1: -9})
 async def test_too_few_to_go_on(pg: ProcessGroup) -> None:
     if pg.rank == 1:

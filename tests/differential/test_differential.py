@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.testing.spmd import check, launch
+from tests.levels import few
 
 pytest.importorskip("torch")
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", few(SIZES, [3]))
 async def test_the_same_programs_give_the_same_results(size: int, capfd: pytest.CaptureFixture[str]) -> None:
     share = -(-PROGRAMS // len(SIZES))
     outcomes = await launch(

@@ -1,18 +1,13 @@
-"""The own engine: a seeded generator changes valid inputs, and every input is judged.
+"""Hypothesis changes valid inputs, and every input is judged.
 
-What is judged: only the target's errors come out, each one line that can be shown; no input takes longer than
-PATIENCE; and the memory that one takes is at most MEMORY and FACTOR times its size. Memory is measured with
-tracemalloc, which makes everything six times slower: so of every TRACED blocks of inputs one is measured, and
-any other block during which the process has grown is run again with eyes open.
+What is judged: only the target's errors come out, each one line that can be shown; no input takes longer
+than PATIENCE; and the memory that one takes, as tracemalloc counts it, is at most MEMORY and FACTOR times its
+size. Hypothesis shrinks what fails, so what is kept of a crash is its smallest input.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import itertools
 import json
-import random
 import resource
 import signal
 import time
@@ -24,8 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from aiodist.errors import AiodistError
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+
+from tests.fuzz.mutate import mutated
 from tests.fuzz.target import Run, Target, words_are_fit
 
 PATIENCE = 20
@@ -37,11 +36,11 @@ MEMORY = 16 << 20
 FACTOR = 256
 """… and so many times its own size beyond that."""
 
-BLOCK, TRACED = 500, 8
-"""Inputs in a block; one block in so many is measured."""
-
 SPACE = 4 << 30
 """Bytes of address space that a target may take: beyond is a MemoryError, before the machine is full."""
+
+ROUND = 1000
+"""Inputs that Hypothesis draws in one go: it remembers all of them until it has ended."""
 
 KEPT = 20  # crashes of a target whose inputs are written down
 
@@ -79,13 +78,11 @@ class Outcome:
     peak: int = 0
     slowest: float = 0.0
     crashes: dict[str, Crash] = field(default_factory=dict)
-    times: Counter[str] = field(default_factory=Counter)
 
     def crash(self, error: BaseException, data: bytes) -> None:
-        """Note one."""
+        """Note one, in place of an earlier one from there: Hypothesis ends with the smallest."""
         where = f"{type(error).__name__} at {_innermost(error)}"
-        self.times[where] += 1
-        if where not in self.crashes and len(self.crashes) < KEPT:
+        if where in self.crashes or len(self.crashes) < KEPT:
             self.crashes[where] = Crash(f"{error!s:.200}", where, data, self.inputs)
 
 
@@ -102,14 +99,10 @@ class Judge:
         """One input; what was wrong with it, if anything was."""
         outcome = self._outcome
         outcome.inputs += 1
-        self._watchdog.beat()
-        traced = tracemalloc.is_tracing()
-        before = 0
-        if traced:
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
-        start = time.perf_counter()
         wrong: BaseException | None = None
+        self._watchdog.beat()
+        tracemalloc.start(1)
+        start = time.perf_counter()
         try:
             word = self._run(data)
             if word:
@@ -123,46 +116,41 @@ class Judge:
                 wrong.__traceback__ = error.__traceback__
         except Exception as error:
             wrong = error
-        took = time.perf_counter() - start
-        if took > outcome.slowest:
-            outcome.slowest = took
-        if traced:
-            peak = tracemalloc.get_traced_memory()[1] - before
-            outcome.peak = max(outcome.peak, peak)
-            if wrong is None and peak > MEMORY + FACTOR * len(data):
-                wrong = Judgement(f"{peak >> 20} MiB of memory for {len(data)} bytes of input")
+        finally:
+            took = time.perf_counter() - start
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        outcome.slowest = max(outcome.slowest, took)
+        outcome.peak = max(outcome.peak, peak)
+        if wrong is None and peak > MEMORY + FACTOR * len(data):
+            wrong = Judgement(f"{peak >> 20} MiB of memory for {len(data)} bytes of input")
         if wrong is not None:
             outcome.crash(wrong, data)
         return wrong
 
 
-def fuzz(
-    target: Target,
-    inputs: int,
-    seed: int,
-    *,
-    say: Callable[[Outcome], None] | None = None,
-) -> Outcome:
-    """Run a target's seeds, and changes of them until there were `inputs`. The same seed gives the same.
+def fuzz(target: Target, inputs: int, seed: int, *, say: Callable[[Outcome], None] | None = None) -> Outcome:
+    """Run a target's seeds, and changes of them, until there were `inputs` or one came out wrong.
+
+    The same seed gives the same inputs.
 
     Args:
         say: called about once a second.
     """
-    rng = random.Random(f"{seed} {target.name}")
     outcome = Outcome(target.name)
     start = said = time.monotonic()
     with judging(target, outcome) as judge:
-        corpus = target.seeds()
-        for data in corpus[:inputs]:
+        for data in target.seeds()[:inputs]:
             judge(data)
-        for number in itertools.count():
-            block = [_input(rng, target, corpus) for _ in range(min(BLOCK, inputs - outcome.inputs))]
-            if not block:
-                break
-            if not number % TRACED:
-                _each(judge, block)
-            else:
-                _untraced(judge, block, outcome)
+        number = 0
+        while outcome.inputs < inputs and not outcome.crashes:
+            check = checking(target, judge, min(ROUND, inputs - outcome.inputs))
+            try:
+                seeded(f"{seed} {number}")(check)()
+            except Exception:
+                if not outcome.crashes:
+                    raise
+            number += 1
             if say is not None and time.monotonic() - said > 1:
                 said = time.monotonic()
                 say(outcome)
@@ -170,81 +158,44 @@ def fuzz(
     return outcome
 
 
-def _input(rng: random.Random, target: Target, corpus: list[bytes]) -> bytes:
-    data = rng.choice(target.mutators)(rng, rng.choice(corpus), corpus)
-    while rng.random() < 0.1:
-        data = rng.choice(target.mutators)(rng, data, corpus)
-    return data
+def checking(target: Target, judge: Judge, examples: int) -> Any:
+    """Hypothesis's test of one target: called, it judges so many inputs, and raises what was wrong."""
 
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(mutated(target.seeds(), target.mutators))
+    def check(data: bytes) -> None:
+        wrong = judge(data)
+        if wrong is not None:
+            raise wrong
 
-def _trim() -> None:
-    """Give back what was freed: an input that takes such pages again would not make the process grow."""
-    with suppress(AttributeError):  # a C library that knows no malloc_trim
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _each(judge: Judge, block: list[bytes]) -> None:
-    for data in block:
-        judge(data)
-
-
-def _untraced(judge: Judge, block: list[bytes], outcome: Outcome) -> None:
-    """At full speed; again, and measured, if the process has grown meanwhile."""
-    tracemalloc.stop()
-    _trim()
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before = _high_water()
-    try:
-        _each(judge, block)
-    finally:
-        tracemalloc.start(1)
-    if _high_water() - before > MEMORY:
-        _each(judge, block)
-        outcome.inputs -= len(block)
+    return check
 
 
 @contextmanager
 def judging(target: Target, outcome: Outcome) -> Iterator[Judge]:
-    """A judge of one target's inputs, and what it needs: a clock that interrupts, and eyes on memory."""
-    collecting = gc.isenabled()
-    tracing = tracemalloc.is_tracing()
-    if not tracing:
-        tracemalloc.start(1)
+    """A judge of one target's inputs, and what it needs: a clock that interrupts, and a bound on memory."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     try:
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + SPACE, limits[1]))
         with target.open() as run, Watchdog() as watchdog:
             for data in target.seeds()[:2]:  # what is imported or cached on first use is no input's memory
-                with _whatever():
+                with suppress(Exception):  # the first input that is judged will tell
                     run(data)
-            gc.freeze()
             yield Judge(target, run, outcome, watchdog)
     finally:
-        gc.unfreeze()
-        if not tracing:
-            tracemalloc.stop()
-        if collecting:
-            gc.enable()
         resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
-def _high_water() -> int:
-    """Bytes of memory that this process has held at most."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def _address_space() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
-
-
-@contextmanager
-def _whatever() -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        pass  # the first input that is judged will tell
 
 
 class Watchdog:
@@ -312,17 +263,3 @@ def replay(target: Target, data: bytes) -> Outcome:
     if wrong is not None:
         traceback.print_exception(wrong)
     return outcome
-
-
-__all__ = [
-    "AiodistError",
-    "Crash",
-    "Judge",
-    "Judgement",
-    "Outcome",
-    "fuzz",
-    "judging",
-    "read",
-    "replay",
-    "write",
-]

@@ -1,24 +1,25 @@
-"""How valid traffic becomes traffic that nobody would send. A mutator is a function of its generator alone.
+"""Strategies that turn valid traffic into traffic that nobody would send.
 
-Two sorts: of bytes (flip, insert, delete, splice, cut, numbers at the edges, nests and lengths that
-lie), and of meaning: bytes are read as what they are, one value somewhere in it is changed, and it is
-written again. The latter get behind the checks of the former.
+Two sorts of mutators: of bytes (flip, insert, delete, splice, cut, numbers at the edges, nests and lengths
+that lie), and of meaning: bytes are read as what they are, one value somewhere in it is changed, and it is
+written again. The latter get behind the checks of the former. Every choice is drawn from Hypothesis, which
+can shrink it.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import random
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
+from hypothesis import strategies as st
 
 Corpus = Sequence[bytes]
-Mutator = Callable[[random.Random, bytes, Corpus], bytes]
-"""(generator, one input, all inputs) → another input."""
+Mutator = Callable[[st.DrawFn, bytes, Corpus], bytes]
+"""(draw of a composite strategy, one input, all inputs) → another input."""
 
 LONGEST = 1 << 16
 """Bytes of the longest input that byte mutations make out of a shorter one."""
@@ -29,7 +30,6 @@ EDGES = tuple(
         | {(1 << bits) + by for bits in (7, 8, 15, 16, 31, 32, 63, 64) for by in (-1, 0, 1)}
     )
 )
-_FLOATS = (0.0, -0.0, -1.0, 0.5, 1e9, 1e308, 5e-324, float("inf"), float("-inf"), float("nan"))
 
 _MSGPACK_NASTY = (
     b"\xdd\xff\xff\xff\xff",  # arrays, maps, strings and bytes of 4 Gi
@@ -63,188 +63,215 @@ _NESTS = (
 )
 
 
-def raw(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+@st.composite
+def mutated(draw: st.DrawFn, corpus: Corpus, mutators: Sequence[Mutator]) -> bytes:
+    """An input that was changed at least once, usually not more often."""
+    data = draw(st.sampled_from(corpus))
+    while True:
+        data = draw(st.sampled_from(mutators))(draw, data, corpus)
+        if not _once_in(draw, 10):
+            return data
+
+
+def _once_in(draw: st.DrawFn, times: int) -> bool:
+    return draw(st.integers(0, times - 1)) == times - 1
+
+
+def _index(draw: st.DrawFn, size: int) -> int:
+    return draw(st.integers(0, size - 1))
+
+
+# ── bytes ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def raw(draw: st.DrawFn, data: bytes, corpus: Corpus) -> bytes:
     """A few changes of bytes."""
     out = bytearray(data)
     while True:
-        _BYTE_OPERATIONS[int(rng.random() * len(_BYTE_OPERATIONS))](rng, out, corpus)
-        if rng.random() < 0.5:
-            return bytes(out[:LONGEST] if len(out) > max(LONGEST, len(data)) else out)
+        draw(_BYTE_OPERATION)(draw, out, corpus)
+        if not _once_in(draw, 2):
+            return bytes(out[: max(LONGEST, len(data))])
 
 
-def _place(rng: random.Random, out: bytearray) -> int:
-    return int(rng.random() * len(out))
-
-
-def _flip(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
+def _flip(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
     if out:
-        out[_place(rng, out)] ^= 1 << int(rng.random() * 8)
+        out[_index(draw, len(out))] ^= 1 << _index(draw, 8)
 
 
-def _set(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
+def _set(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
     if out:
-        out[_place(rng, out)] = rng.choice(b"\x00\x01\x7f\x80\xff\x90\xc0\xdc\xdd")
+        out[_index(draw, len(out))] = draw(st.sampled_from(b"\x00\x01\x7f\x80\xff\x90\xc0\xdc\xdd"))
 
 
-def _number(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
-    width = rng.choice((1, 2, 4, 8))
-    at = int(rng.random() * (len(out) + 1))
-    value = rng.choice(EDGES) & ((1 << 8 * width) - 1)
-    out[at : at + width] = value.to_bytes(width, rng.choice(("little", "big")))
+def _number(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
+    width = draw(st.sampled_from((1, 2, 4, 8)))
+    at = _index(draw, len(out) + 1)
+    value = draw(st.sampled_from(EDGES)) & ((1 << 8 * width) - 1)
+    out[at : at + width] = value.to_bytes(width, draw(st.sampled_from(("little", "big"))))
 
 
-def _insert(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
-    at = int(rng.random() * (len(out) + 1))
-    out[at:at] = rng.randbytes(1 + int(rng.random() * 16))
+def _insert(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
+    at = _index(draw, len(out) + 1)
+    out[at:at] = draw(st.binary(min_size=1, max_size=16))
 
 
-def _nasty(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
-    at = int(rng.random() * (len(out) + 1))
-    out[at : at + rng.choice((0, 1, 4))] = rng.choice(_MSGPACK_NASTY)
+def _nasty(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
+    at = _index(draw, len(out) + 1)
+    out[at : at + draw(st.sampled_from((0, 1, 4)))] = draw(st.sampled_from(_MSGPACK_NASTY))
 
 
-def _nest(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
-    if rng.random() < 0.1:  # they are dear
-        at = int(rng.random() * (len(out) + 1))
-        out[at : at + 1] = rng.choice(_NESTS) * rng.choice((3, 100, 300, 950, 1000, 1015, 10_000))
+def _nest(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
+    if _once_in(draw, 10):  # they are dear
+        at = _index(draw, len(out) + 1)
+        depth = draw(st.sampled_from((3, 100, 300, 950, 1000, 1015, 10_000)))
+        out[at : at + 1] = draw(st.sampled_from(_NESTS)) * depth
 
 
-def _delete(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
-    at = _place(rng, out)
-    del out[at : at + 1 + int(rng.random() * 8)]
+def _delete(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
+    at = _index(draw, len(out) + 1)
+    del out[at : at + 1 + _index(draw, 8)]
 
 
-def _cut(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
-    del out[_place(rng, out) :]
+def _cut(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
+    del out[_index(draw, len(out) + 1) :]
 
 
-def _repeat(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
-    at = _place(rng, out)
-    out[at:at] = out[at : at + 1 + int(rng.random() * 64)]
+def _repeat(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
+    at = _index(draw, len(out) + 1)
+    out[at:at] = out[at : at + 1 + _index(draw, 64)]
 
 
-def _splice(rng: random.Random, out: bytearray, corpus: Corpus) -> None:
-    other = rng.choice(corpus)
-    at, start = int(rng.random() * (len(out) + 1)), int(rng.random() * (len(other) + 1))
-    if rng.random() < 0.5:
+def _splice(draw: st.DrawFn, out: bytearray, corpus: Corpus) -> None:
+    other = draw(st.sampled_from(corpus))
+    at, start = _index(draw, len(out) + 1), _index(draw, len(other) + 1)
+    if draw(st.booleans()):
         out[at:] = other[start:]
     else:
-        out[at:at] = other[start : start + int(rng.random() * 200)]
+        out[at:at] = other[start : start + _index(draw, 200)]
 
 
-_BYTE_OPERATIONS = (
-    *(_flip, _flip, _set, _set, _number, _number, _insert, _nasty),
-    *(_nest, _delete, _delete, _cut, _repeat, _splice, _splice),
+_BYTE_OPERATION = st.sampled_from(
+    (
+        *(_flip, _flip, _set, _set, _number, _number, _insert, _nasty),
+        *(_nest, _delete, _delete, _cut, _repeat, _splice, _splice),
+    )
 )
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────
 
-
-def value(rng: random.Random, depth: int = 3) -> Any:
-    """Any value that msgpack has."""
-    kind = int(rng.random() * (14 if depth else 11))
-    match kind:
-        case 0:
-            return None
-        case 1:
-            return rng.random() < 0.5
-        case 2 | 3:
-            edge = rng.choice(EDGES)
-            return -edge if rng.random() < 0.3 and edge <= 1 << 63 else min(edge, (1 << 64) - 1)
-        case 4:
-            return int(rng.random() * 20) - 2
-        case 5:
-            return rng.choice(_FLOATS)
-        case 6:
-            return rng.choice(("", "a", "k" * 300, "\n\x1b[31m", "\x00", "\u2028", "😀", "rank", "%s{0}"))
-        case 7:
-            return "".join(chr(32 + int(rng.random() * 400)) for _ in range(int(rng.random() * 12)))
-        case 8 | 9:
-            return rng.randbytes(rng.choice((0, 1, 16, 32, 300)))
-        case 10:
-            return msgpack.ExtType(int(rng.random() * 127), rng.randbytes(int(rng.random() * 20)))
-        case 11 | 12:
-            return [value(rng, depth - 1) for _ in range(int(rng.random() * 5))]
-        case _:
-            return {rng.choice(("a", "b", b"c")): value(rng, depth - 1) for _ in range(int(rng.random() * 4))}
+_INTEGERS = st.integers(-2, 17) | st.sampled_from(
+    (*(edge for edge in EDGES if edge < 1 << 64), *(-edge for edge in EDGES if edge <= 1 << 63))
+)
+_TEXTS = st.text(max_size=12) | st.sampled_from(
+    ("", "a", "k" * 300, "\n\x1b[31m", "\x00", "\u2028", "😀", "rank", "%s{0}")
+)
+_BYTES = st.sampled_from((0, 1, 16, 32, 300)).flatmap(lambda size: st.binary(min_size=size, max_size=size))
+_EXTENSIONS = st.builds(msgpack.ExtType, st.integers(0, 126), st.binary(max_size=20))
 
 
-def change(rng: random.Random, tree: Any, other: Callable[[random.Random], Any]) -> Any:
+def _trees(leaves: st.SearchStrategy[Any], keys: tuple[str | bytes, ...]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.none() | st.booleans() | _INTEGERS | st.floats() | _TEXTS | leaves,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(keys), inner, max_size=3),
+        max_leaves=8,
+    )
+
+
+PACKED_VALUES = _trees(_BYTES | _EXTENSIONS, ("a", "b", b"c"))
+"""Any value that msgpack has."""
+
+JSON_VALUES = _trees(st.sampled_from((10**20, 10**400, 10**4299)), ("a", "b", "c"))
+"""Any value that JSON has, and not a number."""
+
+_IN_A_LIST = st.sampled_from(
+    (*["inside"] * 13, *["another"] * 2, "removed", "removed", "doubled", "longer", "many")
+)
+_IN_A_DICT = st.sampled_from((*["inside"] * 8, "another", "removed", "longer"))
+
+
+def change(draw: st.DrawFn, tree: Any, values: st.SearchStrategy[Any]) -> Any:
     """The same value, but for one place in it."""
-    if isinstance(tree, list | tuple) and tree and rng.random() < 0.9:
-        items = list(tree)
-        at = int(rng.random() * len(items))
-        action = rng.random()
-        if action < 0.75:
-            items[at] = change(rng, items[at], other)
-        elif action < 0.82:
-            del items[at]
-        elif action < 0.9:
-            items.insert(at, rng.choice(items))
-        elif action < 0.95:
-            items.append(other(rng))
-        else:
-            items = items * int(2 + rng.random() * 3)
-        return items
-    if isinstance(tree, dict) and tree and rng.random() < 0.9:
-        items = dict(tree)  # type: ignore[assignment]
-        key = rng.choice(list(items))
-        action = rng.random()
-        if action < 0.8:
-            items[key] = change(rng, items[key], other)
-        elif action < 0.9:
-            del items[key]
-        else:
-            items[rng.choice(("a", "nonce", "pid"))] = other(rng)  # type: ignore[call-overload]
-        return items
-    if isinstance(tree, int) and not isinstance(tree, bool) and rng.random() < 0.4:
-        return max(-(1 << 63), min(tree + rng.choice((-1, 1, 256)), (1 << 64) - 1))
-    if isinstance(tree, str | bytes) and len(tree) < 1000 and rng.random() < 0.3:
-        return tree * rng.choice((0, 2, 30))
-    if rng.random() < 0.06:
-        for _ in range(rng.choice((2, 90, 400, 600))):
+    if isinstance(tree, list | tuple) and tree:
+        return _change_list(draw, list(tree), values)
+    if isinstance(tree, dict) and tree:
+        return _change_dict(draw, dict(tree), values)
+    if isinstance(tree, int) and not isinstance(tree, bool) and _once_in(draw, 3):
+        return max(-(1 << 63), min(tree + draw(st.sampled_from((-1, 1, 256))), (1 << 64) - 1))
+    if isinstance(tree, str | bytes) and len(tree) < 1000 and _once_in(draw, 3):
+        return tree * draw(st.sampled_from((0, 2, 30)))
+    if _once_in(draw, 16):
+        for _ in range(draw(st.sampled_from((2, 90, 400, 600)))):
             tree = [tree]
         return tree
-    return other(rng)
+    return draw(values)
 
 
-def packed(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+def _change_list(draw: st.DrawFn, items: list[Any], values: st.SearchStrategy[Any]) -> Any:
+    at = _index(draw, len(items))
+    match draw(_IN_A_LIST):
+        case "inside":
+            items[at] = change(draw, items[at], values)
+        case "removed":
+            del items[at]
+        case "doubled":
+            items.insert(at, draw(st.sampled_from(items)))
+        case "longer":
+            items.append(draw(values))
+        case "many":
+            items *= draw(st.integers(2, 4))
+        case _:
+            return draw(values)
+    return items
+
+
+def _change_dict(draw: st.DrawFn, items: dict[Any, Any], values: st.SearchStrategy[Any]) -> Any:
+    key = draw(st.sampled_from(list(items)))
+    match draw(_IN_A_DICT):
+        case "inside":
+            items[key] = change(draw, items[key], values)
+        case "removed":
+            del items[key]
+        case "longer":
+            items[draw(st.sampled_from(("a", "nonce", "pid")))] = draw(values)
+        case _:
+            return draw(values)
+    return items
+
+
+def packed(draw: st.DrawFn, data: bytes, corpus: Corpus) -> bytes:
     """Change one value of a msgpack message; of bytes that are none, some bytes."""
     try:
         tree = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogateescape")
-        tree = change(rng, tree, value)
-        while rng.random() < 0.3:
-            tree = change(rng, tree, value)
-        made: bytes = _packer(rng.random() < 0.9).pack(tree)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+        return raw(draw, data, corpus)
+    tree = change(draw, tree, PACKED_VALUES)
+    while _once_in(draw, 3):
+        tree = change(draw, tree, PACKED_VALUES)
+    packer = _packer(_once_in(draw, 10))
+    try:
+        made: bytes = packer.pack(tree)
         return made
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError):
-        return raw(rng, data, corpus)
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        packer.reset()
+        return raw(draw, data, corpus)
 
 
 @functools.lru_cache
-def _packer(double: bool) -> Any:
-    return msgpack.Packer(use_single_float=not double, unicode_errors="surrogateescape")
+def _packer(single: bool) -> Any:
+    return msgpack.Packer(use_single_float=single, unicode_errors="surrogateescape")
 
 
-def texts(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+def texts(draw: st.DrawFn, data: bytes, corpus: Corpus) -> bytes:
     """Change one value of a JSON text; of bytes that are none, some bytes."""
     try:
-        tree = change(rng, json.loads(data), _json_value)
+        tree = json.loads(data)
+    except (ValueError, RecursionError):
+        return raw(draw, data, corpus)
+    tree = change(draw, tree, JSON_VALUES)
+    try:
         return json.dumps(tree).encode()
     except (ValueError, TypeError, RecursionError):
-        return raw(rng, data, corpus)
-
-
-def _json_value(rng: random.Random) -> Any:
-    if rng.random() < 0.1:
-        return 10 ** rng.choice((20, 400, 4299))
-    while True:
-        made = value(rng)
-        try:
-            json.dumps(made)
-        except (TypeError, ValueError):
-            continue
-        return made
+        return raw(draw, data, corpus)
 
 
 # ── what is made of parts ────────────────────────────────────────────────────────────────────────────
@@ -267,41 +294,74 @@ def split(data: bytes) -> list[bytes]:
     return parts
 
 
+_OF_PARTS = st.sampled_from((*["inside"] * 7, "moved", "another", "removed"))
+
+
 def framed(inner: Mutator, skip: int = 0) -> Mutator:
     """Change one part, or the order of the parts. `skip`: bytes of a part that `inner` does not see."""
 
-    def mutator(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+    def mutator(draw: st.DrawFn, data: bytes, corpus: Corpus) -> bytes:
         parts = split(data)
         if not parts:
-            return raw(rng, data, corpus)
+            return raw(draw, data, corpus)
         while True:
-            at = int(rng.random() * len(parts))
-            action = rng.random()
-            if action < 0.7:
-                part = parts[at]
-                head = bytearray(part[:skip])
-                if head and rng.random() < 0.2:
-                    head[int(rng.random() * len(head))] = int(rng.random() * 256)
-                parts[at] = bytes(head) + inner(rng, part[skip:], [p[skip:] for p in parts])
-            elif action < 0.8 and len(parts) > 1:
-                parts.insert(int(rng.random() * len(parts)), parts.pop(at))
-            elif action < 0.9:
-                parts.insert(int(rng.random() * len(parts)), rng.choice(split(rng.choice(corpus)) or parts))
-            elif len(parts) > 1:
-                del parts[at]
-            if rng.random() < 0.6:
+            at = _index(draw, len(parts))
+            match draw(_OF_PARTS):
+                case "inside":
+                    head, rest = bytearray(parts[at][:skip]), parts[at][skip:]
+                    if head and _once_in(draw, 5):
+                        head[_index(draw, len(head))] = _index(draw, 256)
+                    parts[at] = bytes(head) + inner(draw, rest, [part[skip:] for part in parts])
+                case "moved":
+                    part = parts.pop(at)
+                    parts.insert(_index(draw, len(parts) + 1), part)
+                case "another":
+                    others = split(draw(st.sampled_from(corpus))) or parts
+                    parts.insert(at, draw(st.sampled_from(others)))
+                case _ if len(parts) > 1:
+                    del parts[at]
+            if not _once_in(draw, 3):
                 return join(parts)
 
     return mutator
 
 
 _HEADER = struct.Struct("<BBBBIQQIIQQQQ32s")
+_WIDTHS = (1, 1, 1, 1, 4, 8, 8, 4, 4, 8, 8, 8, 8)  # of a header's fields, in bytes
 _NBYTES = 8  # where its field is among a header's
 _MAPPED = 5  # the type whose bytes lie elsewhere
+_OF_FRAMES = st.sampled_from((*["field"] * 6, "doubled", "moved", "removed", "cut", "filled"))
 
 
-def headers(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+def headers(draw: st.DrawFn, data: bytes, corpus: Corpus) -> bytes:
     """Change one field of one frame of a data link, or the order of the frames."""
+    frames = _frames(data)
+    if not frames:
+        return raw(draw, data, corpus)
+    while True:
+        at = _index(draw, len(frames))
+        fields, payload = frames[at]
+        match draw(_OF_FRAMES):
+            case "field":
+                field = _index(draw, len(_WIDTHS))
+                fields[field] = _field(draw, field, fields[field], draw(st.sampled_from(frames))[0][field])
+            case "doubled":
+                frames.append(([*fields], payload))
+            case "moved":
+                frame = frames.pop(at)
+                frames.insert(_index(draw, len(frames) + 1), frame)
+            case "cut":
+                frames[at] = (fields, payload[: _index(draw, len(payload) + 1)])
+            case "filled":
+                frames[at] = (fields, bytes([_index(draw, 256)]) * min(fields[_NBYTES], 30_000))
+            case _ if len(frames) > 1:
+                del frames[at]
+        if not _once_in(draw, 3):
+            return b"".join(_HEADER.pack(*fields) + payload for fields, payload in frames)
+
+
+def _frames(data: bytes) -> list[tuple[list[Any], bytes]]:
+    """Every frame's fields and payload."""
     frames = []
     at = 0
     while len(data) - at >= _HEADER.size:
@@ -310,32 +370,18 @@ def headers(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
         size = 0 if fields[0] == _MAPPED else min(fields[_NBYTES], len(data) - at)
         frames.append((fields, data[at : at + size]))
         at += size
-    if not frames:
-        return raw(rng, data, corpus)
-    while True:
-        at = int(rng.random() * len(frames))
-        action = rng.random()
-        fields, payload = frames[at]
-        if action < 0.6:
-            field = int(rng.random() * (len(fields) - 1))
-            limit = (1 << 8 * (1, 1, 1, 1, 4, 8, 8, 4, 4, 8, 8, 8, 8)[field]) - 1
-            if field == 0:
-                fields[0] = int(rng.random() * 11)
-            elif rng.random() < 0.5:
-                fields[field] = rng.choice(EDGES) & limit
-            elif rng.random() < 0.5:
-                fields[field] = (fields[field] + rng.choice((-1, 1))) & limit
-            else:
-                fields[field] = rng.choice(frames)[0][field]
-        elif action < 0.7:
-            frames.append(([*fields], payload))
-        elif action < 0.8:
-            frames.insert(int(rng.random() * len(frames)), frames.pop(at))
-        elif action < 0.87 and len(frames) > 1:
-            del frames[at]
-        elif action < 0.93:
-            frames[at] = (fields, payload[: int(rng.random() * (len(payload) + 1))])
-        else:
-            frames[at] = (fields, rng.randbytes(min(fields[_NBYTES], 30_000)))
-        if rng.random() < 0.6:
-            return b"".join(_HEADER.pack(*fields) + payload for fields, payload in frames)
+    return frames
+
+
+def _field(draw: st.DrawFn, field: int, value: int, other: int) -> int:
+    """Another value of a header's field."""
+    limit = (1 << 8 * _WIDTHS[field]) - 1
+    if field == 0:
+        return _index(draw, 11)
+    match draw(st.sampled_from(("edge", "edge", "near", "other"))):
+        case "edge":
+            return draw(st.sampled_from(EDGES)) & limit
+        case "near":
+            return (value + draw(st.sampled_from((-1, 1)))) & limit
+        case _:
+            return other

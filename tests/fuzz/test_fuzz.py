@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aiodist.errors import WireError
 from tests.fuzz import __main__ as command
-from tests.fuzz import engine, with_atheris, with_hypothesis
+from tests.fuzz import engine, with_atheris
 from tests.fuzz.mutate import framed, headers, join, packed, raw, split, texts
 from tests.fuzz.target import Run, Target
 from tests.fuzz.targets import TARGETS
@@ -32,22 +34,17 @@ def shown(outcome: engine.Outcome) -> list[str]:
 def test_nothing_but_the_documented_errors_comes_out(target: Target) -> None:
     outcome = engine.fuzz(target, 150, 1)
     assert not shown(outcome)
-    assert outcome.inputs == 150
+    assert outcome.inputs >= 150
     assert outcome.accepted, "nothing was accepted: are the seeds still valid?"
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=NAMES)
-def test_hypothesis_finds_nothing_either(target: Target) -> None:
-    assert not shown(with_hypothesis.fuzz(target, 10, 1))
-
-
-@pytest.mark.slow
+@pytest.mark.slow("a process that counts branches")
 @pytest.mark.skipif(not with_atheris.available(), reason=with_atheris.MISSING)
 def test_atheris_drives_the_same_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     outcome = with_atheris.fuzz(TARGETS[0], 300, 1)
     assert not shown(outcome)
-    assert outcome.inputs == 300
+    assert outcome.inputs >= 300
 
 
 def test_names_are_unique() -> None:
@@ -104,7 +101,6 @@ def test_what_is_wrong_is_seen(parse: Any, words: str) -> None:
     [crash] = outcome.crashes.values()
     assert words in crash.error
     assert b"good" not in crash.data
-    assert outcome.times[crash.where] > 1
 
 
 def test_what_never_ends_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,31 +112,14 @@ def test_what_never_ends_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None
     assert "no end" in str(wrong)
 
 
-def test_memory_is_seen_where_it_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "BLOCK", 20)
-    seen: list[bytes] = []
-
-    def takes_memory_once(data: bytes) -> str:
-        seen.append(data)
-        if len(seen) == 251 or (len(seen) > 251 and data == seen[250]):
-            assert b"x" * (2 * engine.MEMORY + 300 * len(data))
+def test_what_is_wrong_is_shrunk() -> None:
+    def parse(data: bytes) -> str:
+        if b"\xff" in data:
+            raise KeyError(data)
         return ""
 
-    ballast = b"x" * (4 * engine.MEMORY)  # the process was larger before
-    del ballast
-    pieces = [b"x" * 100_000 for _ in range(4 * engine.MEMORY // 100_000)]
-    above = b"x" * 100_000  # so that the allocator keeps what lies below
-    pieces.clear()
-    outcome = engine.fuzz(parser(takes_memory_once), 400, 1)
-    [crash] = outcome.crashes.values()
-    assert "of memory for" in crash.error and crash.data == seen[250]
-    assert outcome.inputs == 400
-    assert above
-
-
-def test_hypothesis_shrinks_what_is_wrong() -> None:
-    outcome = with_hypothesis.fuzz(parser(raises(KeyError("a field"))), 200, 1)
-    assert "KeyError" in next(iter(outcome.crashes))
+    [crash] = engine.fuzz(parser(parse), 2000, 1).crashes.values()
+    assert len(crash.data) <= len(b"a good message") + 1
 
 
 def test_an_expected_error_is_none() -> None:
@@ -188,12 +167,18 @@ def test_parts_come_apart_as_they_were_joined() -> None:
     assert split(b"") == []
 
 
+CORPUS = [b"", b"x", b'{"a": [1, 2]}', b"\x93\x01\xa1a\xc0", bytes(200), join([b"part", b""])]
+
+
 @pytest.mark.parametrize("mutator", [raw, packed, texts, headers, framed(packed), framed(raw, 1)])
 def test_mutators_take_anything(mutator: Any) -> None:
-    import random
+    made: set[bytes] = set()
 
-    rng = random.Random(1)
-    corpus = [b"", b"x", b'{"a": [1, 2]}', b"\x93\x01\xa1a\xc0", bytes(200), join([b"part", b""])]
-    made = [mutator(rng, data, corpus) for data in corpus for _ in range(100)]
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        for one in CORPUS:
+            made.add(mutator(data.draw, one, CORPUS))
+
+    check()
     assert all(type(one) is bytes for one in made)
-    assert len(set(made)) > len(corpus)
+    assert len(made) > len(CORPUS)

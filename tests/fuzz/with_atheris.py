@@ -1,17 +1,20 @@
-"""The engine atheris: libFuzzer, led by which lines an input reaches. It has a process for each target, as
-libFuzzer ends the process that it runs in. Not among the test dependencies: `pip install atheris`."""
+"""The engine atheris: libFuzzer draws what Hypothesis would, led by which lines an input reaches.
+
+It has a process for each target, as libFuzzer ends the process that it runs in. Not among the test
+dependencies: `pip install atheris`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +34,6 @@ def fuzz(target: Target, inputs: int, seed: int, *, say: Callable[[Outcome], Non
     if not available():
         raise SystemExit(MISSING)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder, "corpus")
-        corpus.mkdir()
-        for number, data in enumerate(target.seeds()):
-            (corpus / f"seed-{number}").write_bytes(data)
         answer = Path(folder, "outcome")
         command = [
             sys.executable,
@@ -54,7 +53,7 @@ def fuzz(target: Target, inputs: int, seed: int, *, say: Callable[[Outcome], Non
 
 
 def _outcome(said: dict[str, Any]) -> Outcome:
-    outcome = Outcome(**{**said, "refused": Counter(said["refused"]), "times": Counter(said["times"])})
+    outcome = Outcome(**{**said, "refused": Counter(said["refused"])})
     outcome.crashes = {
         where: Crash(crash["error"], where, bytes.fromhex(crash["data"]), crash["number"])
         for where, crash in said["crashes"].items()
@@ -79,34 +78,25 @@ def _run(name: str, count: int, seed: int, folder: str) -> None:
     with atheris.instrument_imports(include=["aiodist"], enable_loader_override=False):
         from tests.fuzz.targets import TARGETS
 
-    from tests.fuzz.engine import judging
+    from tests.fuzz.engine import checking, judging
 
     target = next(target for target in TARGETS if target.name == name)
     outcome = Outcome(name)
-    corpus = target.seeds()
     answer = Path(folder, "outcome")
     start = time.monotonic()
-
-    def mutate(data: bytes, longest: int, number: int) -> bytes:
-        """Ours half the time: libFuzzer knows nothing of what the bytes mean."""
-        rng = random.Random(number)
-        if rng.random() < 0.5:
-            return bytes(atheris.Mutate(data, longest))
-        return rng.choice(target.mutators)(rng, data, corpus)[:longest]
-
     with judging(target, outcome) as judge:
+        check = checking(target, judge, count).hypothesis.fuzz_one_input
 
         def one(data: bytes) -> None:
-            judge(data)
-            if outcome.inputs == count:
+            with suppress(Exception):  # the judge has noted it
+                check(data)
+            if outcome.inputs >= count:
                 outcome.seconds = time.monotonic() - start
                 answer.write_text(_said(outcome))
                 os._exit(0)
 
-        options = [f"-seed={seed}", f"-runs={2 * count}", "-max_len=40000", "-rss_limit_mb=0"]
-        atheris.Setup(
-            ["fuzz", *options, "-verbosity=0", str(Path(folder, "corpus"))], one, custom_mutator=mutate
-        )
+        options = [f"-seed={seed}", "-max_len=4000", "-rss_limit_mb=0", "-verbosity=0"]
+        atheris.Setup(["fuzz", *options], one)
         atheris.Fuzz()
 
 

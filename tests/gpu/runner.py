@@ -40,7 +40,7 @@ timeout_method = signal
 limit_again = 10
 filterwarnings = default
 markers =
-    slow: takes more than a few seconds
+    slow(reason): takes long for what it shows
     gpu: needs a CUDA device
 """
 

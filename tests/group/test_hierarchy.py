@@ -24,6 +24,7 @@ from aiodist.testing.programs import operations, program
 from aiodist.transport import SocketEndpoint
 from aiodist.transport.memory import MemoryNetwork
 from aiodist.types import BFLOAT16, Kind
+from tests.levels import MORE, few
 
 Main = Callable[[ProcessGroup], Awaitable[Any]]
 
@@ -66,7 +67,7 @@ def taken(pg: ProcessGroup) -> int:
 # ── right ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("hosts", LAYOUTS)
+@pytest.mark.parametrize("hosts", few(LAYOUTS, ["abab"]))
 def test_conformance(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
         await check_backend(pg, seed=pg.size)
@@ -75,7 +76,7 @@ def test_conformance(hosts: str) -> None:
     simulated(hosts, main)
 
 
-@pytest.mark.parametrize("hosts", ["aabb", "aaabbb", "abcabc"])
+@pytest.mark.parametrize("hosts", few(["aabb", "aaabbb", "abcabc"], ["aabb"]))
 async def test_conformance_over_sockets_and_shared_memory(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
         await check_backend(pg, seed=pg.size)
@@ -85,6 +86,7 @@ async def test_conformance_over_sockets_and_shared_memory(hosts: str) -> None:
     await connected(hosts, main)
 
 
+@pytest.mark.slow(MORE)
 @settings(max_examples=10, deadline=None)
 @given(hosts=st.sampled_from(LAYOUTS), seed=st.integers(0, 2**32))
 def test_random_programs_whatever_comes_first(hosts: str, seed: int) -> None:
@@ -95,7 +97,7 @@ def test_random_programs_whatever_comes_first(hosts: str, seed: int) -> None:
     simulated(hosts, main, seed=seed)
 
 
-@pytest.mark.parametrize("hosts", ["aabb", "aabbcc"])
+@pytest.mark.parametrize("hosts", few(["aabb", "aabbcc"], ["aabb"]))
 async def test_random_programs_over_sockets(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
         kinds = (Kind.all_reduce, Kind.broadcast, Kind.all_gather)
@@ -293,6 +295,7 @@ def test_pieces_without_an_element() -> None:
     simulated("aabb", main, Thresholds(hierarchy=1, inline=0))
 
 
+@pytest.mark.slow(MORE)
 async def test_more_in_flight_than_there_are_slots() -> None:
     async def main(pg: ProcessGroup) -> None:
         tensors = [np.full(300, pg.rank + i, np.int64) for i in range(70)]

@@ -46,6 +46,7 @@ async def life() -> None:
         assert await pg.agree(True)
 
 
+@pytest.mark.slow("two runs of a job, one after the other")
 @pytest.mark.timeout(180)
 async def test_two_runs_on_one_store() -> None:
     async with await StoreServer.start("127.0.0.1", 0, "again", b"known") as server:
@@ -117,6 +118,7 @@ async def kill(processes: list[Process]) -> None:
 DESERTED = "RendezvousError no member of the job's last run is left, so nobody can admit this process. Start"
 
 
+@pytest.mark.slow("two runs of a job, one after the other")
 @pytest.mark.timeout(240)
 async def test_all_die_while_a_newcomer_waits_and_all_begin_anew(known: dict[str, str]) -> None:
     ranks = await start_all(known)

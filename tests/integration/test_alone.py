@@ -14,6 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
+from tests.levels import MORE
 from tests.processes import run_to_end
 
 JOB = """
@@ -89,6 +90,7 @@ def test_separate_agents_are_refused(flavour: str, job: str) -> None:
     assert "AIODIST_ALONE=1 if each shall be a job of its own" in ended.stderr
 
 
+@pytest.mark.slow(MORE)
 def test_separate_agents_may_be_meant(flavour: str, job: str) -> None:
     ended = mpirun(flavour, 2, agent(job, "--nproc-per-node", "2"), AIODIST_ALONE="1")
     assert met(ended) == ["0 of 2: 11"] * 2 + ["1 of 2: 11"] * 2
@@ -101,6 +103,7 @@ def test_agents_of_one_job_meet(flavour: str, job: str, port: int) -> None:
     assert met(ended) == ["0 of 2: 11", "1 of 2: 11"]
 
 
+@pytest.mark.slow(MORE)
 def test_one_process_of_mpirun_is_no_company(flavour: str, job: str) -> None:
     """Also where mpirun's helper was started by srun, and its variables came along."""
     ended = mpirun(flavour, 1, agent(job), **(STEP if flavour == "mpich" else {}))
@@ -112,6 +115,7 @@ def test_plain_script_is_one_job(flavour: str, job: str) -> None:
     assert met(mpirun(flavour, 2, [sys.executable, job])) == ["0 of 2: 11", "1 of 2: 11"]
 
 
+@pytest.mark.slow(MORE)
 def test_plain_script_may_be_separate_jobs(flavour: str, job: str) -> None:
     """By a variable, and by the script."""
     ended = mpirun(flavour, 2, [sys.executable, job], AIODIST_ALONE="1")
@@ -162,6 +166,7 @@ def test_plain_script_that_nobody_tells_its_rank_is_refused(
     assert f"\nothers            {said}: refused" in shown.stdout
 
 
+@pytest.mark.slow(MORE)
 def test_children_of_a_rank_are_no_jobs_of_their_own(job: str, tmp_path: Path) -> None:
     """Processes of multiprocessing that start a group by themselves, among workers and under an agent."""
     script = tmp_path / "pool.py"

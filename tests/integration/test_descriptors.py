@@ -11,6 +11,7 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
+from tests.levels import MORE
 
 
 def exhaust() -> None:
@@ -40,6 +41,7 @@ async def test_who_cannot_dial_names_itself(pg: ProcessGroup) -> None:
     await until_broken(pg, r"^rank 0 has no file descriptor left \(its limit is \d+\), so it cannot connect")
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=3)
 async def test_who_can_accept_nobody_names_itself(pg: ProcessGroup) -> None:
     if pg.rank == 0:

@@ -26,6 +26,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.channel_pair import turn_until
 from aiodist.testing.spmd import launch
+from tests.levels import MORE, few
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 COUNT = 100
@@ -118,7 +119,7 @@ async def stop_and_go(pg: ProcessGroup, victim: int, late: bool) -> None:
 
 
 @TRANSPORTS
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", few([False, True], [True]))
 @spmd(world_size=3, env=SHORT)
 async def test_a_stopped_rank_is_lost_and_learns_of_it_when_it_goes_on(
     pg: ProcessGroup, late: bool, transport: str
@@ -126,6 +127,7 @@ async def test_a_stopped_rank_is_lost_and_learns_of_it_when_it_goes_on(
     await stop_and_go(pg, 2, late)
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=4, hosts=2, env=SHORT)
 async def test_a_stopped_rank_of_another_host(pg: ProcessGroup) -> None:
     await stop_and_go(pg, 3, late=False)
@@ -211,7 +213,7 @@ async def block(pg: ProcessGroup, how: str) -> None:
     await pg.barrier()
 
 
-HOWS = pytest.mark.parametrize("how", ["blocked", "held"])
+HOWS = pytest.mark.parametrize("how", few(["blocked", "held"], ["held"]))
 
 
 @TRANSPORTS
@@ -223,12 +225,14 @@ async def test_a_long_step_evicts_nobody_and_who_waits_is_told(
     await block(pg, how)
 
 
+@pytest.mark.slow(MORE)
 @HOWS
 @spmd(world_size=4, hosts=2, env=QUICK)
 async def test_a_long_step_on_another_host(pg: ProcessGroup, how: str) -> None:
     await block(pg, how)
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=3, env=QUICK)
 async def test_all_ranks_are_busy_at_once(pg: ProcessGroup) -> None:
     await pg.barrier()
@@ -263,7 +267,7 @@ async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_tur
 JOB = str(Path(__file__).parent / "silent_job.py")
 
 
-@pytest.mark.parametrize("ending", ["held", "given up"])
+@pytest.mark.parametrize("ending", few(["held", "given up"], ["given up"]))
 async def test_where_nobody_sees_the_process_silence_is_given_minutes(ending: str) -> None:
     """As between hosts with one rank each: the processes cannot look at each other."""
     env = {**QUICK, "AIODIST_TRANSPORT": "tcp"}
@@ -295,7 +299,7 @@ def lose_packets(way: str) -> list[list[str]]:
     return [["ip", "neigh", "replace", *entry, *nobody], ["ip", "neigh", "del", *entry]]
 
 
-@pytest.mark.parametrize("way", ["both ways", "there", "back"])
+@pytest.mark.parametrize("way", few(["both ways", "there", "back"], ["both ways"]))
 @spmd(world_size=4, hosts=2)
 async def test_black_hole(pg: ProcessGroup, way: str) -> None:
     cutter, partner = 2 if way == "back" else 0, (pg.rank + 2) % 4
@@ -321,6 +325,7 @@ async def test_black_hole(pg: ProcessGroup, way: str) -> None:
         assert lost.cause.startswith("its host does not answer (no acknowledgement for over ")
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=2, hosts=2, env={**QUICK, "AIODIST_WARN_AFTER": "300"})
 async def test_black_hole_around_a_host_whose_loop_is_blocked(pg: ProcessGroup) -> None:
     """Nobody pings it any more, and nobody waits for it; the kernels ask each other."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.launch import jobs
+from tests.levels import MORE, few
 from tests.ports import free_port
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def steps(out: str) -> list[int]:
     return [int(number) for number in re.findall(r"steps (\d+)", out)]
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", few([0, 2], [2]))
 def test_a_killed_worker_comes_back_into_the_group(start: Start, victim: int) -> None:
     job = start(TRAIN, "--max-restarts", "3", nproc=4)
     before = epoch_of(job, 4, 4)
@@ -96,6 +97,7 @@ def test_a_killed_worker_comes_back_into_the_group(start: Start, victim: int) ->
     assert err.endswith("aiodist run: the job ended well after 1 restart\n")
 
 
+@pytest.mark.slow(MORE)
 def test_the_survivors_go_on_alone(start: Start) -> None:
     job = start(TRAIN, "--on-failure", "continue", nproc=3)
     members = epoch_of(job, 3, 3)
@@ -132,6 +134,7 @@ def test_a_node_joins_and_is_lost_again(start: Start) -> None:
     assert err.endswith("aiodist run: the job ended well without node 1 (lost)\n")
 
 
+@pytest.mark.slow(MORE)
 def test_who_dies_before_the_group_exists_makes_all_begin_again(start: Start) -> None:
     """Rank 1 has claimed its rank, and rank 2 has not come yet: there is nothing to come back to."""
     job = start(
@@ -169,6 +172,7 @@ def test_who_dies_before_the_group_exists_makes_all_begin_again(start: Start) ->
     assert told == [f"{rank} epoch 0 size 3" for rank in range(3)]
 
 
+@pytest.mark.slow(MORE)
 def test_who_comes_back_too_late_is_not_missed(start: Start) -> None:
     """Rank 1 is killed; while it is started again, the others reach the end: it does not wait for them."""
     late = """

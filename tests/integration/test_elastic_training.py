@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 ROOT = Path(__file__).parents[2]
 # However fast the epochs are, and however slow the start of a process: who was killed can come back in time.
 PACED = """
@@ -58,6 +59,7 @@ def workers(launcher: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow("a training of 150 epochs, with two deaths")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for the workers in /proc")
 def test_the_result_is_the_same_whoever_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "paced.py"

@@ -12,6 +12,7 @@ from aiodist.testing import run_cluster, run_virtual, spmd
 from aiodist.transport import EAGER_BUDGET, EAGER_MESSAGE
 from aiodist.transport.memory import MemoryNetwork
 from aiodist.wire.frame import HEADER
+from tests.levels import few
 
 FLOOD = 600
 MARK = np.zeros(8, np.uint8)
@@ -63,14 +64,16 @@ async def check_flood(pg: ProcessGroup, nbytes: int) -> None:
     assert summed[0] == sum(range(1, pg.size + 1))
 
 
-@pytest.mark.parametrize("nbytes", [200, EAGER_MESSAGE, 50_000])
+@pytest.mark.parametrize("nbytes", few([200, EAGER_MESSAGE, 50_000], [50_000]))
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @spmd(world_size=2)
 async def test_flood_between_processes(pg: ProcessGroup, transport: str, nbytes: int) -> None:
     await check_flood(pg, nbytes)
 
 
-@pytest.mark.parametrize("nbytes", [200, EAGER_MESSAGE, EAGER_MESSAGE + 1, 150_000])
+@pytest.mark.parametrize(
+    "nbytes", few([200, EAGER_MESSAGE, EAGER_MESSAGE + 1, 150_000], [EAGER_MESSAGE, EAGER_MESSAGE + 1])
+)
 def test_flood_in_one_process(nbytes: int) -> None:
     delays = np.random.default_rng(nbytes)
     network = MemoryNetwork(delay=lambda src, dst: float(delays.exponential(0.001)))

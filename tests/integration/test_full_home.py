@@ -22,6 +22,7 @@ from aiodist.testing import check_backend, run_cluster
 from aiodist.testing.spmd import check, launch
 from aiodist.transport import SocketEndpoint
 from aiodist.types import Kind
+from tests.levels import MORE, few
 
 LIMIT = 2 << 30
 """Bytes of address space of a process; its home has 32 MiB."""
@@ -93,11 +94,12 @@ async def main() -> None:
         await pg.barrier()
 
 
+@pytest.mark.slow(MORE)
 def test_operations_go_on_where_users_have_taken_all() -> None:
     check(asyncio.run(launch([__file__], 2, timeout=120, env={"AIODIST_TRANSPORT": "shm"})), {})
 
 
-@pytest.mark.parametrize("hosts", ["aaa", "aabb"])
+@pytest.mark.parametrize("hosts", few(["aaa", "aabb"], ["aaa"]))
 async def test_conformance_with_a_home_that_is_full(hosts: str) -> None:
     """On one host and over several, whose temporaries are ordinary memory then."""
     limits = Thresholds(hierarchy=1, direct=64, inline=512, block=4096, staging=4096, depth=2)

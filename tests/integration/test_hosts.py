@@ -13,6 +13,7 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
+from tests.levels import MORE, few
 
 ALL = {"AIODIST_HIERARCHY": "1", "AIODIST_INLINE": "4096"}
 
@@ -24,6 +25,7 @@ def taken(pg: ProcessGroup) -> int:
     return int(inner._next)
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=4, hosts=2, env=ALL)
 async def test_conformance(pg: ProcessGroup) -> None:
     await check_backend(pg, 11)
@@ -38,7 +40,7 @@ async def test_random_programs(pg: ProcessGroup) -> None:
     assert taken(pg) > 50
 
 
-@pytest.mark.parametrize("least", ["1", "1000000000000"])
+@pytest.mark.parametrize("least", few(["1", "1000000000000"], ["1"]))
 @spmd(world_size=4, hosts=2)
 async def test_large_tensors(pg: ProcessGroup, least: str) -> None:
     for count in (1 << 20, (1 << 20) + 1):
@@ -73,12 +75,13 @@ async def _die(pg: ProcessGroup, count: int, victim: int) -> None:
         await pg.barrier()
 
 
-@pytest.mark.parametrize("count", [100, 4_000_000])
+@pytest.mark.parametrize("count", few([100, 4_000_000], [100]))
 @spmd(world_size=4, hosts=2, env=ALL, exits={3: -signal.SIGKILL})
 async def test_killed_peer_is_named_on_every_survivor(pg: ProcessGroup, count: int) -> None:
     await _die(pg, count, 3)
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=4, hosts=2, env=ALL)
 async def test_abort(pg: ProcessGroup) -> None:
     if pg.rank == 2:

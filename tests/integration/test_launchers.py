@@ -14,7 +14,10 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
+from tests.levels import MORE
 from tests.processes import run_to_end
+
+SLOW = pytest.mark.slow(MORE)
 
 JOB = Path(__file__).parent / "launched_job.py"
 PATIENCE = 150.0
@@ -43,9 +46,11 @@ def check(out: str, size: int) -> None:
     ("options", "steps"),
     [
         (["--standalone"], ["aiodist"]),
-        (["--standalone"], ["aiodist", "torch"]),
-        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"], ["torch", "aiodist"]),
-        (["--rdzv-backend", "static"], ["torch", "aiodist"]),
+        pytest.param(["--standalone"], ["aiodist", "torch"], marks=SLOW),
+        pytest.param(
+            ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"], ["torch", "aiodist"], marks=SLOW
+        ),
+        pytest.param(["--rdzv-backend", "static"], ["torch", "aiodist"], marks=SLOW),
     ],
     ids=["standalone", "standalone-before-torch", "c10d-after-torch", "static-after-torch"],
 )

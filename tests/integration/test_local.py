@@ -19,6 +19,7 @@ from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
 from aiodist.types import BFLOAT16
 from aiodist.work import Work
+from tests.levels import few
 
 # Thresholds so small that programs of small arrays go through every path, in many blocks.
 TINY = {
@@ -45,7 +46,7 @@ def values(pg: ProcessGroup, count: int, dtype: np.dtype[Any], rank: int, salt: 
 # ── every path ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("world_size", few([2, 3, 5], [3]))
 @spmd(transport="shm", env=TINY)
 async def test_programs_in_many_blocks(pg: ProcessGroup, world_size: int) -> None:
     assert hub(pg) is not None
@@ -69,13 +70,13 @@ async def test_messages_instead(pg: ProcessGroup) -> None:
 # ── arrays that all ranks map ────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm")
 async def test_some_ranks_have_mapped_arrays_and_some_have_not(pg: ProcessGroup, world_size: int) -> None:
     await check_mixed(pg)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm", env=TINY)
 async def test_some_ranks_have_mapped_arrays_in_many_blocks(pg: ProcessGroup, world_size: int) -> None:
     await check_mixed(pg)
@@ -129,13 +130,13 @@ async def check_mixed(pg: ProcessGroup) -> None:
         tensor[...] = 0
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm")
 async def test_views_that_begin_at_any_byte(pg: ProcessGroup, world_size: int) -> None:
     await check_any_byte(pg)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm", env=TINY)
 async def test_views_that_begin_at_any_byte_in_many_blocks(pg: ProcessGroup, world_size: int) -> None:
     await check_any_byte(pg)
@@ -252,7 +253,7 @@ async def test_empty_without_shared_memory_is_an_ordinary_array(pg: ProcessGroup
 # ── the short way ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", few([2, 3], [3]))
 @spmd(transport="shm")
 async def test_short_and_long_all_reduces_meet(pg: ProcessGroup, world_size: int) -> None:
     """Ranks may take different ways into the same operation: a strided view, a timeout, or neither."""
@@ -269,7 +270,7 @@ async def test_short_and_long_all_reduces_meet(pg: ProcessGroup, world_size: int
         assert (tensor == expected).all()
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", few([2, 4], [2]))
 @spmd(transport="shm")
 async def test_more_in_flight_than_there_are_slots(pg: ProcessGroup, world_size: int) -> None:
     tensors = [np.full(8, pg.rank * 1000 + number, np.int64) for number in range(SLOTS * 5)]
@@ -429,7 +430,7 @@ async def test_the_short_way_refuses_what_the_other_refuses(pg: ProcessGroup) ->
     await pg.barrier()
 
 
-@pytest.mark.parametrize("count", [1, 3, 8, 9, 33, 1000])
+@pytest.mark.parametrize("count", few([1, 3, 8, 9, 33, 1000], [3, 33]))
 @spmd(world_size=2, transport="shm")
 async def test_nans_of_a_small_all_reduce_are_the_same_on_all_ranks(pg: ProcessGroup, count: int) -> None:
     """Both operands are NaN, with other bits on each rank; the tensors lie at different alignments."""
@@ -503,7 +504,7 @@ async def test_closing_lets_go_of_the_memory_also_where_handles_are_kept(pg: Pro
     assert held() == 0
 
 
-@pytest.mark.parametrize("nbytes", [100, 100_000, 8_000_000])
+@pytest.mark.parametrize("nbytes", few([100, 100_000, 8_000_000], [100_000]))
 @spmd(world_size=3, transport="shm", exits={2: -9})
 async def test_a_rank_that_is_killed_ends_operations_of_any_size(pg: ProcessGroup, nbytes: int) -> None:
     import os

@@ -143,7 +143,7 @@ def test_more_than_one_process_without_mpirun_is_refused(flavour: str) -> None:
     assert "UsageError: WORLD_SIZE=3, but MPI has this process alone" in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow("thousands of groups")
 @BOTH
 def test_more_groups_than_there_is_room_for(flavour: str) -> None:
     said = well(flavour, "too_many_groups", 2).stdout

@@ -6,6 +6,7 @@ import pytest
 
 from aiodist.backends.host.local.hub import supported
 from aiodist.shm import available
+from tests.levels import few
 from tests.programs.plan import LAYOUTS, LIMITS, WORLDS
 from tests.programs.run import run
 
@@ -14,7 +15,7 @@ EACH = 10
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("limits", range(len(LIMITS)))
+@pytest.mark.parametrize("limits", few(range(len(LIMITS)), [1]))
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)), ids=lambda layout: f"{layout}-{LAYOUTS[layout]}")
 async def test_programs(layout: int, limits: int) -> None:
     if not (available() and supported()):

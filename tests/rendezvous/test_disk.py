@@ -93,6 +93,7 @@ def live(folder: Path, disk: Disk, seed: int, commits: int) -> Iterator[tuple[li
         files.close()
 
 
+@pytest.mark.slow("a crash at every byte")
 @CALM
 @given(seed=st.integers(0, 2**32))
 def test_a_crash_at_every_byte_of_the_log_loses_nothing_that_was_confirmed(seed: int, tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from aiodist.rendezvous import TcpStore
+from tests.levels import MORE
 from tests.rendezvous.durability_load import HOST, JOB, ROOT, SECRET, Server
 
 RANK = """
@@ -86,6 +89,7 @@ async def test_collectives_go_on_while_the_store_is_killed_and_started_again(tmp
         await server.kill()
 
 
+@pytest.mark.slow(MORE)
 async def test_a_job_that_was_killed_is_started_again_on_the_same_store(tmp_path: Path) -> None:
     """What its ranks had claimed goes with them."""
     server = Server(tmp_path / "data")

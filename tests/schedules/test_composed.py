@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def test_all_roots_of_small_groups() -> None:
             check(size, root)
 
 
+@pytest.mark.slow("proofs for every size")
 def test_every_size() -> None:
     for size in range(10, 65):
         check(size, 0)

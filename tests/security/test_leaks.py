@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.levels import MORE
 from tests.ports import free_port
 
 SECRET = "zxqv-the-secret-of-this-test-0123456789"
@@ -136,6 +137,7 @@ def test_what_the_command_line_says(run: Run, command: list[str]) -> None:
         assert "set (AIODIST_SECRET)" in said
 
 
+@pytest.mark.slow(MORE)
 def test_a_rank_with_the_wrong_secret(run: Run, tmp_path: Path) -> None:
     """Both sides say so, and neither says which."""
     other = "zxqv-another-secret"
@@ -154,6 +156,7 @@ def test_a_rank_with_the_wrong_secret(run: Run, tmp_path: Path) -> None:
     assert "refused" in said[0] and "rank 1 has another secret than this process" in said[0]
 
 
+@pytest.mark.slow(MORE)
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_secret_in_the_home(tmp_path: Path, shared: bool) -> None:
     """Under other launchers: no variable at all, and a job whose hosts share the home has a secret. Where

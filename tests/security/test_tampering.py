@@ -177,6 +177,7 @@ async def test_requests_of_another_connection() -> None:
         assert await other.add("counter", 0) == 6
 
 
+@pytest.mark.slow("attempts with pauses between them")
 async def test_who_never_stops_altering_keeps_the_client_out() -> None:
     """It is told who did it, after a few attempts; not let in, and not kept waiting."""
     relay = Relay()

@@ -94,6 +94,7 @@ def test_failing_rank_fails_the_test_with_its_traceback_first() -> None:
     assert "GroupAborted: rank 1 aborted the group: ValueError: the batch is bad" in text
 
 
+@pytest.mark.slow("a time limit of ten seconds")
 def test_hangs_are_killed_with_stacks_shown() -> None:
     with ThreadPoolExecutor(2) as threads:  # each takes seconds
         hang = threads.submit(failure, scene_rank_0_hangs)

@@ -16,6 +16,7 @@ from aiodist.rendezvous import WatchEvent, rendezvous
 from aiodist.rendezvous.etcd import gateway
 from aiodist.rendezvous.etcd_store import EtcdStore
 from aiodist.testing.spmd import check, launch
+from tests.levels import MORE
 
 CLIENTS = 3
 
@@ -101,6 +102,7 @@ async def under_load(etcd: Any, job: str, faults: Callable[[Load], Any]) -> None
         assert await anext(watch) == WatchEvent("last", b"v")
 
 
+@pytest.mark.slow("an etcd that is killed or stopped, three times under load")
 async def test_kill_and_restart_under_load(start_etcd: Callable[..., Any], job: str) -> None:
     etcd = start_etcd()
 
@@ -113,6 +115,7 @@ async def test_kill_and_restart_under_load(start_etcd: Callable[..., Any], job: 
     await under_load(etcd, job, faults)
 
 
+@pytest.mark.slow("an etcd that is killed or stopped, three times under load")
 async def test_a_frozen_etcd_gets_what_was_given_up_too(
     start_etcd: Callable[..., Any], job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +146,7 @@ async def test_a_frozen_etcd_gets_what_was_given_up_too(
     await under_load(etcd, job, faults)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("an etcd of three, twice without its leader")
 async def test_the_leader_dies_under_load(start_etcd: Callable[..., Any], job: str) -> None:
     etcd = start_etcd(size=3)
 
@@ -189,6 +192,7 @@ async def four_ranks(pg: Any) -> None:
     assert np.array_equal(tensor, np.arange(100.0) * 10)
 
 
+@pytest.mark.slow(MORE)
 def test_a_job_of_four_processes(etcd: Any, job: str) -> None:
     arguments = ["-m", "aiodist.testing.worker", __file__, "four_ranks", "{}"]
     for _ in range(2):  # the second job finds nothing of the first

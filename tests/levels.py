@@ -1,0 +1,80 @@
+"""Test levels: tests that the quick run leaves out are marked `slow`, with the reason.
+
+The summary counts them by reason. `-m slow` runs them alone, and `-m ""` all tests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable
+from typing import Any
+
+import pytest
+
+from tests.skips import summary
+
+MORE = "more of the same"
+"""Reason of most slow tests: what they show, another one shows at one size, place or transport."""
+
+
+def few(values: Iterable[Any], quick: Collection[Any], reason: str = MORE) -> list[Any]:
+    """Values of a parametrisation, of which the quick run takes only those in `quick`."""
+    values = list(values)
+    assert all(any(value == one for value in values) for one in quick)
+    slow = pytest.mark.slow(reason)
+    return [value if value in quick else pytest.param(value, marks=slow) for value in values]
+
+
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def reason_of(item: pytest.Item) -> str:
+    """Reason that a test's `slow` markers give; '' where one of them gives none, or something else."""
+    reasons = [marker.args for marker in item.iter_markers("slow")]
+    given = all(len(args) == 1 and isinstance(args[0], str) and args[0] for args in reasons)
+    return reasons[0][0] if given else ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing is left out yet."""
+    config.stash[_LEFT_OUT] = Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail the collection of a file in which a marker gives no reason, also where its test is left out."""
+    report = yield
+    items = [item for item in report.result if isinstance(item, pytest.Item)] if report.passed else []
+    if wrong := [item.nodeid for item in items if item.get_closest_marker("slow") and not reason_of(item)]:
+        report.outcome = "failed"
+        report.longrepr = f"pytest.mark.slow takes the reason, as one text: {', '.join(wrong)}"
+        report.result = []
+    return report
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what is left out because it is slow."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.config.stash[_LEFT_OUT][reason_of(item)] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a worker of pytest-xdist: hand the counts to the run."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = dict(session.config.stash[_LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker of pytest-xdist has ended: each has collected, and left out, the same tests."""
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[_LEFT_OUT] = Counter(left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """In the run's summary, a few lines."""
+    left_out = terminalreporter.config.stash[_LEFT_OUT]
+    for line in summary(left_out.elements(), "left out as slow"):
+        terminalreporter.write_line(line)
