@@ -31,9 +31,11 @@ from aiodist.rendezvous.etcd.rounds import Rounds
 from aiodist.rendezvous.etcd.run import Run, lost_error
 from aiodist.rendezvous.etcd.watching import report
 from aiodist.rendezvous.etcd.words import Item
-from aiodist.rendezvous.machine_store import MachineStore, again, check_use, error_of
-from aiodist.rendezvous.schema import RefusedError, check_args
-from aiodist.rendezvous.store import Watch, check_key, closed_error
+from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
+from aiodist.rendezvous.methods import RefusedError, check_args
+from aiodist.rendezvous.shapes import check_key
+from aiodist.rendezvous.store import Store
+from aiodist.rendezvous.watch import Watch
 from aiodist.timeouts import Timeout, spoken
 
 GRACE_SECONDS = 1.0
@@ -78,7 +80,7 @@ class _Lease:
     timer: asyncio.TimerHandle | None = None
 
 
-class EtcdStore(MachineStore):
+class EtcdStore(Store):
     """A store in etcd. Make it with `await EtcdStore.connect(…)`.
 
     What differs from other stores: a value has to fit into one request of etcd, 1.5 MiB by default. A leased

@@ -7,15 +7,17 @@ from typing import Any
 
 from aiodist.errors import UsageError
 from aiodist.rendezvous.events import Connected, Event, Failure, Push, Reply, Request, Tick, Wake
+from aiodist.rendezvous.failures import closed_error, error_of
 from aiodist.rendezvous.machine import StoreMachine
-from aiodist.rendezvous.machine_store import MachineStore, error_of
-from aiodist.rendezvous.store import Watch, check_key, closed_error
+from aiodist.rendezvous.shapes import check_key
+from aiodist.rendezvous.store import Store
+from aiodist.rendezvous.watch import Watch
 from aiodist.timeouts import Timeout
 
 _CLIENT = b"here"
 
 
-class HashStore(MachineStore):
+class HashStore(Store):
     """A `StoreMachine` called directly. All ranks of its loop share one object. The clock is the loop's."""
 
     def __init__(self, timeout: Timeout = None) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 from aiodist.errors import AiodistError, LeaseLost, RendezvousTimeout, UsageError
+from aiodist.rendezvous.shapes import Value
 from aiodist.timeouts import seconds
-
-if TYPE_CHECKING:
-    from aiodist.rendezvous.store import Store, Value
 
 _RENEWALS = 3  # in one ttl
 _RETRY = 0.1  # of a ttl, after a renewal that failed
@@ -25,6 +24,10 @@ class Lease:
     ttl after the last renewal that was confirmed was asked for. Who does something that only the holder
     may do looks at `held` before, and gives `token` to whatever it writes to.
 
+    Args:
+        ask: called with a method of the store and its arguments; awaited for the answer.
+        ttl: seconds.
+
     Attributes:
         ttl: seconds.
         held: whether this process may act as the holder.
@@ -32,11 +35,11 @@ class Lease:
         lost: the store has said that it is over. It does not come back; make a new one.
     """
 
-    def __init__(self, store: Store, ttl: float) -> None:
+    def __init__(self, ask: Callable[..., Awaitable[Any]], ttl: float) -> None:
         self.ttl = seconds(ttl, "ttl")
         self.token = 0
         self.lost = False
-        self._store = store
+        self._ask = ask
         self._confirmed = 0.0  # when the last renewal that was confirmed was asked for, loop time
         self._ended: asyncio.Event = asyncio.Event()
         self._renewing: asyncio.Task[None] | None = None
@@ -47,7 +50,7 @@ class Lease:
             raise UsageError("this lease has begun already", hint="Make another with store.lease(ttl)")
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        self.token = await self._store._begin_lease(self.ttl)
+        self.token = int(await self._ask("lease_grant", self.ttl))
         self._confirmed = asked
         self._renewing = loop.create_task(self._renew())
         return self
@@ -66,12 +69,7 @@ class Lease:
             LeaseLost: it has ended.
             StoreFull: there is no room.
         """
-        self._check()
-        try:
-            await self._store._put_leased(self.token, key, value)
-        except LeaseLost:
-            self._lose()
-            raise
+        await self._ask_leased("lease_set", key, value)
 
     async def claim(self, key: str, value: Value) -> bytes:
         """Set a key that ends with the lease, unless it is there → what it holds: whose it is.
@@ -79,9 +77,12 @@ class Lease:
         One of several that claim a key gets it; when its lease ends the key is free again, and a watch tells.
         Errors as of `set`.
         """
+        return bytes(await self._ask_leased("lease_claim", key, value))
+
+    async def _ask_leased(self, method: str, key: str, value: Value) -> Any:
         self._check()
         try:
-            return await self._store._claim_leased(self.token, key, value)
+            return await self._ask(method, self.token, key, value)
         except LeaseLost:
             self._lose()
             raise
@@ -108,7 +109,7 @@ class Lease:
         if not self.lost:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.ttl):
-                    await self._store._drop_lease(self.token)
+                    await self._ask("lease_end", self.token)
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -117,7 +118,7 @@ class Lease:
             await asyncio.sleep(pause)
             asked = loop.time()
             try:
-                if not await self._store._keep_lease(self.token):
+                if not await self._ask("lease_renew", self.token):
                     self._lose()
                     return
             except RendezvousTimeout:  # a delay; whether the lease lasts is the store's to say

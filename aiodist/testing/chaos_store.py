@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import RendezvousError
 from aiodist.rendezvous import HashStore, Store, Watch
-from aiodist.rendezvous.machine_store import MachineStore
 
 if TYPE_CHECKING:
     from aiodist.testing.chaos import Chaos, Process
@@ -50,7 +49,7 @@ class Shelf:
         await self.store.aclose()
 
 
-class _ChaosStore(MachineStore):
+class _ChaosStore(Store):
     """One process's connection to a store."""
 
     def __init__(self, shelf: Shelf, process: Process) -> None:

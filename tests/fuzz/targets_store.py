@@ -9,10 +9,11 @@ from typing import Any
 
 from aiodist.errors import AiodistError, WireError
 from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.failures import closed_error
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.machine import StoreMachine
-from aiodist.rendezvous.store import WatchEvent, closed_error
 from aiodist.rendezvous.store_card import StoreCard
+from aiodist.rendezvous.watch import WatchEvent
 from aiodist.wire.handshake import Identity, Purpose
 from aiodist.wire.messages import (
     Encoder,
