@@ -32,8 +32,11 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from aiodist.environment import Placement, split_address
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import describe
+from aiodist.net.sockets import describe, outward
+from aiodist.rendezvous.hosting import host, join, own_address
+from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.timeouts import spoken
 
 MAX_TEXT = 600  # bytes, of what is told: it is three quarters of its line, which is 1 KiB in old versions
@@ -44,6 +47,16 @@ _FIRST = "x"  # a value begins with it, so that none is empty
 _HINT = (
     "Start the job anew; or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port, on every rank"
 )
+
+
+async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
+    """Meet where rank 0 tells by PMI; None: MASTER_ADDR says where."""
+    if place.master_addr is not None:
+        return None
+    pmi = await Pmi.connect(invitation.environ, invitation.timeout)
+    if place.rank == 0:
+        return await host(invitation, place, own_address(invitation, place, outward()), 0, pmi.tell)
+    return await join(invitation, place, *split_address(await pmi.ask(), "the address"))
 
 
 class Process:

@@ -1,15 +1,27 @@
-"""What Slurm's variables say about where to meet: lists of hosts, the one of rank 0, and a port. Pure."""
+"""Slurm: rank 0 listens at a port made of the numbers of job and step, on the step's first host.
+
+All know both from Slurm's variables, so nothing is told. What the variables mean is read without I/O.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import math
 import re
+import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
+from aiodist.environment import Placement, is_loopback
 from aiodist.errors import UsageError
+from aiodist.net.sockets import outward, resolve
+from aiodist.rendezvous.hosting import host_or_join, own_address
+from aiodist.rendezvous.invitation import Invitation, Meeting
+
+_log = logging.getLogger("aiodist.rendezvous")
 
 MAX_HOSTS = 65536
 """As many nodes as Slurm can have; what names more is no list of hosts."""
@@ -21,6 +33,40 @@ _ENTRY = re.compile(r"(?:[\w.-]|\[[^][]*\])+", re.ASCII)  # names and brackets, 
 _PIECE = re.compile(r"\[([^][]*)\]|([^][]+)")
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _WORD = re.compile(r"\w+", re.ASCII)
+
+
+async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
+    """Meet at a port that follows from the numbers of job and step, on the step's first host.
+
+    MASTER_ADDR or MASTER_PORT, if only one of them is set, replaces that half. None: both are set.
+    """
+    if place.master_addr is not None and place.master_port is not None:
+        return None
+    environ = invitation.environ
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    address = place.master_addr or await _master(invitation, place)
+    # Who comes to the port of another step, whose numbers have the same sum, is told so.
+    invitation = replace(invitation, environ={"AIODIST_JOB": f"step {job}.{step}", **environ})
+    return await host_or_join(invitation, place, address, place.master_port or port(job, step))
+
+
+async def _master(invitation: Invitation, place: Placement) -> str:
+    """The host of rank 0, as this one reaches it."""
+    if place.node_count == 1:
+        return "127.0.0.1"
+    name = host_of_rank_0(invitation.environ)
+    try:
+        found = [str(address[0]) for _, address in await resolve(name, 0)]
+    except OSError:
+        found = []
+    if not all(map(is_loopback, found)):
+        return name
+    if name.partition(".")[0] == socket.gethostname().partition(".")[0]:
+        # Debian's /etc/hosts has 127.0.1.1 for a host itself. All its tasks meet where the others come to.
+        return own_address(invitation, place, outward())
+    if found:
+        _log.warning("%s is %s here; if it is another host, set MASTER_ADDR to its address", name, found[0])
+    return name
 
 
 class _Span(NamedTuple):

@@ -31,15 +31,15 @@ class Round:
     absent: tuple[int, ...] = ()  # some that never came, as last looked for; empty: look for them
 
 
+@dataclass(eq=False, slots=True)
 class Gathers:
     """The gathers of a store that have not happened yet."""
 
-    def __init__(self, budget: Budget, timers: Timers, sessions: Sessions) -> None:
-        self.rounds: dict[str, Round] = {}
-        self.calls: dict[Call, tuple[str, int]] = {}  # name and rank of each
-        self._budget = budget
-        self._timers = timers
-        self._sessions = sessions
+    budget: Budget
+    timers: Timers
+    sessions: Sessions
+    rounds: dict[str, Round] = field(default_factory=dict)
+    calls: dict[Call, tuple[str, int]] = field(default_factory=dict)  # name and rank of each
 
     def gather(
         self, call: Call, now: float, name: str, rank: int, size: int, card: bytes, timeout: float
@@ -51,7 +51,7 @@ class Gathers:
             raise RefusedError(f"a world of {size} ranks; {MAX_WORLD} can meet")
         check_name(name)
         gather = self._joined(name, rank, size)
-        self._budget.begin_wait(_cost(name, size, card))
+        self.budget.begin_wait(_cost(name, size, card))
         if gather is None:
             gather = self.rounds[name] = Round(size)
         gather.cards[rank] = card
@@ -60,19 +60,19 @@ class Gathers:
         gather.absent = ()
         if rank in gather.gone:
             gather.gone.remove(rank)
-            self._budget.size -= _GONE_COST
+            self.budget.size -= _GONE_COST
         self.calls[call] = (name, rank)
         if len(gather.cards) < size:
-            self._timers.set(now + timeout, self, call)
+            self.timers.set(now + timeout, self, call)
             return
         del self.rounds[name]
         cards = [gather.cards[r] for r in range(size)]
         for card in cards:
-            self._budget.end_wait(_cost(name, size, card))
+            self.budget.end_wait(_cost(name, size, card))
         calls = list(gather.calls.values())
         for each in calls:
             del self.calls[each]
-        self._sessions.done_together(calls, cards)
+        self.sessions.done_together(calls, cards)
 
     def _joined(self, name: str, rank: int, size: int) -> Round | None:
         """The round that a rank comes to, None for a new one; refuses one that contradicts it."""
@@ -86,7 +86,7 @@ class Gathers:
             )
         if gather is not None and rank in gather.calls:
             other = gather.calls[rank]
-            if self._sessions.by_client[other[0]].connected:
+            if self.sessions.by_client[other[0]].connected:
                 raise RefusedError(
                     f"two processes are rank {rank} at '{name}'", "Give each process its own RANK", "conflict"
                 )
@@ -99,12 +99,12 @@ class Gathers:
             return
         name, rank = self.calls.pop(call)
         gather = self.rounds[name]
-        self._budget.end_wait(_cost(name, gather.size, gather.cards[rank]))
+        self.budget.end_wait(_cost(name, gather.size, gather.cards[rank]))
         del gather.cards[rank], gather.calls[rank]
         if rank not in gather.gone:
             gather.absent = ()
         if not gather.cards:
-            self._budget.size -= _GONE_COST * len(gather.gone)
+            self.budget.size -= _GONE_COST * len(gather.gone)
             del self.rounds[name]
 
     def is_due(self, call: Call, at: float) -> bool:
@@ -122,13 +122,13 @@ class Gathers:
             count = len(gather.gone)
             missing = tuple(sorted(islice(gather.gone, MAX_MISSING)))
         gather.gone.add(rank)
-        self._budget.size += _GONE_COST
+        self.budget.size += _GONE_COST
         self.forget(call)
         message = (
             f"{name_ranks(missing, count)} did not come to '{name}' within {spoken(gather.timeouts[rank])}"
         )
         hint = "See whether every process was started, with the same WORLD_SIZE and store, and what it prints"
-        self._sessions.fail(call, "timeout", message, hint, missing)
+        self.sessions.fail(call, "timeout", message, hint, missing)
 
 
 def _never_came(gather: Round) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from aiodist.rendezvous.machine.budget import ENTRY_COST, Budget, weight
 from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
 from aiodist.rendezvous.machine.entries import Entries, Entry, Lease
@@ -16,30 +18,20 @@ MAX_VALUE = MAX_FRAME - (16 << 10)  # what grows beyond could never be read
 _AS_LONG_AS_IT_LIVES = 1e9  # seconds; it ends with the connection, or with the session
 
 
+@dataclass(eq=False, slots=True)
 class Keys:
     """The keys of a store. Every change is noted, and told to who watches and who waits.
 
-    Args:
-        entries: what there is; only this object changes it.
+    Nothing else changes `entries`.
     """
 
-    def __init__(
-        self,
-        entries: Entries,
-        budget: Budget,
-        journal: Journal,
-        sessions: Sessions,
-        leases: Leases,
-        waits: Waits,
-        watches: Watches,
-    ) -> None:
-        self.entries = entries
-        self._budget = budget
-        self._journal = journal
-        self._sessions = sessions
-        self._leases = leases
-        self._waits = waits
-        self._watches = watches
+    entries: Entries
+    budget: Budget
+    journal: Journal
+    sessions: Sessions
+    leases: Leases
+    waits: Waits
+    watches: Watches
 
     # Changes.
 
@@ -48,22 +40,22 @@ class Keys:
         old = self.entries.get(key)
         if old is None:
             check_name(key)
-        self._budget.make_room(_growth(key, value, old), answer)
+        self.budget.make_room(_growth(key, value, old), answer)
         self._place(key, value, lease, old)
 
     def _place(self, key: str, value: bytes, lease: Lease | None, old: Entry | None) -> None:
         """Put, where there is room already; `old` is what the key holds."""
         if old is not None and old.lease is not None and old.lease is not lease:
-            self._leases.leave(key, old.lease)
-        revision = self._journal.next_revision()
+            self.leases.leave(key, old.lease)
+        revision = self.journal.next_revision()
         self.entries[key] = Entry(value, revision, lease)
         if lease is not None:
             lease.keys[key] = None
-        self._journal.note(Kind.put, key, value, revision, 0 if lease is None else lease.token)
-        if self._watches.calls:
-            self._watches.tell(key, value, revision)
-        if key in self._waits.wanted:
-            self._waits.arrived(key)
+        self.journal.note(Kind.put, key, value, revision, 0 if lease is None else lease.token)
+        if self.watches.calls:
+            self.watches.tell(key, value, revision)
+        if key in self.waits.wanted:
+            self.waits.arrived(key)
 
     def _change(
         self, key: str, entry: Entry | None, value: bytes, suffix: bytes | None = None, answer: int = 0
@@ -78,34 +70,34 @@ class Keys:
         if entry is None:
             self._put(key, value, answer=answer)
             return
-        self._budget.make_room(len(value) - len(entry.value), answer)
-        revision = self._journal.next_revision()  # nobody waits for a key that is there
+        self.budget.make_room(len(value) - len(entry.value), answer)
+        revision = self.journal.next_revision()  # nobody waits for a key that is there
         self.entries[key] = Entry(value, revision, entry.lease)
         if suffix is None:
-            self._journal.note(Kind.value, key, value, revision)
+            self.journal.note(Kind.value, key, value, revision)
         else:
-            self._journal.note(Kind.append, key, suffix, revision)
-        if self._watches.calls:
-            self._watches.tell(key, value, revision)
+            self.journal.note(Kind.append, key, suffix, revision)
+        if self.watches.calls:
+            self.watches.tell(key, value, revision)
 
     def _remove(self, key: str) -> bool:
         entry = self.entries.pop(key, None)
         if entry is None:
             return False
-        self._budget.size -= weight(key) + len(entry.value) + ENTRY_COST
+        self.budget.size -= weight(key) + len(entry.value) + ENTRY_COST
         if entry.lease is not None:
-            self._leases.leave(key, entry.lease)
-        revision = self._journal.next_revision()
-        self._journal.note(Kind.remove, key, revision)
-        self._watches.tell(key, None, revision)
+            self.leases.leave(key, entry.lease)
+        revision = self.journal.next_revision()
+        self.journal.note(Kind.remove, key, revision)
+        self.watches.tell(key, None, revision)
         return True
 
     def end_lease(self, lease: Lease) -> None:
         """Remove the keys of a lease, and forget it: its time is up, or its holder let go of it."""
         for key in list(lease.keys):
             self._remove(key)
-        if self._leases.drop(lease):
-            self._journal.note(Kind.lease_end, lease.token)
+        if self.leases.drop(lease):
+            self.journal.note(Kind.lease_end, lease.token)
 
     # Requests.
 
@@ -115,18 +107,18 @@ class Keys:
             self._put(key, value)
         else:
             self._put_single(call, now, key, value, ttl)
-        self._sessions.done(call)
+        self.sessions.done(call)
 
     def _put_single(
         self, call: Call, now: float, key: str, value: bytes, ttl: float, answer: int = 0
     ) -> None:
         """Put under a lease that is this key's own; `answer`: bytes of the answer."""
-        lease = self._leases.grant(call[0], now, ttl, single=True)
+        lease = self.leases.grant(call[0], now, ttl, single=True)
         try:
             self._put(key, value, lease, answer)
         except RefusedError:
-            self._leases.drop(lease)
-            self._journal.note(Kind.lease_end, lease.token)
+            self.leases.drop(lease)
+            self.journal.note(Kind.lease_end, lease.token)
             raise
 
     def multi_set(self, call: Call, now: float, keys: list[str], values: list[bytes]) -> None:
@@ -136,17 +128,17 @@ class Keys:
         last = dict(zip(keys, values, strict=True))
         for key in last:
             check_name(key)
-        self._budget.make_room(sum(_growth(key, value, self.entries.get(key)) for key, value in last.items()))
+        self.budget.make_room(sum(_growth(key, value, self.entries.get(key)) for key, value in last.items()))
         for key, value in zip(keys, values, strict=True):
             self._place(key, value, None, self.entries.get(key))
-        self._sessions.done(call)
+        self.sessions.done(call)
 
     def add(self, call: Call, now: float, key: str, amount: int) -> None:
         """Add to a number → the sum."""
         entry = self.entries.get(key)
         total = add(key, None if entry is None else entry.value, amount)
         self._change(key, entry, b"%d" % total)
-        self._sessions.done(call, total)
+        self.sessions.done(call, total)
 
     def append(self, call: Call, now: float, key: str, value: bytes) -> None:
         """Append to what a key holds."""
@@ -159,7 +151,7 @@ class Keys:
                     f"append makes '{key}' larger than {MAX_VALUE >> 20} MiB", "Begin another key"
                 )
             self._change(key, entry, entry.value + value, suffix=value)
-        self._sessions.done(call)
+        self.sessions.done(call)
 
     def compare_set(self, call: Call, now: float, key: str, expected: bytes, desired: bytes) -> None:
         """Set a key if it holds what is expected → what it holds then."""
@@ -167,7 +159,7 @@ class Keys:
         entry = self.entries.get(key)
         if (b"" if entry is None else entry.value) == expected:
             self._change(key, entry, desired, answer=len(desired))
-            self._sessions.done(call, desired)
+            self.sessions.done(call, desired)
         else:
             self._done_without(call, expected if entry is None else entry.value)
 
@@ -178,62 +170,62 @@ class Keys:
             self._done_without(call, entry.value)
         else:
             self._put_single(call, now, key, value, _AS_LONG_AS_IT_LIVES, len(value))
-            self._sessions.done(call, value)
+            self.sessions.done(call, value)
 
     def lease_set(self, call: Call, now: float, token: int, key: str, value: bytes) -> None:
         """Set a key under a lease of many."""
-        self._put(key, value, self._leases.standing(token))
-        self._sessions.done(call)
+        self._put(key, value, self.leases.standing(token))
+        self.sessions.done(call)
 
     def lease_claim(self, call: Call, now: float, token: int, key: str, value: bytes) -> None:
         """Set a key under a lease of many, unless it is there → what it holds then."""
-        lease = self._leases.standing(token)
+        lease = self.leases.standing(token)
         entry = self.entries.get(key)
         if entry is None:
             self._put(key, value, lease, len(value))
-            self._sessions.done(call, value)
+            self.sessions.done(call, value)
         else:
             self._done_without(call, entry.value)
 
     def lease_end(self, call: Call, now: float, token: int) -> None:
         """End a lease of many → whether it stood."""
-        lease = self._leases.of_many(token)
+        lease = self.leases.of_many(token)
         if lease is None:
             self._done_without(call, False)
         else:
             self.end_lease(lease)
-            self._sessions.done(call, True)
+            self.sessions.done(call, True)
 
     def delete_key(self, call: Call, now: float, key: str) -> None:
         """Remove a key → whether it was there."""
         if self._remove(key):
-            self._sessions.done(call, True)
+            self.sessions.done(call, True)
         else:
             self._done_without(call, False)
 
     def fence(self, call: Call, now: float) -> None:
         """Count a change without a key → its revision: a number larger than all before."""
-        self._budget.make_room(0)
-        revision = self._journal.next_revision()
-        self._journal.note(Kind.revision, revision)
-        self._sessions.done(call, revision)
+        self.budget.make_room(0)
+        revision = self.journal.next_revision()
+        self.journal.note(Kind.revision, revision)
+        self.sessions.done(call, revision)
 
     def _done_without(self, call: Call, value: bytes | bool) -> None:
         """Answer a call that might have changed something, and has not."""
-        self._budget.make_room(0, len(value) if isinstance(value, bytes) else 0)
-        self._sessions.done(call, value)
+        self.budget.make_room(0, len(value) if isinstance(value, bytes) else 0)
+        self.sessions.done(call, value)
 
     def check(self, call: Call, now: float, keys: list[str]) -> None:
         """Answer whether all keys are there."""
-        self._sessions.reply(call, all(key in self.entries for key in keys))
+        self.sessions.reply(call, all(key in self.entries for key in keys))
 
     def list_keys(self, call: Call, now: float, prefix: str) -> None:
         """Answer with the keys that begin with a prefix."""
-        self._sessions.reply(call, sorted(key for key in self.entries if key.startswith(prefix)))
+        self.sessions.reply(call, sorted(key for key in self.entries if key.startswith(prefix)))
 
     def num_keys(self, call: Call, now: float, prefix: str) -> None:
         """Answer with their number."""
-        self._sessions.reply(call, sum(key.startswith(prefix) for key in self.entries))
+        self.sessions.reply(call, sum(key.startswith(prefix) for key in self.entries))
 
     # Durability.
 
@@ -243,21 +235,21 @@ class Keys:
             (Kind.put, key, entry.value, entry.revision, 0 if entry.lease is None else entry.lease.token)
             for key, entry in self.entries.items()
         ]
-        return [*puts, (Kind.revision, self._journal.revision)]
+        return [*puts, (Kind.revision, self.journal.revision)]
 
     def replay_put(self, key: str, value: bytes, revision: int, token: int) -> None:
         """Repeat a change; so do the others."""
-        lease = self._leases.by_token[token] if token else None
+        lease = self.leases.by_token[token] if token else None
         old = self.entries.get(key)
-        self._budget.size += _growth(key, value, old)
+        self.budget.size += _growth(key, value, old)
         self._place(key, value, lease, old)
-        self.entries[key].revision = self._journal.revision = revision
+        self.entries[key].revision = self.journal.revision = revision
 
     def replay_value(self, key: str, value: bytes, revision: int) -> None:
         entry = self.entries[key]
-        self._budget.size += len(value) - len(entry.value)
+        self.budget.size += len(value) - len(entry.value)
         self.entries[key] = Entry(value, revision, entry.lease)
-        self._journal.revision = revision
+        self.journal.revision = revision
 
     def replay_append(self, key: str, suffix: bytes, revision: int) -> None:
         self.replay_value(key, self.entries[key].value + suffix, revision)
@@ -265,10 +257,10 @@ class Keys:
     def replay_remove(self, key: str, revision: int) -> None:
         if not self._remove(key):
             raise KeyError(key)
-        self._journal.revision = revision
+        self.journal.revision = revision
 
     def replay_revision(self, revision: int) -> None:
-        self._journal.revision = revision
+        self.journal.revision = revision
 
 
 def _growth(key: str, value: bytes, old: Entry | None) -> int:

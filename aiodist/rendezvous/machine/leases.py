@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from aiodist.rendezvous.machine.budget import LEASE_COST, Budget
 from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
 from aiodist.rendezvous.machine.entries import Lease
@@ -10,6 +12,7 @@ from aiodist.rendezvous.machine.timers import Timers
 from aiodist.rendezvous.methods import RefusedError
 
 
+@dataclass(eq=False, slots=True)
 class Leases:
     """The leases of a store: granted, renewed, forgotten.
 
@@ -17,24 +20,23 @@ class Leases:
     a ttl of its own), and nobody else gets to it.
     """
 
-    def __init__(self, budget: Budget, journal: Journal, timers: Timers, sessions: Sessions) -> None:
-        self.by_token: dict[int, Lease] = {}
-        self._held: dict[bytes, dict[int, None]] = {}  # client → tokens
-        self._budget = budget
-        self._journal = journal
-        self._timers = timers
-        self._sessions = sessions
+    budget: Budget
+    journal: Journal
+    timers: Timers
+    sessions: Sessions
+    by_token: dict[int, Lease] = field(default_factory=dict)
+    held: dict[bytes, dict[int, None]] = field(default_factory=dict)  # client → tokens
 
     def grant(self, client: bytes, now: float, ttl: float, *, single: bool) -> Lease:
         """Begin a lease of `ttl` seconds."""
         if not ttl > 0:
             raise RefusedError(f"ttl must be a positive number of seconds, got {ttl!r}")
-        self._budget.make_room(LEASE_COST)
-        lease = Lease(self._journal.next_revision(), float(ttl), client, now + ttl, single=single)
+        self.budget.make_room(LEASE_COST)
+        lease = Lease(self.journal.next_revision(), float(ttl), client, now + ttl, single=single)
         self.by_token[lease.token] = lease
         self._hold(lease, client)
-        self._journal.note(Kind.lease, lease.token, lease.ttl, client, single)
-        self._timers.set(lease.due, self, lease.token)
+        self.journal.note(Kind.lease, lease.token, lease.ttl, client, single)
+        self.timers.set(lease.due, self, lease.token)
         return lease
 
     def of_many(self, token: int) -> Lease | None:
@@ -59,7 +61,7 @@ class Leases:
         """Forget a lease without keys → whether it was still known (one key's own goes with the key)."""
         if self.by_token.pop(lease.token, None) is None:
             return False
-        self._budget.size -= LEASE_COST
+        self.budget.size -= LEASE_COST
         self._let_go(lease)
         return True
 
@@ -72,11 +74,11 @@ class Leases:
 
     def is_holder(self, client: bytes) -> bool:
         """Whether the client holds any lease."""
-        return client in self._held
+        return client in self.held
 
     def singles_of(self, client: bytes) -> list[Lease]:
         """Return those leases of the client that are one key's own."""
-        return [lease for token in self._held.get(client, ()) if (lease := self.by_token[token]).single]
+        return [lease for token in self.held.get(client, ()) if (lease := self.by_token[token]).single]
 
     def cut(self, client: bytes, at: float) -> None:
         """Have the client's leases of one key end at `at`: it is away, and may come back before.
@@ -95,39 +97,39 @@ class Leases:
 
     def _cut(self, lease: Lease, at: float | None) -> None:
         lease.cut = at
-        self._timers.set(lease.due, self, lease.token)
+        self.timers.set(lease.due, self, lease.token)
 
     def disown(self, client: bytes) -> None:
         """Forget who held the client's leases: its session is over. They end by their ttl."""
-        self._held.pop(client, None)
+        self.held.pop(client, None)
 
     def _hold(self, lease: Lease, client: bytes) -> None:
         self._let_go(lease)
         lease.owner = client
-        self._held.setdefault(client, {})[lease.token] = None
+        self.held.setdefault(client, {})[lease.token] = None
 
     def _let_go(self, lease: Lease) -> None:
-        held = self._held.get(lease.owner, {})
+        held = self.held.get(lease.owner, {})
         held.pop(lease.token, None)
         if not held:
-            self._held.pop(lease.owner, None)
+            self.held.pop(lease.owner, None)
 
     # Requests.
 
     def lease_grant(self, call: Call, now: float, ttl: float) -> None:
         """Grant a lease of many keys → its token."""
-        self._sessions.done(call, self.grant(call[0], now, ttl, single=False).token)
+        self.sessions.done(call, self.grant(call[0], now, ttl, single=False).token)
 
     def lease_renew(self, call: Call, now: float, token: int) -> None:
         """Let a lease run anew → whether it still stands. It is whose who renews it."""
         lease = self.of_many(token)
         if lease is not None:
-            if token not in self._held.get(call[0], ()):
+            if token not in self.held.get(call[0], ()):
                 self._hold(lease, call[0])
-                self._journal.note(Kind.lease, token, lease.ttl, lease.owner, False)
+                self.journal.note(Kind.lease, token, lease.ttl, lease.owner, False)
             lease.expires = now + lease.ttl
             self._cut(lease, None)
-        self._sessions.reply(call, lease is not None)
+        self.sessions.reply(call, lease is not None)
 
     # Durability.
 
@@ -138,7 +140,7 @@ class Leases:
                 Kind.lease,
                 lease.token,
                 lease.ttl,
-                lease.owner if lease.token in self._held.get(lease.owner, ()) else b"",
+                lease.owner if lease.token in self.held.get(lease.owner, ()) else b"",
                 lease.single,
             )
             for lease in self.by_token.values()
@@ -148,11 +150,11 @@ class Leases:
         """Repeat a change."""
         lease = self.by_token.get(token)
         if lease is None:
-            self._budget.size += LEASE_COST
-            self._journal.revision = max(self._journal.revision, token)
+            self.budget.size += LEASE_COST
+            self.journal.revision = max(self.journal.revision, token)
             lease = self.by_token[token] = Lease(token, float(ttl), owner, 0.0, single=single)
         if owner:
-            self._sessions.begin(owner)
+            self.sessions.begin(owner)
             self._hold(lease, owner)
 
     def replay_lease_end(self, token: int) -> None:
@@ -163,4 +165,4 @@ class Leases:
         """Begin time: all leases run anew."""
         for lease in self.by_token.values():
             lease.expires = now + lease.ttl
-            self._timers.set(lease.due, self, lease.token)
+            self.timers.set(lease.due, self, lease.token)

@@ -68,17 +68,17 @@ class Session:
             )
 
 
+@dataclass(eq=False, slots=True)
 class Sessions:
     """The sessions of a store. Answers go to `effects`; those of changes are kept until a client has them."""
 
-    def __init__(self, budget: Budget, journal: Journal, timers: Timers, effects: list[Effect]) -> None:
-        self.by_client: dict[bytes, Session] = {}
-        self.ended: dict[bytes, None] = {}  # clients that may come back, and cannot go on
-        self._forgot = False  # some that ended are not in there any more
-        self._budget = budget
-        self._journal = journal
-        self._timers = timers
-        self._effects = effects
+    budget: Budget
+    journal: Journal
+    timers: Timers
+    effects: list[Effect]
+    by_client: dict[bytes, Session] = field(default_factory=dict)
+    ended: dict[bytes, None] = field(default_factory=dict)  # clients that may come back, and cannot go on
+    forgot: bool = False  # some that ended are not in there any more
 
     # Coming and going.
 
@@ -87,13 +87,13 @@ class Sessions:
         session = self.by_client.get(client)
         if session is None:
             session = self.by_client[client] = Session()
-            self._budget.size += SESSION_COST
+            self.budget.size += SESSION_COST
         return session
 
     def give_up_at(self, at: float, client: bytes) -> None:
         """Have the client's session end then, unless it comes back."""
         self.by_client[client].ends = at
-        self._timers.set(at, self, client)
+        self.timers.set(at, self, client)
 
     def is_due(self, client: bytes, at: float) -> bool:
         """Whether an absent client is given up at this time."""
@@ -103,7 +103,7 @@ class Sessions:
     def drop(self, client: bytes) -> Session:
         """Forget a session, and its answers."""
         session = self.by_client.pop(client)
-        self._budget.size -= SESSION_COST + ANSWER_COST * len(session.answered) + sum(session.large.values())
+        self.budget.size -= SESSION_COST + ANSWER_COST * len(session.answered) + sum(session.large.values())
         return session
 
     def remember_ended(self, client: bytes) -> None:
@@ -111,7 +111,7 @@ class Sessions:
         self.ended[client] = None
         if len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]
-            self._forgot = True
+            self.forgot = True
 
     def resume(self, client: bytes, pending: list[int], acknowledged: int) -> None:
         """Take a client back that still wants the answers `pending`.
@@ -124,23 +124,23 @@ class Sessions:
         """
         session = self.by_client[client]
         if session.connections < 2:
-            if acknowledged or self._forgot or client in self.ended:
+            if acknowledged or self.forgot or client in self.ended:
                 session.lost = "lost"
         elif acknowledged > session.last:
             session.lost = "older"
         session.check(keeps=False)
         self._keep_only(session, pending)
-        self._journal.note(Kind.resumed, client, pending)
+        self.journal.note(Kind.resumed, client, pending)
 
     # Answers.
 
     def reply(self, call: Call, value: Any = None) -> None:
         """Answer a read: it is carried out again if it is asked again."""
-        self._effects.append(Reply(call[0], call[1], value))
+        self.effects.append(Reply(call[0], call[1], value))
 
     def refuse(self, call: Call, kind: str, message: str, hint: str) -> None:
         """Let a call fail that changed nothing: it is carried out again if it is asked again."""
-        self._effects.append(Failure(*call, kind, message, hint))
+        self.effects.append(Failure(*call, kind, message, hint))
 
     def done(self, call: Call, value: Any = None) -> None:
         """Answer a change: the answer is kept until the client has it."""
@@ -150,14 +150,14 @@ class Sessions:
         if session is not None:
             large = len(value) if type(value) is bytes and len(value) > _LARGE else None
             self._keep(session, id, reply, large)
-        self._journal.note(Kind.answer, client, id, value)
-        self._effects.append(reply)
+        self.journal.note(Kind.answer, client, id, value)
+        self.effects.append(reply)
 
     def done_together(self, calls: list[Call], value: list[bytes]) -> None:
         """Answer many changes with one list, kept until each client has it."""
         self._keep_together(calls, value)
-        self._effects += [Reply(*call, value) for call in calls]
-        self._journal.note(Kind.gathered, value, [list(call) for call in calls])
+        self.effects += [Reply(*call, value) for call in calls]
+        self.journal.note(Kind.gathered, value, [list(call) for call in calls])
 
     def fail(self, call: Call, kind: str, message: str, hint: str, missing: tuple[int, ...] = ()) -> None:
         """Let a change fail: this is kept as an answer is."""
@@ -165,32 +165,32 @@ class Sessions:
         if session is not None:
             kept = KeptFailure(kind, message, hint, pack_ranks(missing))
             self._keep(session, call[1], kept, weight(message) + len(kept.missing))
-        self._journal.note(Kind.failed, *call, kind, message, hint, missing)
-        self._effects.append(Failure(*call, kind, message, hint, missing))
+        self.journal.note(Kind.failed, *call, kind, message, hint, missing)
+        self.effects.append(Failure(*call, kind, message, hint, missing))
 
     def answer_again(self, call: Call, answer: Reply | KeptFailure) -> None:
         """Send a kept answer once more."""
         if isinstance(answer, KeptFailure):
             missing = unpack_ranks(answer.missing)
-            self._effects.append(Failure(*call, answer.kind, answer.message, answer.hint, missing))
+            self.effects.append(Failure(*call, answer.kind, answer.message, answer.hint, missing))
         else:
-            self._effects.append(answer)
+            self.effects.append(answer)
 
     def settle(self, client: bytes, ids: list[int]) -> None:
         """Forget answers that the client has, or does not want."""
         session = self.by_client[client]
         self._forget(session, ids)
-        self._journal.note(Kind.settled, client, ids)
+        self.journal.note(Kind.settled, client, ids)
 
     def _keep(self, session: Session, id: int, answer: Reply | KeptFailure, large: int | None) -> None:
         """Keep an answer that weighs `large` bytes beyond ANSWER_COST."""
         session.answered[id] = answer
-        self._budget.size += ANSWER_COST
+        self.budget.size += ANSWER_COST
         if id > session.last and isinstance(answer, Reply):
             session.last = id
         if large is not None:
             session.large[id] = large + _WEIGHT_COST
-            self._budget.size += large + _WEIGHT_COST
+            self.budget.size += large + _WEIGHT_COST
 
     def _keep_together(self, calls: list[Call], value: list[bytes]) -> None:
         share = sum(map(len, value)) // len(calls)
@@ -202,9 +202,9 @@ class Sessions:
         answered, large = session.answered, session.large
         for id in ids:
             if answered.pop(id, None) is not None:
-                self._budget.size -= ANSWER_COST
+                self.budget.size -= ANSWER_COST
                 if large:
-                    self._budget.size -= large.pop(id, 0)
+                    self.budget.size -= large.pop(id, 0)
 
     def _keep_only(self, session: Session, ids: list[int]) -> None:
         wanted = set(ids)
@@ -230,7 +230,7 @@ class Sessions:
                 else:
                     changes.append((Kind.answer, client, number, answer.value))
         changes += [(Kind.gathered, cards, calls) for cards, calls in gathered.values()]
-        if self._forgot:
+        if self.forgot:
             changes.append((Kind.forgot,))
         return changes
 
@@ -262,7 +262,7 @@ class Sessions:
             self._keep_only(session, pending)
 
     def replay_forgot(self) -> None:
-        self._forgot = True
+        self.forgot = True
 
     def restarted(self, now: float) -> None:
         """Begin time: each client has a while to come back."""

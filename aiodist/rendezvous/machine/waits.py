@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiodist.rendezvous.machine.budget import CALL_COST, KEY_COST, WANTED_COST, Budget, weight
 from aiodist.rendezvous.machine.changes import Call
@@ -23,16 +23,16 @@ class Waiter:
     cost: int
 
 
+@dataclass(eq=False, slots=True)
 class Waits:
     """The calls of a store that wait for keys."""
 
-    def __init__(self, budget: Budget, timers: Timers, sessions: Sessions, entries: Entries) -> None:
-        self.calls: dict[Call, Waiter] = {}
-        self.wanted: dict[str, dict[Call, None]] = {}  # key → who waits for it; a dict keeps the order
-        self._budget = budget
-        self._timers = timers
-        self._sessions = sessions
-        self._entries = entries
+    budget: Budget
+    timers: Timers
+    sessions: Sessions
+    entries: Entries
+    calls: dict[Call, Waiter] = field(default_factory=dict)
+    wanted: dict[str, dict[Call, None]] = field(default_factory=dict)  # key → who waits for it, in order
 
     def wait(self, call: Call, now: float, keys: list[str], timeout: float) -> None:
         """Answer as soon as all keys are there."""
@@ -44,19 +44,19 @@ class Waits:
 
     def _await(self, call: Call, now: float, keys: list[str], timeout: float, *, wants_values: bool) -> None:
         self.forget(call)  # it is sent again
-        entries = self._entries
+        entries = self.entries
         try:
             values = [entries[key].value for key in keys]
         except KeyError:
             missing = {key for key in keys if key not in entries}
         else:
-            self._sessions.reply(call, values if wants_values else None)
+            self.sessions.reply(call, values if wants_values else None)
             return
         cost = CALL_COST + sum(map(weight, keys)) + KEY_COST * len(keys) + WANTED_COST * len(missing)
-        self._budget.begin_wait(cost)
+        self.budget.begin_wait(cost)
         self.calls[call] = Waiter(keys, missing, wants_values, timeout, cost)
         self._want(call, missing)
-        self._timers.set(now + timeout, self, call)
+        self.timers.set(now + timeout, self, call)
 
     def _want(self, call: Call, keys: set[str]) -> None:
         for key in keys:
@@ -64,7 +64,7 @@ class Waits:
 
     def arrived(self, key: str) -> None:
         """Answer who waited for this key, and for no other any more."""
-        entries = self._entries
+        entries = self.entries
         for call in list(self.wanted.pop(key, ())):
             waiter = self.calls[call]
             waiter.missing.discard(key)
@@ -76,14 +76,14 @@ class Waits:
             if not waiter.missing:
                 self.forget(call)
                 values = [entries[key].value for key in waiter.keys] if waiter.wants_values else None
-                self._sessions.reply(call, values)
+                self.sessions.reply(call, values)
 
     def forget(self, call: Call) -> None:
         """Answer a call no more, if it waits."""
         waiter = self.calls.pop(call, None)
         if waiter is None:
             return
-        self._budget.end_wait(waiter.cost)
+        self.budget.end_wait(waiter.cost)
         for key in waiter.missing:
             calls = self.wanted[key]
             del calls[call]
@@ -97,10 +97,10 @@ class Waits:
     def time_out(self, call: Call) -> int:
         """Let a call fail whose time is up → how many keys it waited for."""
         waiter = self.calls[call]
-        absent = [key for key in waiter.keys if key not in self._entries]
+        absent = [key for key in waiter.keys if key not in self.entries]
         self.forget(call)
         message = f"nobody set {name_keys(absent)} within {spoken(waiter.timeout)}"
-        self._sessions.refuse(call, "timeout", message, "See whether the process that sets it runs")
+        self.sessions.refuse(call, "timeout", message, "See whether the process that sets it runs")
         return len(waiter.keys)
 
 

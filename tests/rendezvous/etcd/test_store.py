@@ -19,7 +19,7 @@ from aiodist.errors import AuthenticationError, LeaseLost, RendezvousError, Rend
 from aiodist.rendezvous import PrefixStore, WatchEvent
 from aiodist.rendezvous.etcd import gateway, words
 from aiodist.rendezvous.etcd import run as etcd_run
-from aiodist.rendezvous.etcd_store import EtcdStore
+from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.testing.conformance_store import arrived, check_store
 from tests.ports import needs_ipv6
 from tests.rendezvous.conftest import Clock
