@@ -22,8 +22,8 @@ _ERRORS: dict[str, type[RendezvousError]] = {
 }
 
 
-def error_of(kind: str, message: str, hint: str, missing: Sequence[int] = ()) -> AiodistError:
-    """The exception for a `Failure` of the machine."""
+def error_of(kind: str, message: str, hint: str, missing: Sequence[int]) -> AiodistError:
+    """The exception for a `Failure` of the machine, or a `RefusedError`."""
     if kind == "usage":
         return UsageError(message, hint=hint)
     if kind == "timeout":

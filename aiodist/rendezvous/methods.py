@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodist.errors import WireError
+from aiodist.rendezvous.rules import RefusedError
 from aiodist.rendezvous.shapes import (
     FLAG,
     KEY,
     KEYS,
-    MAX_KEY,
     NOTHING,
     NUMBER,
     NUMBERS,
@@ -28,20 +28,6 @@ from aiodist.rendezvous.shapes import (
     VALUES,
     Shape,
 )
-
-
-class RefusedError(Exception):
-    """A request has no meaning, or contradicts others; the machine answers it with a `Failure`.
-
-    Args:
-        message: one line that says what is wrong.
-        hint: what to do about it.
-        kind: as in `Failure`.
-    """
-
-    def __init__(self, message: str, hint: str = "", kind: str = "usage") -> None:
-        super().__init__(message)
-        self.message, self.hint, self.kind = message, hint, kind
 
 
 @dataclass(frozen=True)
@@ -112,12 +98,6 @@ _PLAIN: set[tuple[Any, ...]] = {
     if not any(shape.listed or shape.least is not None for shape in method.args)
     for types in itertools.product(*(shape.types for shape in method.args))
 }
-
-
-def check_name(name: str) -> None:
-    """Refuse a key, name or prefix that is to be kept, and that no client of ours would send."""
-    if len(name) > MAX_KEY:
-        raise RefusedError(f"a store's keys have at most {MAX_KEY} characters, this one {len(name)}")
 
 
 def check_args(name: str, args: list[Any]) -> Method:

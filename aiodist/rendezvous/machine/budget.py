@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.rendezvous.methods import RefusedError
+from aiodist.rendezvous.rules import RefusedError
 
 DEFAULT_LIMIT = 1 << 30  # bytes that a store keeps
 MAX_WAITING = 1 << 18  # calls that wait, and watches, of all clients

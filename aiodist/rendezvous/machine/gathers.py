@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 
-from aiodist.errors import name_ranks
 from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.rendezvous.machine.budget import CALL_COST, Budget, weight
 from aiodist.rendezvous.machine.changes import Call
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.timers import Timers
-from aiodist.rendezvous.methods import RefusedError, check_name
-from aiodist.timeouts import spoken
+from aiodist.rendezvous.rules import (
+    RefusedError,
+    check_name,
+    check_rank,
+    did_not_come,
+    other_world,
+    rank_taken,
+)
 
 MAX_WORLD = 1 << 16  # ranks; each has two bytes where they are kept
 _ROUND_COST = 600  # bytes that the tables of a round take where one rank alone has come
@@ -45,8 +50,7 @@ class Gathers:
         self, call: Call, now: float, name: str, rank: int, size: int, card: bytes, timeout: float
     ) -> None:
         """Answer as soon as all ranks have come → what they left, in the order of the ranks."""
-        if not 0 <= rank < size:
-            raise RefusedError(f"rank {rank} is not in a world of {size}")
+        check_rank(rank, size)
         if size > MAX_WORLD:
             raise RefusedError(f"a world of {size} ranks; {MAX_WORLD} can meet")
         check_name(name)
@@ -78,18 +82,12 @@ class Gathers:
         """The round that a rank comes to, None for a new one; refuses one that contradicts it."""
         gather = self.rounds.get(name)
         if gather is not None and size != gather.size:
-            here = name_ranks(list(islice(gather.cards, MAX_MISSING)), len(gather.cards))
-            raise RefusedError(
-                f"rank {rank} comes to '{name}' in a world of {size}, {here} in one of {gather.size}",
-                "Give every process the same WORLD_SIZE",
-                "conflict",
-            )
+            here = list(islice(gather.cards, MAX_MISSING))
+            raise other_world(name, rank, size, here, len(gather.cards), gather.size)
         if gather is not None and rank in gather.calls:
             other = gather.calls[rank]
             if self.sessions.by_client[other[0]].connected:
-                raise RefusedError(
-                    f"two processes are rank {rank} at '{name}'", "Give each process its own RANK", "conflict"
-                )
+                raise rank_taken(name, rank)
             self.forget(other)  # a process that came back as another takes its own place
         return self.rounds.get(name)
 
@@ -124,11 +122,7 @@ class Gathers:
         gather.gone.add(rank)
         self.budget.size += _GONE_COST
         self.forget(call)
-        message = (
-            f"{name_ranks(missing, count)} did not come to '{name}' within {spoken(gather.timeouts[rank])}"
-        )
-        hint = "See whether every process was started, with the same WORLD_SIZE and store, and what it prints"
-        self.sessions.fail(call, "timeout", message, hint, missing)
+        self.sessions.fail(call, did_not_come(name, missing, count, gather.timeouts[rank]))
 
 
 def _never_came(gather: Round) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from aiodist.rendezvous.machine.leases import Leases
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.waits import Waits
 from aiodist.rendezvous.machine.watches import Watches
-from aiodist.rendezvous.methods import RefusedError, check_name
+from aiodist.rendezvous.rules import RefusedError, added, check_name, check_pairs
 from aiodist.wire.messages import MAX_FRAME
 
 MAX_VALUE = MAX_FRAME - (16 << 10)  # what grows beyond could never be read
@@ -123,8 +123,7 @@ class Keys:
 
     def multi_set(self, call: Call, now: float, keys: list[str], values: list[bytes]) -> None:
         """Set several keys, all or none."""
-        if len(keys) != len(values):
-            raise RefusedError(f"multi_set got {len(keys)} keys and {len(values)} values")
+        check_pairs(keys, values)
         last = dict(zip(keys, values, strict=True))
         for key in last:
             check_name(key)
@@ -136,7 +135,7 @@ class Keys:
     def add(self, call: Call, now: float, key: str, amount: int) -> None:
         """Add to a number → the sum."""
         entry = self.entries.get(key)
-        total = add(key, None if entry is None else entry.value, amount)
+        total = added(key, None if entry is None else entry.value, amount)
         self._change(key, entry, b"%d" % total)
         self.sessions.done(call, total)
 
@@ -266,14 +265,3 @@ class Keys:
 def _growth(key: str, value: bytes, old: Entry | None) -> int:
     """Bytes more that a key takes with this value; `old` is what it holds."""
     return weight(key) + len(value) + ENTRY_COST if old is None else len(value) - len(old.value)
-
-
-def add(key: str, held: bytes | None, amount: int) -> int:
-    """Return the sum of a number that a key holds and an amount; refuses what is no number of 64 bits."""
-    try:
-        total = (0 if held is None else int(held)) + amount
-    except ValueError:
-        raise RefusedError(f"add to '{key}', which holds no number") from None
-    if not -(2**63) <= total < 2**63:
-        raise RefusedError(f"add to '{key}' leaves the range of a 64-bit integer")
-    return total

@@ -9,7 +9,7 @@ from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
 from aiodist.rendezvous.machine.entries import Lease
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.timers import Timers
-from aiodist.rendezvous.methods import RefusedError
+from aiodist.rendezvous.rules import check_ttl, lease_ended
 
 
 @dataclass(eq=False, slots=True)
@@ -29,8 +29,7 @@ class Leases:
 
     def grant(self, client: bytes, now: float, ttl: float, *, single: bool) -> Lease:
         """Begin a lease of `ttl` seconds."""
-        if not ttl > 0:
-            raise RefusedError(f"ttl must be a positive number of seconds, got {ttl!r}")
+        check_ttl(ttl)
         self.budget.make_room(LEASE_COST)
         lease = Lease(self.journal.next_revision(), float(ttl), client, now + ttl, single=single)
         self.by_token[lease.token] = lease
@@ -48,7 +47,7 @@ class Leases:
         """As `of_many`; refuses a token whose lease has ended."""
         lease = self.of_many(token)
         if lease is None:
-            raise RefusedError(f"lease {token} has ended", "Its keys are gone; begin a new one", "lease")
+            raise lease_ended(token)
         return lease
 
     def leave(self, key: str, lease: Lease) -> None:

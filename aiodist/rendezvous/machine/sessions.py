@@ -10,7 +10,7 @@ from aiodist.rendezvous.events import MAX_MISSING, Effect, Failure, Reply
 from aiodist.rendezvous.machine.budget import ANSWER_COST, SESSION_COST, Budget, weight
 from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
 from aiodist.rendezvous.machine.timers import Timers
-from aiodist.rendezvous.methods import RefusedError
+from aiodist.rendezvous.rules import RefusedError
 
 SESSION_GRACE = 60.0
 MAX_UNSETTLED = 1 << 20  # answers of one client that it has not confirmed
@@ -138,9 +138,9 @@ class Sessions:
         """Answer a read: it is carried out again if it is asked again."""
         self.effects.append(Reply(call[0], call[1], value))
 
-    def refuse(self, call: Call, kind: str, message: str, hint: str) -> None:
+    def refuse(self, call: Call, why: RefusedError) -> None:
         """Let a call fail that changed nothing: it is carried out again if it is asked again."""
-        self.effects.append(Failure(*call, kind, message, hint))
+        self.effects.append(Failure(*call, why.kind, why.message, why.hint))
 
     def done(self, call: Call, value: Any = None) -> None:
         """Answer a change: the answer is kept until the client has it."""
@@ -159,14 +159,15 @@ class Sessions:
         self.effects += [Reply(*call, value) for call in calls]
         self.journal.note(Kind.gathered, value, [list(call) for call in calls])
 
-    def fail(self, call: Call, kind: str, message: str, hint: str, missing: tuple[int, ...] = ()) -> None:
+    def fail(self, call: Call, why: RefusedError) -> None:
         """Let a change fail: this is kept as an answer is."""
+        failed = (why.kind, why.message, why.hint, why.missing)
         session = self.by_client.get(call[0])
         if session is not None:
-            kept = KeptFailure(kind, message, hint, pack_ranks(missing))
-            self._keep(session, call[1], kept, weight(message) + len(kept.missing))
-        self.journal.note(Kind.failed, *call, kind, message, hint, missing)
-        self.effects.append(Failure(*call, kind, message, hint, missing))
+            kept = KeptFailure(why.kind, why.message, why.hint, pack_ranks(why.missing))
+            self._keep(session, call[1], kept, weight(why.message) + len(kept.missing))
+        self.journal.note(Kind.failed, *call, *failed)
+        self.effects.append(Failure(*call, *failed))
 
     def answer_again(self, call: Call, answer: Reply | KeptFailure) -> None:
         """Send a kept answer once more."""
@@ -246,7 +247,7 @@ class Sessions:
         self, client: bytes, id: int, kind: str, message: str, hint: str, missing: list[int]
     ) -> None:
         self.begin(client)
-        self.fail((client, id), kind, message, hint, tuple(missing[:MAX_MISSING]))
+        self.fail((client, id), RefusedError(message, hint, kind, tuple(missing[:MAX_MISSING])))
 
     def replay_gathered(self, cards: list[bytes], calls: list[list[Any]]) -> None:
         for client, _ in calls:

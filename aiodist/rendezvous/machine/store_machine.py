@@ -16,7 +16,8 @@ from aiodist.rendezvous.machine.sessions import SESSION_GRACE, Sessions
 from aiodist.rendezvous.machine.timers import Timers
 from aiodist.rendezvous.machine.waits import Waits
 from aiodist.rendezvous.machine.watches import Watches
-from aiodist.rendezvous.methods import METHODS, RefusedError, check_args
+from aiodist.rendezvous.methods import METHODS, check_args
+from aiodist.rendezvous.rules import RefusedError
 
 RETURN_GRACE = 2.0  # a living client's first attempts to come back take milliseconds
 _TURN = 1000  # calls, leases and clients that end in one turn: what arrives meanwhile comes before the others
@@ -127,7 +128,7 @@ class StoreMachine:
             session.check(keeps=bool(method.part))
             self._do[name](call, now, *request.args)
         except RefusedError as refused:
-            self.sessions.refuse(call, refused.kind, refused.message, refused.hint)
+            self.sessions.refuse(call, refused)
 
     def resume(self, call: Call, now: float, pending: list[int], acknowledged: int) -> None:
         """Take a client back, which says what it still wants, and the last change that it knows confirmed."""

@@ -9,7 +9,7 @@ from aiodist.rendezvous.machine.changes import Call
 from aiodist.rendezvous.machine.entries import Entries
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.timers import Timers
-from aiodist.timeouts import spoken
+from aiodist.rendezvous.rules import nobody_set
 
 
 @dataclass(slots=True)
@@ -99,12 +99,5 @@ class Waits:
         waiter = self.calls[call]
         absent = [key for key in waiter.keys if key not in self.entries]
         self.forget(call)
-        message = f"nobody set {name_keys(absent)} within {spoken(waiter.timeout)}"
-        self.sessions.refuse(call, "timeout", message, "See whether the process that sets it runs")
+        self.sessions.refuse(call, nobody_set(absent, waiter.timeout))
         return len(waiter.keys)
-
-
-def name_keys(keys: list[str]) -> str:
-    """The first of some keys, and how many more there are, for a message."""
-    listed = ", ".join(f"'{key}'" for key in keys[:5])
-    return f"{listed} and {len(keys) - 5} more" if len(keys) > 5 else listed

@@ -9,7 +9,7 @@ from aiodist.rendezvous.events import Effect, Push
 from aiodist.rendezvous.machine.budget import CALL_COST, Budget, weight
 from aiodist.rendezvous.machine.changes import Call
 from aiodist.rendezvous.machine.entries import Entries
-from aiodist.rendezvous.methods import RefusedError, check_name
+from aiodist.rendezvous.rules import RefusedError, check_name
 
 MAX_WATCHED = 32 << 20  # bytes under a prefix that is watched, when the watch begins
 PUSH_BYTES = 1 << 20  # about so many leave in one piece
