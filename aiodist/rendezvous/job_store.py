@@ -11,13 +11,11 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any
 
 from aiodist.errors import AiodistError, WireError
 from aiodist.rendezvous.connection import Connection
-from aiodist.rendezvous.durable.committer import Committer
-from aiodist.rendezvous.durable.disk import StoreFiles
+from aiodist.rendezvous.durable import Committer
 from aiodist.rendezvous.events import (
     Connected,
     Disconnected,
@@ -51,9 +49,8 @@ class JobStore:
 
     Args:
         name: for the log; the job's.
-        machine: fresh, or brought back by `StoreFiles.recover`.
-        files: the store's files, which it owns from here; None for one that lives in memory.
-        pool: threads that write them.
+        machine: fresh, or brought back by `DataFolder.log`.
+        committer: what keeps its changes, owned from here; None for one that lives in memory.
         on_count: called when the number of clients has changed.
         on_failed: called once when the files cannot be written: nothing is answered any more.
     """
@@ -62,8 +59,7 @@ class JobStore:
         self,
         name: str,
         machine: StoreMachine,
-        files: StoreFiles | None,
-        pool: Executor | None,
+        committer: Committer | None,
         on_count: Callable[[], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
@@ -73,11 +69,7 @@ class JobStore:
         self._loop = asyncio.get_running_loop()
         self._on_count = on_count
         self._on_failed = on_failed
-        self._committer: Committer | None = None
-        if files is not None:
-            assert pool is not None
-            self._committer = Committer(files, pool, machine.dump, self._saved, self._save_failed)
-            machine.restarted(self._loop.time())
+        self._committer = committer
         self._held: deque[tuple[int, Outbox, int]] = (
             deque()
         )  # what must last before they leave; answers; bytes
@@ -94,7 +86,9 @@ class JobStore:
         self._gone.set()
         self._encoder = Encoder()
         self._packed: tuple[Any, bytes] = (None, pack(None))
-        if files is not None:
+        if committer is not None:
+            committer.begin(self._saved, self._save_failed)
+            machine.restarted(self._loop.time())
             self._feed(Tick())
 
     # Clients.

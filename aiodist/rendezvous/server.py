@@ -8,9 +8,8 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from aiodist.environment import Tls
 from aiodist.errors import AiodistError, Tampered, WireError
@@ -22,8 +21,7 @@ from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address, listen
 from aiodist.net.users import send_away, why_not
 from aiodist.rendezvous.connection import Connection
-from aiodist.rendezvous.durable.data_folder import DataFolder
-from aiodist.rendezvous.durable.disk import Disk
+from aiodist.rendezvous.durable import DataFolder, Disk
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.machine import DEFAULT_LIMIT, StoreMachine
 from aiodist.rendezvous.quota import clients_of_each, descriptors
@@ -33,7 +31,6 @@ from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.wire.messages import Status, encode_response, pack
 
 CLIENT_ID_BYTES = 16
-_DISK_THREADS = 8  # commits, and snapshots, that are written at the same time
 _log = logging.getLogger("aiodist.store")
 
 
@@ -80,7 +77,6 @@ class StoreServer:
         secrets: Secrets,
         identity: Identity | None,
         tls: Tls | None = None,
-        data: DataFolder | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> None:
         self.failure: Exception | None = None
@@ -88,11 +84,10 @@ class StoreServer:
         self._identity = identity  # of the one job that it serves
         self._tls = tls
         self._vouched = tls is not None or identity is None or bool(secrets.secret_of(identity.job))
-        self._data = data
+        self._data: DataFolder | None = None
         self._limit = limit
-        self._key = os.urandom(32) if data is None else data.key
-        self.instance = b"" if identity is None else instance_of(self._key, identity.job)
-        self._pool = None if data is None else ThreadPoolExecutor(_DISK_THREADS, "aiodist-store")
+        self._key = os.urandom(32)
+        self.instance = b""
         self._refusals = Refusals(_log)
         self._most_strangers = places()
         self._descriptors = descriptors()
@@ -138,8 +133,8 @@ class StoreServer:
                 folder's files are damaged.
             UsageError: the folder cannot be used, or another server does.
         """
-        identity = Identity(job, Purpose.store, rank)
-        return await cls._start(host, port, _OneJob(job, secret), identity, tls, data, limit, disk)
+        self = cls(_OneJob(job, secret), Identity(job, Purpose.store, rank), tls, limit)
+        return await self._serve(host, port, data, disk)
 
     @classmethod
     async def start_many(
@@ -162,36 +157,24 @@ class StoreServer:
         Raises:
             Error: as in `start`.
         """
-        return await cls._start(host, port, secrets, None, tls, data, limit, None)
+        return await cls(secrets, None, tls, limit)._serve(host, port, data)
 
-    @classmethod
-    async def _start(
-        cls,
-        host: str,
-        port: int,
-        secrets: Secrets,
-        identity: Identity | None,
-        tls: Tls | None,
-        data: str | os.PathLike[str] | None,
-        limit: int,
-        disk: Disk | None,
-    ) -> StoreServer:
+    async def _serve(
+        self, host: str, port: int, data: str | os.PathLike[str] | None, disk: Disk | None = None
+    ) -> Self:
         sock = await listen(host, port)
-        folder = None
         try:
             if data is not None:
-                folder = await asyncio.to_thread(DataFolder.open, data, disk)
-            self = cls(secrets, identity, tls, folder, limit)
-            try:
-                for job in secrets.names() if folder is not None or identity is not None else ():
+                self._data = await asyncio.to_thread(DataFolder.open, data, disk)
+                self._key = self._data.key
+            if self._identity is not None:
+                self.instance = instance_of(self._key, self._identity.job)
+            if self._identity is not None or self._data is not None:
+                for job in self._secrets.names():
                     self._stores[job] = await self._recover(job)
-            except BaseException:
-                await self._close_stores(Status.away, "")
-                raise
         except BaseException:
             sock.close()
-            if folder is not None:
-                folder.close()
+            await self._close_stores(Status.away, "")
             raise
         self.host, self.port = sock.getsockname()[:2]
         named = "" if host == self.host else f", which is what '{one_line(host)}' means here"
@@ -236,10 +219,8 @@ class StoreServer:
             except TimeoutError:
                 _log.info("store closed with %d clients left after %g s", self.clients, linger)
         if self._server is not None and self._server is server:  # else closed by another task meanwhile
-            if self._data is None:
-                await self._stop(Status.closing, "its host closed it")
-            else:
-                await self._stop(Status.away, "its host closed it")
+            status = Status.closing if self._data is None else Status.away
+            await self._stop(status, "its host closed it")
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -263,8 +244,6 @@ class StoreServer:
 
     async def _close_stores(self, status: Status, why: str) -> None:
         await asyncio.gather(*(store.aclose(status, why) for store in self._stores.values()))
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
 
     async def __aenter__(self) -> StoreServer:
         return self
@@ -288,12 +267,8 @@ class StoreServer:
 
     async def _recover(self, job: str) -> JobStore:
         machine = StoreMachine(self._limit)
-        files = None
-        if self._data is not None:
-            files = await self._loop.run_in_executor(self._pool, self._data.recover, job, machine)
-            if files.cut:
-                _log.warning("%s", files.cut)
-        return JobStore(job, machine, files, self._pool, self._count, self._save_failed)
+        committer = None if self._data is None else await self._data.log(job, machine)
+        return JobStore(job, machine, committer, self._count, self._save_failed)
 
     async def _open(self, job: str) -> None:
         """Begin the store of a job whose first client has come."""
