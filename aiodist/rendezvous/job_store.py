@@ -45,12 +45,11 @@ Outbox = dict[Connection, list[bytes]]
 
 
 class JobStore:
-    """Serves one machine.
+    """Serves one machine, from `begin` on. Clients may come before; they wait.
 
     Args:
         name: for the log; the job's.
-        machine: fresh, or brought back by `DataFolder.log`.
-        committer: what keeps its changes, owned from here; None for one that lives in memory.
+        machine: not to be touched before `begin`: it may be brought back until then.
         on_count: called when the number of clients has changed.
         on_failed: called once when the files cannot be written: nothing is answered any more.
     """
@@ -59,7 +58,6 @@ class JobStore:
         self,
         name: str,
         machine: StoreMachine,
-        committer: Committer | None,
         on_count: Callable[[], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
@@ -69,7 +67,8 @@ class JobStore:
         self._loop = asyncio.get_running_loop()
         self._on_count = on_count
         self._on_failed = on_failed
-        self._committer = committer
+        self._committer: Committer | None = None
+        self.has_begun = False
         self._held: deque[tuple[int, Outbox, int]] = (
             deque()
         )  # what must last before they leave; answers; bytes
@@ -86,17 +85,28 @@ class JobStore:
         self._gone.set()
         self._encoder = Encoder()
         self._packed: tuple[Any, bytes] = (None, pack(None))
+
+    def begin(self, committer: Committer | None) -> None:
+        """Answer from now on.
+
+        Args:
+            committer: what keeps the machine's changes, owned from here; None for one that lives in memory.
+        """
+        self.has_begun = True
+        self._committer = committer
         if committer is not None:
             committer.begin(self._saved, self._save_failed)
-            machine.restarted(self._loop.time())
+            self.machine.restarted(self._loop.time())
             self._feed(Tick())
+        for connection in list(self.clients.values()):
+            self._greet(connection)
+        self._go_on()
 
     # Clients.
 
     def connected(self, connection: Connection) -> None:
         """A client has proven itself; `connection.client` is its id."""
         client = connection.client
-        connection.serves = self._committer is None  # else its answer waits for the disk, not for a look
         if (old := self.clients.pop(client, None)) is not None:
             # It came back before this side noticed that it was gone.
             old.abort()
@@ -104,7 +114,15 @@ class JobStore:
         self.clients[client] = connection
         self._gone.clear()
         self._on_count()
-        self._feed(Connected(client))
+        if self.has_begun:
+            self._greet(connection)
+        else:
+            self._stalled[connection] = []
+            connection.pause()
+
+    def _greet(self, connection: Connection) -> None:
+        connection.serves = self._committer is None  # else its answer waits for the disk, not for a look
+        self._feed(Connected(connection.client))
         if self._paused:
             connection.pause()
 
@@ -168,8 +186,9 @@ class JobStore:
     # The machine.
 
     def _feed(self, event: Event) -> None:
-        self._handle(event)
-        self._flush()
+        if self.has_begun:
+            self._handle(event)
+            self._flush()
 
     def _handle(self, event: Event) -> None:
         effects = self.machine.handle(event, self._loop.time())

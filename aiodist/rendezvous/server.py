@@ -96,7 +96,6 @@ class StoreServer:
         self._server: Listener | None = None
         self._strangers: dict[Connection, None] = {}  # in order of arrival
         self._stores: dict[str, JobStore] = {}
-        self._early: dict[str, dict[Connection, list[bytes]]] = {}  # clients of stores that are being opened
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._failed = asyncio.Event()
@@ -171,7 +170,7 @@ class StoreServer:
                 self.instance = instance_of(self._key, self._identity.job)
             if self._identity is not None or self._data is not None:
                 for job in self._secrets.names():
-                    self._stores[job] = await self._recover(job)
+                    await self._recover(self._new_store(job))
         except BaseException:
             sock.close()
             await self._close_stores(Status.away, "")
@@ -230,9 +229,6 @@ class StoreServer:
             server.close()
         for connection in list(self._strangers):
             connection.abort()
-        for early in self._early.values():
-            for connection in early:
-                connection.abort()
         self._refusals.rest()
         await self._close_stores(status, why)
         if not self.clients and not self._empty.is_set():
@@ -265,36 +261,33 @@ class StoreServer:
         card = StoreCard(instance_of(self._key, identity.job), self.generation, self._data is not None)
         return Identity(identity.job, Purpose.store, identity.rank, card.encode())
 
-    async def _recover(self, job: str) -> JobStore:
-        machine = StoreMachine(self._limit)
-        committer = None if self._data is None else await self._data.log(job, machine)
-        return JobStore(job, machine, committer, self._count, self._save_failed)
+    def _new_store(self, job: str) -> JobStore:
+        store = JobStore(job, StoreMachine(self._limit), self._count, self._save_failed)
+        self._stores[job] = store
+        return store
 
-    async def _open(self, job: str) -> None:
-        """Begin the store of a job whose first client has come."""
-        error: Exception | None = None
+    async def _recover(self, store: JobStore) -> None:
+        """Bring a store's data back, and have it begin."""
+        committer = None if self._data is None else await self._data.log(store.name, store.machine)
+        store.begin(committer)
+
+    async def _open(self, store: JobStore) -> None:
+        """Have the store of a job begin whose first client has come."""
         try:
             self._retire()
-            self._stores[job] = await self._recover(job)
-        except (AiodistError, OSError) as failure:
-            _log.error("the store of job '%s' cannot be opened: %s", one_line(job), one_line(str(failure)))
-            error = failure
-        early = self._early.pop(job)
-        for connection, payloads in early.items():
-            if error is None and self._server is not None:
-                self._admit(connection, self._stores[job])
-                try:
-                    self._stores[job].frames(connection, payloads)
-                except AiodistError as wrong:
-                    connection.close(wrong)
-                connection.resume()
-            else:
+            await self._recover(store)
+        except (AiodistError, OSError) as error:
+            job = store.name
+            _log.error("the store of job '%s' cannot be opened: %s", one_line(job), one_line(str(error)))
+            del self._stores[job]
+            for connection in list(store.clients.values()):
                 self._turn_back(connection, "the store of this job cannot be opened now")
 
     def _retire(self) -> None:
         """Let go of stores in memory whose jobs are over: no secret, no client. Files stay."""
         for job, store in list(self._stores.items()):
-            if not store.clients and self._identity is None and self._secrets.secret_of(job) is None:
+            unused = store.has_begun and not store.clients and self._identity is None
+            if unused and self._secrets.secret_of(job) is None:
                 del self._stores[job]
                 self._spawn(store.aclose(Status.closing, ""))
 
@@ -359,16 +352,11 @@ class StoreServer:
         self._strangers.pop(connection, None)
         if why := self._too_many(job, client):
             self._turn_back(connection, why)
-        elif (store := self._stores.get(job)) is not None:
-            self._admit(connection, store)
-        else:
-            if job not in self._early:
-                self._early[job] = {}
-                self._spawn(self._open(job))
-            self._early[job][connection] = []
-            connection.pause()
-
-    def _admit(self, connection: Connection, store: JobStore) -> None:
+            return
+        store = self._stores.get(job)
+        if store is None:
+            store = self._new_store(job)
+            self._spawn(self._open(store))
         connection.hand_over(store.frames, partial(self._client_lost, store))
         store.connected(connection)
 
@@ -382,7 +370,7 @@ class StoreServer:
         store = self._stores.get(job)
         if store is not None and client in store.clients:
             return ""  # it takes the place that it has
-        here = len(self._early.get(job, ())) + (0 if store is None else len(store.clients))
+        here = 0 if store is None else len(store.clients)
         with contextlib.suppress(AiodistError):  # it cannot be seen now: as many as before
             self._jobs = set(self._secrets.names())
         jobs = len(self._jobs | {name for name, store in self._stores.items() if store.clients})
@@ -402,15 +390,10 @@ class StoreServer:
         self._count()
 
     def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
-        """Requests arrived with the handshake: of a client whose store was there, or is not yet."""
-        for early in self._early.values():
-            if connection in early:
-                early[connection] += payloads
+        """Nothing: whom no store has is heard no further."""
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
         """A connection ended before a store had it."""
-        for early in self._early.values():
-            early.pop(connection, None)
         if connection in self._strangers:
             del self._strangers[connection]
             if isinstance(error, AiodistError):
@@ -424,7 +407,7 @@ class StoreServer:
         store.lost(connection, error)
 
     def _count(self) -> None:
-        if self._strangers or self.clients or any(self._early.values()):
+        if self._strangers or self.clients:
             self._empty.clear()
         else:
             self._empty.set()

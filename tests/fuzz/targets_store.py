@@ -112,7 +112,8 @@ class Serving:
     def __init__(self) -> None:
         self.loop = HandLoop()
         with running(self.loop):
-            self.server = JobStore(JOB, StoreMachine(64 << 20), None, _nothing, _nothing)
+            self.server = JobStore(JOB, StoreMachine(64 << 20), _nothing, _nothing)
+            self.server.begin(None)
             self.connections = [self._connect(number) for number in range(CLIENTS)]
         self.parsers = [FrameParser() for _ in range(CLIENTS)]
         self.answers: list[tuple[int, int, Any]] = []
