@@ -28,8 +28,9 @@ _LAUNCHERS = {
 
 
 async def meet_by_scheme(invitation: Invitation) -> Meeting:
-    """Meet at the store that a URL of a foreign scheme leads to."""
-    module = import_module(SCHEMES[invitation.parts.scheme])
+    """Meet at the store that a URL of a foreign scheme leads to; `UsageError` where it is no such URL."""
+    scheme = invitation.url.partition("://")[0]
+    module = import_module(SCHEMES.get(scheme, SCHEMES["etcd"]))  # which says that it is none of its own
     return cast("Meeting", await module.meet(invitation))
 
 
