@@ -24,10 +24,6 @@ class Lease:
     ttl after the last renewal that was confirmed was asked for. Who does something that only the holder
     may do looks at `held` before, and gives `token` to whatever it writes to.
 
-    Args:
-        ask: called with a method of the store and its arguments; awaited for the answer.
-        ttl: seconds.
-
     Attributes:
         ttl: seconds.
         held: whether this process may act as the holder.
@@ -39,7 +35,7 @@ class Lease:
         self.ttl = seconds(ttl, "ttl")
         self.token = 0
         self.lost = False
-        self._ask = ask
+        self._ask = ask  # has a method of the store carried out, with these arguments
         self._confirmed = 0.0  # when the last renewal that was confirmed was asked for, loop time
         self._ended: asyncio.Event = asyncio.Event()
         self._renewing: asyncio.Task[None] | None = None
