@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiodist.errors import AiodistError, LeaseLost, RendezvousTimeout, UsageError
-from aiodist.rendezvous.shapes import Value
+from aiodist.rendezvous.shapes import Value, check_key, check_value
 from aiodist.timeouts import seconds
 
 _RENEWALS = 3  # in one ttl
@@ -31,11 +31,11 @@ class Lease:
         lost: the store has said that it is over. It does not come back; make a new one.
     """
 
-    def __init__(self, ask: Callable[..., Awaitable[Any]], ttl: float) -> None:
+    def __init__(self, call: Callable[[str, list[Any]], Awaitable[Any]], ttl: float) -> None:
         self.ttl = seconds(ttl, "ttl")
         self.token = 0
         self.lost = False
-        self._ask = ask  # has a method of the store carried out, with these arguments
+        self._call = call  # has a method of the store carried out, with these arguments
         self._confirmed = 0.0  # when the last renewal that was confirmed was asked for, loop time
         self._ended: asyncio.Event = asyncio.Event()
         self._renewing: asyncio.Task[None] | None = None
@@ -46,7 +46,7 @@ class Lease:
             raise UsageError("this lease has begun already", hint="Make another with store.lease(ttl)")
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        self.token = int(await self._ask("lease_grant", self.ttl))
+        self.token = int(await self._call("lease_grant", [self.ttl]))
         self._confirmed = asked
         self._renewing = loop.create_task(self._renew())
         return self
@@ -65,7 +65,7 @@ class Lease:
             LeaseLost: it has ended.
             StoreFull: there is no room.
         """
-        await self._ask_leased("lease_set", key, value)
+        await self._call_leased("lease_set", key, value)
 
     async def claim(self, key: str, value: Value) -> bytes:
         """Set a key that ends with the lease, unless it is there → what it holds: whose it is.
@@ -73,12 +73,12 @@ class Lease:
         One of several that claim a key gets it; when its lease ends the key is free again, and a watch tells.
         Errors as of `set`.
         """
-        return bytes(await self._ask_leased("lease_claim", key, value))
+        return bytes(await self._call_leased("lease_claim", key, value))
 
-    async def _ask_leased(self, method: str, key: str, value: Value) -> Any:
+    async def _call_leased(self, method: str, key: str, value: Value) -> Any:
         self._check()
         try:
-            return await self._ask(method, self.token, key, value)
+            return await self._call(method, [self.token, check_key(key), check_value(value)])
         except LeaseLost:
             self._lose()
             raise
@@ -105,7 +105,7 @@ class Lease:
         if not self.lost:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.ttl):
-                    await self._ask("lease_end", self.token)
+                    await self._call("lease_end", [self.token])
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class Lease:
             await asyncio.sleep(pause)
             asked = loop.time()
             try:
-                if not await self._ask("lease_renew", self.token):
+                if not await self._call("lease_renew", [self.token]):
                     self._lose()
                     return
             except RendezvousTimeout:  # a delay; whether the lease lasts is the store's to say

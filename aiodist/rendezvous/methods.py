@@ -1,7 +1,7 @@
 """The methods of a store: the one table that client, server and all kinds of stores go by.
 
 From a line of it follow what the wire carries and what is refused there (`check_args`), what an answer can be
-(`check_answer`), what a call of `Store` sends, how it looks below a prefix (`PrefixStore`), which part of
+(`check_answer`), how a call looks below a prefix (`PrefixStore`), which part of
 `machine` carries it out, and whether its answer is kept until the client has it.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from aiodist.errors import WireError
@@ -51,7 +52,7 @@ class Method:
     meets: bool = False
     count: Callable[[list[Any]], int] | None = None
 
-    @property
+    @cached_property
     def waits(self) -> bool:
         """Whether its last argument says how many seconds it may take; the machine keeps to it."""
         return TIMEOUT in self.args

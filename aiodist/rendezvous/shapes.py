@@ -5,12 +5,11 @@ Values are bytes (a str is encoded as UTF-8); keys are str.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiodist.errors import UsageError
-from aiodist.timeouts import seconds
 
 MAX_KEY = 4096
 """Characters of a key, a name or a prefix."""
@@ -27,14 +26,12 @@ class Shape:
         listed: it is a list of these.
         named: it is a key, a name or a prefix, or a list of keys: in a `PrefixStore` a prefix stands before.
         least: the least number that it may be; None for no limit.
-        clean: makes it of what a user wrote; `UsageError` where that has no meaning.
     """
 
     types: tuple[type, ...]
     listed: bool = False
     named: bool = False
     least: float | None = None
-    clean: Callable[[Any], Any] = lambda given: given
 
     def fits(self, value: Any) -> bool:
         """Whether it can be this."""
@@ -80,22 +77,14 @@ def check_value(value: Value) -> bytes:
     raise UsageError(f"a store's values are bytes or str, got {type(value).__name__}")
 
 
-def _check_values(values: Sequence[Value]) -> list[bytes]:
-    return [check_value(value) for value in values]
-
-
-def _check_ttl(ttl: float | None) -> float | None:
-    return None if ttl is None else seconds(ttl, "ttl")
-
-
-KEY = Shape((str,), named=True, clean=check_key)
-KEYS = Shape((str,), listed=True, named=True, clean=check_keys)
-VALUE = Shape((bytes,), clean=check_value)
-VALUES = Shape((bytes,), listed=True, clean=_check_values)
+KEY = Shape((str,), named=True)
+KEYS = Shape((str,), listed=True, named=True)
+VALUE = Shape((bytes,))
+VALUES = Shape((bytes,), listed=True)
 NUMBER = Shape((int,))
 NUMBERS = Shape((int,), listed=True)
 FLAG = Shape((bool,))
 NOTHING = Shape((type(None),))
 TTL = Shape((int, float))  # seconds
-TTL_OR_NONE = Shape((int, float, type(None)), clean=_check_ttl)
+TTL_OR_NONE = Shape((int, float, type(None)))
 TIMEOUT = Shape((int, float), least=0.0)  # seconds; always the last argument

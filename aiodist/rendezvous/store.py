@@ -13,8 +13,7 @@ from typing import Any, Self
 
 from aiodist.errors import UsageError
 from aiodist.rendezvous.lease import Lease
-from aiodist.rendezvous.methods import METHODS
-from aiodist.rendezvous.shapes import Value
+from aiodist.rendezvous.shapes import Value, check_key, check_keys, check_value
 from aiodist.rendezvous.watch import Watch
 from aiodist.timeouts import Timeout, seconds
 
@@ -62,15 +61,8 @@ class Store(ABC):
 
     # What is the same for all.
 
-    async def _ask(self, name: str, *args: Any) -> Any:
-        """Check what a user wrote, and have it answered."""
-        method = METHODS[name]
-        timeout = None
-        if method.waits:
-            *rest, given = args
-            args, timeout = tuple(rest), self.timeout if given is None else seconds(given)
-        sent = [shape.clean(arg) for shape, arg in zip(method.args, args, strict=False)]
-        return await self._call(name, sent, timeout)
+    def _patience(self, timeout: Timeout) -> float:
+        return self.timeout if timeout is None else seconds(timeout)
 
     async def set(self, key: str, value: Value, *, ttl: float | None = None) -> None:
         """Set a key.
@@ -79,34 +71,35 @@ class Store(ABC):
             ttl: makes it a lease: the key goes away after so many seconds unless set again; sooner where
                 this client's connection ends without goodbye and is not replaced within two seconds.
         """
-        await self._ask("set", key, value, ttl)
+        lasts = None if ttl is None else seconds(ttl, "ttl")
+        await self._call("set", [check_key(key), check_value(value), lasts])
 
     async def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Set several keys at once; nobody sees only some of them."""
-        await self._ask("multi_set", keys, values)
+        await self._call("multi_set", [check_keys(keys), [check_value(value) for value in values]])
 
     async def multi_get(self, keys: Sequence[str], timeout: Timeout = None) -> list[bytes]:
         """The values of several keys, in their order, as soon as all exist."""
-        values: list[bytes] = await self._ask("multi_get", keys, timeout)
+        values: list[bytes] = await self._call("multi_get", [check_keys(keys)], self._patience(timeout))
         return values
 
     async def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
         """Return as soon as all keys exist."""
-        await self._ask("wait", keys, timeout)
+        await self._call("wait", [check_keys(keys)], self._patience(timeout))
 
     async def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist now."""
-        return bool(await self._ask("check", keys))
+        return bool(await self._call("check", [check_keys(keys)]))
 
     async def add(self, key: str, amount: int) -> int:
         """Add to the decimal number that a key holds (0 where it is absent) → the sum; exactly once."""
         if type(amount) is not int:
             raise UsageError(f"add takes an int, got {type(amount).__name__}")
-        return int(await self._ask("add", key, amount))
+        return int(await self._call("add", [check_key(key), amount]))
 
     async def append(self, key: str, value: Value) -> None:
         """Append to what a key holds (nothing where it is absent); exactly once."""
-        await self._ask("append", key, value)
+        await self._call("append", [check_key(key), check_value(value)])
 
     async def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
         """Set a key if it holds what is expected → what it holds now.
@@ -114,7 +107,8 @@ class Store(ABC):
         As in torch: an absent key matches an empty `expected`; where `expected` is not empty, an absent
         key stays absent and `expected` is returned.
         """
-        return bytes(await self._ask("compare_set", key, expected, desired))
+        args = [check_key(key), check_value(expected), check_value(desired)]
+        return bytes(await self._call("compare_set", args))
 
     async def claim(self, key: str, value: Value) -> bytes:
         """Set a key for as long as this process is a client, unless it holds something → what it holds now.
@@ -122,19 +116,19 @@ class Store(ABC):
         The key goes two seconds after the connection has ended without goodbye, where it is not replaced; a
         goodbye leaves it. A key that holds nothing is free. (A store without connections keeps it.)
         """
-        return bytes(await self._ask("claim", key, value))
+        return bytes(await self._call("claim", [check_key(key), check_value(value)]))
 
     async def delete_key(self, key: str) -> bool:
         """Delete a key → whether it was there."""
-        return bool(await self._ask("delete_key", key))
+        return bool(await self._call("delete_key", [check_key(key)]))
 
     async def list_keys(self, prefix: str = "") -> list[str]:
         """All keys that begin with `prefix`, sorted."""
-        return list(await self._ask("list_keys", prefix))
+        return list(await self._call("list_keys", [check_key(prefix)]))
 
     async def num_keys(self, prefix: str = "") -> int:
         """How many keys begin with `prefix`."""
-        return int(await self._ask("num_keys", prefix))
+        return int(await self._call("num_keys", [check_key(prefix)]))
 
     async def gather(
         self, name: str, world_size: int, rank: int, value: Value, timeout: Timeout = None
@@ -147,7 +141,8 @@ class Store(ABC):
             RendezvousTimeout: `missing` holds the ranks that had not come, of very many the first 256.
             RendezvousError: two came as one rank, or they count different worlds.
         """
-        return list(await self._ask("gather", name, rank, world_size, value, timeout))
+        args = [check_key(name), rank, world_size, check_value(value)]
+        return list(await self._call("gather", args, self._patience(timeout)))
 
     async def barrier(self, name: str, world_size: int, rank: int, timeout: Timeout = None) -> None:
         """Return as soon as all ranks have come; errors as in `gather`. The name may be used again."""
@@ -155,7 +150,7 @@ class Store(ABC):
 
     async def get(self, key: str, timeout: Timeout = None) -> bytes:
         """The value of a key, as soon as it exists."""
-        values: list[bytes] = await self._ask("multi_get", [key], timeout)
+        values: list[bytes] = await self._call("multi_get", [[check_key(key)]], self._patience(timeout))
         return values[0]
 
     def lease(self, ttl: float) -> Lease:
@@ -170,7 +165,7 @@ class Store(ABC):
                 this client's connection ends without goodbye and is not replaced within two seconds, it ends
                 then.
         """
-        return Lease(self._ask, ttl)
+        return Lease(self._call, ttl)
 
     async def fence(self) -> int:
         """A fencing token: a number larger than all that this store has given before, to leases too.
@@ -178,7 +173,7 @@ class Store(ABC):
         Write it beside what you write elsewhere, and have that place refuse smaller ones: then who was
         replaced while it slept can do no harm.
         """
-        return int(await self._ask("fence"))
+        return int(await self._call("fence", []))
 
     async def __aenter__(self) -> Self:
         return self
