@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from aiodist.errors import WireError
 from aiodist.rendezvous.events import Connected, Disconnected, Effect, Event, Request, Tick, Wake
@@ -22,6 +23,15 @@ from aiodist.rendezvous.rules import RefusedError
 RETURN_GRACE = 2.0  # a living client's first attempts to come back take milliseconds
 _TURN = 1000  # calls, leases and clients that end in one turn: what arrives meanwhile comes before the others
 _KEYS = 100  # keys for which a call waited in vain, that count as one of them
+
+
+class _Waiting(Protocol):
+    """A table of calls that wait."""
+
+    calls: dict[Call, Any]
+
+    def forget(self, call: Call) -> None:
+        """Answer a call no more, if it waits here."""
 
 
 class StoreMachine:
@@ -50,6 +60,7 @@ class StoreMachine:
         self.keys = Keys(
             entries, self.budget, self.journal, self.sessions, self.leases, self.waits, self.watches
         )
+        self._waiting: tuple[_Waiting, ...] = (self.waits, self.watches, self.gathers)
         self._do: dict[str, Callable[..., None]] = {
             name: getattr(getattr(self, method.part) if method.part else self, name)
             for name, method in METHODS.items()
@@ -146,7 +157,7 @@ class StoreMachine:
 
     def cancel(self, call: Call, now: float, id: int) -> None:
         """Withdraw a request whose answer nobody wants any more."""
-        for table in (self.waits, self.watches, self.gathers):
+        for table in self._waiting:
             table.forget((call[0], id))
         if id in self.sessions.by_client[call[0]].answered:
             self.sessions.settle(call[0], [id])
@@ -164,9 +175,7 @@ class StoreMachine:
         if session is None:
             return
         session.connected = False
-        for table in (self.waits, self.watches):
-            for call in [call for call in table.calls if call[0] == client]:
-                table.forget(call)
+        self._forget_calls(client, self.waits, self.watches)
         gathers = any(call[0] == client for call in self.gathers.calls)
         if session.last or session.answered or self.leases.is_holder(client) or gathers:
             self.sessions.give_up_at(now + SESSION_GRACE, client)
@@ -174,10 +183,13 @@ class StoreMachine:
         else:  # it may begin anew: nothing that it asked has changed anything
             self.sessions.drop(client)
 
-    def _end_session(self, client: bytes, *, may_return: bool) -> None:
-        for table in (self.waits, self.watches, self.gathers):
+    def _forget_calls(self, client: bytes, *tables: _Waiting) -> None:
+        for table in tables:
             for call in [call for call in table.calls if call[0] == client]:
                 table.forget(call)
+
+    def _end_session(self, client: bytes, *, may_return: bool) -> None:
+        self._forget_calls(client, *self._waiting)
         session = self.sessions.drop(client)
         may_return = may_return and bool(session.answered)
         if may_return:
