@@ -1,4 +1,4 @@
-"""What a store may say beside answers (`methods.check_answer`). A client hands on nothing else.
+"""Checks of all that a store may say beside answers (`methods.check_answer`). A client hands on nothing else.
 
 The bytes are read and bounded by then (`wire.messages`); this is about what they mean.
 """

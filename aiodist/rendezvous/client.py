@@ -307,7 +307,7 @@ class TcpStore(Store):
         self.address = connection.local_host
 
     def _words(self) -> str:
-        """What it said when it ended the last connection."""
+        """The store's words when it ended the last connection, for a message."""
         return f"; {says('it', self._away)}" if self._away else ""
 
     def _progress(self) -> str:

@@ -32,7 +32,7 @@ def error_of(kind: str, message: str, hint: str, missing: Sequence[int]) -> Aiod
 
 
 def closed_error() -> RendezvousError:
-    """What a closed store says to whoever still uses it."""
+    """Error of a closed store that is still used."""
     return RendezvousError("the store is closed", hint="Close it after its last use")
 
 

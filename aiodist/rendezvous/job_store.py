@@ -330,7 +330,7 @@ class JobStore:
         return encode_response(id, Status.failure, pack(failure))
 
     def _pack_once(self, value: Any) -> bytes:
-        """What goes to many: a gather's answer, and news."""
+        """Pack what goes to many clients (a gather's answer, and news) once for all of them."""
         if value is not self._packed[0]:
             _check_size(value)
             self._packed = (value, pack(value))

@@ -41,7 +41,7 @@ class Secrets(Protocol):
         """The jobs that there are now."""
 
     def secret_of(self, job: str) -> bytes | None:
-        """What the clients of a job know; None where there is no such job."""
+        """Return the secret of a job's clients; None where there is no such job."""
 
 
 class _OneJob:

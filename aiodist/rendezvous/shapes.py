@@ -19,7 +19,7 @@ Value = bytes | bytearray | memoryview | str
 
 @dataclass(frozen=True)
 class Shape:
-    """What one argument, or an answer, can be.
+    """Shape of one argument, or of an answer.
 
     Args:
         types: that it may have on the wire, exactly: True is no int here.
@@ -40,13 +40,13 @@ class Shape:
         return type(value) in self.types and (self.least is None or value >= self.least)
 
     def under(self, prefix: str, value: Any) -> Any:
-        """What it is below a prefix, for an argument; `UsageError` where it is too long then."""
+        """Put an argument below a prefix; `UsageError` where it is too long then."""
         if not self.named:
             return value
         return [check_key(prefix + key) for key in value] if self.listed else check_key(prefix + value)
 
     def without(self, prefix: str, value: Any) -> Any:
-        """The reverse, for an answer."""
+        """Take the prefix off an answer."""
         return [key.removeprefix(prefix) for key in value] if self.named else value
 
 

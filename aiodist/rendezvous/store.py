@@ -21,7 +21,7 @@ DEFAULT_TIMEOUT = 300.0
 
 
 class Store(ABC):
-    """What every store can do. A key is at most 4 KiB long, a value nearly 8 MiB.
+    """Interface of every store. A key is at most 4 KiB long, a value nearly 8 MiB.
 
     Args:
         timeout: seconds that a call may take where it says nothing itself.

@@ -1,4 +1,4 @@
-"""What a store server keeps on disk: a log that is synced before any answer, snapshots, and whose they are.
+"""Files of a store server: a log that is synced before any answer, snapshots, and whose they are.
 
 A server opens a `DataFolder`, and gets a `Committer` for each store in it: it knows nothing else of these.
 

@@ -40,7 +40,7 @@ _NAME = re.compile(r"(log|snapshot)-(\d{6,})$")
 
 
 class Disk:
-    """What can fail: tests replace it."""
+    """Calls that can fail: tests replace them."""
 
     def write(self, handle: int, data: bytes) -> None:
         """Write all of it."""

@@ -183,7 +183,7 @@ class Gateway:
                     yield _result(line)
 
     async def local_address(self) -> str:
-        """This host's address on the way to the member that is asked; nothing is sent to find it."""
+        """Find this host's address on the way to the member that is asked; nothing is sent for it."""
         host, port = self.place.endpoints[self._at]
         with contextlib.suppress(OSError):
             for family, address in await resolve(host, port):

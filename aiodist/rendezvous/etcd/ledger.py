@@ -59,7 +59,7 @@ class Tried:
 
 @dataclass(slots=True)
 class Plan(Generic[T]):
-    """What to do about what a key holds.
+    """Decision about what a key holds.
 
     Attributes:
         answer: of the call.

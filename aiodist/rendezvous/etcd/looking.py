@@ -15,7 +15,7 @@ from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import Away
 
 LOOK_SECONDS = 5.0
-"""Who waits looks again after so long, also where no watch says so."""
+"""Seconds after which a call that waits looks again, also where no watch says so."""
 
 _BACKOFF = 0.1  # seconds, at most, before looking again where the watch broke
 
@@ -40,7 +40,7 @@ class Call:
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def arrived(self) -> float:
-        """It has reached etcd; its time to wait begins → the loop time when that ends."""
+        """Note that it has reached etcd: its time to wait begins → the loop time when that ends."""
         if not self.has_arrived.done():
             self.has_arrived.set_result(None)
         return min(self._loop.time() + self.timeout, self.deadline)

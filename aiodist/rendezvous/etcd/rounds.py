@@ -115,7 +115,7 @@ class Gather:
         return self._at + b"rank/%08d" % self._rank
 
     def _in(self, description: bytes) -> bytes:
-        """What the keys of a round begin with, as whoever began it has described it."""
+        """Prefix of the keys of a round, from the description of the rank that began it."""
         return self.base + _round(description)[0] + b"/"
 
     # Coming.
@@ -165,7 +165,7 @@ class Gather:
         return (await self._reads(words.get(self._on)))[0].item
 
     async def settle(self, now: Item) -> Item | None:
-        """This rank contradicts those that are there. Clear away who is dead, or say so → what is on then."""
+        """Clear away dead processes that this rank contradicts, or refuse it → the key `now` afterwards."""
         at, world = self._in(now.value), _round(now.value)[1]
         cards = (await self._reads(words.get_all(at + b"rank/")))[0].items
         in_the_way = [card for card in cards if world != self._size or _rank(card) == self._rank]

@@ -43,7 +43,7 @@ _LOOKED_AT = 16  # processes whether they are dead, at a time
 
 
 def lost_error() -> RendezvousError:
-    """What a process is told whose run is over."""
+    """Error of a process whose run is over."""
     return RendezvousError(
         "etcd does not know this run of the job any more",
         hint="Every process was cut off from etcd for over a minute, or a new run began; start the job again",
@@ -51,7 +51,7 @@ def lost_error() -> RendezvousError:
 
 
 class Run:
-    """This process's part in a run. Make it with `await Run.join(…)`; `aclose` leaves it.
+    """Part of this process in a run. Make it with `await Run.join(…)`; `aclose` leaves it.
 
     Args:
         on_lost: called once if the run ends, with the error, while this process is in it.

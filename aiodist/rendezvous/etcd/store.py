@@ -42,7 +42,7 @@ from aiodist.timeouts import Timeout
 T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
-"""What a waiting call may take beyond its timeout to hear from etcd what is missing."""
+"""Seconds that a waiting call may take beyond its timeout to hear from etcd what is missing."""
 
 GOODBYE_SECONDS = 1.0
 
@@ -276,7 +276,7 @@ class EtcdStore(Store):
         return None not in await self._read(call, keys)
 
     async def _read(self, call: Call, keys: list[str]) -> list[Item | None]:
-        """What keys hold, all at one time."""
+        """Read what keys hold, all at one time."""
         distinct = dict.fromkeys(keys)
         reads = [words.get(self._key(key)) for key in distinct]
         found, _ = await self._run.txn([], reads, deadline=call.deadline)

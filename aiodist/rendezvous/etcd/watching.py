@@ -1,4 +1,4 @@
-"""What a `Watch` is fed from etcd: all keys as they are, then every change, over stream after stream."""
+"""Feed of a `Watch` from etcd: all keys as they are, then every change, over stream after stream."""
 
 from __future__ import annotations
 

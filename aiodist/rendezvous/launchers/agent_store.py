@@ -244,7 +244,7 @@ class AgentStore:
         )
 
     def _owner(self) -> str:
-        """Who listens, where that is on this host, and known."""
+        """Name the process that listens, where that is on this host, and known."""
         peer = self._writer.get_extra_info("peername")
         owner = port_owner(peer[1]) if peer and peer[0] == self.address else ""
         return f", {owner}," if owner else ""

@@ -60,7 +60,7 @@ async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
 
 
 class Process:
-    """What this process has said to mpirun. Any thread may ask to speak.
+    """Record of what this process has said to mpirun. Any thread may ask to speak.
 
     Attributes:
         passed: texts that all have.
@@ -118,7 +118,7 @@ this = Process()
 
 
 class Pmi:
-    """What mpirun offers a process. Make it with `await Pmi.connect(…)`; there is nothing to close.
+    """Exchange of texts by mpirun. Make it with `await Pmi.connect(…)`; there is nothing to close.
 
     Each text is told by one process and asked for by all the others, and passes when all have come.
     """

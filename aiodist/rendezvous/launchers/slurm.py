@@ -70,7 +70,7 @@ async def _master(invitation: Invitation, place: Placement) -> str:
 
 
 class _Span(NamedTuple):
-    """What can stand in one place of a name: a word, or numbers of so many digits at least."""
+    """Content of one place of a name: a word, or numbers of so many digits at least."""
 
     word: str
     digits: int

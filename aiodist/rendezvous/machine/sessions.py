@@ -273,10 +273,10 @@ class Sessions:
 
 
 def pack_ranks(ranks: tuple[int, ...]) -> bytes:
-    """Ranks of a world that can meet, as two bytes each."""
+    """Pack ranks of a world that can meet, as two bytes each."""
     return array("H", ranks).tobytes()
 
 
 def unpack_ranks(packed: bytes) -> tuple[int, ...]:
-    """What `pack_ranks` has packed."""
+    """Reverse of `pack_ranks`."""
     return tuple(memoryview(packed).cast("H"))

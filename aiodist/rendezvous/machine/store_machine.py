@@ -226,7 +226,7 @@ class StoreMachine:
         return self.journal.changed
 
     def take_changes(self) -> list[Change]:
-        """What changed since the last call, in order. Tuples of what msgpack takes."""
+        """Return the changes since the last call, in order. Tuples of what msgpack takes."""
         return self.journal.take()
 
     def dump(self) -> list[Change]:
