@@ -17,7 +17,7 @@ _RETRY = 0.1  # of a ttl, after a renewal that failed
 
 
 class Lease:
-    """Lease of a store (`Store.lease`). Enter it (`async with`, or `await lease.begin()`), set keys, leave it.
+    """Lease of a store (`Store.lease`). Enter it (`async with` or `await lease.begin()`), set keys, leave it.
 
     Times are of the loop's clock, which nobody sets. There are two ends of a lease, and they differ: the
     *store's*, which removes the keys and tells watches; and the *holder's own* (`held`), which comes first: a
