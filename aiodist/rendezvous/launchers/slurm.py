@@ -13,7 +13,6 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from aiodist.environment import Placement, is_loopback
 from aiodist.errors import UsageError
@@ -33,6 +32,7 @@ _ENTRY = re.compile(r"(?:[\w.-]|\[[^][]*\])+", re.ASCII)  # names and brackets, 
 _PIECE = re.compile(r"\[([^][]*)\]|([^][]+)")
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _WORD = re.compile(r"\w+", re.ASCII)
+_ONE = range(1)
 
 
 async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
@@ -69,18 +69,8 @@ async def _master(invitation: Invitation, place: Placement) -> str:
     return name
 
 
-class _Span(NamedTuple):
-    """Content of one place of a name: a word, or numbers of so many digits at least."""
-
-    word: str
-    digits: int
-    numbers: range
-
-    def texts(self) -> Iterator[str]:
-        return (self.word or f"{number:0{self.digits}}" for number in self.numbers)
-
-
-_Piece = list[_Span]
+# What can stand in one place of a name: forms, each with the numbers that are written in it. A word has one.
+_Piece = list[tuple[str, range]]
 
 
 def hosts(nodelist: str) -> list[str]:
@@ -147,7 +137,9 @@ def _parse(nodelist: str) -> list[list[_Piece]]:
         if entry is None:
             raise _nonsense(nodelist, f"no host is at character {at + 1}")
         pieces = _PIECE.findall(entry[0])
-        entries.append([_bracket(nodelist, inside) if not word else [_word(word)] for inside, word in pieces])
+        entries.append(
+            [_bracket(nodelist, inside) if not word else [(word, _ONE)] for inside, word in pieces]
+        )
         if len(_first(entries[-1])) > _LONGEST_NAME:
             raise _nonsense(nodelist, f"a name in it has more than {_LONGEST_NAME} characters")
         at = entry.end()
@@ -158,10 +150,6 @@ def _parse(nodelist: str) -> list[list[_Piece]]:
         at += 1
 
 
-def _word(word: str) -> _Span:
-    return _Span(word, 0, range(1))
-
-
 def _bracket(nodelist: str, inside: str) -> _Piece:
     piece: _Piece = []
     for part in inside.split(","):
@@ -169,20 +157,20 @@ def _bracket(nodelist: str, inside: str) -> _Piece:
             first, last = int(match[1]), int(match[2])
             if first > last:
                 raise _nonsense(nodelist, f"the range {part} ends before it begins")
-            piece.append(_Span("", len(match[1]), range(first, last + 1)))
+            piece.append((f"{{:0{len(match[1])}}}", range(first, last + 1)))
         elif _WORD.fullmatch(part):
-            piece.append(_word(part))
+            piece.append((part, _ONE))
         else:
             raise _nonsense(nodelist, f"{part[:40]!r} in brackets is neither a number nor a range")
     return piece
 
 
 def _count(entry: list[_Piece]) -> int:
-    return math.prod(sum(len(span.numbers) for span in piece) for piece in entry)
+    return math.prod(sum(len(numbers) for _, numbers in piece) for piece in entry)
 
 
 def _texts(piece: _Piece) -> Iterator[str]:
-    return itertools.chain.from_iterable(span.texts() for span in piece)
+    return (form.format(number) for form, numbers in piece for number in numbers)
 
 
 def _first(entry: list[_Piece]) -> str:
