@@ -48,12 +48,13 @@ def test_a_journal_notes_once_it_has_begun_and_counts_always() -> None:
     journal.note(Kind.remove, "k", journal.next_revision())
     assert (journal.revision, journal.changed, journal.take()) == (1, False, [])
     journal.begin()
-    journal.note(Kind.settled, A, [1])
-    assert not journal.changed, "to lose it costs nothing"
-    journal.note(Kind.revision, 2)
-    assert journal.changed
+    changed = []
+    for change in ((Kind.settled, A, [1]), (Kind.revision, 2)):
+        journal.note(*change)
+        changed.append(journal.changed)
+    assert changed == [False, True], "to lose what a client has costs nothing"
     assert journal.take() == [(Kind.settled, A, [1]), (Kind.revision, 2)]
-    assert not journal.changed
+    assert (journal.changed, journal.take()) == (False, [])
 
 
 class Table:

@@ -161,13 +161,12 @@ class Sessions:
 
     def fail(self, call: Call, why: RefusedError) -> None:
         """Let a change fail: this is kept as an answer is."""
-        failed = (why.kind, why.message, why.hint, why.missing)
         session = self.by_client.get(call[0])
         if session is not None:
             kept = KeptFailure(why.kind, why.message, why.hint, pack_ranks(why.missing))
             self._keep(session, call[1], kept, weight(why.message) + len(kept.missing))
-        self.journal.note(Kind.failed, *call, *failed)
-        self.effects.append(Failure(*call, *failed))
+        self.journal.note(Kind.failed, *call, why.kind, why.message, why.hint, why.missing)
+        self.effects.append(Failure(*call, why.kind, why.message, why.hint, why.missing))
 
     def answer_again(self, call: Call, answer: Reply | KeptFailure) -> None:
         """Send a kept answer once more."""

@@ -194,7 +194,7 @@ class StoreMachine:
         may_return = may_return and bool(session.answered)
         if may_return:
             self.sessions.remember_ended(client)
-        if session.last or self.leases.is_holder(client):
+        if session.last or session.answered or self.leases.is_holder(client):
             self.journal.note(Kind.ended, client, may_return)
         self.leases.disown(client)
 
