@@ -22,6 +22,7 @@ from aiodist.rendezvous.etcd import run as etcd_run
 from aiodist.rendezvous.etcd.looking import Call
 from aiodist.rendezvous.etcd.rounds import Gather
 from aiodist.rendezvous.etcd.store import EtcdStore
+from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.conformance_store import arrived, check_store
 from tests.ports import needs_ipv6
 from tests.rendezvous.conftest import Clock
@@ -264,7 +265,7 @@ async def test_who_met_the_others_before_dying_has_met_them(etcd: Any, job: str)
         await one._run.revoke(one._run._own_lease, deadline)
         assert await two.gather("g", 2, 1, b"b") == [b"dead", b"b"] == await waits
         # Who came as rank 0, and saw the round before it ended, takes nothing out of it now.
-        with pytest.raises(RendezvousError, match="two processes are rank 0"):
+        with pytest.raises(RefusedError, match="two processes are rank 0"):
             await late.settle(now)
         at = late.base + json.loads(now.value)["round"].encode() + b"/rank/"
         found, _ = await two._run.txn([], [words.count_all(at)], deadline=deadline)
