@@ -41,11 +41,12 @@ class Journal:
 
     def __init__(self) -> None:
         self.revision = 0
-        self._changes: list[Change] | None = None
+        self.noting = False  # look here first where it is in every request's way
+        self._changes: list[Change] = []
 
     def begin(self) -> None:
         """Note changes from now on."""
-        self._changes = []
+        self.noting = True
 
     def next_revision(self) -> int:
         """Count one more change."""
@@ -54,17 +55,15 @@ class Journal:
 
     def note(self, *change: Any) -> None:
         """Note a change, its kind first."""
-        if self._changes is not None:
+        if self.noting:
             self._changes.append(change)
 
     @property
     def changed(self) -> bool:
         """Whether there are changes that must last before any answer is shown to anybody."""
-        return bool(self._changes) and any(change[0] not in _LAZY for change in self._changes or ())
+        return any(change[0] not in _LAZY for change in self._changes)
 
     def take(self) -> list[Change]:
         """Return the changes since the last call, in order. Tuples of what msgpack takes."""
-        changes = self._changes or []
-        if self._changes is not None:
-            self._changes = []
+        changes, self._changes = self._changes, []
         return changes

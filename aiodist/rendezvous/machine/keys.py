@@ -51,7 +51,8 @@ class Keys:
         self.entries[key] = Entry(value, revision, lease)
         if lease is not None:
             lease.keys[key] = None
-        self.journal.note(Kind.put, key, value, revision, 0 if lease is None else lease.token)
+        if self.journal.noting:
+            self.journal.note(Kind.put, key, value, revision, 0 if lease is None else lease.token)
         if self.watches.calls:
             self.watches.tell(key, value, revision)
         if key in self.waits.wanted:
@@ -73,10 +74,9 @@ class Keys:
         self.budget.make_room(len(value) - len(entry.value), answer)
         revision = self.journal.next_revision()  # nobody waits for a key that is there
         self.entries[key] = Entry(value, revision, entry.lease)
-        if suffix is None:
-            self.journal.note(Kind.value, key, value, revision)
-        else:
-            self.journal.note(Kind.append, key, suffix, revision)
+        if self.journal.noting:
+            kind, new = (Kind.value, value) if suffix is None else (Kind.append, suffix)
+            self.journal.note(kind, key, new, revision)
         if self.watches.calls:
             self.watches.tell(key, value, revision)
 

@@ -150,7 +150,8 @@ class Sessions:
         if session is not None:
             large = len(value) if type(value) is bytes and len(value) > _LARGE else None
             self._keep(session, id, reply, large)
-        self.journal.note(Kind.answer, client, id, value)
+        if self.journal.noting:
+            self.journal.note(Kind.answer, client, id, value)
         self.effects.append(reply)
 
     def done_together(self, calls: list[Call], value: list[bytes]) -> None:
@@ -180,7 +181,8 @@ class Sessions:
         """Forget answers that the client has, or does not want."""
         session = self.by_client[client]
         self._forget(session, ids)
-        self.journal.note(Kind.settled, client, ids)
+        if self.journal.noting:
+            self.journal.note(Kind.settled, client, ids)
 
     def _keep(self, session: Session, id: int, answer: Reply | KeptFailure, large: int | None) -> None:
         """Keep an answer that weighs `large` bytes beyond ANSWER_COST."""

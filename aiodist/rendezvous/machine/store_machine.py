@@ -124,7 +124,7 @@ class StoreMachine:
 
     def _request(self, request: Request, now: float) -> None:
         client, id, name = request.client, request.id, request.method
-        session = self.sessions.begin(client)
+        session = self.sessions.by_client.get(client) or self.sessions.begin(client)
         if answered := session.answered:
             if request.settled:
                 self.sessions.settle(client, request.settled)
