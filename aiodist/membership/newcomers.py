@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from aiodist.errors import RendezvousError, WireError
 from aiodist.membership.record import UID_BYTES, Record, decode_record
-from aiodist.rendezvous.store import Store, Watch
+from aiodist.rendezvous.store import Store
+from aiodist.rendezvous.watch import Watch
 
 QUEUE = "join/"
 """What the keys of those who wait begin with."""

@@ -10,7 +10,8 @@ from aiodist.rendezvous.lease import Lease
 from aiodist.rendezvous.meeting import claim_rank, release_rank, this_process
 from aiodist.rendezvous.prefix_store import PrefixStore
 from aiodist.rendezvous.server import StoreServer
-from aiodist.rendezvous.store import Store, Watch, WatchEvent
+from aiodist.rendezvous.store import Store
+from aiodist.rendezvous.watch import Watch, WatchEvent
 
 __all__ = [
     "FileStore",

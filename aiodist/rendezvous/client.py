@@ -24,14 +24,16 @@ from aiodist.errors import (
 from aiodist.net.near import connect_to_store
 from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address
-from aiodist.rendezvous.answers import check_answer, check_failure, check_news, words_of
+from aiodist.rendezvous.answers import check_failure, check_news, words_of
 from aiodist.rendezvous.connection import Connection
-from aiodist.rendezvous.machine_store import MachineStore, again, check_use, error_of
+from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
+from aiodist.rendezvous.methods import METHODS, check_answer
 from aiodist.rendezvous.pending import Pending
-from aiodist.rendezvous.schema import CHANGES
 from aiodist.rendezvous.server import CLIENT_ID_BYTES
-from aiodist.rendezvous.store import Watch, check_key, closed_error
+from aiodist.rendezvous.shapes import check_key
+from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.store_card import StoreCard
+from aiodist.rendezvous.watch import Watch
 from aiodist.sanitize import says
 from aiodist.timeouts import Timeout, spoken
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
@@ -45,12 +47,10 @@ _BACKOFF = (0.01, 0.5)  # seconds between attempts: the first, the longest
 _ALTERED = 3  # connections in a row that somebody on the path altered; the next is the last
 _log = logging.getLogger("aiodist.store")
 
-
-_MEETS = frozenset(("wait", "gather"))  # waits for other clients: the answer is not to be had in microseconds
 _REPLY, _PUSH, _CLOSING, _AWAY = map(int, (Status.reply, Status.push, Status.closing, Status.away))
 
 
-class TcpStore(MachineStore):
+class TcpStore(Store):
     """A store that is served elsewhere. Make it with `await TcpStore.connect(…)`.
 
     A broken connection is replaced, and what was pending is sent again; the server sees to it that it
@@ -152,7 +152,8 @@ class TcpStore(MachineStore):
         if alone and connection is not None and connection.poller.only(asyncio.current_task()):
             # It leaves at once. What other tasks ask in the same turn of the loop leaves in one piece.
             connection.write(frame)
-            if method not in _MEETS and connection.poll() and pending.done and connection.poller.overdue():
+            here = not METHODS[method].meets and connection.poll() and pending.done
+            if here and connection.poller.overdue():
                 await asyncio.sleep(0)
         else:
             self._send(frame)
@@ -306,7 +307,7 @@ class TcpStore(MachineStore):
         self.address = connection.local_host
 
     def _words(self) -> str:
-        """What it said when it ended the last connection."""
+        """The store's words when it ended the last connection, for a message."""
         return f"; {says('it', self._away)}" if self._away else ""
 
     def _progress(self) -> str:
@@ -452,7 +453,7 @@ class TcpStore(MachineStore):
             if error is None:
                 check_answer(pending.method, pending.args, value)
             del self._pending[id]
-            if pending.method in CHANGES:
+            if METHODS[pending.method].changes:
                 self._settled.append(id)
                 if error is None and id > self._acknowledged:
                     self._acknowledged = id

@@ -104,7 +104,7 @@ class Connection:
         self._on_lost = on_lost
 
     def why_not(self, vouched: bool) -> str:
-        """What the kernel says against the process at the other end: see `users.why_not`."""
+        """Ask the kernel what speaks against the process at the other end: see `users.why_not`."""
         return why_not(self._sock, vouched)
 
     def pause(self) -> None:
@@ -279,7 +279,7 @@ class Connection:
             self._sock = SealedSocket(sock, keys, self.handshake.leftover)
 
     def _first_words(self) -> bytes:
-        """What came behind the handshake."""
+        """Return the bytes that came behind the handshake."""
         if not isinstance(self._sock, SealedSocket):
             return self.handshake.leftover
         try:

@@ -1,4 +1,4 @@
-"""What happens to a store, and what it wants done about it: the words of `StoreMachine`.
+"""Events of a store and the effects that it asks for: input and output of `StoreMachine`.
 
 Nobody changes one once it is made. They are not declared frozen, because making a frozen one takes 1 µs
 instead of 0.3, of 6 that a request takes.

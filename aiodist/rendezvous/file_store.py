@@ -32,10 +32,10 @@ from aiodist.environment.user import is_me
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import connect, join_address
 from aiodist.rendezvous.client import TcpStore
-from aiodist.rendezvous.machine_store import MachineStore
 from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
-from aiodist.rendezvous.store import DEFAULT_TIMEOUT, Watch
+from aiodist.rendezvous.store import DEFAULT_TIMEOUT, Store
+from aiodist.rendezvous.watch import Watch
 from aiodist.timeouts import Timeout, seconds, spoken
 
 LINGER_SECONDS = 5.0
@@ -44,7 +44,7 @@ _POLL = 0.02  # seconds between attempts to lock the file
 PROBE_SECONDS = 1.0  # for a host that the file names to answer, before the lock is given up
 
 
-class FileStore(MachineStore):
+class FileStore(Store):
     """A store that a file leads to. Make it with `await FileStore.open(…)`, close it in every process.
 
     Attributes:

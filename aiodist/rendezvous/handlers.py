@@ -4,7 +4,7 @@
                            launcher's own means, see `launchers`
     tcp://host:port        rank 0 hosts the store there
     file:///path           whoever comes first hosts it and writes its address into the file
-    etcd://host:port,…     the store is in etcd, which nobody of the job hosts; etcds:// with TLS
+    etcd://host:port,…     and others of the table `foreign.SCHEMES`: nobody of the job hosts the store
 
 `?rank=…&world_size=…` may follow. Libraries add schemes with `register_rendezvous_handler`.
 
@@ -29,11 +29,10 @@ from aiodist.environment import (
     tuning,
 )
 from aiodist.errors import UsageError
-from aiodist.rendezvous.file_store import FileStore
+from aiodist.rendezvous.foreign import SCHEMES, meet_by_launcher, meet_by_scheme
 from aiodist.rendezvous.hash_store import HashStore
-from aiodist.rendezvous.hosting import check_door, host_or_join, join, told_address
+from aiodist.rendezvous.hosting import host_or_join, join, known_place, meet_by_file, told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.launchers import meet_by_launcher
 from aiodist.timeouts import Timeout, seconds
 
 _log = logging.getLogger("aiodist.rendezvous")
@@ -112,7 +111,7 @@ async def _env(invitation: Invitation) -> Meeting:
     if place.launcher == "alone" and chosen(environ, invitation.world_size):
         return _alone(invitation)
     if (url := store_url(environ)) is not None:
-        return await _etcd(replace(invitation, url=url))
+        return await meet_by_scheme(replace(invitation, url=url))
     if (address := store_address(environ)) is not None:
         return await join(invitation, place, *address)
     if place.world_size == 1:
@@ -164,7 +163,7 @@ async def _tcp(invitation: Invitation) -> Meeting:
             f"init_method='{invitation.url}' names no address", hint="Write tcp://host:port, two slashes"
         )
     host, port = split_address(invitation.parts.netloc, "the address in init_method")
-    place = _known_place(invitation)
+    place = known_place(invitation)
     if port == 0 and place.world_size > 1:
         raise UsageError(
             f"init_method='{invitation.url}' names no port",
@@ -179,49 +178,11 @@ async def _file(invitation: Invitation) -> Meeting:
         raise UsageError(
             f"init_method='{invitation.url}' names no file", hint="Write file:///path, three slashes"
         )
-    place = _known_place(invitation)
-    tuned = invitation.tuning
-    host = told_address(tuned, "127.0.0.1")
-    await check_door(host, invitation)
-    store = await FileStore.open(
-        *(unquote(parts.path), invitation.job, invitation.secret, invitation.timeout),
-        host=host,
-        rank=place.rank,
-        tls=invitation.tls,
-    )
-    return Meeting(store, place.rank, place.world_size, None, told_address(tuned, store.client.address))
-
-
-async def _etcd(invitation: Invitation) -> Meeting:
-    from aiodist.rendezvous.etcd.place import place as read_place
-    from aiodist.rendezvous.etcd_store import EtcdStore
-
-    read_place(invitation.url, invitation.environ)  # before anything shows a URL with a password in it
-    place = _known_place(invitation)
-    store = await EtcdStore.connect(
-        invitation.url, invitation.job, invitation.timeout, environ=invitation.environ
-    )
-    try:
-        address = told_address(invitation.tuning, store.address)
-    except BaseException:
-        await store.aclose()
-        raise
-    return Meeting(store, place.rank, place.world_size, None, address)
-
-
-def _known_place(invitation: Invitation) -> Placement:
-    """A place that something says; alone is not a guess to make where a URL says where to meet."""
-    place = invitation.placement()
-    if place.launcher == "alone":
-        raise UsageError(
-            f"init_method='{invitation.url}' needs rank and world_size",
-            hint="Pass rank= and world_size=, add ?rank=…&world_size=… to it, or set RANK and WORLD_SIZE",
-        )
-    return place
+    return await meet_by_file(invitation, known_place(invitation), unquote(parts.path))
 
 
 register_rendezvous_handler("env", _env)
 register_rendezvous_handler("tcp", _tcp)
 register_rendezvous_handler("file", _file)
-register_rendezvous_handler("etcd", _etcd)
-register_rendezvous_handler("etcds", _etcd)
+for _scheme in SCHEMES:
+    register_rendezvous_handler(_scheme, meet_by_scheme)

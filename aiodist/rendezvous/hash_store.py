@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 from aiodist.errors import UsageError
 from aiodist.rendezvous.events import Connected, Event, Failure, Push, Reply, Request, Tick, Wake
+from aiodist.rendezvous.failures import closed_error, error_of
 from aiodist.rendezvous.machine import StoreMachine
-from aiodist.rendezvous.machine_store import MachineStore, error_of
-from aiodist.rendezvous.store import Watch, check_key, closed_error
+from aiodist.rendezvous.shapes import check_key
+from aiodist.rendezvous.store import Store
+from aiodist.rendezvous.watch import Watch
 from aiodist.timeouts import Timeout
 
 _CLIENT = b"here"
 
 
-class HashStore(MachineStore):
+class HashStore(Store):
     """A `StoreMachine` called directly. All ranks of its loop share one object. The clock is the loop's."""
 
     def __init__(self, timeout: Timeout = None) -> None:
         super().__init__(timeout)
         self._machine = StoreMachine()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._next_id = 0
+        self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._watches: dict[int, Watch] = {}
         self._settled: list[int] = []
@@ -31,30 +34,28 @@ class HashStore(MachineStore):
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
         loop = self._check_use()
-        id = self._new_id()
+        id = next(self._ids)
         answer: asyncio.Future[Any] = loop.create_future()
         self._pending[id] = answer
-        if timeout is not None:
-            args = [*args, timeout]
-        self._request(id, method, args)
+        self._request(id, method, args if timeout is None else [*args, timeout])
         try:
             if answer.done():
                 await asyncio.sleep(0)  # a loop that asks again and again must starve nobody
             return await answer
         except asyncio.CancelledError:
             if self._pending.pop(id, None) is not None:
-                self._request(self._new_id(), "cancel", [id])
+                self._request(next(self._ids), "cancel", [id])
             elif not answer.cancelled():
                 answer.exception()  # the answer came too late for its reader; asyncio need not complain
             raise
 
     def watch(self, prefix: str = "") -> Watch:
         self._check_use()
-        id = self._new_id()
+        id = next(self._ids)
 
         def on_close() -> None:
             if self._watches.pop(id, None) is not None:
-                self._request(self._new_id(), "cancel", [id])
+                self._request(next(self._ids), "cancel", [id])
 
         watch = self._watches[id] = Watch(on_close)
         self._request(id, "watch", [check_key(prefix)])
@@ -85,10 +86,6 @@ class HashStore(MachineStore):
             )
         return loop
 
-    def _new_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
     def _request(self, id: int, method: str, args: list[Any]) -> None:
         settled, self._settled = self._settled, []
         self._feed(Request(_CLIENT, id, method, args, settled))
@@ -98,14 +95,13 @@ class HashStore(MachineStore):
         for effect in self._machine.handle(event, self._loop.time()):
             match effect:
                 case Reply(_, id, value):
-                    self._settled.append(id)
                     # Lists are shared between the ranks that get them; each gets its own.
                     self._settle(id, list(value) if isinstance(value, list) else value, None)
                 case Failure(_, id, kind, message, hint, missing):
-                    self._settled.append(id)
+                    error = error_of(kind, message, hint, missing)
                     if (refused := self._watches.pop(id, None)) is not None:
-                        refused.end(error_of(kind, message, hint, missing))
-                    self._settle(id, None, error_of(kind, message, hint, missing))
+                        refused.end(error)
+                    self._settle(id, None, error)
                 case Push(_, id, news):
                     if watch := self._watches.get(id):
                         watch.feed(news)
@@ -115,6 +111,7 @@ class HashStore(MachineStore):
                     self._timer = self._loop.call_at(at, self._feed, Tick())
 
     def _settle(self, id: int, value: Any, error: Exception | None) -> None:
+        self._settled.append(id)
         answer = self._pending.pop(id, None)
         if answer is None or answer.done():
             return

@@ -13,12 +13,14 @@ from dataclasses import replace
 from functools import partial
 
 from aiodist.environment import Placement, Tuning, check_open_door, is_loopback
-from aiodist.errors import RendezvousError, RendezvousTimeout
+from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import describe, interface_address, join_address, resolve
 from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.met import met_before
 from aiodist.rendezvous.server import StoreServer
+from aiodist.rendezvous.store import Store
 from aiodist.timeouts import spoken
 
 _log = logging.getLogger("aiodist.rendezvous")
@@ -113,7 +115,8 @@ async def join(invitation: Invitation, place: Placement, host: str, port: int, a
                 raise
             break
         if not anew or not met_before(store.instance):
-            return await _met(invitation, place, store)
+            store.timeout = invitation.timeout
+            return await meet_at(invitation, place, store, store.address)
         found_old = True
         await store.aclose()
         await asyncio.sleep(_AGAIN)
@@ -125,14 +128,31 @@ async def join(invitation: Invitation, place: Placement, host: str, port: int, a
     )
 
 
-async def _met(invitation: Invitation, place: Placement, store: TcpStore) -> Meeting:
-    store.timeout = invitation.timeout
+async def meet_at(invitation: Invitation, place: Placement, store: Store, address: str) -> Meeting:
+    """Meet at a store that is connected; closes it where there is no address to tell peers.
+
+    Args:
+        address: this host's, as the store is reached.
+    """
     try:
-        address = told_address(invitation.tuning, store.address)
+        address = told_address(invitation.tuning, address)
     except BaseException:
         await store.aclose()
         raise
     return Meeting(store, place.rank, place.world_size, None, address)
+
+
+async def meet_by_file(invitation: Invitation, place: Placement, path: str) -> Meeting:
+    """Meet at the store that a file leads to; whoever comes first hosts it. Errors as of `FileStore.open`."""
+    address = told_address(invitation.tuning, "127.0.0.1")
+    await check_door(address, invitation)
+    store = await FileStore.open(
+        *(path, invitation.job, invitation.secret, invitation.timeout),
+        host=address,
+        rank=place.rank,
+        tls=invitation.tls,
+    )
+    return await meet_at(invitation, place, store, store.client.address)
 
 
 async def check_door(host: str, invitation: Invitation) -> None:
@@ -148,6 +168,17 @@ async def check_door(host: str, invitation: Invitation) -> None:
         check_open_door(str(address[0]), invitation.secret, allow_insecure)
 
 
+def known_place(invitation: Invitation) -> Placement:
+    """A place that something says; alone is not a guess to make where a URL says where to meet."""
+    place = invitation.placement()
+    if place.launcher == "alone":
+        raise UsageError(
+            f"init_method='{invitation.url}' needs rank and world_size",
+            hint="Pass rank= and world_size=, add ?rank=…&world_size=… to it, or set RANK and WORLD_SIZE",
+        )
+    return place
+
+
 def _spans_hosts(place: Placement) -> bool:
     if place.node_count is not None:
         return place.node_count > 1
@@ -159,3 +190,20 @@ def told_address(tuned: Tuning, address: str) -> str:
     if tuned.interface:
         return interface_address(tuned.interface)
     return tuned.host or address
+
+
+def own_address(invitation: Invitation, place: Placement, outwards: str) -> str:
+    """The address that rank 0 listens on, where nothing says which one.
+
+    Args:
+        outwards: this host's address towards other hosts; '' where it has none.
+    """
+    address = told_address(
+        invitation.tuning, "127.0.0.1" if place.local_world_size == place.world_size else outwards
+    )
+    if not address:
+        raise UsageError(
+            "this host has no address towards others, by its routes",
+            hint="Set AIODIST_SOCKET_IFNAME to the network interface that they reach it by",
+        )
+    return address

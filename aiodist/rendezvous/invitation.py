@@ -1,4 +1,4 @@
-"""What a scheme's handler gets, and what it gives: an invitation, and a meeting."""
+"""Input and output of a scheme's handler: an invitation, and a meeting."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a handler gets.
+    """Input of a rendezvous handler.
 
     Attributes:
         url: the whole `init_method`.
@@ -100,5 +100,5 @@ class Invitation:
         return tls(self.environ)
 
     def placement(self) -> Placement:
-        """This process's place: from the call or the URL, else from the environment."""
+        """Find this process's place: from the call or the URL, else from the environment."""
         return placement(self.environ, self.rank, self.world_size)

@@ -11,13 +11,11 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any
 
 from aiodist.errors import AiodistError, WireError
 from aiodist.rendezvous.connection import Connection
-from aiodist.rendezvous.durable.committer import Committer
-from aiodist.rendezvous.durable.disk import StoreFiles
+from aiodist.rendezvous.durable import Committer
 from aiodist.rendezvous.events import (
     Connected,
     Disconnected,
@@ -47,13 +45,11 @@ Outbox = dict[Connection, list[bytes]]
 
 
 class JobStore:
-    """Serves one machine.
+    """Serves one machine, from `begin` on. Clients may come before; they wait.
 
     Args:
         name: for the log; the job's.
-        machine: fresh, or brought back by `StoreFiles.recover`.
-        files: the store's files, which it owns from here; None for one that lives in memory.
-        pool: threads that write them.
+        machine: not to be touched before `begin`: it may be brought back until then.
         on_count: called when the number of clients has changed.
         on_failed: called once when the files cannot be written: nothing is answered any more.
     """
@@ -62,8 +58,6 @@ class JobStore:
         self,
         name: str,
         machine: StoreMachine,
-        files: StoreFiles | None,
-        pool: Executor | None,
         on_count: Callable[[], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
@@ -74,10 +68,7 @@ class JobStore:
         self._on_count = on_count
         self._on_failed = on_failed
         self._committer: Committer | None = None
-        if files is not None:
-            assert pool is not None
-            self._committer = Committer(files, pool, machine.dump, self._saved, self._save_failed)
-            machine.restarted(self._loop.time())
+        self.has_begun = False
         self._held: deque[tuple[int, Outbox, int]] = (
             deque()
         )  # what must last before they leave; answers; bytes
@@ -94,15 +85,28 @@ class JobStore:
         self._gone.set()
         self._encoder = Encoder()
         self._packed: tuple[Any, bytes] = (None, pack(None))
-        if files is not None:
+
+    def begin(self, committer: Committer | None) -> None:
+        """Answer from now on.
+
+        Args:
+            committer: what keeps the machine's changes, owned from here; None for one that lives in memory.
+        """
+        self.has_begun = True
+        self._committer = committer
+        if committer is not None:
+            committer.begin(self._saved, self._save_failed)
+            self.machine.restarted(self._loop.time())
             self._feed(Tick())
+        for connection in list(self.clients.values()):
+            self._greet(connection)
+        self._go_on()
 
     # Clients.
 
     def connected(self, connection: Connection) -> None:
         """A client has proven itself; `connection.client` is its id."""
         client = connection.client
-        connection.serves = self._committer is None  # else its answer waits for the disk, not for a look
         if (old := self.clients.pop(client, None)) is not None:
             # It came back before this side noticed that it was gone.
             old.abort()
@@ -110,7 +114,15 @@ class JobStore:
         self.clients[client] = connection
         self._gone.clear()
         self._on_count()
-        self._feed(Connected(client))
+        if self.has_begun:
+            self._greet(connection)
+        else:
+            self._stalled[connection] = []
+            connection.pause()
+
+    def _greet(self, connection: Connection) -> None:
+        connection.serves = self._committer is None  # else its answer waits for the disk, not for a look
+        self._feed(Connected(connection.client))
         if self._paused:
             connection.pause()
 
@@ -174,8 +186,9 @@ class JobStore:
     # The machine.
 
     def _feed(self, event: Event) -> None:
-        self._handle(event)
-        self._flush()
+        if self.has_begun:
+            self._handle(event)
+            self._flush()
 
     def _handle(self, event: Event) -> None:
         effects = self.machine.handle(event, self._loop.time())
@@ -317,7 +330,7 @@ class JobStore:
         return encode_response(id, Status.failure, pack(failure))
 
     def _pack_once(self, value: Any) -> bytes:
-        """What goes to many: a gather's answer, and news."""
+        """Pack what goes to many clients (a gather's answer, and news) once for all of them."""
         if value is not self._packed[0]:
             _check_size(value)
             self._packed = (value, pack(value))

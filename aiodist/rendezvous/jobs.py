@@ -1,4 +1,4 @@
-"""Whose secret is it: the jobs that a server serves, each with its own.
+"""Secrets of the jobs that a server serves, each with its own.
 
 A server of many jobs reads them from a folder (a file for each job: its name is the job's, what it holds is
 the secret), or from one file with a line for each: the job's name, a space, the secret. They are this user's
@@ -67,7 +67,7 @@ class JobSecrets:
             raise self._unreadable(error) from None
 
     def secret_of(self, job: str) -> bytes | None:
-        """What the clients of a job know; None where there is no such job, or its file cannot be used.
+        """Return the secret of a job's clients; None where there is no such job, or its file cannot be used.
 
         Raises:
             RendezvousError: that cannot be seen now, for want of descriptors, say.
@@ -125,7 +125,7 @@ class JobSecrets:
 
 
 class _Kept(Generic[T]):
-    """What was made of a file or folder, until that is another or has changed.
+    """Result of reading a file or folder, kept until that is another or has changed.
 
     To look costs no descriptor, so those who have used them all up keep nobody out.
 
@@ -141,7 +141,7 @@ class _Kept(Generic[T]):
         self._value: T
 
     def get(self) -> T:
-        """What it holds now; errors as of `make` and `os.stat`."""
+        """Return what it holds now; errors as of `make` and `os.stat`."""
         facts = os.stat(self._path)
         seen = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
         if self._of == seen:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 from aiodist.errors import AiodistError, LeaseLost, RendezvousTimeout, UsageError
+from aiodist.rendezvous.shapes import Value, check_key, check_value
 from aiodist.timeouts import seconds
-
-if TYPE_CHECKING:
-    from aiodist.rendezvous.store import Store, Value
 
 _RENEWALS = 3  # in one ttl
 _RETRY = 0.1  # of a ttl, after a renewal that failed
 
 
 class Lease:
-    """What `Store.lease` returns: enter it (`async with`, or `await lease.begin()`), set keys, leave it.
+    """Lease of a store (`Store.lease`). Enter it (`async with` or `await lease.begin()`), set keys, leave it.
 
     Times are of the loop's clock, which nobody sets. There are two ends of a lease, and they differ: the
     *store's*, which removes the keys and tells watches; and the *holder's own* (`held`), which comes first: a
@@ -32,11 +31,11 @@ class Lease:
         lost: the store has said that it is over. It does not come back; make a new one.
     """
 
-    def __init__(self, store: Store, ttl: float) -> None:
+    def __init__(self, call: Callable[[str, list[Any]], Awaitable[Any]], ttl: float) -> None:
         self.ttl = seconds(ttl, "ttl")
         self.token = 0
         self.lost = False
-        self._store = store
+        self._call = call  # has a method of the store carried out, with these arguments
         self._confirmed = 0.0  # when the last renewal that was confirmed was asked for, loop time
         self._ended: asyncio.Event = asyncio.Event()
         self._renewing: asyncio.Task[None] | None = None
@@ -47,7 +46,7 @@ class Lease:
             raise UsageError("this lease has begun already", hint="Make another with store.lease(ttl)")
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        self.token = await self._store._begin_lease(self.ttl)
+        self.token = int(await self._call("lease_grant", [self.ttl]))
         self._confirmed = asked
         self._renewing = loop.create_task(self._renew())
         return self
@@ -66,12 +65,7 @@ class Lease:
             LeaseLost: it has ended.
             StoreFull: there is no room.
         """
-        self._check()
-        try:
-            await self._store._put_leased(self.token, key, value)
-        except LeaseLost:
-            self._lose()
-            raise
+        await self._call_leased("lease_set", key, value)
 
     async def claim(self, key: str, value: Value) -> bytes:
         """Set a key that ends with the lease, unless it is there → what it holds: whose it is.
@@ -79,9 +73,12 @@ class Lease:
         One of several that claim a key gets it; when its lease ends the key is free again, and a watch tells.
         Errors as of `set`.
         """
+        return bytes(await self._call_leased("lease_claim", key, value))
+
+    async def _call_leased(self, method: str, key: str, value: Value) -> Any:
         self._check()
         try:
-            return await self._store._claim_leased(self.token, key, value)
+            return await self._call(method, [self.token, check_key(key), check_value(value)])
         except LeaseLost:
             self._lose()
             raise
@@ -108,7 +105,7 @@ class Lease:
         if not self.lost:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.ttl):
-                    await self._store._drop_lease(self.token)
+                    await self._call("lease_end", [self.token])
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -117,7 +114,7 @@ class Lease:
             await asyncio.sleep(pause)
             asked = loop.time()
             try:
-                if not await self._store._keep_lease(self.token):
+                if not await self._call("lease_renew", [self.token]):
                     self._lose()
                     return
             except RendezvousTimeout:  # a delay; whether the lease lasts is the store's to say

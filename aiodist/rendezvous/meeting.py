@@ -13,7 +13,7 @@ _RANKS = "aiodist/rank"
 
 
 def this_process() -> bytes:
-    """Who this is, for `claim_rank`: b'pid 4711 on host a'."""
+    """Describe this process, for `claim_rank`: b'pid 4711 on host a'."""
     return f"pid {os.getpid()} on host {socket.gethostname()}".encode()
 
 

@@ -8,9 +8,8 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from aiodist.environment import Tls
 from aiodist.errors import AiodistError, Tampered, WireError
@@ -22,8 +21,7 @@ from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address, listen
 from aiodist.net.users import send_away, why_not
 from aiodist.rendezvous.connection import Connection
-from aiodist.rendezvous.durable.data_folder import DataFolder
-from aiodist.rendezvous.durable.disk import Disk
+from aiodist.rendezvous.durable import DataFolder, Disk
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.machine import DEFAULT_LIMIT, StoreMachine
 from aiodist.rendezvous.quota import clients_of_each, descriptors
@@ -33,7 +31,6 @@ from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from aiodist.wire.messages import Status, encode_response, pack
 
 CLIENT_ID_BYTES = 16
-_DISK_THREADS = 8  # commits, and snapshots, that are written at the same time
 _log = logging.getLogger("aiodist.store")
 
 
@@ -44,7 +41,7 @@ class Secrets(Protocol):
         """The jobs that there are now."""
 
     def secret_of(self, job: str) -> bytes | None:
-        """What the clients of a job know; None where there is no such job."""
+        """Return the secret of a job's clients; None where there is no such job."""
 
 
 class _OneJob:
@@ -80,7 +77,6 @@ class StoreServer:
         secrets: Secrets,
         identity: Identity | None,
         tls: Tls | None = None,
-        data: DataFolder | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> None:
         self.failure: Exception | None = None
@@ -88,11 +84,10 @@ class StoreServer:
         self._identity = identity  # of the one job that it serves
         self._tls = tls
         self._vouched = tls is not None or identity is None or bool(secrets.secret_of(identity.job))
-        self._data = data
+        self._data: DataFolder | None = None
         self._limit = limit
-        self._key = os.urandom(32) if data is None else data.key
-        self.instance = b"" if identity is None else instance_of(self._key, identity.job)
-        self._pool = None if data is None else ThreadPoolExecutor(_DISK_THREADS, "aiodist-store")
+        self._key = os.urandom(32)
+        self.instance = b""
         self._refusals = Refusals(_log)
         self._most_strangers = places()
         self._descriptors = descriptors()
@@ -101,7 +96,6 @@ class StoreServer:
         self._server: Listener | None = None
         self._strangers: dict[Connection, None] = {}  # in order of arrival
         self._stores: dict[str, JobStore] = {}
-        self._early: dict[str, dict[Connection, list[bytes]]] = {}  # clients of stores that are being opened
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._failed = asyncio.Event()
@@ -138,8 +132,8 @@ class StoreServer:
                 folder's files are damaged.
             UsageError: the folder cannot be used, or another server does.
         """
-        identity = Identity(job, Purpose.store, rank)
-        return await cls._start(host, port, _OneJob(job, secret), identity, tls, data, limit, disk)
+        self = cls(_OneJob(job, secret), Identity(job, Purpose.store, rank), tls, limit)
+        return await self._serve(host, port, data, disk)
 
     @classmethod
     async def start_many(
@@ -162,36 +156,24 @@ class StoreServer:
         Raises:
             Error: as in `start`.
         """
-        return await cls._start(host, port, secrets, None, tls, data, limit, None)
+        return await cls(secrets, None, tls, limit)._serve(host, port, data)
 
-    @classmethod
-    async def _start(
-        cls,
-        host: str,
-        port: int,
-        secrets: Secrets,
-        identity: Identity | None,
-        tls: Tls | None,
-        data: str | os.PathLike[str] | None,
-        limit: int,
-        disk: Disk | None,
-    ) -> StoreServer:
+    async def _serve(
+        self, host: str, port: int, data: str | os.PathLike[str] | None, disk: Disk | None = None
+    ) -> Self:
         sock = await listen(host, port)
-        folder = None
         try:
             if data is not None:
-                folder = await asyncio.to_thread(DataFolder.open, data, disk)
-            self = cls(secrets, identity, tls, folder, limit)
-            try:
-                for job in secrets.names() if folder is not None or identity is not None else ():
-                    self._stores[job] = await self._recover(job)
-            except BaseException:
-                await self._close_stores(Status.away, "")
-                raise
+                self._data = await asyncio.to_thread(DataFolder.open, data, disk)
+                self._key = self._data.key
+            if self._identity is not None:
+                self.instance = instance_of(self._key, self._identity.job)
+            if self._identity is not None or self._data is not None:
+                for job in self._secrets.names():
+                    await self._recover(self._new_store(job))
         except BaseException:
             sock.close()
-            if folder is not None:
-                folder.close()
+            await self._close_stores(Status.away, "")
             raise
         self.host, self.port = sock.getsockname()[:2]
         named = "" if host == self.host else f", which is what '{one_line(host)}' means here"
@@ -236,10 +218,8 @@ class StoreServer:
             except TimeoutError:
                 _log.info("store closed with %d clients left after %g s", self.clients, linger)
         if self._server is not None and self._server is server:  # else closed by another task meanwhile
-            if self._data is None:
-                await self._stop(Status.closing, "its host closed it")
-            else:
-                await self._stop(Status.away, "its host closed it")
+            status = Status.closing if self._data is None else Status.away
+            await self._stop(status, "its host closed it")
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -249,9 +229,6 @@ class StoreServer:
             server.close()
         for connection in list(self._strangers):
             connection.abort()
-        for early in self._early.values():
-            for connection in early:
-                connection.abort()
         self._refusals.rest()
         await self._close_stores(status, why)
         if not self.clients and not self._empty.is_set():
@@ -263,8 +240,6 @@ class StoreServer:
 
     async def _close_stores(self, status: Status, why: str) -> None:
         await asyncio.gather(*(store.aclose(status, why) for store in self._stores.values()))
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
 
     async def __aenter__(self) -> StoreServer:
         return self
@@ -286,40 +261,33 @@ class StoreServer:
         card = StoreCard(instance_of(self._key, identity.job), self.generation, self._data is not None)
         return Identity(identity.job, Purpose.store, identity.rank, card.encode())
 
-    async def _recover(self, job: str) -> JobStore:
-        machine = StoreMachine(self._limit)
-        files = None
-        if self._data is not None:
-            files = await self._loop.run_in_executor(self._pool, self._data.recover, job, machine)
-            if files.cut:
-                _log.warning("%s", files.cut)
-        return JobStore(job, machine, files, self._pool, self._count, self._save_failed)
+    def _new_store(self, job: str) -> JobStore:
+        store = JobStore(job, StoreMachine(self._limit), self._count, self._save_failed)
+        self._stores[job] = store
+        return store
 
-    async def _open(self, job: str) -> None:
-        """Begin the store of a job whose first client has come."""
-        error: Exception | None = None
+    async def _recover(self, store: JobStore) -> None:
+        """Bring a store's data back, and have it begin."""
+        committer = None if self._data is None else await self._data.log(store.name, store.machine)
+        store.begin(committer)
+
+    async def _open(self, store: JobStore) -> None:
+        """Have the store of a job begin whose first client has come."""
         try:
             self._retire()
-            self._stores[job] = await self._recover(job)
-        except (AiodistError, OSError) as failure:
-            _log.error("the store of job '%s' cannot be opened: %s", one_line(job), one_line(str(failure)))
-            error = failure
-        early = self._early.pop(job)
-        for connection, payloads in early.items():
-            if error is None and self._server is not None:
-                self._admit(connection, self._stores[job])
-                try:
-                    self._stores[job].frames(connection, payloads)
-                except AiodistError as wrong:
-                    connection.close(wrong)
-                connection.resume()
-            else:
+            await self._recover(store)
+        except (AiodistError, OSError) as error:
+            job = store.name
+            _log.error("the store of job '%s' cannot be opened: %s", one_line(job), one_line(str(error)))
+            del self._stores[job]
+            for connection in list(store.clients.values()):
                 self._turn_back(connection, "the store of this job cannot be opened now")
 
     def _retire(self) -> None:
         """Let go of stores in memory whose jobs are over: no secret, no client. Files stay."""
         for job, store in list(self._stores.items()):
-            if not store.clients and self._identity is None and self._secrets.secret_of(job) is None:
+            unused = store.has_begun and not store.clients and self._identity is None
+            if unused and self._secrets.secret_of(job) is None:
                 del self._stores[job]
                 self._spawn(store.aclose(Status.closing, ""))
 
@@ -384,16 +352,11 @@ class StoreServer:
         self._strangers.pop(connection, None)
         if why := self._too_many(job, client):
             self._turn_back(connection, why)
-        elif (store := self._stores.get(job)) is not None:
-            self._admit(connection, store)
-        else:
-            if job not in self._early:
-                self._early[job] = {}
-                self._spawn(self._open(job))
-            self._early[job][connection] = []
-            connection.pause()
-
-    def _admit(self, connection: Connection, store: JobStore) -> None:
+            return
+        store = self._stores.get(job)
+        if store is None:
+            store = self._new_store(job)
+            self._spawn(self._open(store))
         connection.hand_over(store.frames, partial(self._client_lost, store))
         store.connected(connection)
 
@@ -407,7 +370,7 @@ class StoreServer:
         store = self._stores.get(job)
         if store is not None and client in store.clients:
             return ""  # it takes the place that it has
-        here = len(self._early.get(job, ())) + (0 if store is None else len(store.clients))
+        here = 0 if store is None else len(store.clients)
         with contextlib.suppress(AiodistError):  # it cannot be seen now: as many as before
             self._jobs = set(self._secrets.names())
         jobs = len(self._jobs | {name for name, store in self._stores.items() if store.clients})
@@ -427,15 +390,10 @@ class StoreServer:
         self._count()
 
     def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
-        """Requests arrived with the handshake: of a client whose store was there, or is not yet."""
-        for early in self._early.values():
-            if connection in early:
-                early[connection] += payloads
+        """Nothing: whom no store has is heard no further."""
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
         """A connection ended before a store had it."""
-        for early in self._early.values():
-            early.pop(connection, None)
         if connection in self._strangers:
             del self._strangers[connection]
             if isinstance(error, AiodistError):
@@ -449,7 +407,7 @@ class StoreServer:
         store.lost(connection, error)
 
     def _count(self) -> None:
-        if self._strangers or self.clients or any(self._early.values()):
+        if self._strangers or self.clients:
             self._empty.clear()
         else:
             self._empty.set()

@@ -9,35 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from aiodist.errors import RendezvousError, UsageError
+from aiodist.errors import UsageError
 from aiodist.rendezvous.lease import Lease
-from aiodist.rendezvous.schema import MAX_KEY
-from aiodist.rendezvous.watch import Watch, WatchEvent
+from aiodist.rendezvous.shapes import Value, check_key, check_keys, check_value
+from aiodist.rendezvous.watch import Watch
 from aiodist.timeouts import Timeout, seconds
-
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "MAX_KEY",
-    "Lease",
-    "Store",
-    "Value",
-    "Watch",
-    "WatchEvent",
-    "check_key",
-    "check_keys",
-    "check_value",
-    "closed_error",
-]
 
 DEFAULT_TIMEOUT = 300.0
 
-Value = bytes | bytearray | memoryview | str
-
 
 class Store(ABC):
-    """What every store can do. A key is at most 4 KiB long, a value nearly 8 MiB.
+    """Interface of every store. A key is at most 4 KiB long, a value nearly 8 MiB.
 
     Args:
         timeout: seconds that a call may take where it says nothing itself.
@@ -52,7 +36,34 @@ class Store(ABC):
     def __init__(self, timeout: Timeout = None) -> None:
         self.timeout = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
 
+    # What kinds of stores differ in.
+
     @abstractmethod
+    async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
+        """Have a request of the table `METHODS` answered.
+
+        Args:
+            args: its arguments, as they go over the wire.
+            timeout: seconds that it may wait, where the table says that it waits: its last argument.
+        """
+
+    @abstractmethod
+    def watch(self, prefix: str = "") -> Watch:
+        """All keys that begin with `prefix` as they are now, then every change: an async iterator.
+
+        After a broken connection, changes that overtook each other may be reported as one; the last
+        state of every key always is.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Let go of the store; what waits fails with `RendezvousError`. May be called again."""
+
+    # What is the same for all.
+
+    def _patience(self, timeout: Timeout) -> float:
+        return self.timeout if timeout is None else seconds(timeout)
+
     async def set(self, key: str, value: Value, *, ttl: float | None = None) -> None:
         """Set a key.
 
@@ -60,38 +71,44 @@ class Store(ABC):
             ttl: makes it a lease: the key goes away after so many seconds unless set again; sooner where
                 this client's connection ends without goodbye and is not replaced within two seconds.
         """
+        lasts = None if ttl is None else seconds(ttl, "ttl")
+        await self._call("set", [check_key(key), check_value(value), lasts])
 
-    @abstractmethod
     async def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Set several keys at once; nobody sees only some of them."""
+        await self._call("multi_set", [check_keys(keys), [check_value(value) for value in values]])
 
-    @abstractmethod
     async def multi_get(self, keys: Sequence[str], timeout: Timeout = None) -> list[bytes]:
         """The values of several keys, in their order, as soon as all exist."""
+        values: list[bytes] = await self._call("multi_get", [check_keys(keys)], self._patience(timeout))
+        return values
 
-    @abstractmethod
     async def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
         """Return as soon as all keys exist."""
+        await self._call("wait", [check_keys(keys)], self._patience(timeout))
 
-    @abstractmethod
     async def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist now."""
+        return bool(await self._call("check", [check_keys(keys)]))
 
-    @abstractmethod
     async def add(self, key: str, amount: int) -> int:
         """Add to the decimal number that a key holds (0 where it is absent) → the sum; exactly once."""
+        if type(amount) is not int:
+            raise UsageError(f"add takes an int, got {type(amount).__name__}")
+        return int(await self._call("add", [check_key(key), amount]))
 
-    @abstractmethod
     async def append(self, key: str, value: Value) -> None:
         """Append to what a key holds (nothing where it is absent); exactly once."""
+        await self._call("append", [check_key(key), check_value(value)])
 
-    @abstractmethod
     async def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
         """Set a key if it holds what is expected → what it holds now.
 
         As in torch: an absent key matches an empty `expected`; where `expected` is not empty, an absent
         key stays absent and `expected` is returned.
         """
+        args = [check_key(key), check_value(expected), check_value(desired)]
+        return bytes(await self._call("compare_set", args))
 
     async def claim(self, key: str, value: Value) -> bytes:
         """Set a key for as long as this process is a client, unless it holds something → what it holds now.
@@ -99,21 +116,20 @@ class Store(ABC):
         The key goes two seconds after the connection has ended without goodbye, where it is not replaced; a
         goodbye leaves it. A key that holds nothing is free. (A store without connections keeps it.)
         """
-        return await self.compare_set(key, b"", value)
+        return bytes(await self._call("claim", [check_key(key), check_value(value)]))
 
-    @abstractmethod
     async def delete_key(self, key: str) -> bool:
         """Delete a key → whether it was there."""
+        return bool(await self._call("delete_key", [check_key(key)]))
 
-    @abstractmethod
     async def list_keys(self, prefix: str = "") -> list[str]:
         """All keys that begin with `prefix`, sorted."""
+        return list(await self._call("list_keys", [check_key(prefix)]))
 
-    @abstractmethod
     async def num_keys(self, prefix: str = "") -> int:
         """How many keys begin with `prefix`."""
+        return int(await self._call("num_keys", [check_key(prefix)]))
 
-    @abstractmethod
     async def gather(
         self, name: str, world_size: int, rank: int, value: Value, timeout: Timeout = None
     ) -> list[bytes]:
@@ -125,6 +141,8 @@ class Store(ABC):
             RendezvousTimeout: `missing` holds the ranks that had not come, of very many the first 256.
             RendezvousError: two came as one rank, or they count different worlds.
         """
+        args = [check_key(name), rank, world_size, check_value(value)]
+        return list(await self._call("gather", args, self._patience(timeout)))
 
     async def barrier(self, name: str, world_size: int, rank: int, timeout: Timeout = None) -> None:
         """Return as soon as all ranks have come; errors as in `gather`. The name may be used again."""
@@ -132,16 +150,8 @@ class Store(ABC):
 
     async def get(self, key: str, timeout: Timeout = None) -> bytes:
         """The value of a key, as soon as it exists."""
-        [value] = await self.multi_get([key], timeout)
-        return value
-
-    @abstractmethod
-    def watch(self, prefix: str = "") -> Watch:
-        """All keys that begin with `prefix` as they are now, then every change: an async iterator.
-
-        After a broken connection, changes that overtook each other may be reported as one; the last
-        state of every key always is.
-        """
+        values: list[bytes] = await self._call("multi_get", [[check_key(key)]], self._patience(timeout))
+        return values[0]
 
     def lease(self, ttl: float) -> Lease:
         """Keys that live as long as this process holds on to them.
@@ -155,7 +165,7 @@ class Store(ABC):
                 this client's connection ends without goodbye and is not replaced within two seconds, it ends
                 then.
         """
-        return Lease(self, ttl)
+        return Lease(self._call, ttl)
 
     async def fence(self) -> int:
         """A fencing token: a number larger than all that this store has given before, to leases too.
@@ -163,28 +173,7 @@ class Store(ABC):
         Write it beside what you write elsewhere, and have that place refuse smaller ones: then who was
         replaced while it slept can do no harm.
         """
-        raise UsageError(f"{type(self).__name__} gives no fencing tokens", hint="Use a TcpStore")
-
-    # What `Lease` is made of.
-
-    async def _begin_lease(self, ttl: float) -> int:
-        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use set(…, ttl=…)")
-
-    async def _keep_lease(self, token: int) -> bool:
-        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use set(…, ttl=…)")
-
-    async def _put_leased(self, token: int, key: str, value: Value) -> None:
-        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use set(…, ttl=…)")
-
-    async def _claim_leased(self, token: int, key: str, value: Value) -> bytes:
-        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use compare_set")
-
-    async def _drop_lease(self, token: int) -> bool:
-        raise UsageError(f"{type(self).__name__} has no leases of many keys", hint="Use set(…, ttl=…)")
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Let go of the store; what waits fails with `RendezvousError`. May be called again."""
+        return int(await self._call("fence", []))
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,35 +182,3 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def check_key(key: str) -> str:
-    """A key as it is, or `UsageError`."""
-    if not isinstance(key, str):
-        raise UsageError(f"a store's keys are str, got {type(key).__name__}")
-    if len(key) > MAX_KEY:
-        raise UsageError(f"a store's keys have at most {MAX_KEY} characters, this one {len(key)}")
-    return key
-
-
-def check_keys(keys: Sequence[str]) -> list[str]:
-    """Several keys as a list, or `UsageError`; one str is not several keys."""
-    if isinstance(keys, str):
-        raise UsageError(f"expected a list of keys, got the str '{keys[:40]}'", hint=f"Write ['{keys[:40]}']")
-    return [check_key(key) for key in keys]
-
-
-def check_value(value: Value) -> bytes:
-    """A value as bytes, or `UsageError`."""
-    if type(value) is bytes:
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise UsageError(f"a store's values are bytes or str, got {type(value).__name__}")
-
-
-def closed_error() -> RendezvousError:
-    """What a closed store says to whoever still uses it."""
-    return RendezvousError("the store is closed", hint="Close it after its last use")

@@ -1,4 +1,4 @@
-"""What a store says of itself in every handshake: clients see whether it is still the one they knew."""
+"""Card of a store in every handshake: clients see whether it is still the one they knew."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CARD = struct.Struct(f"<{INSTANCE_BYTES}sQB")
 
 @dataclass(frozen=True)
 class StoreCard:
-    """Who a store is.
+    """Identity of a store.
 
     Args:
         instance: 16 bytes that name this very store; a durable one keeps them over restarts.

@@ -1,4 +1,4 @@
-"""What a watch tells, and how it is read."""
+"""Watches, as their readers see them."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, is_deserted, until_deserted
 from aiodist.net.sockets import connect
 from aiodist.rendezvous import Meeting, PrefixStore, Store, TcpStore, told_address
+from aiodist.rendezvous.foreign import connect_by_scheme
 from aiodist.runtime.init import ask_to_meet, check_can_begin, meet, with_libraries
 from aiodist.runtime.late import told_who_finishes
 from aiodist.runtime.member import ELASTIC, Member, address_at, outlives_jobs
@@ -177,17 +178,15 @@ async def _meet(
 
 
 async def _serving(url: str, limit: float, environ: Mapping[str, str], begins: bool) -> Store | None:
-    """A client of the store that a URL leads to, by TCP or in etcd.
+    """A client of the store that a URL leads to, by TCP or in a foreign format.
 
     None where it is not served yet, and this process is one of those that begin the job, so perhaps the one
     to serve it; any other waits for it.
     """
     url = store_url(environ) or url if url.startswith("env:") else url
     parts = urlsplit(url)
-    if parts.scheme in ("etcd", "etcds"):
-        from aiodist.rendezvous.etcd_store import EtcdStore
-
-        return await EtcdStore.connect(url, job_id(environ), limit, environ=environ)
+    if (store := await connect_by_scheme(url, job_id(environ), limit, environ)) is not None:
+        return store
     if parts.scheme == "tcp":
         address = split_address(parts.netloc, "the address in init_method")
     elif parts.scheme == "env":

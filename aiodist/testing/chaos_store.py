@@ -7,7 +7,6 @@ from typing import Any
 
 from aiodist.errors import RendezvousError
 from aiodist.rendezvous import HashStore, Store, Watch
-from aiodist.rendezvous.machine_store import MachineStore
 from aiodist.testing.chaos_links import Faults, Process
 
 REFUSED_AFTER = 2.0
@@ -48,7 +47,7 @@ class Shelf:
         await self.store.aclose()
 
 
-class _ChaosStore(MachineStore):
+class _ChaosStore(Store):
     """One process's connection to a store."""
 
     def __init__(self, shelf: Shelf, process: Process) -> None:

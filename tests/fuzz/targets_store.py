@@ -9,10 +9,11 @@ from typing import Any
 
 from aiodist.errors import AiodistError, WireError
 from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.failures import closed_error
 from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.machine import StoreMachine
-from aiodist.rendezvous.store import WatchEvent, closed_error
 from aiodist.rendezvous.store_card import StoreCard
+from aiodist.rendezvous.watch import WatchEvent
 from aiodist.wire.handshake import Identity, Purpose
 from aiodist.wire.messages import (
     Encoder,
@@ -111,7 +112,8 @@ class Serving:
     def __init__(self) -> None:
         self.loop = HandLoop()
         with running(self.loop):
-            self.server = JobStore(JOB, StoreMachine(64 << 20), None, None, _nothing, _nothing)
+            self.server = JobStore(JOB, StoreMachine(64 << 20), _nothing, _nothing)
+            self.server.begin(None)
             self.connections = [self._connect(number) for number in range(CLIENTS)]
         self.parsers = [FrameParser() for _ in range(CLIENTS)]
         self.answers: list[tuple[int, int, Any]] = []

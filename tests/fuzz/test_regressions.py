@@ -26,8 +26,8 @@ from aiodist.group.breakage import unpack as unpack_verdict
 from aiodist.membership import motions
 from aiodist.membership.record import decode_record
 from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.failures import closed_error
 from aiodist.rendezvous.file_store import _read
-from aiodist.rendezvous.store import closed_error
 from aiodist.shm.arena import PAGE, Window, available
 from aiodist.transport.base import Into, Key
 from aiodist.transport.receiving import Receiver

@@ -11,7 +11,7 @@ import msgpack
 
 from aiodist.rendezvous.events import Connected, Disconnected, Effect, Reply, Request, Tick
 from aiodist.rendezvous.machine import StoreMachine
-from aiodist.rendezvous.machine.tables import Kind
+from aiodist.rendezvous.machine.changes import Kind
 
 CLIENTS = [bytes([65 + number]) * 16 for number in range(4)]
 KEYS = [f"k{number}" for number in range(5)]

@@ -12,7 +12,7 @@ from aiodist.errors import StoreFull, UsageError
 from aiodist.rendezvous import HashStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import job_store as job_store_module
 from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, Request, Tick
-from aiodist.rendezvous.machine import StoreMachine, sessions, tables, watching
+from aiodist.rendezvous.machine import StoreMachine, budget, sessions, watches
 from tests.rendezvous.store_life import until
 
 HOST = "127.0.0.1"
@@ -60,13 +60,13 @@ async def test_waiting_calls_and_cards_count(server: StoreServer) -> None:
         before = server.store.machine.size
         waits = asyncio.ensure_future(one.wait(["k" * 1000]))
         meets = asyncio.ensure_future(one.barrier("b", 2, 0))
-        await until(lambda: len(server.store.machine._waiters) + len(server.store.machine._in_round) >= 2)
+        await until(lambda: server.store.machine.waits.calls and server.store.machine.gathers.calls)
         assert server.store.machine.size > before + 1000
         meets.cancel()
         await two.set("k" * 1000, "")
         await waits
         await two.delete_key("k" * 1000)
-        await until(lambda: not server.store.machine._in_round)
+        await until(lambda: not server.store.machine.gathers.calls)
         assert await two.check([])  # by which it confirms the answer before
         assert server.store.machine.size == before
 
@@ -111,7 +111,7 @@ def test_large_answers_weigh_until_they_are_confirmed() -> None:
 
 
 def test_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MAX_WAITING", 3)
+    monkeypatch.setattr(budget, "MAX_WAITING", 3)
     machine = StoreMachine()
     machine.handle(Connected(A), 0.0)
     calls: list[Any] = [("wait", ["k"], 9.0), ("watch", "w"), ("gather", "g", 0, 2, b"", 9.0)]
@@ -136,7 +136,7 @@ def test_clients_that_were_given_up_are_remembered_up_to_a_number(monkeypatch: p
         fed(machine, client, 1, "add", "n", 1)
         machine.handle(Disconnected(client), 0.0)
     machine.handle(Tick(), 1e6)
-    assert len(machine._ended) == 2
+    assert len(machine.sessions.ended) == 2
     machine.handle(Connected(A), 1e6)
     failure = fed(machine, A, 2, "resume", [1], 0)
     assert isinstance(failure, Failure) and failure.kind == "lost"
@@ -154,7 +154,7 @@ async def test_a_value_that_could_never_be_read_is_not_made() -> None:
 
 
 async def test_the_state_comes_in_pieces_and_then_the_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "PUSH_BYTES", 100)
+    monkeypatch.setattr(watches, "PUSH_BYTES", 100)
     async with (
         await StoreServer.start(HOST, 0, "job", b"") as server,
         await TcpStore.connect(HOST, server.port, "job", b"") as store,
@@ -179,7 +179,7 @@ async def test_the_state_comes_in_pieces_and_then_the_changes(monkeypatch: pytes
 
 
 async def test_a_watch_of_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MAX_WATCHED", 1000)
+    monkeypatch.setattr(watches, "MAX_WATCHED", 1000)
     async with (
         await StoreServer.start(HOST, 0, "job", b"") as server,
         await TcpStore.connect(HOST, server.port, "job", b"") as store,

@@ -72,7 +72,7 @@ async def test_nothing_is_answered_before_it_is_on_the_disk(tmp_path: Path, disk
         disk.gate.clear()
         writes = asyncio.ensure_future(one.set("k", "v"))
         await asyncio.sleep(0)
-        await until(lambda: server.store.machine.revision == 2)
+        await until(lambda: server.store.machine.journal.revision == 2)
         reads = asyncio.ensure_future(two.get("k"))  # what it would see might not last
         sees = asyncio.ensure_future(anext(two.watch("k")))
         committer = server.store._committer
@@ -207,7 +207,7 @@ async def test_who_asks_for_more_than_may_be_held_waits(
         await greedy.set("k", bytes(1 << 17))
         disk.gate.clear()
         adds = asyncio.ensure_future(other.add("n", 1))
-        await until(lambda: job.machine.revision == 2)
+        await until(lambda: job.machine.journal.revision == 2)
         gets = [asyncio.ensure_future(greedy.get("k")) for _ in range(40)]
         await until(lambda: job._stalled)
         assert job._held_bytes < 2 << 20

@@ -65,7 +65,7 @@ async def test_keys_live_as_long_as_their_lease(clock: Clock) -> None:
             assert lease.held
             assert await two.list_keys("w/") == ["w/a", "w/b"]
         assert {await anext(watch), await anext(watch)} == {WatchEvent("w/a", None), WatchEvent("w/b", None)}
-        assert not server.store.machine._leases
+        assert not server.store.machine.leases.by_token
         with pytest.raises(UsageError, match="was given back"):
             await lease.set("c", "3")
 
@@ -114,7 +114,7 @@ async def test_renewals_tell_a_holder_that_it_lost(clock: Clock) -> None:
         await connect(server) as two,
         one.lease(TTL) as lease,
     ):
-        assert await two._drop_lease(lease.token)  # an operator, say
+        assert await two._call("lease_end", [lease.token])  # an operator, say
         clock.forward(TTL / 3)
         await lease.wait_lost()
         assert lease.lost and not lease.held
@@ -161,7 +161,7 @@ async def test_of_several_that_claim_a_key_one_has_it_until_its_lease_ends() -> 
         assert await anext(watch) == WatchEvent("leader", None)
         assert await leases[0].claim("leader", "next") == b"next"
         with pytest.raises(LeaseLost):
-            await store._claim_leased(1, "other", "")
+            await store._call("lease_claim", [1, "other", b""])
         for lease in leases:
             await lease.aclose()
 
@@ -220,18 +220,18 @@ async def stand_still(server: StoreServer, seconds: float) -> None:
 async def test_a_server_that_stood_still_reads_first_what_was_renewed_meanwhile() -> None:
     async with await serve() as server, await connect(server) as one, await connect(server) as two:
         server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
-        token = await one._begin_lease(TTL)
-        await one._put_leased(token, "renewed", "")
+        token = await one._call("lease_grant", [TTL])
+        await one._call("lease_set", [token, "renewed", b""])
         await two.set("forgotten", "", ttl=TTL)
         await two.set("set again", "", ttl=TTL)
         sent = [
-            asyncio.ensure_future(one._keep_lease(token)),
+            asyncio.ensure_future(one._call("lease_renew", [token])),
             asyncio.ensure_future(two.set("set again", "", ttl=TTL)),
         ]
         await asyncio.sleep(0)
         two._flush()  # several tasks asked in this turn; theirs would leave in the next
         await stand_still(server, 1.5 * TTL)  # the renewals are in the sockets, nobody has read them
-        assert sorted(server.store.machine._data) == ["renewed", "set again"]
+        assert sorted(server.store.machine.keys.entries) == ["renewed", "set again"]
         assert await sent[0] is True
         await sent[1]
 
@@ -240,7 +240,7 @@ async def test_a_server_that_stood_still_takes_no_deadline_for_missed() -> None:
     async with await serve() as server, await connect(server) as one, await connect(server) as two:
         server.store._loop = cast("Any", ShiftedLoop(server.store._loop))
         waits = asyncio.ensure_future(one.get("k", timeout=TTL))
-        await until(lambda: server.store.machine._waiters)
+        await until(lambda: server.store.machine.waits.calls)
         sets = asyncio.ensure_future(two.set("k", "in time"))
         await asyncio.sleep(0)
         await stand_still(server, 1.5 * TTL)

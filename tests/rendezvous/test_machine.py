@@ -21,7 +21,7 @@ from aiodist.rendezvous.events import (
     Wake,
 )
 from aiodist.rendezvous.machine import RETURN_GRACE, SESSION_GRACE, StoreMachine
-from aiodist.rendezvous.schema import METHODS
+from aiodist.rendezvous.methods import METHODS
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -142,11 +142,11 @@ def test_answers_are_forgotten_when_the_client_has_them() -> None:
     bench = Bench(A)
     for id in range(1, 100):
         bench.ask(A, id, "append", "k", b"x", settled=[id - 1])
-    assert len(bench.machine._sessions[A].answered) == 1
+    assert len(bench.machine.sessions.by_client[A].answered) == 1
     bench.feed(Disconnected(A))
     bench.feed(Connected(A))
     bench.ask(A, 100, "resume", [], 99)
-    assert not bench.machine._sessions[A].answered
+    assert not bench.machine.sessions.by_client[A].answered
 
 
 def test_a_gather_survives_a_short_absence() -> None:
@@ -195,13 +195,9 @@ def test_goodbye_leaves_nothing() -> None:
     assert bench.ask(B, 1, "set", "k", b"", None) == [Reply(B, 1, None)]
     assert bench.ask(B, 2, "gather", "g", 0, 1, b"", 1.0) == [Reply(B, 2, [b""])]
     machine = bench.machine
-    assert (machine.clients, machine._waiters, machine._wanted, machine._rounds, machine._watches) == (
-        1,
-        {},
-        {},
-        {},
-        {},
-    )
+    assert machine.clients == 1
+    for left in (machine.waits.calls, machine.waits.wanted, machine.gathers.rounds, machine.watches.calls):
+        assert not left
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -345,14 +341,14 @@ def test_timers_do_not_pile_up() -> None:
         bench.ask(A, id, "wait", ["k"], 300.0)
         bench.ask(B, 2 * id, "set", "k", b"", None, settled=[2 * id - 1])
         bench.ask(B, 2 * id + 1, "delete_key", "k", settled=[2 * id])
-    assert len(bench.machine._timers) < 200
+    assert len(bench.machine.timers) < 200
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_method_takes_nonsense(method: str) -> None:
     bench = Bench(A)
-    for args in ([None] * len(METHODS[method]), [True] * len(METHODS[method]), [1] * 7):
-        if len(args) == len(METHODS[method]) == 0:
+    for args in ([None] * len(METHODS[method].args), [True] * len(METHODS[method].args), [1] * 7):
+        if len(args) == len(METHODS[method].args) == 0:
             continue
         [failure] = bench.ask(A, 1, method, *args)
         assert isinstance(failure, Failure) and failure.kind == "usage"

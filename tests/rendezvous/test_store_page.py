@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.rendezvous import HashStore, client, connection, job_store, watch
 from aiodist.rendezvous.durable import committer
-from aiodist.rendezvous.machine import DEFAULT_LIMIT, RETURN_GRACE, tables, watching
+from aiodist.rendezvous.machine import DEFAULT_LIMIT, RETURN_GRACE, budget, sessions, watches
 from aiodist.wire.messages import MAX_FRAME
 
 PAGE = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
@@ -32,11 +32,11 @@ async def test_the_examples_run(code: str) -> None:
         f"outgrown {committer.LOG_BYTES >> 20} MiB",
         f"`--limit` ({DEFAULT_LIMIT >> 30} GiB)",
         f"answer | {MAX_FRAME >> 20} MiB",
-        f"begins | {watching.MAX_WATCHED >> 20} MiB",
+        f"begins | {watches.MAX_WATCHED >> 20} MiB",
         f"read | {connection.MAX_UNREAD >> 20} MiB; for all of them {job_store.MAX_SLOW >> 20} MiB",
         f"client | {watch.MANY}, then",
         f"disk | {job_store.MAX_HELD >> 20} MiB, then",
-        f"wait | {tables.MAX_WAITING:,} in a store",
+        f"wait | {budget.MAX_WAITING:,} in a store",
         {2.0: "two seconds after"}[RETURN_GRACE],
     ],
 )
@@ -45,4 +45,4 @@ def test_the_figures_are_the_codes(said: str) -> None:
 
 
 def test_clients_try_for_longer_than_the_store_takes_to_miss_them() -> None:
-    assert client.RECONNECT_SECONDS < tables.SESSION_GRACE
+    assert client.RECONNECT_SECONDS < sessions.SESSION_GRACE

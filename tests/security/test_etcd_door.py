@@ -10,7 +10,7 @@ import pytest
 
 from aiodist.errors import RendezvousTimeout, UsageError
 from aiodist.rendezvous.etcd.place import Place, place
-from aiodist.rendezvous.etcd_store import EtcdStore
+from aiodist.rendezvous.etcd.store import EtcdStore
 
 USER = {"AIODIST_ETCD_USER": "me", "AIODIST_ETCD_PASSWORD": "sesame"}
 

@@ -22,9 +22,9 @@ from aiodist.rendezvous.answers import check_failure
 from aiodist.rendezvous.etcd import refusals, words
 from aiodist.rendezvous.etcd.alive import is_gone
 from aiodist.rendezvous.etcd.rounds import _rank, _round
+from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.rendezvous.etcd.words import Item
-from aiodist.rendezvous.etcd_store import EtcdStore
-from aiodist.rendezvous.launchers import ways
+from aiodist.rendezvous.launchers import agent_store
 from tests.rendezvous.conftest import Clock, clock
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> 
         f"{HOST}:{EVIL}",
     ):
         with pytest.raises(AiodistError) as caught:
-            await ways._told(cast("AgentStore", Board(said)), "key", 30)
+            await agent_store._told(cast("AgentStore", Board(said)), "key", 30)
         assert is_one_line(str(caught.value))
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from aiodist.errors import RendezvousTimeout
 from aiodist.rendezvous import StoreServer, TcpStore, jobs
+from aiodist.rendezvous.job_store import JobStore
 from aiodist.rendezvous.jobs import JobSecrets
 from aiodist.rendezvous.quota import clients_of_each
 from aiodist.wire.handshake import Handshake, Identity, Purpose
@@ -114,14 +115,14 @@ async def test_a_client_whose_store_is_being_opened_is_no_stranger(
     gate = asyncio.Event()
     recover = server._recover
 
-    async def slowly(job: str) -> object:
+    async def slowly(store: JobStore) -> None:
         await gate.wait()
-        return await recover(job)
+        await recover(store)
 
     monkeypatch.setattr(server, "_recover", slowly)
     server._most_strangers = 1
     connecting = asyncio.ensure_future(connect(server.port, "a"))
-    await until(lambda: server._early.get("a"))
+    await until(lambda: "a" in server._stores)
     assert not server._strangers
     strangers = [await asyncio.open_connection(HOST, server.port) for _ in range(5)]
     for _, writer in strangers:

@@ -29,10 +29,11 @@ from aiodist.rendezvous.events import (
     Tick,
     Wake,
 )
-from aiodist.rendezvous.machine import StoreMachine, sessions, tables
-from aiodist.rendezvous.machine.gathering import MAX_WORLD
-from aiodist.rendezvous.machine.tables import pack_ranks, unpack_ranks
-from aiodist.rendezvous.schema import MAX_KEY, METHODS
+from aiodist.rendezvous.machine import StoreMachine, budget, store_machine
+from aiodist.rendezvous.machine.gathers import MAX_WORLD
+from aiodist.rendezvous.machine.sessions import pack_ranks, unpack_ranks
+from aiodist.rendezvous.methods import METHODS
+from aiodist.rendezvous.shapes import MAX_KEY
 
 HOST = "127.0.0.1"
 LIMIT = 2 << 20
@@ -104,7 +105,7 @@ def test_what_one_client_makes_a_store_keep_is_charged(attack: str) -> None:
         machine.handle(Request(MALLORY, n + 1, "goodbye", []), 0.0)
         while machine.due(2e9):
             machine.handle(Tick(), 2e9)
-    kept = sum(4 * len(key) + len(entry.value) + 1000 for key, entry in machine._data.items())
+    kept = sum(4 * len(key) + len(entry.value) + 1000 for key, entry in machine.keys.entries.items())
     assert machine.size <= kept, "it is gone, and so is what it asked; keys stay"
 
 
@@ -208,7 +209,7 @@ def test_those_who_wait_for_one_share_the_list_of_who_is_missing() -> None:
 
 def test_what_ends_at_one_time_ends_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of calls with one timeout keep nobody from being served between their ends."""
-    monkeypatch.setattr(sessions, "_TURN", 4)
+    monkeypatch.setattr(store_machine, "_TURN", 4)
     machine = StoreMachine()
     machine.handle(Connected(MALLORY), 0.0)
     for n in range(10):
@@ -241,7 +242,7 @@ def test_ranks_that_came_and_went_are_charged() -> None:
     machine.handle(Request(MALLORY, 601, "gather", ["g", 1, MAX_WORLD, b"", 1e9], []), 0.0)
     for call in (1, 601):
         machine.handle(Request(MALLORY, call + 1000, "cancel", [call]), 0.0)
-    assert machine.size == tables.SESSION_COST
+    assert machine.size == budget.SESSION_COST
 
 
 @pytest.mark.parametrize("ranks", [(), (0,), (7,), (8, 9, 4095), tuple(range(0, 100, 3))])
@@ -302,7 +303,7 @@ async def test_who_confirms_nothing_is_refused_and_the_others_go_on(server: Stor
             id, [], pending.method, pending.args
         )
         with pytest.raises(StoreFull):
-            for _ in range(LIMIT // tables.ANSWER_COST + 1):
+            for _ in range(LIMIT // budget.ANSWER_COST + 1):
                 await mallory.add("n", 1)
         with pytest.raises(StoreFull):
             await alice.set("k", "v")

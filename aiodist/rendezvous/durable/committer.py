@@ -24,18 +24,9 @@ class Committer:
         files: where; the committer owns them.
         pool: threads that it may keep busy, two at most.
         dump: what is true now, as changes; called by the loop.
-        on_saved: called with a position: what was submitted up to there has lasted.
-        on_failed: called once; nothing that was submitted after the last `on_saved` may be answered.
     """
 
-    def __init__(
-        self,
-        files: StoreFiles,
-        pool: Executor,
-        dump: Callable[[], list[Change]],
-        on_saved: Callable[[int], None],
-        on_failed: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, files: StoreFiles, pool: Executor, dump: Callable[[], list[Change]]) -> None:
         self.submitted = 0  # positions, counted in calls of `submit`
         self.saved = 0
         self.backlog = 0  # bytes, about, that were submitted and have not lasted yet
@@ -43,13 +34,22 @@ class Committer:
         self._files = files
         self._pool = pool
         self._dump = dump
-        self._on_saved = on_saved
-        self._on_failed = on_failed
+        self._on_saved: Callable[[int], None]
+        self._on_failed: Callable[[Exception], None]
         self._loop = asyncio.get_running_loop()
         self._gathered: list[Change] = []
         self._weight = 0
         self._task: asyncio.Task[None] | None = None
         self._snapshot: asyncio.Future[None] | None = None
+
+    def begin(self, on_saved: Callable[[int], None], on_failed: Callable[[Exception], None]) -> None:
+        """Say how it goes from now on; before anything is submitted.
+
+        Args:
+            on_saved: called with a position: what was submitted up to there has lasted.
+            on_failed: called once; nothing that was submitted after the last `on_saved` may be answered.
+        """
+        self._on_saved, self._on_failed = on_saved, on_failed
 
     def submit(self, changes: list[Change], weight: int) -> None:
         """Take changes; `on_saved` follows, or `on_failed` does."""

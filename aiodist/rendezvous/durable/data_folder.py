@@ -9,22 +9,28 @@ jobs/NAME/   the files of a job's store (see `disk`)
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
 from aiodist.environment.files import Folder, UntrustedError
 from aiodist.errors import RendezvousError, UsageError
+from aiodist.rendezvous.durable.committer import Committer
 from aiodist.rendezvous.durable.disk import Disk, StoreFiles
 from aiodist.rendezvous.machine import StoreMachine
 from aiodist.rendezvous.store_card import instance_of
 
+_log = logging.getLogger("aiodist.store")
 _OURS = ("lock", "lost+found")  # may be in a folder that is to become a store's
+_THREADS = 8  # commits, and snapshots, that are written at the same time
 _LONGEST = 120  # characters of a job's name that become a folder's name as they are
 
 
@@ -45,6 +51,7 @@ class DataFolder:
         self._jobs: Folder | None = None
         self._lock = -1
         self._disk = disk
+        self._pool = ThreadPoolExecutor(_THREADS, "aiodist-store")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], disk: Disk | None = None) -> DataFolder:
@@ -122,8 +129,17 @@ class DataFolder:
                 hint=_remedy(error, "See to the disk and to the rights of its files"),
             ) from None
 
+    async def log(self, job: str, machine: StoreMachine) -> Committer:
+        """Bring a job's store back, or begin one → what keeps its changes then. Errors as of `recover`."""
+        loop = asyncio.get_running_loop()
+        files = await loop.run_in_executor(self._pool, self.recover, job, machine)
+        if files.cut:
+            _log.warning("%s", files.cut)
+        return Committer(files, self._pool, machine.dump)
+
     def close(self) -> None:
         """Let others use it. May be called again."""
+        self._pool.shutdown(wait=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -40,7 +40,7 @@ _NAME = re.compile(r"(log|snapshot)-(\d{6,})$")
 
 
 class Disk:
-    """What can fail: tests replace it."""
+    """Calls that can fail: tests replace them."""
 
     def write(self, handle: int, data: bytes) -> None:
         """Write all of it."""
@@ -124,26 +124,23 @@ class StoreFiles:
 
     def _recover(self, machine: StoreMachine) -> None:
         snapshots, logs = self._found()
+        if not snapshots and not logs:
+            self._begin(1)
+            return
         first = max(snapshots, default=min(logs, default=0))
-        if logs and first not in logs:
-            raise self._incomplete(f"log-{first:06}")
+        last = max(first, *logs)
+        for number in range(first, last + 1):
+            if number not in logs:
+                raise self._incomplete(f"log-{number:06}")
         if snapshots:
             name = f"snapshot-{first:06}"
             self.snapshot_bytes = self._folder.size(name)
             self._read(name, FileKind.snapshot, first, machine, may_tear=False)
-        last = max(logs, default=0)
-        for number in range(first, last + 1) if logs else ():
-            name = f"log-{number:06}"
-            if number not in logs:
-                raise self._incomplete(name)
-            end = self._read(name, FileKind.log, number, machine, may_tear=number == last)
-            self._number = number
-            if number == last:
-                self._open(name, end)
-        if not logs:
-            if snapshots:
-                raise self._incomplete(f"log-{first:06}")
-            self._begin(1)
+        end = HEADER_BYTES
+        for number in range(first, last + 1):
+            end = self._read(f"log-{number:06}", FileKind.log, number, machine, may_tear=number == last)
+        self._number = last
+        self._open(f"log-{last:06}", end)
         self._remove_older(first)
 
     def _found(self) -> tuple[set[int], set[int]]:
@@ -223,31 +220,32 @@ class StoreFiles:
         Raises:
             OSError: they may or may not be there, and nothing more can be.
         """
-        if self._failed is not None:
-            raise self._failed
-        try:
+        with self._while_whole():
             data = self._codec.commit(changes)
             self._disk.write(self._handle, data)
             self._disk.sync(self._handle)
             mark = self._codec.mark()
             self._disk.write(self._handle, mark)
-        except OSError as error:
-            self._failed = error
-            raise
         self.log_bytes += len(data) + len(mark)
 
     def next_log(self) -> int:
         """Complete this log and begin the next → its number. Errors as in `commit`."""
-        if self._failed is not None:
-            raise self._failed
-        try:
+        with self._while_whole():
             self._disk.write(self._handle, self._codec.complete())
             self._disk.sync(self._handle)
             self._begin(self._number + 1)
+        return self._number
+
+    @contextlib.contextmanager
+    def _while_whole(self) -> Iterator[None]:
+        """Write; after the first failure nothing is known of the disk, and everything fails."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            yield
         except OSError as error:
             self._failed = error
             raise
-        return self._number
 
     def snapshot(self, number: int, changes: list[Change]) -> None:
         """Write what was true when log `number` began, and remove what that makes needless.

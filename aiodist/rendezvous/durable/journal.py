@@ -1,4 +1,4 @@
-"""What a store's files hold, as bytes: a header, then frames. No I/O.
+"""Bytes of a store's files: a header, then frames. No I/O.
 
     header   72 bytes: 'AIODISTJ', version, kind, number, instance of the store, salt, CRC-32
     frame    mark, u32 size, u32 CRC-32 of salt, size and payload; then the payload
@@ -56,7 +56,7 @@ class DamageError(Exception):
 
 
 class FileKind(enum.IntEnum):
-    """What a file is."""
+    """Kinds of a file."""
 
     log = 1
     snapshot = 2

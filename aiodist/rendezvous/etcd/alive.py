@@ -1,4 +1,4 @@
-"""Who a process is, so that another one of its host can tell when it is dead."""
+"""Identity of a process, by which another one of its host can tell when it is dead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiodist.environment.process import pid_space, stat_fields
 
 
 def this_process() -> bytes:
-    """This process, for people and for `is_gone`."""
+    """Describe this process, for people and for `is_gone`."""
     pid = os.getpid()
     return json.dumps(
         {"pid": pid, "host": socket.gethostname(), "where": pid_space(), "start": _start(pid)}

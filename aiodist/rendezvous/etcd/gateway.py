@@ -14,7 +14,7 @@ import json
 import os
 import random
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiodist.errors import AuthenticationError, BackendUnavailable, RendezvousTimeout
@@ -139,38 +139,31 @@ class Gateway:
         """
         at = self._at
         try:
-            async with self._open(self._bases[at], path, body) as answers:
-                yield answers
-        except TokenOver:
-            self._token = ""
-            raise
-        except Away:
-            self._turn(at)
+            with self._sorted():
+                response = await self._begin(self._bases[at], path, body)
+                try:
+                    if response.status != 200:
+                        raise refusal(response.status, await response.text())
+                    async with contextlib.aclosing(self._lines(response)) as lines:
+                        yield lines
+                finally:
+                    response.close()
+        except Away as error:
+            if not isinstance(error, TokenOver):
+                self._turn(at)
             raise
 
-    @contextlib.asynccontextmanager
-    async def _open(self, base: str, path: str, body: Json) -> AsyncIterator[AsyncIterator[Json]]:
+    async def _begin(self, base: str, path: str, body: Json) -> aiohttp.ClientResponse:
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS) as limit:
                 await self._log_in(base)
                 # A member without a leader would stay silent; so it says that it has none.
                 headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
-                response = await self._session.post(base + path, data=json.dumps(body), headers=headers)
-        except self._aiohttp.ClientError as error:
-            self._fail(error)
+                return await self._session.post(base + path, data=json.dumps(body), headers=headers)
         except TimeoutError:
             if not limit.expired():
                 raise
             raise Away("it accepts connections, but does not answer") from None
-        try:
-            if response.status != 200:
-                raise refusal(response.status, await response.text())
-            async with contextlib.aclosing(self._lines(response)) as lines:
-                yield lines
-        except self._aiohttp.ClientError as error:
-            self._fail(error)
-        finally:
-            response.close()
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
         kept = b""
@@ -190,7 +183,7 @@ class Gateway:
                     yield _result(line)
 
     async def local_address(self) -> str:
-        """This host's address on the way to the member that is asked; nothing is sent to find it."""
+        """Find this host's address on the way to the member that is asked; nothing is sent for it."""
         host, port = self.place.endpoints[self._at]
         with contextlib.suppress(OSError):
             for family, address in await resolve(host, port):
@@ -200,9 +193,15 @@ class Gateway:
         return "127.0.0.1"
 
     async def _ask(self, base: str, path: str, body: Json) -> Json:
-        try:
+        with self._sorted():
             await self._log_in(base)
             return await self._post(base + path, body)
+
+    @contextlib.contextmanager
+    def _sorted(self) -> Iterator[None]:
+        """Make what the HTTP client raises an error of ours; forget a token that is over."""
+        try:
+            yield
         except TokenOver:
             self._token = ""
             raise

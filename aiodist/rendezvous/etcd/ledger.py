@@ -19,14 +19,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from aiodist.errors import UsageError
+from aiodist.errors import WireError
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.run import Run
 from aiodist.rendezvous.etcd.words import Item, Json, Range
+from aiodist.rendezvous.rules import RefusedError
+from aiodist.sanitize import one_line
 
 T = TypeVar("T")
 
-_MADE = b"+"  # what the note of a swap begins with: one that is empty says that the call was given up
 _SWEPT = 20  # marks that one change takes along
 _BACKOFF = (0.002, 0.08)  # seconds between attempts where others change the same key
 
@@ -58,18 +59,16 @@ class Tried:
 
 @dataclass(slots=True)
 class Plan(Generic[T]):
-    """What to do about what a key holds.
+    """Decision about what a key holds.
 
     Attributes:
         answer: of the call.
         value: what to write; None deletes the key. Means nothing where `leave` is set.
-        note: what another attempt must know to give the same answer.
         leave: change nothing.
     """
 
     answer: T
     value: bytes | None = None
-    note: bytes = b""
     leave: bool = False
 
 
@@ -129,25 +128,24 @@ class Ledger:
         self,
         key: bytes,
         decide: Callable[[bytes | None], Plan[T]],
-        recall: Callable[[bytes], T],
         deadline: float,
         lease: int | None = None,
     ) -> T:
         """Change a key according to what it holds → the answer.
 
         Args:
-            decide: what to do about a value, None where the key is absent; may raise UsageError.
-            recall: the answer, from a plan's note.
+            decide: what to do about a value, None where the key is absent; may raise RefusedError.
             lease: of a key that is new; None: the run's. One that is there keeps the lease that it has.
         """
         async with self._turn(key):
             mark, delay = self.mark(), _BACKOFF[0]
+            plans: list[Plan[T]] = []  # that were tried; an attempt notes the number of its own
             held: Item | None = None
             known = False  # it is not worth a question first whether a key is absent
             while True:
                 try:
                     plan: Plan[T] | None = decide(None if held is None else held.value)
-                except UsageError:
+                except RefusedError:
                     if known and not mark.doubtful:
                         raise
                     plan = None
@@ -155,8 +153,8 @@ class Ledger:
                     if mark.doubtful:
                         # An attempt that is still under way must not change later what is left alone now.
                         tried = await self.attempt(mark, [], [], deadline=deadline)
-                        if tried.note:
-                            return recall(tried.note.removeprefix(_MADE))
+                        if tried.note:  # an empty one says that the call was given up
+                            return _noted(plans, tried.note)
                         mark, known = self.mark(), False
                     if known and plan is not None:
                         return plan.answer
@@ -166,11 +164,13 @@ class Ledger:
                 conditions = [words.unchanged(key, 0 if held is None else held.revision)]
                 hangs_on = (lease or self._run.lease) if held is None else None
                 write = words.delete(key) if plan.value is None else words.put(key, plan.value, hangs_on)
+                note = b"%d" % len(plans)
+                plans.append(plan)
                 tried = await self.attempt(
-                    mark, conditions, [write], [words.get(key)], note=_MADE + plan.note, deadline=deadline
+                    mark, conditions, [write], [words.get(key)], note=note, deadline=deadline
                 )
                 if tried.happened:
-                    return plan.answer if tried.note is None else recall(tried.note.removeprefix(_MADE))
+                    return plan.answer if tried.note is None else _noted(plans, tried.note)
                 if known:  # others change it too
                     await asyncio.sleep(delay * self._random.random())
                     delay = min(2 * delay, _BACKOFF[1])
@@ -190,3 +190,11 @@ class Ledger:
                 self._turns[key] = (lock, wanted)
             else:
                 del self._turns[key]
+
+
+def _noted(plans: Sequence[Plan[T]], note: bytes) -> T:
+    """The answer of the plan that an attempt has carried out whose answer was lost."""
+    try:
+        return plans[int(note)].answer
+    except (ValueError, IndexError):
+        raise WireError(f"etcd holds something else than the mark of a call: {one_line(note, 100)}") from None

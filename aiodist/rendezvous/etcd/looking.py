@@ -15,26 +15,50 @@ from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import Away
 
 LOOK_SECONDS = 5.0
-"""Who waits looks again after so long, also where no watch says so."""
+"""Seconds after which a call that waits looks again, also where no watch says so."""
 
 _BACKOFF = 0.1  # seconds, at most, before looking again where the watch broke
 
 
-async def look_until(
-    look: Callable[[], Awaitable[bytes | None]], gateway: Gateway, arrived: Callable[[], float]
-) -> bool:
+class Call:
+    """A call of the store's under way.
+
+    Attributes:
+        timeout: seconds that it waits for others.
+        deadline: loop time until which etcd is asked.
+        scope: what ends it when the store is closed.
+        has_arrived: done when it has reached etcd.
+        ended: done when it is over.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, grace: float) -> None:
+        self._loop = loop
+        self.timeout = timeout
+        self.deadline = loop.time() + timeout + grace
+        self.scope = asyncio.timeout(None)
+        self.has_arrived: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def arrived(self) -> float:
+        """Note that it has reached etcd: its time to wait begins → the loop time when that ends."""
+        if not self.has_arrived.done():
+            self.has_arrived.set_result(None)
+        return min(self._loop.time() + self.timeout, self.deadline)
+
+
+async def look_until(look: Callable[[], Awaitable[bytes | None]], gateway: Gateway, call: Call) -> bool:
     """Look until there is nothing more to wait for.
 
     Args:
         look: → the key that must be written before looking again is of use, None where all is there.
-        arrived: called after the first look → the loop time until which to go on.
+        call: has arrived after the first look; says until when to go on.
 
     Returns:
         False where the time was up first.
     """
     loop = asyncio.get_running_loop()
     key = await look()
-    until = arrived()
+    until = call.arrived()
     while key is not None:
         if loop.time() >= until:
             return False

@@ -56,7 +56,7 @@ class Place:
         return ", ".join(join_address(host, port) for host, port in self.endpoints)
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """What to dial with; None without TLS.
+        """Make the TLS context to dial with; None without TLS.
 
         Raises:
             UsageError: a file cannot be read, or holds something else, or everybody may read the key.

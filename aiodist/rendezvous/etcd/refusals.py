@@ -1,4 +1,4 @@
-"""What etcd says instead of an answer: whether to ask again, and else what to tell the user. Pure."""
+"""Errors of etcd: whether to ask again, and else what to tell the user. Pure."""
 
 from __future__ import annotations
 

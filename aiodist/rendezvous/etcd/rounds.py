@@ -9,7 +9,7 @@ Below the name in the run are, for one round,
     <round>/done    the round is over: all had come
 
 The round ends by one transaction: `now` gives way to `done`. Whoever sees that all ranks are there makes it,
-and that nobody has left meanwhile is its condition. So either all of a round get its values, or nobody does.
+and that nobody has left meanwhile is its condition. So either all of a round get their values, or none does.
 Values stay for KEPT_SECONDS, for the slowest to read them.
 """
 
@@ -20,29 +20,18 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from aiodist.errors import (
-    AiodistError,
-    RendezvousError,
-    RendezvousTimeout,
-    UsageError,
-    WireError,
-    name_ranks,
-)
+from aiodist.errors import AiodistError, RendezvousError, WireError
 from aiodist.rendezvous.etcd import words
-from aiodist.rendezvous.etcd.looking import look_until
+from aiodist.rendezvous.etcd.gateway import Gateway
+from aiodist.rendezvous.etcd.ledger import Ledger
+from aiodist.rendezvous.etcd.looking import Call, look_until
 from aiodist.rendezvous.etcd.refusals import NoLease
-from aiodist.rendezvous.etcd.words import Item
+from aiodist.rendezvous.etcd.run import Run
+from aiodist.rendezvous.etcd.words import Item, Json, Range
+from aiodist.rendezvous.rules import check_rank, did_not_come, other_world, rank_taken
 from aiodist.sanitize import one_line
-from aiodist.timeouts import spoken
-
-if TYPE_CHECKING:
-    from aiodist.rendezvous.etcd.gateway import Gateway
-    from aiodist.rendezvous.etcd.ledger import Ledger, Mark
-    from aiodist.rendezvous.etcd.run import Run
 
 KEPT_SECONDS = 60.0
 
@@ -50,30 +39,13 @@ _LEAVING_SECONDS = 1.0  # that a cancelled call may take to withdraw
 _CLIENT, _CALL = 16, 16  # bytes of client and call before a value
 
 
-@dataclass(slots=True)
-class Seat:
-    """A rank's place in a round that is on.
-
-    Attributes:
-        at: what the round's keys begin with.
-        now: the key `now`, as it was when this rank came.
-        card: what this rank left.
-    """
-
-    name: str
-    size: int
-    rank: int
-    at: bytes
-    now: Item
-    card: bytes
-    mark: Mark
-
-
-class Rounds:
-    """The gathers of one process.
+class Gather:
+    """One rank's part in a gather.
 
     Args:
-        later: does something in the background after so many seconds: for tidying up.
+        gateway, run, ledger: of this process.
+        call: how long it may take.
+        name, size, rank, value: as in `Store.gather`.
     """
 
     def __init__(
@@ -81,240 +53,237 @@ class Rounds:
         gateway: Gateway,
         run: Run,
         ledger: Ledger,
-        later: Callable[[float, bytes], None],
-    ) -> None:
-        self._gateway = gateway
-        self._run = run
-        self._ledger = ledger
-        self._later = later
-
-    async def gather(
-        self,
+        call: Call,
+        *,
         name: str,
         size: int,
         rank: int,
         value: bytes,
-        timeout: float,
-        deadline: float,
-        arrived: Callable[[], float],
-    ) -> list[bytes]:
-        """As in `Store.gather`.
+    ) -> None:
+        check_rank(rank, size)
+        self._gateway = gateway
+        self._run = run
+        self._ledger = ledger
+        self._call = call
+        self._deadline = call.deadline
+        self._name = name
+        self._size = size
+        self._rank = rank
+        self.base = run.base + b"gather/" + quote(name, safe="").encode() + b"/"
+        self._on, self._left = self.base + b"now", self.base + b"left"  # keys
+        self._card = run.client + secrets.token_hex(_CALL // 2).encode() + value
+        self._mark = ledger.mark()
+        self._at = b""  # what the keys of the round begin with that this rank comes to
+        self._now: Item | None = None  # the key `now`, as it was when this rank had come
+
+    async def meet(self, later: Callable[[float, bytes], None]) -> list[bytes]:
+        """Come, and wait for the others → what all have left.
 
         Args:
-            deadline: loop time, for requests.
-            arrived: called when this rank has come → the loop time until which it waits.
+            later: removes the keys of a prefix after so many seconds.
         """
-        if not 0 <= rank < size:
-            raise UsageError(f"rank {rank} is not in a world of {size}")
-        card = self._run.client + secrets.token_hex(_CALL // 2).encode() + value
-        mark = self._ledger.mark()
-        seat: Seat | None = None
+
+        async def look() -> bytes | None:
+            return None if await self._is_over(later) else self._at + b"done"
+
         try:
-            seat = here = await self._come(name, size, rank, card, mark, deadline)
-
-            async def look() -> bytes | None:
-                return None if await self._is_over(here, deadline) else here.at + b"done"
-
-            while not await look_until(look, self._gateway, arrived):
-                missing = await self._leave(here, deadline)
+            await self._come()
+            while not await look_until(look, self._gateway, self._call):
+                missing = await self._leave()
                 if missing is not None:  # else the last came while this one was about to go
-                    raise RendezvousTimeout(
-                        f"{name_ranks(missing)} did not come to '{name}' within {spoken(timeout)}",
-                        missing=missing,
-                        hint="See whether every process was started, with the same WORLD_SIZE and store, "
-                        "and what it prints",
-                    )
-            return await self._read(here, deadline)
+                    raise did_not_come(self._name, missing, len(missing), self._call.timeout)
+            return await self._read()
         except asyncio.CancelledError:
             # Whoever cancels may count on this rank having left when the call is over.
-            withdrawn = asyncio.ensure_future(self._withdraw(name, rank, card, mark, seat))
+            withdrawn = asyncio.ensure_future(self._withdraw())
             try:
                 await asyncio.wait([withdrawn], timeout=_LEAVING_SECONDS)
             finally:
                 withdrawn.cancel()
             raise
 
+    async def _reads(self, *operations: Json) -> list[Range]:
+        found, _ = await self._run.txn([], operations, deadline=self._deadline)
+        return found.ranges
+
+    async def _changes(self, conditions: list[Json], operations: list[Json]) -> bool:
+        done, _ = await self._run.txn(conditions, operations, deadline=self._deadline)
+        return done.succeeded
+
+    @property
+    def _mine(self) -> bytes:
+        return self._at + b"rank/%08d" % self._rank
+
+    def _in(self, description: bytes) -> bytes:
+        """Prefix of the keys of a round, from the description of the rank that began it."""
+        return self.base + _round(description)[0] + b"/"
+
     # Coming.
 
-    def _base(self, name: str) -> bytes:
-        return self._run.base + b"gather/" + quote(name, safe="").encode() + b"/"
-
-    async def _come(self, name: str, size: int, rank: int, card: bytes, mark: Mark, deadline: float) -> Seat:
-        base, lease = self._base(name), self._run.lease
+    async def _come(self) -> None:
+        lease = self._run.lease
         now: Item | None = None
         while True:
             if now is None:  # it is not worth a question first whether a round is on
-                description = json.dumps({"round": secrets.token_hex(8), "size": size}).encode()
-            else:
+                description = json.dumps({"round": secrets.token_hex(8), "size": self._size}).encode()
+            elif _round(now.value)[1] == self._size:
                 description = now.value
-                if _round(description)[1] != size:
-                    await self._settle(now, name, size, rank, deadline)
-                    now = await self._now(base, deadline)
-                    continue
-            at = base + _round(description)[0] + b"/"
-            mine = at + b"rank/%08d" % rank
+            else:
+                now = await self.settle(now)
+                continue
+            self._at = self._in(description)
             conditions = [
-                words.unchanged(base + b"now", 0 if now is None else now.revision),
-                words.unchanged(mine, 0),
+                words.unchanged(self._on, 0 if now is None else now.revision),
+                words.unchanged(self._mine, 0),
             ]
-            operations = [words.put(mine, card, lease), words.delete(at + b"gone/%08d" % rank)]
+            operations = [
+                words.put(self._mine, self._card, lease),
+                words.delete(self._at + b"gone/%08d" % self._rank),
+            ]
             if now is None:
-                operations.append(words.put(base + b"now", description, lease))
-            operations.append(words.get(base + b"now"))
-            otherwise = [words.get(base + b"now"), words.get(mine)]
+                operations.append(words.put(self._on, description, lease))
+            operations.append(words.get(self._on))
+            otherwise = [words.get(self._on), words.get(self._mine)]
             tried = await self._ledger.attempt(
-                mark, conditions, operations, otherwise, note=description, deadline=deadline
+                self._mark, conditions, operations, otherwise, note=description, deadline=self._deadline
             )
-            if tried.happened:
-                if tried.note is None:
-                    there = tried.ranges[-1].item
-                else:  # by an attempt whose answer was lost; others may have been here meanwhile
-                    at = base + _round(tried.note)[0] + b"/"
-                    there = tried.ranges[0].item
-                    if there is None or there.value != tried.note:
-                        there = Item(base + b"now", tried.note, -1)  # the round is over
-                assert there is not None
-                return Seat(name, size, rank, at, there, card, mark)
-            now = tried.ranges[0].item
+            there = tried.ranges[0].item
+            if tried.happened and tried.note is None:
+                self._now = there
+                return
+            if tried.note is not None:  # by an attempt whose answer was lost; others may have been here since
+                self._at = self._in(tried.note)
+                over = there is None or there.value != tried.note
+                self._now = Item(self._on, tried.note, -1) if over else there
+                return
+            now = there
             if now is not None and tried.ranges[1].item is not None and now.value == description:
-                await self._settle(now, name, size, rank, deadline)
-                now = await self._now(base, deadline)
+                now = await self.settle(now)
 
-    async def _now(self, base: bytes, deadline: float) -> Item | None:
-        found, _ = await self._run.txn([], [words.get(base + b"now")], deadline=deadline)
-        return found.ranges[0].item
+    async def now(self) -> Item | None:
+        """The key that says which round is on."""
+        return (await self._reads(words.get(self._on)))[0].item
 
-    async def _settle(self, now: Item, name: str, size: int, rank: int, deadline: float) -> None:
-        """This rank contradicts those that are there. Clear away who is dead, or say so."""
-        base, (round, world) = self._base(name), _round(now.value)
-        at = base + round + b"/"
-        found, _ = await self._run.txn([], [words.get_all(at + b"rank/")], deadline=deadline)
-        cards = found.ranges[0].items
-        in_the_way = [card for card in cards if world != size or _rank(card) == rank]
+    async def settle(self, now: Item) -> Item | None:
+        """Clear away dead processes that this rank contradicts, or refuse it → the key `now` afterwards."""
+        at, world = self._in(now.value), _round(now.value)[1]
+        cards = (await self._reads(words.get_all(at + b"rank/")))[0].items
+        in_the_way = [card for card in cards if world != self._size or _rank(card) == self._rank]
         cleared = False
         for card in in_the_way:
-            holder = self._run.is_here(card.value[:_CLIENT])
             conditions = [
-                words.unchanged(base + b"now", now.revision),  # who met the others before dying has met them
+                words.unchanged(self._on, now.revision),  # who met the others before dying has met them
                 words.unchanged(card.key, card.revision),
-                words.unchanged(holder, 0),
+                words.unchanged(self._run.is_here(card.value[:_CLIENT]), 0),
             ]
-            left = words.put(base + b"left", b"", self._run.lease)
-            done, _ = await self._run.txn(conditions, [words.delete(card.key), left], deadline=deadline)
-            cleared = cleared or done.succeeded
+            left = words.put(self._left, b"", self._run.lease)
+            if await self._changes(conditions, [words.delete(card.key), left]):
+                cleared = True
         if not cards or cleared:
-            await self._end_if_empty(base, at, now, deadline)
-        elif world != size:
-            raise RendezvousError(
-                f"rank {rank} comes to '{name}' in a world of {size}, "
-                f"{name_ranks([_rank(card) for card in cards])} in one of {world}",
-                hint="Give every process the same WORLD_SIZE",
-            )
+            await self._end_if_empty(at, now)
+        elif world != self._size:
+            ranks = [_rank(card) for card in cards]
+            raise other_world(self._name, self._rank, self._size, ranks, len(ranks), world)
         elif in_the_way:
-            raise RendezvousError(
-                f"two processes are rank {rank} at '{name}'", hint="Give each process its own RANK"
-            )
+            raise rank_taken(self._name, self._rank)
+        return await self.now()
 
     # Waiting.
 
-    async def _is_over(self, seat: Seat, deadline: float) -> bool:
+    async def _is_over(self, later: Callable[[float, bytes], None]) -> bool:
         """Whether the round is over; ends it where all have come."""
-        base = self._base(seat.name)
-        mine = seat.at + b"rank/%08d" % seat.rank
-        look = [
-            words.get(seat.at + b"done"),
-            words.get(mine),
-            words.get(base + b"left"),
-            words.count_all(seat.at + b"rank/"),
-        ]
-        found, _ = await self._run.txn([], look, deadline=deadline)
-        done, card, left, there = found.ranges
+        done, card, left, there = await self._reads(
+            words.get(self._at + b"done"),
+            words.get(self._mine),
+            words.get(self._left),
+            words.count_all(self._at + b"rank/"),
+        )
         if done.item is not None:
             return True
-        if card.item is None or card.item.value != seat.card:
+        if card.item is None or card.item.value != self._card:
             raise RendezvousError(
-                f"rank {seat.rank} lost its place at '{seat.name}': this process was cut off from etcd, "
+                f"rank {self._rank} lost its place at '{self._name}': this process was cut off from etcd, "
                 "and another one came as that rank",
                 hint="Give each process its own RANK",
             )
-        if there.count < seat.size:
+        if there.count < self._size:
             return False
+        assert self._now is not None
         conditions = [
-            words.unchanged(base + b"now", seat.now.revision),
-            words.unchanged(base + b"left", 0 if left.item is None else left.item.revision),
+            words.unchanged(self._on, self._now.revision),
+            words.unchanged(self._left, 0 if left.item is None else left.item.revision),
         ]
         end = [
-            words.put(seat.at + b"done", b"", self._run.lease),
-            words.delete(base + b"now"),
-            words.delete(base + b"left"),
-            words.delete_all(seat.at + b"gone/"),
+            words.put(self._at + b"done", b"", self._run.lease),
+            words.delete(self._on),
+            words.delete(self._left),
+            words.delete_all(self._at + b"gone/"),
         ]
-        ended, _ = await self._run.txn(conditions, end, deadline=deadline)
-        if ended.succeeded:
-            self._later(KEPT_SECONDS, seat.at)
-        return ended.succeeded  # else somebody has ended it, or left: the next look tells
+        ended = await self._changes(conditions, end)
+        if ended:
+            later(KEPT_SECONDS, self._at)
+        return ended  # else somebody has ended it, or left: the next look tells
 
-    async def _read(self, seat: Seat, deadline: float) -> list[bytes]:
-        found, _ = await self._run.txn([], [words.get_all(seat.at + b"rank/")], deadline=deadline)
-        cards = found.ranges[0].items
-        if len(cards) != seat.size:
+    async def _read(self) -> list[bytes]:
+        cards = (await self._reads(words.get_all(self._at + b"rank/")))[0].items
+        if len(cards) != self._size:
             raise RendezvousError(
-                f"the values of '{seat.name}' are gone: this process took over a minute to read them",
+                f"the values of '{self._name}' are gone: this process took over a minute to read them",
                 hint="See what holds up this process, or its way to etcd",
             )
         return [card.value[_CLIENT + _CALL :] for card in cards]
 
     # Leaving.
 
-    async def _leave(self, seat: Seat, deadline: float) -> tuple[int, ...] | None:
+    async def _leave(self) -> tuple[int, ...] | None:
         """Give up → the ranks that have not come; None where the round is over instead."""
-        base = self._base(seat.name)
-        mine = seat.at + b"rank/%08d" % seat.rank
-        conditions = [words.unchanged(base + b"now", seat.now.revision), words.holds(mine, seat.card)]
-        operations = [
-            words.delete(mine),
-            words.put(seat.at + b"gone/%08d" % seat.rank, b"", self._run.lease),
-            words.put(base + b"left", b"", self._run.lease),
-            words.get_all(seat.at + b"rank/", names_only=True),
-            words.get_all(seat.at + b"gone/", names_only=True),
+        assert self._now is not None
+        conditions = [words.unchanged(self._on, self._now.revision), words.holds(self._mine, self._card)]
+        who = [
+            words.get_all(self._at + b"rank/", names_only=True),
+            words.get_all(self._at + b"gone/", names_only=True),
         ]
-        tried = await self._ledger.attempt(self._ledger.mark(), conditions, operations, deadline=deadline)
+        operations = [
+            words.delete(self._mine),
+            words.put(self._at + b"gone/%08d" % self._rank, b"", self._run.lease),
+            words.put(self._left, b"", self._run.lease),
+            *who,
+        ]
+        tried = await self._ledger.attempt(
+            self._ledger.mark(), conditions, operations, deadline=self._deadline
+        )
         if not tried.happened:
             return None
-        if tried.note is not None:  # by an attempt whose answer was lost
-            look = operations[-2:]
-            found, _ = await self._run.txn([], look, deadline=deadline)
-            tried.ranges = found.ranges
-        came, gone = ({_rank(item) for item in part.items} for part in tried.ranges)
+        # Where an attempt did it whose answer was lost, this one has read nothing.
+        ranges = tried.ranges if tried.note is None else await self._reads(*who)
+        came, gone = ({_rank(item) for item in part.items} for part in ranges)
         if not came:
-            await self._end_if_empty(base, seat.at, seat.now, deadline)
-        away = set(range(seat.size)) - came
+            await self._end_if_empty(self._at, self._now)
+        away = set(range(self._size)) - came
         return tuple(sorted(away - gone or away))
 
-    async def _end_if_empty(self, base: bytes, at: bytes, now: Item, deadline: float) -> None:
+    async def _end_if_empty(self, at: bytes, now: Item) -> None:
         conditions = [
-            words.unchanged(base + b"now", now.revision),
+            words.unchanged(self._on, now.revision),
             words.none_in(at + b"rank/", words.after(at + b"rank/")),
         ]
-        end = [words.delete(base + b"now"), words.delete(base + b"left"), words.delete_all(at)]
-        await self._run.txn(conditions, end, deadline=deadline)
+        await self._changes(
+            conditions, [words.delete(self._on), words.delete(self._left), words.delete_all(at)]
+        )
 
-    async def _withdraw(self, name: str, rank: int, card: bytes, mark: Mark, seat: Seat | None) -> None:
+    async def _withdraw(self) -> None:
         """The call is cancelled, wherever it was."""
-        deadline = asyncio.get_running_loop().time() + _LEAVING_SECONDS
+        self._deadline = asyncio.get_running_loop().time() + _LEAVING_SECONDS
         with contextlib.suppress(AiodistError, NoLease):
-            if seat is None:
+            if self._now is None:
                 # Its mark keeps an attempt that is still under way from coming later.
-                tried = await self._ledger.attempt(mark, [], [], deadline=deadline)
-                if tried.note is None:
+                tried = await self._ledger.attempt(self._mark, [], [], deadline=self._deadline)
+                if not tried.note:
                     return
-                base = self._base(name)
-                now = await self._now(base, deadline)
-                if now is None or now.value != tried.note:
+                self._at, self._now = self._in(tried.note), await self.now()
+                if self._now is None or self._now.value != tried.note:
                     return
-                round, size = _round(tried.note)
-                seat = Seat(name, size, rank, base + round + b"/", now, card, mark)
-            await self._leave(seat, deadline)
+            await self._leave()
 
 
 def _round(description: bytes) -> tuple[bytes, int]:

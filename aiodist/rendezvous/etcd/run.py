@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout
@@ -43,7 +43,7 @@ _LOOKED_AT = 16  # processes whether they are dead, at a time
 
 
 def lost_error() -> RendezvousError:
-    """What a process is told whose run is over."""
+    """Error of a process whose run is over."""
     return RendezvousError(
         "etcd does not know this run of the job any more",
         hint="Every process was cut off from etcd for over a minute, or a new run began; start the job again",
@@ -51,7 +51,7 @@ def lost_error() -> RendezvousError:
 
 
 class Run:
-    """This process's part in a run. Make it with `await Run.join(…)`; `aclose` leaves it.
+    """Part of this process in a run. Make it with `await Run.join(…)`; `aclose` leaves it.
 
     Args:
         on_lost: called once if the run ends, with the error, while this process is in it.
@@ -91,21 +91,19 @@ class Run:
 
     async def _enter(self, deadline: float) -> bool:
         """One attempt; False where another process was faster, or a dead one was in the way."""
-        look = words.txn([], [words.get(self._key), words.get_all(self._clients, limit=_LOOKED_AT)])
-        answer, _ = await self._gateway.call("/v3/kv/txn", look, deadline)
-        run, clients = words.outcome(answer).ranges
+        look = [words.get(self._key), words.get_all(self._clients, limit=_LOOKED_AT)]
+        run, clients = (await self._ask([], look, (), deadline))[0].ranges
         found = run.item
         if gone := [client for client in clients.items if is_gone(client.value)]:
             for client in gone:
                 same = [words.unchanged(client.key, client.revision)]
-                attempt = words.txn(same, [words.delete(client.key)])
-                await self._gateway.call("/v3/kv/txn", attempt, deadline)
+                await self._ask(same, [words.delete(client.key)], (), deadline)
             return False
         self._own_lease = await self.grant(CLIENT_SECONDS, deadline)
         here = words.put(self._mine, this_process(), self._own_lease)
         if found is not None and clients.count:
             self._id, self.lease = found.value, _lease_of(found)
-            attempt = words.txn([words.holds(self._key, found.value)], [here])
+            conditions, begin = [words.holds(self._key, found.value)], [here]
         else:
             self.lease = await self.grant(RUN_SECONDS, deadline)
             self._id = b"%016x" % self.lease
@@ -116,12 +114,17 @@ class Run:
             begin = [words.put(self._key, self._id, self.lease), here]
             if found is not None:
                 begin.append(words.delete_all(self._root + found.value + b"/"))
-            attempt = words.txn(conditions, begin)
         try:
-            answer, _ = await self._gateway.call("/v3/kv/txn", attempt, deadline)
+            return (await self._ask(conditions, begin, (), deadline))[0].succeeded
         except NoLease:
             return False
-        return words.outcome(answer).succeeded
+
+    async def _ask(
+        self, conditions: list[Json], success: Sequence[Json], failure: Sequence[Json], deadline: float
+    ) -> tuple[Outcome, bool]:
+        body = words.txn(conditions, success, failure)
+        answer, again = await self._gateway.call("/v3/kv/txn", body, deadline)
+        return words.outcome(answer), again
 
     # What others ask.
 
@@ -132,8 +135,8 @@ class Run:
     async def txn(
         self,
         conditions: list[Json],
-        success: list[Json],
-        failure: list[Json] | None = None,
+        success: Sequence[Json],
+        failure: Sequence[Json] = (),
         *,
         deadline: float,
     ) -> tuple[Outcome, bool]:
@@ -146,13 +149,10 @@ class Run:
             RendezvousError: the run is over.
             NoLease: a lease other than the run's has run out.
         """
-        body = words.txn(
-            [words.holds(self._key, self._id), *conditions],
-            success,
-            [words.get(self._key), *(failure or [])],
+        same = words.holds(self._key, self._id)
+        found, again = await self._ask(
+            [same, *conditions], success, [words.get(self._key), *failure], deadline
         )
-        answer, again = await self._gateway.call("/v3/kv/txn", body, deadline)
-        found = words.outcome(answer)
         if not found.succeeded:
             run = found.ranges.pop(0).item
             if run is None or run.value != self._id:

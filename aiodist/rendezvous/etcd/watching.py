@@ -1,4 +1,4 @@
-"""What a `Watch` is fed from etcd: all keys as they are, then every change, over stream after stream."""
+"""Feed of a `Watch` from etcd: all keys as they are, then every change, over stream after stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import Away
 from aiodist.rendezvous.etcd.run import Run
 from aiodist.rendezvous.etcd.words import Item
-from aiodist.rendezvous.store import Watch
+from aiodist.rendezvous.watch import Watch
 
 _BACKOFF = 0.2  # seconds, at most, before a broken stream is replaced
 _ASK_SECONDS = 300.0  # for one answer; a watch itself has no end

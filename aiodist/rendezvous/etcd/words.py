@@ -30,7 +30,7 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class Range:
-    """What a read found.
+    """Result of a read.
 
     Attributes:
         items: in the order of their keys.
@@ -76,7 +76,7 @@ def unchanged(key: bytes, revision: int) -> Json:
 
 
 def none_in(start: bytes, end: bytes) -> Json:
-    """There is no key in [start, end)."""
+    """No key is in [start, end)."""
     return {**unchanged(start, 0), "range_end": _64(end)}
 
 

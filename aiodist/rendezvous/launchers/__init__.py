@@ -1,5 +1,10 @@
-"""What other launchers offer their processes to find each other by."""
+"""How processes of other launchers meet, where nobody has set MASTER_ADDR, or somebody listens there.
 
-from aiodist.rendezvous.launchers.ways import meet_by_launcher
+    agent_store   torchrun: rank 0 leaves its address in the agent's own store, which has MASTER_PORT
+    pmi           MPICH: … in the launcher's key-value space
+    open_mpi      Open MPI: … in a file in the job's own folder, on one host
+    slurm         rank 0 listens at a port made of the numbers of job and step, on the step's first host
 
-__all__ = ["meet_by_launcher"]
+But for Slurm rank 0 listens on a free port first, and tells then: there is no port to fight for. Each file
+has `meet(invitation, place)`, which returns None where it is told where to meet. `foreign` knows them.
+"""

@@ -17,13 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import struct
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 
+from aiodist.environment import Placement, split_address
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.net.sockets import connect, describe, join_address, port_owner
+from aiodist.rendezvous.hosting import host, join, own_address
+from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.sanitize import one_line
 from aiodist.timeouts import seconds, spoken
 
 ECHO_SECONDS = 2.0  # a store answers at once: what is silent for so long is something else
@@ -34,6 +40,54 @@ _SET, _GET, _WAIT_FOR_ONE, _PING = b"\x01", b"\x03", struct.pack("=BQ", 0x06, 1)
 _STOP_WAITING = b"\x00"
 _LENGTH = struct.Struct("=Q")
 _NONCE_BYTES = 4
+_AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
+_meetings = itertools.count()  # of this process; all of a job's count alike
+
+
+async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
+    """Meet where rank 0 says, by what it leaves in the agent's store; None: nothing says where that is."""
+    limit = invitation.timeout
+    if place.master_addr is None or place.master_port is None:
+        return None
+    # Without TORCHELASTIC_RESTART_COUNT: an agent does not count the restarts that another's failure led to.
+    key = f"aiodist/{invitation.job}/{next(_meetings)}"
+    board = await AgentStore.connect(place.master_addr, place.master_port, limit)
+    async with contextlib.aclosing(board):
+        if place.rank == 0:
+            return await host(
+                invitation, place, own_address(invitation, place, board.address), 0, partial(board.set, key)
+            )
+        address = await _told(board, key, limit)
+    return await join(invitation, place, *address)
+
+
+async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
+    """The address that rank 0 has left; not one that a rank 0 before has left, whom the agents have ended."""
+    said = ""
+    try:
+        async with asyncio.timeout(limit):
+            while True:
+                said = await board.get(key, limit)
+                address = split_address(said, "the address of rank 0")
+                if await _listens(address):
+                    return address
+                await asyncio.sleep(_AGAIN)
+    except TimeoutError:
+        shown = one_line(said)
+        silent = f"nobody listened on {shown}, which rank 0 named," if shown else "rank 0 named no address"
+        raise RendezvousTimeout(
+            f"{silent} within {spoken(limit)}",
+            hint="See rank 0's output: it leaves its address in torchrun's store as soon as it listens",
+        ) from None
+
+
+async def _listens(address: tuple[str, int]) -> bool:
+    try:
+        sock = await connect(*address)
+    except OSError:
+        return False
+    sock.close()
+    return True
 
 
 class AgentStore:
@@ -190,7 +244,7 @@ class AgentStore:
         )
 
     def _owner(self) -> str:
-        """Who listens, where that is on this host, and known."""
+        """Name the process that listens, where that is on this host, and known."""
         peer = self._writer.get_extra_info("peername")
         owner = port_owner(peer[1]) if peer and peer[0] == self.address else ""
         return f", {owner}," if owner else ""

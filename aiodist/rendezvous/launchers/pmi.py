@@ -32,8 +32,11 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from aiodist.environment import Placement, split_address
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import describe
+from aiodist.net.sockets import describe, outward
+from aiodist.rendezvous.hosting import host, join, own_address
+from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.timeouts import spoken
 
 MAX_TEXT = 600  # bytes, of what is told: it is three quarters of its line, which is 1 KiB in old versions
@@ -46,8 +49,18 @@ _HINT = (
 )
 
 
+async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
+    """Meet where rank 0 tells by PMI; None: MASTER_ADDR says where."""
+    if place.master_addr is not None:
+        return None
+    pmi = await Pmi.connect(invitation.environ, invitation.timeout)
+    if place.rank == 0:
+        return await host(invitation, place, own_address(invitation, place, outward()), 0, pmi.tell)
+    return await join(invitation, place, *split_address(await pmi.ask(), "the address"))
+
+
 class Process:
-    """What this process has said to mpirun. Any thread may ask to speak.
+    """Record of what this process has said to mpirun. Any thread may ask to speak.
 
     Attributes:
         passed: texts that all have.
@@ -105,7 +118,7 @@ this = Process()
 
 
 class Pmi:
-    """What mpirun offers a process. Make it with `await Pmi.connect(…)`; there is nothing to close.
+    """Exchange of texts by mpirun. Make it with `await Pmi.connect(…)`; there is nothing to close.
 
     Each text is told by one process and asked for by all the others, and passes when all have come.
     """

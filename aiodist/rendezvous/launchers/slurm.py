@@ -1,15 +1,26 @@
-"""What Slurm's variables say about where to meet: lists of hosts, the one of rank 0, and a port. Pure."""
+"""Slurm: rank 0 listens at a port made of the numbers of job and step, on the step's first host.
+
+All know both from Slurm's variables, so nothing is told. What the variables mean is read without I/O.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import math
 import re
+import socket
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import replace
 
+from aiodist.environment import Placement, is_loopback
 from aiodist.errors import UsageError
+from aiodist.net.sockets import outward, resolve
+from aiodist.rendezvous.hosting import host_or_join, own_address
+from aiodist.rendezvous.invitation import Invitation, Meeting
+
+_log = logging.getLogger("aiodist.rendezvous")
 
 MAX_HOSTS = 65536
 """As many nodes as Slurm can have; what names more is no list of hosts."""
@@ -21,20 +32,45 @@ _ENTRY = re.compile(r"(?:[\w.-]|\[[^][]*\])+", re.ASCII)  # names and brackets, 
 _PIECE = re.compile(r"\[([^][]*)\]|([^][]+)")
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _WORD = re.compile(r"\w+", re.ASCII)
+_ONE = range(1)
 
 
-class _Span(NamedTuple):
-    """What can stand in one place of a name: a word, or numbers of so many digits at least."""
+async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
+    """Meet at a port that follows from the numbers of job and step, on the step's first host.
 
-    word: str
-    digits: int
-    numbers: range
+    MASTER_ADDR or MASTER_PORT, if only one of them is set, replaces that half. None: both are set.
+    """
+    if place.master_addr is not None and place.master_port is not None:
+        return None
+    environ = invitation.environ
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    address = place.master_addr or await _master(invitation, place)
+    # Who comes to the port of another step, whose numbers have the same sum, is told so.
+    invitation = replace(invitation, environ={"AIODIST_JOB": f"step {job}.{step}", **environ})
+    return await host_or_join(invitation, place, address, place.master_port or port(job, step))
 
-    def texts(self) -> Iterator[str]:
-        return (self.word or f"{number:0{self.digits}}" for number in self.numbers)
+
+async def _master(invitation: Invitation, place: Placement) -> str:
+    """The host of rank 0, as this one reaches it."""
+    if place.node_count == 1:
+        return "127.0.0.1"
+    name = host_of_rank_0(invitation.environ)
+    try:
+        found = [str(address[0]) for _, address in await resolve(name, 0)]
+    except OSError:
+        found = []
+    if not all(map(is_loopback, found)):
+        return name
+    if name.partition(".")[0] == socket.gethostname().partition(".")[0]:
+        # Debian's /etc/hosts has 127.0.1.1 for a host itself. All its tasks meet where the others come to.
+        return own_address(invitation, place, outward())
+    if found:
+        _log.warning("%s is %s here; if it is another host, set MASTER_ADDR to its address", name, found[0])
+    return name
 
 
-_Piece = list[_Span]
+# What can stand in one place of a name: forms, each with the numbers that are written in it. A word has one.
+_Piece = list[tuple[str, range]]
 
 
 def hosts(nodelist: str) -> list[str]:
@@ -101,7 +137,9 @@ def _parse(nodelist: str) -> list[list[_Piece]]:
         if entry is None:
             raise _nonsense(nodelist, f"no host is at character {at + 1}")
         pieces = _PIECE.findall(entry[0])
-        entries.append([_bracket(nodelist, inside) if not word else [_word(word)] for inside, word in pieces])
+        entries.append(
+            [_bracket(nodelist, inside) if not word else [(word, _ONE)] for inside, word in pieces]
+        )
         if len(_first(entries[-1])) > _LONGEST_NAME:
             raise _nonsense(nodelist, f"a name in it has more than {_LONGEST_NAME} characters")
         at = entry.end()
@@ -112,10 +150,6 @@ def _parse(nodelist: str) -> list[list[_Piece]]:
         at += 1
 
 
-def _word(word: str) -> _Span:
-    return _Span(word, 0, range(1))
-
-
 def _bracket(nodelist: str, inside: str) -> _Piece:
     piece: _Piece = []
     for part in inside.split(","):
@@ -123,20 +157,20 @@ def _bracket(nodelist: str, inside: str) -> _Piece:
             first, last = int(match[1]), int(match[2])
             if first > last:
                 raise _nonsense(nodelist, f"the range {part} ends before it begins")
-            piece.append(_Span("", len(match[1]), range(first, last + 1)))
+            piece.append((f"{{:0{len(match[1])}}}", range(first, last + 1)))
         elif _WORD.fullmatch(part):
-            piece.append(_word(part))
+            piece.append((part, _ONE))
         else:
             raise _nonsense(nodelist, f"{part[:40]!r} in brackets is neither a number nor a range")
     return piece
 
 
 def _count(entry: list[_Piece]) -> int:
-    return math.prod(sum(len(span.numbers) for span in piece) for piece in entry)
+    return math.prod(sum(len(numbers) for _, numbers in piece) for piece in entry)
 
 
 def _texts(piece: _Piece) -> Iterator[str]:
-    return itertools.chain.from_iterable(span.texts() for span in piece)
+    return (form.format(number) for form, numbers in piece for number in numbers)
 
 
 def _first(entry: list[_Piece]) -> str:

@@ -13,27 +13,31 @@ Rules:
   so a machine that was held up for seconds takes no lease from a holder that has renewed it in time.
 - Each change has a revision, counted over the whole store; watches report it.
 - All times are `now`, in seconds, of any clock that only goes forward.
-- A machine that is `journaled` says what changed (`take_changes`). From these changes another makes the same
-  store (`replay`); times are not among them, so a lease begins anew.
+- Once it was told that it has `restarted`, it says what changed (`take_changes`). From these changes another
+  makes the same store (`replay`); times are not among them, so a lease begins anew.
 - What clients can make it keep is bounded: by `limit` bytes, and a number of waiting calls.
 
 A gather is the one meeting primitive: each rank of a world leaves a value under a name and all get
 everybody's, in rank order, in one round trip. A barrier is a gather of nothing. When all have come, the name
 is free for the next round.
 
-Each file adds one idea to the class of the file before it:
+`StoreMachine` (in `store_machine`) takes events in and owns the parts, each of which stands alone:
 
-    tables     what is kept, the timers, answers, what it all weighs
-    watching   who is told of changes
-    waiting    who waits for keys
-    keys       keys and values
-    leases     keys that end with their holder
-    gathering  meetings
-    sessions   clients that come and go, each request once: the events
-    durable    changes, and a store made of them
+    budget      the bounds: bytes, and calls that wait
+    changes     what changed, and the revision that counts it
+    timers      what ends when
+    sessions    clients, and the answers that are kept for them
+    entries     what a key holds
+    leases      who holds leases, and until when
+    keys        keys and values, and the keys of leases
+    waits       who waits for keys
+    watches     who is told of changes
+    gathers     meetings
 """
 
-from aiodist.rendezvous.machine.durable import StoreMachine
-from aiodist.rendezvous.machine.tables import DEFAULT_LIMIT, RETURN_GRACE, SESSION_GRACE, Change
+from aiodist.rendezvous.machine.budget import DEFAULT_LIMIT
+from aiodist.rendezvous.machine.changes import Change
+from aiodist.rendezvous.machine.sessions import SESSION_GRACE
+from aiodist.rendezvous.machine.store_machine import RETURN_GRACE, StoreMachine
 
 __all__ = ["DEFAULT_LIMIT", "RETURN_GRACE", "SESSION_GRACE", "Change", "StoreMachine"]

@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
-from aiodist.rendezvous.machine.tables import ENTRY_COST, Call, Entry, Kind, Lease, weight
-from aiodist.rendezvous.machine.waiting import Waiting
-from aiodist.rendezvous.schema import RefusedError, check_name
+from dataclasses import dataclass
+
+from aiodist.rendezvous.machine.budget import ENTRY_COST, Budget, weight
+from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
+from aiodist.rendezvous.machine.entries import Entries, Entry, Lease
+from aiodist.rendezvous.machine.leases import Leases
+from aiodist.rendezvous.machine.sessions import Sessions
+from aiodist.rendezvous.machine.waits import Waits
+from aiodist.rendezvous.machine.watches import Watches
+from aiodist.rendezvous.rules import RefusedError, added, check_name, check_pairs
 from aiodist.wire.messages import MAX_FRAME
 
 MAX_VALUE = MAX_FRAME - (16 << 10)  # what grows beyond could never be read
+_AS_LONG_AS_IT_LIVES = 1e9  # seconds; it ends with the connection, or with the session
 
 
-class Keys(Waiting):
-    """Adds set, add, append, compare_set, delete_key and their like."""
+@dataclass(eq=False, slots=True)
+class Keys:
+    """The keys of a store. Every change is noted, and told to who watches and who waits.
+
+    Nothing else changes `entries`.
+    """
+
+    entries: Entries
+    budget: Budget
+    journal: Journal
+    sessions: Sessions
+    leases: Leases
+    waits: Waits
+    watches: Watches
+
+    # Changes.
 
     def _put(self, key: str, value: bytes, lease: Lease | None = None, answer: int = 0) -> None:
-        """Args:
-        answer: bytes of the answer.
-        """
-        old = self._data.get(key)
+        """Set a key; `answer`: bytes of the answer."""
+        old = self.entries.get(key)
         if old is None:
             check_name(key)
-        self._make_room(self._growth(key, value, old), answer)
+        self.budget.make_room(_growth(key, value, old), answer)
         self._place(key, value, lease, old)
-
-    def _growth(self, key: str, value: bytes, old: Entry | None) -> int:
-        """Bytes more that a key takes with this value; `old` is what it holds."""
-        return weight(key) + len(value) + ENTRY_COST if old is None else len(value) - len(old.value)
 
     def _place(self, key: str, value: bytes, lease: Lease | None, old: Entry | None) -> None:
         """Put, where there is room already; `old` is what the key holds."""
         if old is not None and old.lease is not None and old.lease is not lease:
-            self._detach(key, old.lease)
-        self._revision += 1
-        self._data[key] = Entry(value, self._revision, lease)
+            self.leases.leave(key, old.lease)
+        revision = self.journal.next_revision()
+        self.entries[key] = Entry(value, revision, lease)
         if lease is not None:
             lease.keys[key] = None
-        if self._log is not None:
-            self._log.append((Kind.put, key, value, self._revision, 0 if lease is None else lease.token))
-        if self._watches:
-            self._tell_watches(key, value)
-        if key in self._wanted:
-            for call in list(self._wanted.pop(key)):
-                self._arrived(call, key)
+        if self.journal.noting:
+            self.journal.note(Kind.put, key, value, revision, 0 if lease is None else lease.token)
+        if self.watches.calls:
+            self.watches.tell(key, value, revision)
+        if key in self.waits.wanted:
+            self.waits.arrived(key)
 
     def _change(
         self, key: str, entry: Entry | None, value: bytes, suffix: bytes | None = None, answer: int = 0
@@ -56,57 +71,77 @@ class Keys(Waiting):
         if entry is None:
             self._put(key, value, answer=answer)
             return
-        self._make_room(len(value) - len(entry.value), answer)
-        self._revision += 1  # nobody waits for a key that is there
-        self._data[key] = Entry(value, self._revision, entry.lease)
-        if self._log is not None:
-            whole = suffix is None
-            kind = Kind.value if whole else Kind.append
-            self._log.append((kind, key, value if whole else suffix, self._revision))
-        if self._watches:
-            self._tell_watches(key, value)
+        self.budget.make_room(len(value) - len(entry.value), answer)
+        revision = self.journal.next_revision()  # nobody waits for a key that is there
+        self.entries[key] = Entry(value, revision, entry.lease)
+        if self.journal.noting:
+            kind, new = (Kind.value, value) if suffix is None else (Kind.append, suffix)
+            self.journal.note(kind, key, new, revision)
+        if self.watches.calls:
+            self.watches.tell(key, value, revision)
 
     def _remove(self, key: str) -> bool:
-        entry = self._data.pop(key, None)
+        entry = self.entries.pop(key, None)
         if entry is None:
             return False
-        self.size -= weight(key) + len(entry.value) + ENTRY_COST
+        self.budget.size -= weight(key) + len(entry.value) + ENTRY_COST
         if entry.lease is not None:
-            self._detach(key, entry.lease)
-        self._revision += 1
-        self._note(Kind.remove, key, self._revision)
-        self._tell_watches(key, None)
+            self.leases.leave(key, entry.lease)
+        revision = self.journal.next_revision()
+        self.journal.note(Kind.remove, key, revision)
+        self.watches.tell(key, None, revision)
         return True
 
-    def _detach(self, key: str, lease: Lease) -> None:
-        """A key leaves its lease."""
-        lease.keys.pop(key, None)
+    def end_lease(self, lease: Lease) -> None:
+        """Remove the keys of a lease, and forget it: its time is up, or its holder let go of it."""
+        for key in list(lease.keys):
+            self._remove(key)
+        if self.leases.drop(lease):
+            self.journal.note(Kind.lease_end, lease.token)
 
-    def _do_multi_set(self, call: Call, now: float, keys: list[str], values: list[bytes]) -> None:
-        if len(keys) != len(values):
-            raise RefusedError(f"multi_set got {len(keys)} keys and {len(values)} values")
+    # Requests.
+
+    def set(self, call: Call, now: float, key: str, value: bytes, ttl: float | None) -> None:
+        """Set a key, under a lease of its own where there is a ttl."""
+        if ttl is None:
+            self._put(key, value)
+        else:
+            self._put_single(call, now, key, value, ttl)
+        self.sessions.done(call)
+
+    def _put_single(
+        self, call: Call, now: float, key: str, value: bytes, ttl: float, answer: int = 0
+    ) -> None:
+        """Put under a lease that is this key's own; `answer`: bytes of the answer."""
+        lease = self.leases.grant(call[0], now, ttl, single=True)
+        try:
+            self._put(key, value, lease, answer)
+        except RefusedError:
+            self.leases.drop(lease)
+            self.journal.note(Kind.lease_end, lease.token)
+            raise
+
+    def multi_set(self, call: Call, now: float, keys: list[str], values: list[bytes]) -> None:
+        """Set several keys, all or none."""
+        check_pairs(keys, values)
         last = dict(zip(keys, values, strict=True))
         for key in last:
             check_name(key)
-        growth = sum(self._growth(key, value, self._data.get(key)) for key, value in last.items())
-        self._make_room(growth)  # all or nothing
+        self.budget.make_room(sum(_growth(key, value, self.entries.get(key)) for key, value in last.items()))
         for key, value in zip(keys, values, strict=True):
-            self._place(key, value, None, self._data.get(key))
-        self._done(call)
+            self._place(key, value, None, self.entries.get(key))
+        self.sessions.done(call)
 
-    def _do_add(self, call: Call, now: float, key: str, amount: int) -> None:
-        entry = self._data.get(key)
-        try:
-            total = (int(entry.value) if entry else 0) + amount
-        except ValueError:
-            raise RefusedError(f"add to '{key}', which holds no number") from None
-        if not -(2**63) <= total < 2**63:
-            raise RefusedError(f"add to '{key}' leaves the range of a 64-bit integer")
+    def add(self, call: Call, now: float, key: str, amount: int) -> None:
+        """Add to a number → the sum."""
+        entry = self.entries.get(key)
+        total = added(key, None if entry is None else entry.value, amount)
         self._change(key, entry, b"%d" % total)
-        self._done(call, total)
+        self.sessions.done(call, total)
 
-    def _do_append(self, call: Call, now: float, key: str, value: bytes) -> None:
-        entry = self._data.get(key)
+    def append(self, call: Call, now: float, key: str, value: bytes) -> None:
+        """Append to what a key holds."""
+        entry = self.entries.get(key)
         if entry is None:
             self._put(key, value)
         else:
@@ -115,39 +150,118 @@ class Keys(Waiting):
                     f"append makes '{key}' larger than {MAX_VALUE >> 20} MiB", "Begin another key"
                 )
             self._change(key, entry, entry.value + value, suffix=value)
-        self._done(call)
+        self.sessions.done(call)
 
-    def _do_compare_set(self, call: Call, now: float, key: str, expected: bytes, desired: bytes) -> None:
+    def compare_set(self, call: Call, now: float, key: str, expected: bytes, desired: bytes) -> None:
+        """Set a key if it holds what is expected → what it holds then."""
         # torch's meaning: an absent key matches only an empty `expected`, and answers with it otherwise.
-        entry = self._data.get(key)
-        if entry is None and expected:
-            answer = expected
-        elif entry is None or entry.value == expected:
+        entry = self.entries.get(key)
+        if (b"" if entry is None else entry.value) == expected:
             self._change(key, entry, desired, answer=len(desired))
-            self._done(call, desired)
-            return
+            self.sessions.done(call, desired)
         else:
-            answer = entry.value
-        self._make_room(0, len(answer))
-        self._done(call, answer)
+            self._done_without(call, expected if entry is None else entry.value)
 
-    def _do_delete_key(self, call: Call, now: float, key: str) -> None:
-        if key not in self._data:
-            self._make_room(0)
-        self._done(call, self._remove(key))
+    def claim(self, call: Call, now: float, key: str, value: bytes) -> None:
+        """Set a key for as long as this client lives, unless it holds something → what it holds then."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.value:
+            self._done_without(call, entry.value)
+        else:
+            self._put_single(call, now, key, value, _AS_LONG_AS_IT_LIVES, len(value))
+            self.sessions.done(call, value)
 
-    def _do_check(self, call: Call, now: float, keys: list[str]) -> None:
-        self._reply(call, all(key in self._data for key in keys))
+    def lease_set(self, call: Call, now: float, token: int, key: str, value: bytes) -> None:
+        """Set a key under a lease of many."""
+        self._put(key, value, self.leases.standing(token))
+        self.sessions.done(call)
 
-    def _do_list_keys(self, call: Call, now: float, prefix: str) -> None:
-        self._reply(call, sorted(key for key in self._data if key.startswith(prefix)))
+    def lease_claim(self, call: Call, now: float, token: int, key: str, value: bytes) -> None:
+        """Set a key under a lease of many, unless it is there → what it holds then."""
+        lease = self.leases.standing(token)
+        entry = self.entries.get(key)
+        if entry is None:
+            self._put(key, value, lease, len(value))
+            self.sessions.done(call, value)
+        else:
+            self._done_without(call, entry.value)
 
-    def _do_num_keys(self, call: Call, now: float, prefix: str) -> None:
-        self._reply(call, sum(key.startswith(prefix) for key in self._data))
+    def lease_end(self, call: Call, now: float, token: int) -> None:
+        """End a lease of many → whether it stood."""
+        lease = self.leases.of_many(token)
+        if lease is None:
+            self._done_without(call, False)
+        else:
+            self.end_lease(lease)
+            self.sessions.done(call, True)
 
-    def _do_fence(self, call: Call, now: float) -> None:
-        """A number larger than all before: a change without a key."""
-        self._make_room(0)
-        self._revision += 1
-        self._note(Kind.revision, self._revision)
-        self._done(call, self._revision)
+    def delete_key(self, call: Call, now: float, key: str) -> None:
+        """Remove a key → whether it was there."""
+        if self._remove(key):
+            self.sessions.done(call, True)
+        else:
+            self._done_without(call, False)
+
+    def fence(self, call: Call, now: float) -> None:
+        """Count a change without a key → its revision: a number larger than all before."""
+        self.budget.make_room(0)
+        revision = self.journal.next_revision()
+        self.journal.note(Kind.revision, revision)
+        self.sessions.done(call, revision)
+
+    def _done_without(self, call: Call, value: bytes | bool) -> None:
+        """Answer a call that might have changed something, and has not."""
+        self.budget.make_room(0, len(value) if isinstance(value, bytes) else 0)
+        self.sessions.done(call, value)
+
+    def check(self, call: Call, now: float, keys: list[str]) -> None:
+        """Answer whether all keys are there."""
+        self.sessions.reply(call, all(key in self.entries for key in keys))
+
+    def list_keys(self, call: Call, now: float, prefix: str) -> None:
+        """Answer with the keys that begin with a prefix."""
+        self.sessions.reply(call, sorted(key for key in self.entries if key.startswith(prefix)))
+
+    def num_keys(self, call: Call, now: float, prefix: str) -> None:
+        """Answer with their number."""
+        self.sessions.reply(call, sum(key.startswith(prefix) for key in self.entries))
+
+    # Durability.
+
+    def dump(self) -> list[Change]:
+        """Changes that make these keys, made quickly: values are shared, and none is copied."""
+        puts: list[Change] = [
+            (Kind.put, key, entry.value, entry.revision, 0 if entry.lease is None else entry.lease.token)
+            for key, entry in self.entries.items()
+        ]
+        return [*puts, (Kind.revision, self.journal.revision)]
+
+    def replay_put(self, key: str, value: bytes, revision: int, token: int) -> None:
+        """Repeat a change; so do the others."""
+        lease = self.leases.by_token[token] if token else None
+        old = self.entries.get(key)
+        self.budget.size += _growth(key, value, old)
+        self._place(key, value, lease, old)
+        self.entries[key].revision = self.journal.revision = revision
+
+    def replay_value(self, key: str, value: bytes, revision: int) -> None:
+        entry = self.entries[key]
+        self.budget.size += len(value) - len(entry.value)
+        self.entries[key] = Entry(value, revision, entry.lease)
+        self.journal.revision = revision
+
+    def replay_append(self, key: str, suffix: bytes, revision: int) -> None:
+        self.replay_value(key, self.entries[key].value + suffix, revision)
+
+    def replay_remove(self, key: str, revision: int) -> None:
+        if not self._remove(key):
+            raise KeyError(key)
+        self.journal.revision = revision
+
+    def replay_revision(self, revision: int) -> None:
+        self.journal.revision = revision
+
+
+def _growth(key: str, value: bytes, old: Entry | None) -> int:
+    """Bytes more that a key takes with this value; `old` is what it holds."""
+    return weight(key) + len(value) + ENTRY_COST if old is None else len(value) - len(old.value)

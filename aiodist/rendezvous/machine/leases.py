@@ -1,150 +1,167 @@
-"""Leases: keys that end with whoever holds them."""
+"""Leases: who holds them, and until when. Their keys are the matter of `keys`."""
 
 from __future__ import annotations
 
-from aiodist.rendezvous.machine.keys import Keys
-from aiodist.rendezvous.machine.tables import LEASE_COST, Call, Kind, Lease, Session
-from aiodist.rendezvous.schema import RefusedError
+from dataclasses import dataclass, field
 
-_AS_LONG_AS_IT_LIVES = 1e9  # seconds; it ends with the connection, or with the session
+from aiodist.rendezvous.machine.budget import LEASE_COST, Budget
+from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
+from aiodist.rendezvous.machine.entries import Lease
+from aiodist.rendezvous.machine.sessions import Sessions
+from aiodist.rendezvous.machine.timers import Timers
+from aiodist.rendezvous.rules import check_ttl, lease_ended
 
 
-class Leases(Keys):
-    """Adds leases of many keys (granted, renewed, ended), and `set` with a ttl: a lease of one key."""
+@dataclass(eq=False, slots=True)
+class Leases:
+    """The leases of a store: granted, renewed, forgotten.
 
-    def _grant(self, call: Call, now: float, ttl: float, *, single: bool) -> Lease:
-        if not ttl > 0:
-            raise RefusedError(f"ttl must be a positive number of seconds, got {ttl!r}")
-        self._make_room(LEASE_COST)
-        self._revision += 1
-        lease = Lease(self._revision, float(ttl), call[0], now + ttl, single=single)
-        self._note(Kind.lease, lease.token, lease.ttl, lease.owner, single)
-        self._keep(lease)
+    A lease of many keys has a token that clients know. One that is `single` belongs to one key (a claim, or
+    a ttl of its own), and nobody else gets to it.
+    """
+
+    budget: Budget
+    journal: Journal
+    timers: Timers
+    sessions: Sessions
+    by_token: dict[int, Lease] = field(default_factory=dict)
+    held: dict[bytes, dict[int, None]] = field(default_factory=dict)  # client → tokens
+
+    def grant(self, client: bytes, now: float, ttl: float, *, single: bool) -> Lease:
+        """Begin a lease of `ttl` seconds."""
+        check_ttl(ttl)
+        self.budget.make_room(LEASE_COST)
+        lease = Lease(self.journal.next_revision(), float(ttl), client, now + ttl, single=single)
+        self.by_token[lease.token] = lease
+        self._hold(lease, client)
+        self.journal.note(Kind.lease, lease.token, lease.ttl, client, single)
+        self.timers.set(lease.due, self, lease.token)
         return lease
 
-    def _keep(self, lease: Lease) -> None:
-        self._leases[lease.token] = lease
-        if (session := self._sessions.get(lease.owner)) is not None:
-            session.leases[lease.token] = None
-        self._set_timer(lease.due, "lease", lease.token)
+    def of_many(self, token: int) -> Lease | None:
+        """Return the lease of this token, if it stands and is not one key's own."""
+        lease = self.by_token.get(token)
+        return None if lease is None or lease.single else lease
 
-    def _detach(self, key: str, lease: Lease) -> None:
-        super()._detach(key, lease)
+    def standing(self, token: int) -> Lease:
+        """As `of_many`; refuses a token whose lease has ended."""
+        lease = self.of_many(token)
+        if lease is None:
+            raise lease_ended(token)
+        return lease
+
+    def leave(self, key: str, lease: Lease) -> None:
+        """Take a key out of its lease; one that was this key's own is over."""
+        lease.keys.pop(key, None)
         if lease.single:
-            self._drop(lease)
+            self.drop(lease)
 
-    def _do_set(self, call: Call, now: float, key: str, value: bytes, ttl: float | None) -> None:
-        if ttl is None:
-            self._put(key, value)
-        else:
-            self._put_single(call, now, key, value, ttl)
-        self._done(call)
-
-    def _put_single(
-        self, call: Call, now: float, key: str, value: bytes, ttl: float, answer: int = 0
-    ) -> None:
-        """Put under a lease that is this key's own; `answer`: bytes of the answer."""
-        lease = self._grant(call, now, ttl, single=True)
-        try:
-            self._put(key, value, lease, answer)
-        except RefusedError:
-            self._detach(key, lease)
-            self._note(Kind.lease_end, lease.token)
-            raise
-
-    def _do_claim(self, call: Call, now: float, key: str, value: bytes) -> None:
-        """Set a key for as long as this client lives, unless it holds something: what it holds then."""
-        entry = self._data.get(key)
-        if entry is not None and entry.value:
-            self._make_room(0, len(entry.value))
-            self._done(call, entry.value)
-        else:
-            self._put_single(call, now, key, value, _AS_LONG_AS_IT_LIVES, len(value))
-            self._done(call, value)
-
-    def _do_lease_grant(self, call: Call, now: float, ttl: float) -> None:
-        self._done(call, self._grant(call, now, ttl, single=False).token)
-
-    def _do_lease_renew(self, call: Call, now: float, token: int) -> None:
-        lease = self._leases.get(token)
-        if lease is None or lease.single:
-            self._reply(call, False)
-            return
-        session = self._sessions.get(call[0])
-        if session is not None and token not in session.leases:
-            self._hold(lease, call[0])
-            self._note(Kind.lease, token, lease.ttl, lease.owner, False)
-        lease.cut = None
-        lease.expires = now + lease.ttl
-        self._keep(lease)
-        self._reply(call, True)
-
-    def _hold(self, lease: Lease, owner: bytes) -> None:
-        """It is another's from now on: whoever renews it."""
-        if (before := self._sessions.get(lease.owner)) is not None:
-            before.leases.pop(lease.token, None)
-        lease.owner = owner
-
-    def _do_lease_set(self, call: Call, now: float, token: int, key: str, value: bytes) -> None:
-        self._put(key, value, self._standing(token))
-        self._done(call)
-
-    def _do_lease_claim(self, call: Call, now: float, token: int, key: str, value: bytes) -> None:
-        """Set, unless the key is there: what it holds then."""
-        lease = self._standing(token)
-        entry = self._data.get(key)
-        if entry is None:
-            self._put(key, value, lease, len(value))
-        else:
-            self._make_room(0, len(entry.value))
-        self._done(call, value if entry is None else entry.value)
-
-    def _standing(self, token: int) -> Lease:
-        lease = self._leases.get(token)
-        if lease is None or lease.single:
-            raise RefusedError(f"lease {token} has ended", "Its keys are gone; begin a new one", "lease")
-        return lease
-
-    def _do_lease_end(self, call: Call, now: float, token: int) -> None:
-        lease = self._leases.get(token)
-        ends = lease is not None and not lease.single
-        if ends:
-            self._end_lease(token)
-        else:
-            self._make_room(0)
-        self._done(call, ends)
-
-    def _end_lease(self, token: int) -> None:
-        """Its time is up, or its holder let go of it: its keys go, and watches are told."""
-        lease = self._leases[token]
-        for key in list(lease.keys):
-            self._remove(key)
-        if self._drop(lease):
-            self._note(Kind.lease_end, token)
-
-    def _drop(self, lease: Lease) -> bool:
+    def drop(self, lease: Lease) -> bool:
         """Forget a lease without keys → whether it was still known (one key's own goes with the key)."""
-        if self._leases.pop(lease.token, None) is None:
+        if self.by_token.pop(lease.token, None) is None:
             return False
-        self.size -= LEASE_COST
-        if (session := self._sessions.get(lease.owner)) is not None:
-            session.leases.pop(lease.token, None)
+        self.budget.size -= LEASE_COST
+        self._let_go(lease)
         return True
 
-    def _cut_leases(self, session: Session, at: float) -> None:
-        """Their holder is away: those of one key end at `at`, unless it comes back.
+    def is_due(self, token: int, at: float) -> bool:
+        """Whether the lease ends at this time, as things are."""
+        lease = self.by_token.get(token)
+        return lease is not None and lease.due == at
+
+    # Their holders.
+
+    def is_holder(self, client: bytes) -> bool:
+        """Whether the client holds any lease."""
+        return client in self.held
+
+    def singles_of(self, client: bytes) -> list[Lease]:
+        """Return those leases of the client that are one key's own."""
+        return [lease for token in self.held.get(client, ()) if (lease := self.by_token[token]).single]
+
+    def cut(self, client: bytes, at: float) -> None:
+        """Have the client's leases of one key end at `at`: it is away, and may come back before.
 
         One of many keys lasts for the ttl that its holder counts on (`Lease.held`): it may not know yet that
         it is away.
         """
-        for lease in [self._leases[token] for token in session.leases]:
-            if lease.single:
-                lease.cut = at
-                self._set_timer(lease.due, "lease", lease.token)
+        for lease in self.singles_of(client):
+            self._cut(lease, at)
 
-    def _restore_leases(self, session: Session) -> None:
-        for token in session.leases:
-            lease = self._leases[token]
+    def restore(self, client: bytes) -> None:
+        """Take back `cut`: the client is here again."""
+        for lease in self.singles_of(client):
             if lease.cut is not None:
-                lease.cut = None
-                self._set_timer(lease.due, "lease", token)
+                self._cut(lease, None)
+
+    def _cut(self, lease: Lease, at: float | None) -> None:
+        lease.cut = at
+        self.timers.set(lease.due, self, lease.token)
+
+    def disown(self, client: bytes) -> None:
+        """Forget who held the client's leases: its session is over. They end by their ttl."""
+        self.held.pop(client, None)
+
+    def _hold(self, lease: Lease, client: bytes) -> None:
+        self._let_go(lease)
+        lease.owner = client
+        self.held.setdefault(client, {})[lease.token] = None
+
+    def _let_go(self, lease: Lease) -> None:
+        held = self.held.get(lease.owner, {})
+        held.pop(lease.token, None)
+        if not held:
+            self.held.pop(lease.owner, None)
+
+    # Requests.
+
+    def lease_grant(self, call: Call, now: float, ttl: float) -> None:
+        """Grant a lease of many keys → its token."""
+        self.sessions.done(call, self.grant(call[0], now, ttl, single=False).token)
+
+    def lease_renew(self, call: Call, now: float, token: int) -> None:
+        """Let a lease run anew → whether it still stands. It is whose who renews it."""
+        lease = self.of_many(token)
+        if lease is not None:
+            if token not in self.held.get(call[0], ()):
+                self._hold(lease, call[0])
+                self.journal.note(Kind.lease, token, lease.ttl, lease.owner, False)
+            lease.expires = now + lease.ttl
+            self._cut(lease, None)
+        self.sessions.reply(call, lease is not None)
+
+    # Durability.
+
+    def dump(self) -> list[Change]:
+        """Changes that make these leases. The holder of one may have said goodbye, or was given up."""
+        return [
+            (
+                Kind.lease,
+                lease.token,
+                lease.ttl,
+                lease.owner if lease.token in self.held.get(lease.owner, ()) else b"",
+                lease.single,
+            )
+            for lease in self.by_token.values()
+        ]
+
+    def replay_lease(self, token: int, ttl: float, owner: bytes, single: bool) -> None:
+        """Repeat a change."""
+        lease = self.by_token.get(token)
+        if lease is None:
+            self.budget.size += LEASE_COST
+            self.journal.revision = max(self.journal.revision, token)
+            lease = self.by_token[token] = Lease(token, float(ttl), owner, 0.0, single=single)
+        if owner:
+            self.sessions.begin(owner)
+            self._hold(lease, owner)
+
+    def replay_lease_end(self, token: int) -> None:
+        """Repeat a change."""
+        self.drop(self.by_token[token])
+
+    def restarted(self, now: float) -> None:
+        """Begin time: all leases run anew."""
+        for lease in self.by_token.values():
+            lease.expires = now + lease.ttl
+            self.timers.set(lease.due, self, lease.token)

@@ -1,211 +1,283 @@
-"""Clients that come and go, each request once, and the time that passes: what the machine is fed."""
+"""Clients that come and go, and the answers that are kept for them: each request happens once."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
 
-from aiodist.rendezvous.events import Connected, Disconnected, Effect, Event, Failure, Request, Tick, Wake
-from aiodist.rendezvous.machine.gathering import Gathering
-from aiodist.rendezvous.machine.tables import (
-    DEFAULT_LIMIT,
-    MAX_UNSETTLED,
-    RETURN_GRACE,
-    SESSION_GRACE,
-    Call,
-    Kind,
-)
-from aiodist.rendezvous.schema import METHODS, RefusedError, check_args
+from aiodist.rendezvous.events import MAX_MISSING, Effect, Failure, Reply
+from aiodist.rendezvous.machine.budget import ANSWER_COST, SESSION_COST, Budget, weight
+from aiodist.rendezvous.machine.changes import Call, Change, Journal, Kind
+from aiodist.rendezvous.machine.timers import Timers
+from aiodist.rendezvous.rules import RefusedError
 
+SESSION_GRACE = 60.0
+MAX_UNSETTLED = 1 << 20  # answers of one client that it has not confirmed
 MAX_ENDED = 1 << 16  # sessions that ended with a client that may come back, and are remembered
-_TURN = 1000  # calls, leases and clients that end in one turn: what arrives meanwhile comes before the others
-_KEYS = 100  # keys for which a call waited in vain, that count as one of them
-_HOUSEKEEPING = frozenset(("cancel", "resume", "goodbye", "ping"))
-_NO_SUCH_CLIENT = (
-    "the store does not know this client any more",
-    "This process was cut off for over a minute; start the job again",
-)
-_OLDER = (
-    "the store has gone back: it does not know what it has confirmed to this client",
-    "It runs on older data (a copy, a backup, another disk); stop it and start it on the data that it had",
-)
+_LARGE = 64  # bytes of an answer that are in ANSWER_COST
+_WEIGHT_COST = 100  # bytes that it takes to note what an answer weighs
+_LOST = {
+    "lost": (
+        "the store does not know this client any more",
+        "This process was cut off for over a minute; start the job again",
+    ),
+    "older": (
+        "the store has gone back: it does not know what it has confirmed to this client",
+        "It runs on older data (a copy, a backup, another disk); stop it and start it on the data that it "
+        "had",
+    ),
+}
 
 
-class Sessions(Gathering):
-    """Adds `handle`."""
+@dataclass(slots=True)
+class KeptFailure:
+    """A `Failure`, as it is kept until its client has it: its missing ranks are two bytes each."""
 
-    def __init__(self, limit: int = DEFAULT_LIMIT, *, journaled: bool = False) -> None:
-        super().__init__(limit, journaled=journaled)
-        self._wake: float | None = None
-        self._ended: dict[bytes, None] = {}
-        self._forgot = False  # some that ended are not in there any more
+    kind: str
+    message: str
+    hint: str
+    missing: bytes
 
-    @property
-    def clients(self) -> int:
-        """Sessions that have not ended, connected or not."""
-        return len(self._sessions)
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event in; what is to be done about it, in order."""
-        if isinstance(event, Request):
-            self._request(event, now)
-        elif isinstance(event, Tick):
-            self._expire(now)
-            self._wake = None
-        elif isinstance(event, Connected):
-            session = self._sessions.get(event.client) or self._begin_session(event.client)
-            session.connected = True
-            session.connections += 1
-            self._restore_leases(session)
-        else:
-            self._disconnected(event, now)
-        if self._timers and self._timers[0][0] != self._wake:
-            self._wake = self._timers[0][0]
-            self._effects.append(Wake(self._wake))
-        effects, self._effects = self._effects, []
-        return effects
+@dataclass(slots=True)
+class Session:
+    """A client, over all its connections."""
 
-    # Requests.
+    connected: bool = False
+    connections: int = 0  # so far
+    ends: float | None = None  # when it is given up, unless it comes back; None while it is here
+    lost: str = ""  # why nothing that it asks may happen: a kind of `Failure`
+    last: int = 0  # the highest id of a change that was answered
+    answered: dict[int, Reply | KeptFailure] = field(default_factory=dict)
+    large: dict[int, int] = field(default_factory=dict)  # ids of those that weigh more than ANSWER_COST
 
-    def _request(self, request: Request, now: float) -> None:
-        client, id = request.client, request.id
-        session = self._sessions.get(client)
-        if session is None:
-            session = self._begin_session(client)
-        if answered := session.answered:
-            if request.settled:
-                self._settle(session, request.settled)
-                if self._log is not None:
-                    self._log.append((Kind.settled, client, request.settled))
-            if (answer := answered.get(id)) is not None:
-                self._answer_again((client, id), answer)
-                return
-        call = (client, id)
-        if call in self._in_round:
-            return  # sent again over a new connection; it still stands where it stood
-        try:
-            if session.lost:
-                raise _lost(session.lost)
-            if len(answered) >= MAX_UNSETTLED and request.method not in _HOUSEKEEPING:
-                raise RefusedError(
-                    f"this client has not confirmed {MAX_UNSETTLED} answers",
-                    "It has to say which answers it has, with its next request",
-                    "full",
-                )
-            check_args(request.method, request.args)
-            _DO[request.method](self, call, now, *request.args)
-        except RefusedError as refused:
-            self._effects.append(Failure(client, id, refused.kind, refused.message, refused.hint))
+    def check(self, *, keeps: bool) -> None:
+        """Refuse a request of a client that is lost, or that has too many answers kept to get one more.
 
-    def _do_resume(self, call: Call, now: float, pending: list[int], acknowledged: int) -> None:
-        """A client is back, and says what it still wants, and the highest change that it knows confirmed.
-
-        Who is unknown here may begin anew if nothing that it asked can have happened: it knows of
-        nothing confirmed, and is not among those that were given up with answers under way.
+        Args:
+            keeps: whether the request may have its answer kept.
         """
-        client = call[0]
-        session = self._sessions[client]
+        if self.lost:
+            raise RefusedError(*_LOST[self.lost], self.lost)
+        if keeps and len(self.answered) >= MAX_UNSETTLED:
+            raise RefusedError(
+                f"this client has not confirmed {MAX_UNSETTLED} answers",
+                "It has to say which answers it has, with its next request",
+                "full",
+            )
+
+
+@dataclass(eq=False, slots=True)
+class Sessions:
+    """The sessions of a store. Answers go to `effects`; those of changes are kept until a client has them."""
+
+    budget: Budget
+    journal: Journal
+    timers: Timers
+    effects: list[Effect]
+    by_client: dict[bytes, Session] = field(default_factory=dict)
+    ended: dict[bytes, None] = field(default_factory=dict)  # clients that may come back, and cannot go on
+    forgot: bool = False  # some that ended are not in there any more
+
+    # Coming and going.
+
+    def begin(self, client: bytes) -> Session:
+        """Return a client's session; a new one, full or not: it may have come to delete. Clients are few."""
+        session = self.by_client.get(client)
+        if session is None:
+            session = self.by_client[client] = Session()
+            self.budget.size += SESSION_COST
+        return session
+
+    def give_up_at(self, at: float, client: bytes) -> None:
+        """Have the client's session end then, unless it comes back."""
+        self.by_client[client].ends = at
+        self.timers.set(at, self, client)
+
+    def is_due(self, client: bytes, at: float) -> bool:
+        """Whether an absent client is given up at this time."""
+        session = self.by_client.get(client)
+        return session is not None and session.ends == at
+
+    def drop(self, client: bytes) -> Session:
+        """Forget a session, and its answers."""
+        session = self.by_client.pop(client)
+        self.budget.size -= SESSION_COST + ANSWER_COST * len(session.answered) + sum(session.large.values())
+        return session
+
+    def remember_ended(self, client: bytes) -> None:
+        """Note that the client was given up with answers under way, should it come back."""
+        self.ended[client] = None
+        if len(self.ended) > MAX_ENDED:
+            del self.ended[next(iter(self.ended))]
+            self.forgot = True
+
+    def resume(self, client: bytes, pending: list[int], acknowledged: int) -> None:
+        """Take a client back that still wants the answers `pending`.
+
+        One that is unknown here may begin anew if nothing that it asked can have happened: it knows of
+        nothing confirmed, and is not among those that were given up with answers under way.
+
+        Args:
+            acknowledged: the highest change that it knows confirmed.
+        """
+        session = self.by_client[client]
         if session.connections < 2:
-            if acknowledged or self._forgot or client in self._ended:
+            if acknowledged or self.forgot or client in self.ended:
                 session.lost = "lost"
         elif acknowledged > session.last:
             session.lost = "older"
-        if session.lost:
-            raise _lost(session.lost)
-        wanted = set(pending)
-        self._settle(session, [id for id in session.answered if id not in wanted])
-        self._note(Kind.resumed, client, pending)
-        for standing in [c for c in self._in_round if c[0] == client and c[1] not in wanted]:
-            self._leave_round(standing)
-        self._reply(call)
+        session.check(keeps=False)
+        self._keep_only(session, pending)
+        self.journal.note(Kind.resumed, client, pending)
 
-    def _do_goodbye(self, call: Call, now: float) -> None:
-        self._reply(call)
-        self._end_session(call[0], may_return=False)
+    # Answers.
 
-    def _do_cancel(self, call: Call, now: float, id: int) -> None:
-        self._withdraw((call[0], id))
-        session = self._sessions[call[0]]
-        if id in session.answered:
-            self._settle(session, [id])
-            self._note(Kind.settled, call[0], [id])
-        self._reply(call)
+    def reply(self, call: Call, value: Any = None) -> None:
+        """Answer a read: it is carried out again if it is asked again."""
+        self.effects.append(Reply(call[0], call[1], value))
 
-    def _do_ping(self, call: Call, now: float) -> None:
-        self._reply(call)
+    def refuse(self, call: Call, why: RefusedError) -> None:
+        """Let a call fail that changed nothing: it is carried out again if it is asked again."""
+        self.effects.append(Failure(*call, why.kind, why.message, why.hint))
 
-    # Sessions.
+    def done(self, call: Call, value: Any = None) -> None:
+        """Answer a change: the answer is kept until the client has it."""
+        client, id = call
+        reply = Reply(client, id, value)
+        session = self.by_client.get(client)
+        if session is not None:
+            large = len(value) if type(value) is bytes and len(value) > _LARGE else None
+            self._keep(session, id, reply, large)
+        if self.journal.noting:
+            self.journal.note(Kind.answer, client, id, value)
+        self.effects.append(reply)
 
-    def _disconnected(self, event: Disconnected, now: float) -> None:
-        client = event.client
-        session = self._sessions.get(client)
-        if session is None:
-            return
-        session.connected = False
-        for call in [call for call in self._waiters if call[0] == client]:
-            self._forget_waiter(call)
-        for call in [call for call in self._watches if call[0] == client]:
-            self._forget_watch(call)
-        if session.last or session.answered or session.leases or self._is_in_a_round(client):
-            self._give_up_at(now + SESSION_GRACE, client, session)
-            self._cut_leases(session, now + RETURN_GRACE)
-        else:  # it may begin anew: nothing that it asked has changed anything
-            self._drop_session(client)
+    def done_together(self, calls: list[Call], value: list[bytes]) -> None:
+        """Answer many changes with one list, kept until each client has it."""
+        self._keep_together(calls, value)
+        self.effects += [Reply(*call, value) for call in calls]
+        self.journal.note(Kind.gathered, value, [list(call) for call in calls])
 
-    def _end_session(self, client: bytes, *, may_return: bool) -> None:
-        for table in (self._waiters, self._watches, self._in_round):
-            for call in [call for call in table if call[0] == client]:
-                self._withdraw(call)
-        session = self._drop_session(client)
-        may_return = may_return and bool(session.answered)
-        if may_return:
-            self._remember_ended(client)
-        if session.last or session.answered or session.leases:
-            self._note(Kind.ended, client, may_return)
+    def fail(self, call: Call, why: RefusedError) -> None:
+        """Let a change fail: this is kept as an answer is."""
+        session = self.by_client.get(call[0])
+        if session is not None:
+            kept = KeptFailure(why.kind, why.message, why.hint, pack_ranks(why.missing))
+            self._keep(session, call[1], kept, weight(why.message) + len(kept.missing))
+        self.journal.note(Kind.failed, *call, why.kind, why.message, why.hint, why.missing)
+        self.effects.append(Failure(*call, why.kind, why.message, why.hint, why.missing))
 
-    def _remember_ended(self, client: bytes) -> None:
-        self._ended[client] = None
-        if len(self._ended) > MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
-            self._forgot = True
+    def answer_again(self, call: Call, answer: Reply | KeptFailure) -> None:
+        """Send a kept answer once more."""
+        if isinstance(answer, KeptFailure):
+            missing = unpack_ranks(answer.missing)
+            self.effects.append(Failure(*call, answer.kind, answer.message, answer.hint, missing))
+        else:
+            self.effects.append(answer)
 
-    def _withdraw(self, call: Call) -> None:
-        """Forget a call that waits; it is never answered."""
-        self._forget_waiter(call)
-        self._leave_round(call)
-        self._forget_watch(call)
+    def settle(self, client: bytes, ids: list[int]) -> None:
+        """Forget answers that the client has, or does not want."""
+        session = self.by_client[client]
+        self._forget(session, ids)
+        if self.journal.noting:
+            self.journal.note(Kind.settled, client, ids)
 
-    # Time.
+    def _keep(self, session: Session, id: int, answer: Reply | KeptFailure, large: int | None) -> None:
+        """Keep an answer that weighs `large` bytes beyond ANSWER_COST."""
+        session.answered[id] = answer
+        self.budget.size += ANSWER_COST
+        if id > session.last and isinstance(answer, Reply):
+            session.last = id
+        if large is not None:
+            session.large[id] = large + _WEIGHT_COST
+            self.budget.size += large + _WEIGHT_COST
 
-    def _expire(self, now: float) -> None:
-        """End what is due, or the first of it where it is much: then the next `Wake` is for at once."""
-        ended = 0
-        while self._timers and self._timers[0][0] <= now and ended < _TURN:
-            timer = heapq.heappop(self._timers)
-            if not self._is_due_to_matter(timer):
-                continue
-            ended += 1
-            subject = timer[3]
-            match timer[2]:
-                case "lease":
-                    self._end_lease(subject)
-                case "session":
-                    # The store was started again, and nobody came back. Leases of many keys last for a ttl.
-                    for token in list(self._sessions[subject[0]].leases):
-                        if self._leases[token].single:
-                            self._end_lease(token)
-                    self._end_session(subject[0], may_return=True)
-                case _ if subject in self._waiters:
-                    ended += len(self._waiters[subject].keys) // _KEYS
-                    words = self._waited_in_vain(subject)
-                    self._effects.append(Failure(subject[0], subject[1], "timeout", *words))
-                case _:
-                    message, hint, missing = self._gathered_in_vain(subject)
-                    self._fail(subject, "timeout", message, hint, missing)
+    def _keep_together(self, calls: list[Call], value: list[bytes]) -> None:
+        share = sum(map(len, value)) // len(calls)
+        for client, id in calls:
+            if (session := self.by_client.get(client)) is not None:
+                self._keep(session, id, Reply(client, id, value), share)
+
+    def _forget(self, session: Session, ids: list[int]) -> None:
+        answered, large = session.answered, session.large
+        for id in ids:
+            if answered.pop(id, None) is not None:
+                self.budget.size -= ANSWER_COST
+                if large:
+                    self.budget.size -= large.pop(id, 0)
+
+    def _keep_only(self, session: Session, ids: list[int]) -> None:
+        wanted = set(ids)
+        self._forget(session, [id for id in session.answered if id not in wanted])
+
+    # Durability.
+
+    def dump(self) -> list[Change]:
+        """Changes that make these sessions."""
+        changes: list[Change] = [(Kind.ended, client, True) for client in self.ended]
+        gathered: dict[int, tuple[list[bytes], list[Any]]] = {}
+        for client, session in self.by_client.items():
+            if not session.last and not session.answered:
+                continue  # nothing that it asked can be lost
+            changes.append((Kind.session, client, session.last))
+            for number, answer in session.answered.items():
+                if isinstance(answer, KeptFailure):
+                    missing = unpack_ranks(answer.missing)
+                    failed = (answer.kind, answer.message, answer.hint, missing)
+                    changes.append((Kind.failed, client, number, *failed))
+                elif isinstance(answer.value, list):
+                    gathered.setdefault(id(answer.value), (answer.value, []))[1].append([client, number])
+                else:
+                    changes.append((Kind.answer, client, number, answer.value))
+        changes += [(Kind.gathered, cards, calls) for cards, calls in gathered.values()]
+        if self.forgot:
+            changes.append((Kind.forgot,))
+        return changes
+
+    def replay_session(self, client: bytes, last: int) -> None:
+        """Repeat a change; so do the others."""
+        self.begin(client).last = last
+
+    def replay_answer(self, client: bytes, id: int, value: Any) -> None:
+        self.begin(client)
+        self.done((client, id), value)
+
+    def replay_failed(
+        self, client: bytes, id: int, kind: str, message: str, hint: str, missing: list[int]
+    ) -> None:
+        self.begin(client)
+        self.fail((client, id), RefusedError(message, hint, kind, tuple(missing[:MAX_MISSING])))
+
+    def replay_gathered(self, cards: list[bytes], calls: list[list[Any]]) -> None:
+        for client, _ in calls:
+            self.begin(client)
+        self._keep_together([(client, id) for client, id in calls], cards)
+
+    def replay_settled(self, client: bytes, ids: list[int]) -> None:
+        if (session := self.by_client.get(client)) is not None:
+            self._forget(session, ids)
+
+    def replay_resumed(self, client: bytes, pending: list[int]) -> None:
+        if (session := self.by_client.get(client)) is not None:
+            self._keep_only(session, pending)
+
+    def replay_forgot(self) -> None:
+        self.forgot = True
+
+    def restarted(self, now: float) -> None:
+        """Begin time: each client has a while to come back."""
+        for client, session in self.by_client.items():
+            session.connections = 1
+            self.give_up_at(now + SESSION_GRACE, client)
 
 
-def _lost(kind: str) -> RefusedError:
-    return RefusedError(*(_OLDER if kind == "older" else _NO_SUCH_CLIENT), kind)
+def pack_ranks(ranks: tuple[int, ...]) -> bytes:
+    """Pack ranks of a world that can meet, as two bytes each."""
+    return array("H", ranks).tobytes()
 
 
-_DO: dict[str, Callable[..., None]] = {name: getattr(Sessions, f"_do_{name}") for name in METHODS}
+def unpack_ranks(packed: bytes) -> tuple[int, ...]:
+    """Reverse of `pack_ranks`."""
+    return tuple(memoryview(packed).cast("H"))

@@ -15,9 +15,7 @@ import msgpack
 
 from aiodist.environment import job_id, secret, store_address
 from aiodist.rendezvous import PrefixStore, Store, TcpStore
-from aiodist.rendezvous.store import Value, check_value
 from aiodist.testing.faults.proxy import Address, FaultProxy
-from aiodist.timeouts import Timeout
 
 _CARDS = "/cards"  # the round of `group.epochs.world` in which addresses are shown
 
@@ -37,16 +35,13 @@ class DetourStore(PrefixStore):
         self._listens = listens
         self._shown = False
 
-    async def gather(
-        self, name: str, world_size: int, rank: int, value: Value, timeout: Timeout = None
-    ) -> list[bytes]:
-        """See `Store.gather`."""
-        if self._shown or not name.endswith(_CARDS):
-            return await super().gather(name, world_size, rank, value, timeout)
+    async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
+        if self._shown or method != "gather" or not args[0].endswith(_CARDS):
+            return await super()._call(method, args, timeout)
         self._shown = True
-        host, port = _unpack(check_value(value))["endpoint"]["tcp"]
+        host, port = _unpack(args[3])["endpoint"]["tcp"]
         self._listens(host=host, port=port)
-        answers = await super().gather(name, world_size, rank, value, timeout)
+        answers = await super()._call(method, args, timeout)
         for peer, way in self._ways.items():
             card = _unpack(answers[peer])
             card["endpoint"]["tcp"] = list(way)

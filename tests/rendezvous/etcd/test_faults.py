@@ -14,7 +14,7 @@ import pytest
 
 from aiodist.rendezvous import WatchEvent, rendezvous
 from aiodist.rendezvous.etcd import gateway
-from aiodist.rendezvous.etcd_store import EtcdStore
+from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.testing.spmd import check, launch
 from tests.levels import MORE
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.errors import RendezvousTimeout, UsageError
+from aiodist.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.ledger import Ledger, Mark, Plan
 from aiodist.rendezvous.etcd.words import Item, Json, Outcome
+from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.clock import run_virtual
 
 LEASE, OTHER = 7, 8
@@ -124,13 +125,13 @@ class Run:
     async def txn(
         self,
         conditions: list[Json],
-        success: list[Json],
-        failure: list[Json] | None = None,
+        success: Sequence[Json],
+        failure: Sequence[Json] = (),
         *,
         deadline: float,
     ) -> tuple[Outcome, bool]:
         """As `aiodist.rendezvous.etcd.run.Run.txn`."""
-        etcd, body = self._etcd, words.txn(conditions, success, failure or [])
+        etcd, body = self._etcd, words.txn(conditions, success, failure)
         way = self.ways.popleft() if self.ways else Way.arrives
         await asyncio.sleep(0)
         if way in (Way.late, Way.away_late):
@@ -169,14 +170,14 @@ def append(more: bytes) -> Callable[[bytes | None], Plan[bytes]]:
 
     def decide(held: bytes | None) -> Plan[bytes]:
         value = (held or b"") + more
-        return Plan(value, value, note=value)
+        return Plan(value, value)
 
     return decide
 
 
 def claim(value: bytes) -> Callable[[bytes | None], Plan[bytes]]:
     """Decides to write a key that is absent; answers what it holds then."""
-    return lambda held: Plan(value, value, note=value) if held is None else Plan(held, leave=True)
+    return lambda held: Plan(value, value) if held is None else Plan(held, leave=True)
 
 
 def insist(value: bytes) -> Callable[[bytes | None], Plan[bytes]]:
@@ -184,19 +185,19 @@ def insist(value: bytes) -> Callable[[bytes | None], Plan[bytes]]:
 
     def decide(held: bytes | None) -> Plan[bytes]:
         if held is not None:
-            raise UsageError("it is held")
-        return Plan(value, value, note=value)
+            raise RefusedError("it is held")
+        return Plan(value, value)
 
     return decide
 
 
 def drop(held: bytes | None) -> Plan[bytes]:
     """Decides to delete a key; answers what it held."""
-    return Plan(b"", leave=True) if held is None else Plan(held, None, note=held)
+    return Plan(b"", leave=True) if held is None else Plan(held, None)
 
 
 async def swap(book: Ledger, decide: Callable[[bytes | None], Plan[bytes]]) -> bytes:
-    return await book.swap(KEY, decide, bytes, NEVER)
+    return await book.swap(KEY, decide, NEVER)
 
 
 # Changes on no condition, and attempts.
@@ -329,7 +330,7 @@ async def test_swap_keeps_a_keys_lease_and_gives_a_new_one_the_runs() -> None:
     assert etcd.keys[KEY] == (b"bc", etcd.revision, OTHER)
     assert await swap(book, drop) == b"bc"
     assert etcd.value(KEY) is None
-    assert await book.swap(KEY, claim(b"d"), bytes, NEVER, lease=OTHER) == b"d"
+    assert await book.swap(KEY, claim(b"d"), NEVER, lease=OTHER) == b"d"
     assert etcd.keys[KEY][2] == OTHER
 
 
@@ -339,7 +340,7 @@ async def test_swap_looks_before_it_leaves_a_key_alone_or_refuses() -> None:
     assert await swap(book, drop) == b""
     assert await swap(book, claim(b"first")) == b"first"
     assert await swap(book, claim(b"second")) == b"first"
-    with pytest.raises(UsageError, match="it is held"):
+    with pytest.raises(RefusedError, match="it is held"):
         await swap(book, insist(b"third"))
     assert [change[2] for change in etcd.history if change[0] == KEY] == [b"first"]
 
@@ -363,7 +364,7 @@ async def test_what_left_a_key_alone_changes_nothing_later(decide: Any) -> None:
     other, _ = ledger(etcd, client=b"other")
     await swap(other, claim(b"theirs"))
     book, _ = ledger(etcd, Way.late)
-    with contextlib.suppress(UsageError):
+    with contextlib.suppress(RefusedError):
         assert await swap(book, decide) == b"theirs"
     assert await swap(other, drop) == b"theirs"
     etcd.deliver()
@@ -382,7 +383,7 @@ async def test_attempt_that_comes_in_time_after_all_is_the_answer() -> None:
             etcd.deliver()
         return claim(b"mine")(held)
 
-    assert await book.swap(KEY, decide, bytes, NEVER) == b"mine"
+    assert await book.swap(KEY, decide, NEVER) == b"mine"
     assert etcd.value(KEY) == b"mine"
     assert [change[2] for change in etcd.history if change[0] == KEY] == [b"theirs", b"mine"]
 
@@ -432,7 +433,7 @@ def test_calls_happen_as_they_are_told(
             token = b"<%d.%d>" % (number, turn)
             try:
                 answer = await swap(book, ACTIONS[action](token))
-            except UsageError:
+            except RefusedError:
                 told[token] = 0
             except RendezvousTimeout:
                 unsure += action == "drop"

@@ -19,7 +19,10 @@ from aiodist.errors import AuthenticationError, LeaseLost, RendezvousError, Rend
 from aiodist.rendezvous import PrefixStore, WatchEvent
 from aiodist.rendezvous.etcd import gateway, words
 from aiodist.rendezvous.etcd import run as etcd_run
-from aiodist.rendezvous.etcd_store import EtcdStore
+from aiodist.rendezvous.etcd.looking import Call
+from aiodist.rendezvous.etcd.rounds import Gather
+from aiodist.rendezvous.etcd.store import EtcdStore
+from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.conformance_store import arrived, check_store
 from tests.ports import needs_ipv6
 from tests.rendezvous.conftest import Clock
@@ -254,16 +257,17 @@ async def test_who_met_the_others_before_dying_has_met_them(etcd: Any, job: str)
         deadline = asyncio.get_running_loop().time() + 60
         waits = asyncio.ensure_future(one.gather("g", 2, 0, b"dead"))
         await arrived(one)
-        rounds = two._rounds
-        now = await rounds._now(rounds._base("g"), deadline)
+        call = Call(asyncio.get_running_loop(), 60, 0.0)
+        late = Gather(two._gateway, two._run, two._ledger, call, name="g", size=2, rank=0, value=b"late")
+        now = await late.now()
         assert now is not None
         one._run._keeper.cancel()  # type: ignore[union-attr]
         await one._run.revoke(one._run._own_lease, deadline)
         assert await two.gather("g", 2, 1, b"b") == [b"dead", b"b"] == await waits
         # Who came as rank 0, and saw the round before it ended, takes nothing out of it now.
-        with pytest.raises(RendezvousError, match="two processes are rank 0"):
-            await rounds._settle(now, "g", 2, 0, deadline)
-        at = rounds._base("g") + json.loads(now.value)["round"].encode() + b"/rank/"
+        with pytest.raises(RefusedError, match="two processes are rank 0"):
+            await late.settle(now)
+        at = late.base + json.loads(now.value)["round"].encode() + b"/rank/"
         found, _ = await two._run.txn([], [words.count_all(at)], deadline=deadline)
         assert found.ranges[0].count == 2
 
@@ -373,7 +377,7 @@ async def test_fences_and_leases(etcd: Any, job: str) -> None:
         assert await other.list_keys() == ["b"]
         async with store.lease(0.5) as lost:
             await lost.set("a", b"1")
-            await other._drop_lease(lost.token)
+            await other._call("lease_end", [lost.token])
             assert await other.list_keys() == ["b"]
             await lost.wait_lost()
             with pytest.raises(LeaseLost):

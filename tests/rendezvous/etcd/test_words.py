@@ -61,7 +61,7 @@ async def test_without_an_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_http_client_is_loaded_where_it_is_used() -> None:
-    code = "import sys, aiodist.rendezvous.etcd_store; sys.exit('aiohttp' in sys.modules)"
+    code = "import sys, aiodist.rendezvous.etcd.store; sys.exit('aiohttp' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

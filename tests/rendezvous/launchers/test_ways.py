@@ -14,7 +14,7 @@ import pytest
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import listen
 from aiodist.rendezvous import Meeting, StoreServer, rendezvous
-from aiodist.rendezvous.launchers import slurm, ways
+from aiodist.rendezvous.launchers import agent_store, slurm
 from aiodist.rendezvous.launchers.agent_store import AgentStore
 from tests.rendezvous.conftest import Clock
 
@@ -56,7 +56,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Any:
             return [(socket.AF_INET, (address, port))]
 
         monkeypatch.setattr(socket, "gethostname", lambda: own)
-        monkeypatch.setattr(ways, "resolve", resolve)
+        monkeypatch.setattr(slurm, "resolve", resolve)
 
     return name
 
@@ -66,7 +66,7 @@ async def test_where_others_come_to_if_the_own_name_leads_nowhere(
     address: str | None, named: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named("n0.cluster", address)
-    monkeypatch.setattr(ways, "outward", lambda: "127.0.0.5")
+    monkeypatch.setattr(slurm, "outward", lambda: "127.0.0.5")
     found, (host, _) = await meet([task(0), task(1)])
     assert found == [b"0", b"1"]
     assert host == "127.0.0.5"
@@ -111,7 +111,7 @@ async def test_agents_that_count_restarts_differently(
     store.set("aiodist/x/7", f"{HOST}:{before}")
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": HOST, "MASTER_PORT": str(store.port)}
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x", **place}
-    monkeypatch.setattr(ways, "_meetings", iter((7, 7)))  # as two processes count
+    monkeypatch.setattr(agent_store, "_meetings", iter((7, 7)))  # as two processes count
     found, _ = await meet([{**agent, "RANK": str(r), "TORCHELASTIC_RESTART_COUNT": str(r)} for r in range(2)])
     assert found == [b"0", b"1"]
 
@@ -127,7 +127,7 @@ async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -
     with pytest.raises(
         RendezvousTimeout, match=rf"^nobody listened on {HOST}:{before}, .* within 30 s\. See"
     ):
-        await ways._told(cast("AgentStore", Board()), "key", 30)
+        await agent_store._told(cast("AgentStore", Board()), "key", 30)
 
 
 async def test_nothing_says_where_rank_0_is() -> None:

@@ -18,55 +18,35 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from aiodist.errors import AiodistError, RendezvousTimeout, UsageError
+from aiodist.errors import AiodistError, UsageError
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.ledger import Ledger, Plan
-from aiodist.rendezvous.etcd.looking import look_until
+from aiodist.rendezvous.etcd.looking import Call, look_until
 from aiodist.rendezvous.etcd.place import place
 from aiodist.rendezvous.etcd.refusals import NoLease
-from aiodist.rendezvous.etcd.rounds import Rounds
+from aiodist.rendezvous.etcd.rounds import Gather
 from aiodist.rendezvous.etcd.run import Run, lost_error
 from aiodist.rendezvous.etcd.watching import report
 from aiodist.rendezvous.etcd.words import Item
-from aiodist.rendezvous.machine_store import MachineStore, again, check_use, error_of
-from aiodist.rendezvous.schema import RefusedError, check_args
-from aiodist.rendezvous.store import Watch, check_key, closed_error
-from aiodist.timeouts import Timeout, spoken
+from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
+from aiodist.rendezvous.methods import METHODS, check_args
+from aiodist.rendezvous.rules import RefusedError, added, check_pairs, check_ttl, lease_ended, nobody_set
+from aiodist.rendezvous.shapes import check_key
+from aiodist.rendezvous.store import Store
+from aiodist.rendezvous.watch import Watch
+from aiodist.timeouts import Timeout
+
+T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
-"""What a waiting call may take beyond its timeout to hear from etcd what is missing."""
+"""Seconds that a waiting call may take beyond its timeout to hear from etcd what is missing."""
 
 GOODBYE_SECONDS = 1.0
 
 _log = logging.getLogger("aiodist.store")
-_TIMED = frozenset(("multi_get", "wait", "gather"))
-
-
-class _Call:
-    """A call under way.
-
-    Attributes:
-        timeout: seconds that it waits for others.
-        deadline: loop time until which etcd is asked.
-        scope: what ends it when the store is closed.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, grace: float) -> None:
-        self._loop = loop
-        self.timeout = timeout
-        self.deadline = loop.time() + timeout + grace
-        self.scope = asyncio.timeout(None)
-        self.has_arrived: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
-
-    def arrived(self) -> float:
-        """It has reached etcd; its time to wait begins → the loop time when that ends."""
-        if not self.has_arrived.done():
-            self.has_arrived.set_result(None)
-        return min(self._loop.time() + self.timeout, self.deadline)
 
 
 @dataclass(slots=True)
@@ -78,7 +58,7 @@ class _Lease:
     timer: asyncio.TimerHandle | None = None
 
 
-class EtcdStore(MachineStore):
+class EtcdStore(Store):
     """A store in etcd. Make it with `await EtcdStore.connect(…)`.
 
     What differs from other stores: a value has to fit into one request of etcd, 1.5 MiB by default. A leased
@@ -95,13 +75,15 @@ class EtcdStore(MachineStore):
         self._loop = asyncio.get_running_loop()
         self._run: Run
         self._ledger: Ledger
-        self._rounds: Rounds
         self._keys = b""
-        self._calls: set[_Call] = set()
+        self._calls: set[Call] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[Watch, asyncio.Task[None]] = {}
         self._leases: dict[str, _Lease] = {}
         self._closed: AiodistError | None = None
+        self._do: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+            name: getattr(self, f"_{name}") for name, method in METHODS.items() if method.answer is not None
+        }
 
     @classmethod
     async def connect(
@@ -135,7 +117,6 @@ class EtcdStore(MachineStore):
             deadline = self._loop.time() + self.timeout
             self._run = await Run.join(gateway, job, deadline, self._lost)
             self._ledger = Ledger(self._run)
-            self._rounds = Rounds(gateway, self._run, self._ledger, self._tidy_later)
             self._keys = self._run.base + b"key/"
         except BaseException:
             await gateway.aclose()
@@ -150,22 +131,21 @@ class EtcdStore(MachineStore):
     # Calls.
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
-        try:
-            check_args(method, [*args, timeout] if method in _TIMED else args)
-        except RefusedError as refused:
-            raise error_of(refused.kind, refused.message, refused.hint, ()) from None
         if timeout is None:
-            call = _Call(self._loop, self.timeout, 0.0)
+            call = Call(self._loop, self.timeout, 0.0)
         else:
-            call = _Call(self._loop, timeout, GRACE_SECONDS)
-        async with self._use(call):
-            try:
-                return await _DO[method](self, call, *args)
-            except NoLease:
-                raise lost_error() from None
+            call = Call(self._loop, timeout, GRACE_SECONDS)
+        try:
+            check_args(method, args if timeout is None else [*args, timeout])
+            async with self._use(call):
+                return await self._do[method](call, *args)
+        except RefusedError as refused:
+            raise error_of(refused.kind, refused.message, refused.hint, refused.missing) from None
+        except NoLease:
+            raise lost_error() from None
 
     @contextlib.asynccontextmanager
-    async def _use(self, call: _Call) -> AsyncIterator[None]:
+    async def _use(self, call: Call) -> AsyncIterator[None]:
         """A call is under way until it is over, or the store is."""
         check_use(self._loop, self._closed)
         try:
@@ -187,7 +167,7 @@ class EtcdStore(MachineStore):
 
     # Changes.
 
-    async def _set(self, call: _Call, key: str, value: bytes, ttl: float | None) -> None:
+    async def _set(self, call: Call, key: str, value: bytes, ttl: float | None) -> None:
         lease = self._leases.pop(key, None)
         if lease is not None and lease.timer is not None:
             lease.timer.cancel()
@@ -216,140 +196,124 @@ class EtcdStore(MachineStore):
             del self._leases[key]
         self._start(self._run.revoke(lease.id, self._loop.time() + lease.seconds))
 
-    async def _multi_set(self, call: _Call, keys: list[str], values: list[bytes]) -> None:
-        if len(keys) != len(values):
-            raise UsageError(f"multi_set got {len(keys)} keys and {len(values)} values")
+    async def _multi_set(self, call: Call, keys: list[str], values: list[bytes]) -> None:
+        check_pairs(keys, values)
         new = {self._key(key): value for key, value in zip(keys, values, strict=True)}
         lease = self._run.lease
         await self._ledger.change([words.put(key, value, lease) for key, value in new.items()], call.deadline)
 
-    async def _add(self, call: _Call, key: str, amount: int) -> int:
-        def decide(value: bytes | None) -> Plan[int]:
-            try:
-                total = (0 if value is None else int(value)) + amount
-            except ValueError:
-                raise UsageError(f"add to '{key}', which holds no number") from None
-            if not -(2**63) <= total < 2**63:
-                raise UsageError(f"add to '{key}' leaves the range of a 64-bit integer")
-            return Plan(total, b"%d" % total, note=b"%d" % total)
+    async def _swap(self, call: Call, key: str, decide: Callable[[bytes | None], Plan[T]]) -> T:
+        return await self._ledger.swap(self._key(key), decide, call.deadline)
 
-        return await self._ledger.swap(self._key(key), decide, int, call.deadline)
+    async def _add(self, call: Call, key: str, amount: int) -> int:
+        def decide(held: bytes | None) -> Plan[int]:
+            total = added(key, held, amount)
+            return Plan(total, b"%d" % total)
 
-    async def _append(self, call: _Call, key: str, value: bytes) -> None:
-        def decide(held: bytes | None) -> Plan[None]:
-            return Plan(None, (held or b"") + value)
+        return await self._swap(call, key, decide)
 
-        await self._ledger.swap(self._key(key), decide, lambda note: None, call.deadline)
+    async def _append(self, call: Call, key: str, value: bytes) -> None:
+        await self._swap(call, key, lambda held: Plan(None, (held or b"") + value))
 
-    async def _compare_set(self, call: _Call, key: str, expected: bytes, desired: bytes) -> bytes:
-        def decide(value: bytes | None) -> Plan[bytes]:
-            if value is None and expected:
-                return Plan(expected, leave=True)
-            if value is None or value == expected:
-                return Plan(desired, desired)
-            return Plan(value, leave=True)
-
-        return await self._ledger.swap(self._key(key), decide, lambda note: desired, call.deadline)
-
-    async def _claim(self, call: _Call, key: str, value: bytes) -> bytes:
-        # It stays as long as the run: whoever died here is found dead by who comes after (`alive`).
+    async def _compare_set(self, call: Call, key: str, expected: bytes, desired: bytes) -> bytes:
         def decide(held: bytes | None) -> Plan[bytes]:
-            return Plan(held, leave=True) if held else Plan(value, value)
+            if (held or b"") == expected:
+                return Plan(desired, desired)
+            return Plan(expected if held is None else held, leave=True)
 
-        return await self._ledger.swap(self._key(key), decide, lambda note: value, call.deadline)
+        return await self._swap(call, key, decide)
 
-    async def _delete_key(self, call: _Call, key: str) -> bool:
-        def decide(value: bytes | None) -> Plan[bool]:
-            return Plan(False, leave=True) if value is None else Plan(True, None)
+    async def _claim(self, call: Call, key: str, value: bytes) -> bytes:
+        # It stays as long as the run: whoever died here is found dead by who comes after (`alive`).
+        return await self._swap(
+            call, key, lambda held: Plan(held, leave=True) if held else Plan(value, value)
+        )
 
-        return await self._ledger.swap(self._key(key), decide, lambda note: True, call.deadline)
+    async def _delete_key(self, call: Call, key: str) -> bool:
+        return await self._swap(
+            call, key, lambda held: Plan(False, leave=True) if held is None else Plan(True, None)
+        )
 
-    async def _fence(self, call: _Call) -> int:
+    async def _fence(self, call: Call) -> int:
         # The mark alone is the change: revisions of etcd only grow, over all runs and jobs.
         return await self._ledger.change([], call.deadline)
 
     # Leases of many keys. Their tokens are their ids in etcd, so every process can use them.
 
-    async def _lease_grant(self, call: _Call, ttl: float) -> int:
-        if not ttl > 0:
-            raise UsageError(f"ttl must be a positive number of seconds, got {ttl!r}")
+    async def _lease_grant(self, call: Call, ttl: float) -> int:
+        check_ttl(ttl)
         token = await self._fence(call)
         return await self._run.grant(math.ceil(ttl), call.deadline, token)
 
-    async def _lease_renew(self, call: _Call, token: int) -> bool:
+    async def _lease_renew(self, call: Call, token: int) -> bool:
         return await self._run.renew(token, call.deadline)
 
-    async def _lease_set(self, call: _Call, token: int, key: str, value: bytes) -> None:
+    async def _lease_set(self, call: Call, token: int, key: str, value: bytes) -> None:
         try:
             await self._ledger.change([words.put(self._key(key), value, token)], call.deadline)
         except NoLease:
-            raise _lease_ended(token) from None
+            raise lease_ended(token) from None
 
-    async def _lease_claim(self, call: _Call, token: int, key: str, value: bytes) -> bytes:
+    async def _lease_claim(self, call: Call, token: int, key: str, value: bytes) -> bytes:
         def decide(held: bytes | None) -> Plan[bytes]:
             return Plan(value, value) if held is None else Plan(held, leave=True)
 
         try:
-            return await self._ledger.swap(
-                self._key(key), decide, lambda note: value, call.deadline, lease=token
-            )
+            return await self._ledger.swap(self._key(key), decide, call.deadline, token)
         except NoLease:
-            raise _lease_ended(token) from None
+            raise lease_ended(token) from None
 
-    async def _lease_end(self, call: _Call, token: int) -> bool:
+    async def _lease_end(self, call: Call, token: int) -> bool:
         return await self._run.revoke(token, call.deadline)
 
     # Reads.
 
-    async def _check(self, call: _Call, keys: list[str]) -> bool:
+    async def _check(self, call: Call, keys: list[str]) -> bool:
         # What this process asked before has arrived by then, as where all requests take one connection.
         before = [other.has_arrived for other in self._calls if other is not call]
         if before:
             await asyncio.wait(before, timeout=call.timeout)
         return None not in await self._read(call, keys)
 
-    async def _read(self, call: _Call, keys: list[str]) -> list[Item | None]:
-        """What keys hold, all at one time."""
+    async def _read(self, call: Call, keys: list[str]) -> list[Item | None]:
+        """Read what keys hold, all at one time."""
         distinct = dict.fromkeys(keys)
         reads = [words.get(self._key(key)) for key in distinct]
         found, _ = await self._run.txn([], reads, deadline=call.deadline)
         held = dict(zip(distinct, (part.item for part in found.ranges), strict=True))
         return [held[key] for key in keys]
 
-    async def _list_keys(self, call: _Call, prefix: str) -> list[str]:
+    async def _list_keys(self, call: Call, prefix: str) -> list[str]:
         look = words.get_all(self._key(prefix), names_only=True)
         found, _ = await self._run.txn([], [look], deadline=call.deadline)
         cut = len(self._keys)
         return sorted(item.key[cut:].decode(errors="replace") for item in found.ranges[0].items)
 
-    async def _num_keys(self, call: _Call, prefix: str) -> int:
+    async def _num_keys(self, call: Call, prefix: str) -> int:
         look = words.count_all(self._key(prefix))
         found, _ = await self._run.txn([], [look], deadline=call.deadline)
         return found.ranges[0].count
 
-    async def _wait(self, call: _Call, keys: list[str]) -> None:
+    async def _wait(self, call: Call, keys: list[str]) -> None:
         await self._multi_get(call, keys)
 
-    async def _multi_get(self, call: _Call, keys: list[str]) -> list[bytes]:
+    async def _multi_get(self, call: Call, keys: list[str]) -> list[bytes]:
         items: list[Item | None] = []
 
         async def look() -> bytes | None:
             items[:] = await self._read(call, keys)
             return next((self._key(key) for key, item in zip(keys, items, strict=True) if item is None), None)
 
-        if not await look_until(look, self._gateway, call.arrived):
+        if not await look_until(look, self._gateway, call):
             absent = [key for key, item in zip(keys, items, strict=True) if item is None]
-            absent = list(dict.fromkeys(absent))
-            listed = ", ".join(f"'{key}'" for key in absent[:5])
-            listed += f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-            raise RendezvousTimeout(
-                f"nobody set {listed} within {spoken(call.timeout)}",
-                hint="See whether the process that sets it runs",
-            )
+            raise nobody_set(list(dict.fromkeys(absent)), call.timeout)
         return [item.value for item in items if item is not None]
 
-    async def _gather(self, call: _Call, name: str, rank: int, size: int, card: bytes) -> list[bytes]:
-        return await self._rounds.gather(name, size, rank, card, call.timeout, call.deadline, call.arrived)
+    async def _gather(self, call: Call, name: str, rank: int, size: int, card: bytes) -> list[bytes]:
+        here = Gather(
+            self._gateway, self._run, self._ledger, call, name=name, size=size, rank=rank, value=card
+        )
+        return await here.meet(self._tidy_later)
 
     def watch(self, prefix: str = "") -> Watch:
         check_use(self._loop, self._closed)
@@ -417,30 +381,3 @@ def _encoded(key: str) -> bytes:
         return key.encode()
     except UnicodeEncodeError:
         raise UsageError(f"the key {key[:40]!r} cannot be written as UTF-8") from None
-
-
-def _lease_ended(token: int) -> Exception:
-    return error_of("lease", f"lease {token} has ended", "Its keys are gone; begin a new one", ())
-
-
-_DO: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-    "set": EtcdStore._set,
-    "multi_set": EtcdStore._multi_set,
-    "multi_get": EtcdStore._multi_get,
-    "wait": EtcdStore._wait,
-    "check": EtcdStore._check,
-    "add": EtcdStore._add,
-    "append": EtcdStore._append,
-    "compare_set": EtcdStore._compare_set,
-    "claim": EtcdStore._claim,
-    "delete_key": EtcdStore._delete_key,
-    "list_keys": EtcdStore._list_keys,
-    "num_keys": EtcdStore._num_keys,
-    "gather": EtcdStore._gather,
-    "fence": EtcdStore._fence,
-    "lease_grant": EtcdStore._lease_grant,
-    "lease_renew": EtcdStore._lease_renew,
-    "lease_set": EtcdStore._lease_set,
-    "lease_claim": EtcdStore._lease_claim,
-    "lease_end": EtcdStore._lease_end,
-}
