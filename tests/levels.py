@@ -63,7 +63,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """In a worker of pytest-xdist: hand the counts to the run."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["left_out"] = dict(session.config.stash[_LEFT_OUT])
+        counts = session.config.stash[_LEFT_OUT]
+        output["left_out"] = dict(counts)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from hypothesis import strategies as st
 
 from aiodist.errors import AuthenticationError, WireError
 from aiodist.shm.arena import Arena, Window
@@ -40,11 +41,11 @@ def greetings() -> list[bytes]:
     return made
 
 
-def behind(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+def behind(draw: st.DrawFn, data: bytes, corpus: Corpus) -> bytes:
     """Change only what comes with a handshake and after it."""
     at = len(data) - HEADER if len(data) > HEADER else 0
-    how = bytes([int(rng.random() * 256)]) if rng.random() < 0.5 else data[:1]
-    return how + data[1:at] + headers(rng, data[at:], [one[-HEADER:] for one in corpus])
+    how = bytes([draw(st.integers(0, 255))]) if draw(st.booleans()) else data[:1]
+    return how + data[1:at] + headers(draw, data[at:], [one[-HEADER:] for one in corpus])
 
 
 def descriptors() -> set[str]:

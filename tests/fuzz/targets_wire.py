@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from aiodist.errors import AuthenticationError, UsageError, WireError
 from aiodist.types import BFLOAT16, DTYPES, Call, Kind, ReduceOp
@@ -264,18 +265,18 @@ def things() -> list[bytes]:
     return [*made, objects.encode([1, random.Random(1), 2], allow_pickle=True)]
 
 
-def rebuilt(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+def rebuilt(draw: st.DrawFn, data: bytes, corpus: Corpus) -> bytes:
     """Change the structure of an object, and make its head right again."""
     if len(data) < objects._HEAD.size:
-        return raw(rng, data, corpus)
+        return raw(draw, data, corpus)
     form, size = objects._HEAD.unpack_from(data)
     structure = data[objects._HEAD.size : objects._HEAD.size + size]
-    inner = packed if rng.random() < 0.6 else raw
+    inner = draw(st.sampled_from((packed, packed, raw)))
     others = [one[objects._HEAD.size :] for one in corpus]
-    structure = inner(rng, structure, others)
+    structure = inner(draw, structure, others)
     blobs = data[objects._HEAD.size + size :]
-    if rng.random() < 0.2:
-        blobs = raw(rng, blobs, corpus)
+    if draw(st.integers(0, 4)) == 4:
+        blobs = raw(draw, blobs, corpus)
     return objects._HEAD.pack(form, len(structure)) + structure + blobs
 
 

@@ -36,6 +36,7 @@ class Carrier(Protocol):
     """The group's backend, as far as messages need it."""
 
     rank: int
+    size: int
     engine: Engine
     reports: Reports
 
