@@ -18,11 +18,15 @@ MORE = "more of the same"
 
 
 def few(values: Iterable[Any], quick: Collection[Any], reason: str = MORE) -> list[Any]:
-    """Values of a parametrisation, of which the quick run takes only those in `quick`."""
+    """Values of a parametrisation, or rows of them, of which the quick run takes only those in `quick`."""
     values = list(values)
     assert all(any(value == one for value in values) for one in quick)
     slow = pytest.mark.slow(reason)
-    return [value if value in quick else pytest.param(value, marks=slow) for value in values]
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [
+        value if value in quick else pytest.param(*row, marks=slow)
+        for value, row in zip(values, rows, strict=True)
+    ]
 
 
 _LEFT_OUT = pytest.StashKey[Counter[str]]()

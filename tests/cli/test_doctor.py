@@ -14,7 +14,7 @@ import pytest
 
 import aiodist.errors
 from aiodist.cli.main import main
-from tests.levels import MORE
+from tests.levels import MORE, few
 
 ROOT = Path(aiodist.errors.__file__).parents[1]
 SECTIONS = ["system", "python", "room", "network", "settings", "gpu", "libraries", "backends"]
@@ -101,7 +101,7 @@ def test_without_optional_packages(tmp_path: Path) -> None:
     assert found["libraries", "MPI"]["fix"] == "pip install 'aiodist[mpi]'"
 
 
-@pytest.mark.parametrize("name", ["numpy", "msgpack", "ml_dtypes"])
+@pytest.mark.parametrize("name", few(["numpy", "msgpack", "ml_dtypes"], ["msgpack"]))
 def test_without_a_package_that_it_stands_on(tmp_path: Path, name: str) -> None:
     code, works, found = report(PYTHONPATH=blocked(tmp_path, name), HOME=str(tmp_path))
     assert (code, works) == (1, False)
@@ -203,6 +203,7 @@ def test_what_no_terminal_can_show(tmp_path: Path) -> None:
         assert b"\\udcff" in run.stdout
 
 
+@pytest.mark.slow(MORE)
 def test_progress_is_for_terminals_and_is_wiped(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import WireError
@@ -32,9 +32,9 @@ def shown(outcome: engine.Outcome) -> list[str]:
 
 @pytest.mark.parametrize("target", TARGETS, ids=NAMES)
 def test_nothing_but_the_documented_errors_comes_out(target: Target) -> None:
-    outcome = engine.fuzz(target, 150, 1)
+    outcome = engine.fuzz(target, 60, 1)
     assert not shown(outcome)
-    assert outcome.inputs >= 150
+    assert outcome.inputs >= 60
     assert outcome.accepted, "nothing was accepted: are the seeds still valid?"
 
 
@@ -178,6 +178,7 @@ CORPUS = [b"", b"x", b'{"a": [1, 2]}', b"\x93\x01\xa1a\xc0", bytes(200), join([b
 def test_mutators_take_anything(mutator: Any) -> None:
     made: set[bytes] = set()
 
+    @settings(max_examples=20)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         for one in CORPUS:

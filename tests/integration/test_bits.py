@@ -11,6 +11,7 @@ import pytest
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.types import ReduceOp
+from tests.levels import MORE
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="about torch")
 
@@ -37,6 +38,7 @@ async def test_averages_over_tcp(pg: ProcessGroup) -> None:
     await average(pg)
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=4, hosts=2)
 async def test_averages_between_hosts(pg: ProcessGroup) -> None:
     await average(pg)

@@ -55,6 +55,7 @@ async def test_who_can_accept_nobody_names_itself(pg: ProcessGroup) -> None:
     await until_broken(pg, r"^rank 0 has no file descriptor left \(its limit is \d+\), so it cannot take")
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=6, hosts=3)
 async def test_who_cannot_dial_another_host_names_itself(pg: ProcessGroup) -> None:
     if pg.rank == 5:

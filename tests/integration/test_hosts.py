@@ -32,6 +32,7 @@ async def test_conformance(pg: ProcessGroup) -> None:
     assert taken(pg) > 50
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=6, hosts=3, env=ALL)
 async def test_random_programs(pg: ProcessGroup) -> None:
     for seed in range(3):
@@ -40,6 +41,7 @@ async def test_random_programs(pg: ProcessGroup) -> None:
     assert taken(pg) > 50
 
 
+@pytest.mark.slow(MORE)
 @pytest.mark.parametrize("least", few(["1", "1000000000000"], ["1"]))
 @spmd(world_size=4, hosts=2)
 async def test_large_tensors(pg: ProcessGroup, least: str) -> None:

@@ -166,7 +166,10 @@ def test_a_rank_that_raises_is_shown_with_its_traceback(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("signum", "expected"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    few(
+        [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+        [(signal.SIGKILL, -signal.SIGKILL)],
+    ),
 )
 def test_whatever_ends_the_agent_leaves_nothing(
     start: Start, tmp_path: Path, signum: signal.Signals, expected: int

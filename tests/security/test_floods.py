@@ -20,6 +20,7 @@ from aiodist.transport.base import EAGER_SHARES, REMEMBERED
 from aiodist.transport.receiving import Receiver
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, Type, pack
+from tests.levels import MORE, few
 
 COUNT = 200_000
 LIMIT = 24 << 20
@@ -85,7 +86,7 @@ FLOODS = {
 }
 
 
-@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize("flood", few(FLOODS, ["small offers"]))
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @spmd()
 async def test_a_flood_costs_little_and_stops_nothing(pg: ProcessGroup, transport: str, flood: str) -> None:
@@ -125,6 +126,7 @@ async def test_groups_that_there_are_not_share_one_budget(pg: ProcessGroup, tran
             await pg.barrier()
 
 
+@pytest.mark.slow(MORE)
 @spmd(transport="tcp")
 async def test_a_program_may_have_as_much_in_flight_as_it_likes(pg: ProcessGroup) -> None:
     """None of this is an attack: sends before receives, receives before sends, more than is remembered."""

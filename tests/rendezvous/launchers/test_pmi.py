@@ -22,6 +22,7 @@ from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous.launchers import pmi
 from aiodist.rendezvous.launchers.pmi import MAX_TEXT, Pmi
 from benchmarks import mpi
+from tests.levels import few
 from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "pmi_job.py"
@@ -66,7 +67,7 @@ def test_texts_between_hosts() -> None:
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 @pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("program", ["mpi_later", "mpi_before", "mpi_without_mpi4py"])
+@pytest.mark.parametrize("program", few(["mpi_later", "mpi_before", "mpi_without_mpi4py"], ["mpi_later"]))
 def test_mpi_in_the_same_process(program: str, size: int) -> None:
     found = installed()
     if program == "mpi_without_mpi4py" and not isinstance(found, str) and "MPI4PY_LIBMPI" not in found.env:
