@@ -156,6 +156,10 @@ class Call:
     offer: int = 0
     detail: str = ""
 
+    def numbered(self, seq: int) -> Call:
+        """A call like this one under another number; without detail and offer."""
+        return Call(self.kind, seq, self.dtype, self.shape, self.reduce, self.root)
+
     @property
     def message(self) -> bool:
         """Whether it is one side of a message; else a collective."""

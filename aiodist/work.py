@@ -91,13 +91,6 @@ class Driver(Protocol):
         """Try to end the operation, for no longer than this turn of the loop may take."""
 
 
-class Started(Driver, Protocol):
-    """A driver that has taken the operation's number itself, and can tell its call."""
-
-    def call(self) -> Call:
-        """What the ranks agree on."""
-
-
 class Issuer:
     """What all Works of one group have in common.
 
@@ -165,10 +158,15 @@ class Work(Generic[T]):
     )
 
     def __init__(
-        self, issuer: Issuer, call: Call | None, held: bool, driver: Driver | None = None, result: Any = None
+        self,
+        issuer: Issuer,
+        call: Call | tuple[Call, int],
+        held: bool,
+        driver: Driver | None = None,
+        result: Any = None,
     ) -> None:
         self._issuer = issuer
-        self._call = call  # None: the driver has started it, and tells it when asked
+        self._call = call  # or one like it, and the number: it is made when somebody asks
         self._driver = driver
         self._state = _PENDING
         self._result: Any = result
@@ -188,9 +186,9 @@ class Work(Generic[T]):
     def call(self) -> Call:
         """What the ranks agree on."""
         call = self._call
-        if call is None:
-            started = cast("Started", self._driver)
-            call = self._call = started.call()
+        if isinstance(call, tuple):
+            like, seq = call
+            call = self._call = like.numbered(seq)
         return call
 
     @property

@@ -236,6 +236,10 @@ class Backend(Protocol):
         """Other members, by group rank, that are seen here to have begun collective `seq`, whether or not
         their loops turn. For what an error says: it may leave out some that have."""
 
+    def take_in(self) -> None:
+        """End what peers have done their part of already. Called before a loss is told: what a process did
+        before its end counts, and the others may have a result of it."""
+
     def divide(self, context: int, members: Sequence[int]) -> None:
         """All members make another group of this one, in this place among its operations.
 

@@ -132,6 +132,10 @@ class Dispatch:
         """As the host backend, which hears of every collective."""
         return self._host.seen(seq)
 
+    def take_in(self) -> None:
+        """As the host backend: what other engines have done they tell by themselves."""
+        self._host.take_in()
+
     def divide(self, context: int, members: Sequence[int]) -> None:
         """All members make another group of this one."""
         for part in self._all:

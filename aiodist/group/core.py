@@ -22,6 +22,7 @@ from aiodist.errors import (
     GroupAborted,
     GroupBroken,
     GroupClosed,
+    PeerLost,
     UsageError,
 )
 from aiodist.group import arguments as check
@@ -433,6 +434,8 @@ class GroupCore:
             error: why.
             tell: whether the other members have to be told.
         """
+        if self.error is None and isinstance(error, PeerLost):
+            self.backend.take_in()  # which may break the group, for another reason
         if self.error is not None:
             return
         self.error = error

@@ -519,6 +519,37 @@ async def test_a_rank_that_is_killed_ends_operations_of_any_size(pg: ProcessGrou
             await pg.all_reduce(tensor)
 
 
+@pytest.mark.parametrize("what", ["barrier", "all_reduce", "plain all_reduce"])
+@spmd(world_size=3, transport="shm", exits={2: -9})
+async def test_what_a_rank_did_before_its_end_counts(pg: ProcessGroup, what: str) -> None:
+    """Whoever finds at once that a peer has done its part, and that it is gone, has the result."""
+    import asyncio
+    import os
+    import select
+    import signal
+
+    pids: list[int] = await pg.all_gather_object(os.getpid())
+    mine = np.arange(4) + pg.rank
+    if what == "barrier":
+        work = pg.barrier(async_op=True)
+    elif what == "all_reduce":
+        work = pg.all_reduce(mine[::2].T, async_op=True)
+    else:
+        work = pg.all_reduce(mine, async_op=True)
+    if pg.rank == 2:
+        await work
+        os.kill(os.getpid(), signal.SIGKILL)
+    descriptor = os.pidfd_open(pids[2])
+    select.select([descriptor], [], [])  # the loop does not turn
+    os.close(descriptor)
+    ended = asyncio.Event()
+    work.add_done_callback(lambda _: ended.set())
+    await ended.wait()
+    assert work.exception() is None
+    with pytest.raises(GroupBroken, match="rank 2"):
+        await pg.barrier()
+
+
 @spmd(world_size=3, transport="shm")
 async def test_group_for_which_one_rank_has_no_room_is_broken_on_all(pg: ProcessGroup) -> None:
     mine = hub(pg)

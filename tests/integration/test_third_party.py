@@ -121,7 +121,7 @@ async def dies(pg: ProcessGroup, messages: bool) -> None:
             await pg.all_reduce(big)
     assert caught.value.ranks == (1,)
     pg = await pg.rebuild()
-    assert (pg.size, pg.backend) == (2, "unix")
+    assert (pg.size, pg.backend) == (2, "unix"), pg
     assert np.array_equal(await pg.all_reduce(np.arange(3) + pg.rank), np.arange(3) * 2 + 1)
 
 

@@ -277,6 +277,11 @@ class HostBackend:
         """Members of this host that have begun collective `seq`; of those elsewhere nothing is seen here."""
         return set() if self._local is None else self._local.board.begun(seq)
 
+    def take_in(self) -> None:
+        """End what peers of this host have done their part of already; channels tell of theirs in order."""
+        if self._local is not None:
+            self._local.take_in()
+
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Nothing is shared between groups."""
 

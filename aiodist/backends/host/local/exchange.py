@@ -8,6 +8,7 @@ generator that yields at each wait. Who drives it, the loop or the bulk thread, 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any
 
 from aiodist.backends.base import Array, Operation
@@ -23,11 +24,6 @@ OVER = -2
 
 WITHDRAWN = -1
 """A phase without an end: a peer has withdrawn what was read, or has published something else."""
-
-
-def numbered(call: Call, seq: int) -> Call:
-    """A call under a number."""
-    return Call(call.kind, seq, call.dtype, call.shape, call.reduce, call.root)
 
 
 class Exchange:
@@ -137,13 +133,14 @@ class Exchange:
             return True
         return False
 
+    @property
+    def at_work(self) -> bool:
+        """Whether a step of it is under way, further up the stack."""
+        return self.generator is not None and getgeneratorstate(self.generator) == GEN_RUNNING
+
     def poll(self) -> None:
         """Bring it on while it is awaited (`work.Driver`)."""
         self.plan.owner.poll(self)
-
-    def call(self) -> Call:
-        """What the ranks agree on, of an operation on the short way."""
-        return numbered(self.plan.call, self.seq)
 
     def take_room(self, spare: bool = False) -> bool:
         """Take the staging that it needs, if there is room now; `spare`: what the group keeps for itself."""

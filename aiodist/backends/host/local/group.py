@@ -266,6 +266,15 @@ class LocalGroup:
         except Exception as error:
             self._owner.failed(error)
 
+    def take_in(self) -> None:
+        """End what peers have done their part of already."""
+        try:
+            for exchange in list(self._running.values()):
+                if exchange.plan.path is not Path.wired and not exchange.at_work:
+                    self._step(exchange)
+        except Exception as error:
+            self._owner.failed(error)
+
     def _step(self, exchange: Exchange) -> bool:
         """Resume one; whether it is over."""
         if exchange.phase == OVER:
@@ -292,11 +301,10 @@ class LocalGroup:
         if not self.hub.rest_due:
             self.hub.rest_soon()  # it rings for those who wait for the slot
         operation, work = exchange.operation, exchange.work
+        work._driver = None  # users keep handles: they must not keep the group's memory
         if operation is None:
             work._finish(work._result)
             return
-        if work._driver is not None:
-            work._driver = None
         if exchange.plan.path is not Path.wired:
             self._owner.finished(operation)
 

@@ -18,7 +18,7 @@ from aiodist.backends.base import Array, Numbers
 from aiodist.backends.buffers import cut
 from aiodist.backends.host.local.board import MASK, SLOTS
 from aiodist.backends.host.local.direct import Meet
-from aiodist.backends.host.local.exchange import Exchange, numbered
+from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.errors import UsageError
@@ -162,7 +162,7 @@ class Short:
         exchange = case.exchange(plan, seq, send, recv)
         if not self._running.admits(exchange):
             return None
-        work: Work[Any] = Work(self._issuer, None, held, exchange, result)
+        work: Work[Any] = Work(self._issuer, (plan.call, seq), held, exchange, result)
         exchange.work = work
         numbers.issued = seq + 1
         self._recent[seq & MASK] = (seq, plan.call)
@@ -176,7 +176,7 @@ class Short:
     def call(self, seq: int) -> Call | None:
         """What was issued here under a number, unless that is long ago."""
         recent = self._recent[seq & MASK]
-        return None if recent is None or recent[0] != seq else numbered(recent[1], seq)
+        return None if recent is None or recent[0] != seq else recent[1].numbered(seq)
 
     def close(self) -> None:
         """The group is gone: let go of its memory, also where users still hold works."""
