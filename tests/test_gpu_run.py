@@ -17,7 +17,7 @@ from aiodist.backends.nccl import communicators
 from tests.gpu import kit, mutations, raw, runner
 from tests.gpu.mutations import MUTATIONS, Mutation
 from tests.gpu.runner import PARTS, ROOT, Ended, Runner, Step
-from tests.levels import MORE
+from tests.levels import few
 
 NINE_MINUTES = 540.0
 ONE = "tests/gpu/test_streams.py::test_operation_begins_after_what_the_callers_stream_was_given"
@@ -32,14 +32,7 @@ def has_driver() -> bool:
 
 
 @pytest.mark.skipif("has_driver()", reason="there is a driver")
-@pytest.mark.parametrize(
-    ("value", "code"),
-    [
-        pytest.param("", 0, marks=pytest.mark.slow(MORE)),
-        pytest.param("0", 0, marks=pytest.mark.slow(MORE)),
-        ("1", 1),
-    ],
-)
+@pytest.mark.parametrize(("value", "code"), few([("", 0), ("0", 0), ("1", 1)], [("1", 1)]))
 def test_what_is_missing_fails_where_nothing_may_be(value: str, code: int, tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     done = subprocess.run(

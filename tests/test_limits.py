@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.levels import few
 from tests.processes import run_to_end
 from tests.skips import summary
 
@@ -36,7 +37,7 @@ def test_native():
 def test_after():
     pass
 """
-WORKERS = pytest.mark.parametrize("workers", [0, 1])
+WORKERS = pytest.mark.parametrize("workers", few([0, 1], [1]))
 
 
 def run(
@@ -286,8 +287,10 @@ def test_slow_tests_run_when_asked_for(tmp_path: Path, marked: str, count: int) 
 
 
 @WORKERS
-@pytest.mark.parametrize("marker", ["slow", "slow()", "slow('')", "slow(3)", "slow('why', 'else')"])
-def test_a_slow_test_needs_a_reason(tmp_path: Path, marker: str, workers: int) -> None:
-    code, output = run(tmp_path, f"@pytest.mark.{marker}\ndef test_it(): pass\n", workers=workers)
+def test_a_slow_test_needs_a_reason(tmp_path: Path, workers: int) -> None:
+    markers = ["slow", "slow()", "slow('')", "slow(3)", "slow('why', 'else')", "slow('why')"]
+    tests = [f"@pytest.mark.{marker}\ndef test_{n}(): pass\n" for n, marker in enumerate(markers)]
+    code, output = run(tmp_path, "".join(tests), workers=workers)
     assert code == 2 - workers, output
-    assert "pytest.mark.slow takes the reason, as one text: test_it.py::test_it" in output
+    wrong = ", ".join(f"test_it.py::test_{n}" for n in range(len(markers) - 1))
+    assert f"pytest.mark.slow takes the reason, as one text: {wrong}\n" in output

@@ -125,6 +125,7 @@ def test_broken_libraries(tmp_path: Path) -> None:
     assert "exit code 7" in found["libraries", "torch"]["value"]
 
 
+@pytest.mark.slow(MORE)
 def test_variables(tmp_path: Path) -> None:
     environ = {"AIODIST_TIMOUT": "hush", "AIODIST_SECRET": "hush" * 4, "AIODIST_POLL": "70"}
     code, works, found = report(HOME=str(tmp_path), **environ)

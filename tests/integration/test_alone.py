@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
-from tests.levels import MORE
+from tests.levels import MORE, few
 from tests.processes import run_to_end
 
 JOB = """
@@ -43,7 +43,7 @@ def installed(flavour: str) -> mpi.Mpi | str:
     return mpi.find(FLAVOURS[flavour], None, mpi.search_path(), mpi.own_prefix())
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=few(FLAVOURS, ["mpich"]))
 def flavour(request: pytest.FixtureRequest) -> str:
     found = installed(request.param)
     if isinstance(found, str):

@@ -114,6 +114,7 @@ def test_the_survivors_go_on_alone(start: Start) -> None:
     assert ", rank 1 (killed by SIGKILL after " in last
 
 
+@pytest.mark.slow(MORE)
 def test_a_node_joins_and_is_lost_again(start: Start) -> None:
     port = free_port()
     options = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")

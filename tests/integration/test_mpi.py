@@ -15,7 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
-from tests.levels import few
+from tests.levels import MORE, few
 from tests.ports import free_port
 from tests.processes import run_to_end
 
@@ -66,7 +66,7 @@ def well(flavour: str, program: str, size: int = 4, **environ: str) -> subproces
 BROKE, OPEN = "a group broke", "it has operations that cannot be taken back (1)"
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@BOTH
 @pytest.mark.parametrize("size", few([1, 4], [4]))
 def test_all_that_a_backend_must_do(flavour: str, size: int) -> None:
     assert well(flavour, "conformance", size).stderr == ""
@@ -87,7 +87,7 @@ def test_process_of_its_own_is_a_world_of_one(flavour: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("program", ["serialized", "uninitialised"])
+@pytest.mark.parametrize("program", few(["serialized", "uninitialised"], ["serialized"]))
 def test_mpi_that_the_user_has_set_up_is_used_as_it_is(flavour: str, program: str) -> None:
     assert well(flavour, program).stderr == ""
 
@@ -202,6 +202,7 @@ def test_job_ends_though_a_rank_hangs(flavour: str) -> None:
     assert BROKE in ended.stderr
 
 
+@pytest.mark.slow(MORE)
 @BOTH
 def test_the_digits_example_trains(flavour: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "train_digits.py"

@@ -19,6 +19,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend
 from aiodist.testing.spmd import check, launch
 from tests.backends.foreign.device_box import ForDevices, OnDevice
+from tests.levels import few
 from tests.third_party.aiodist_unix import UnixEngine
 
 
@@ -69,8 +70,8 @@ async def main() -> None:
         await pg.barrier()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("size", few([2, 3], [3]))
+@pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
 def test_operations_of_both_in_any_mixture(size: int, transport: str) -> None:
     env = {"AIODIST_TRANSPORT": transport}
     check(asyncio.run(launch([__file__], size, timeout=120, env=env)), {})

@@ -34,6 +34,7 @@ from aiodist.rendezvous.machine.gathers import MAX_WORLD
 from aiodist.rendezvous.machine.sessions import pack_ranks, unpack_ranks
 from aiodist.rendezvous.methods import METHODS
 from aiodist.rendezvous.shapes import MAX_KEY
+from tests.levels import few
 
 HOST = "127.0.0.1"
 LIMIT = 2 << 20
@@ -89,7 +90,7 @@ def is_full(effects: list[Effect]) -> bool:
     return any(isinstance(effect, Failure) and effect.kind == "full" for effect in effects)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", few(ATTACKS, ["keys", "tokens"]))
 def test_what_one_client_makes_a_store_keep_is_charged(attack: str) -> None:
     ask = ATTACKS[attack]
     with traced() as taken:

@@ -14,6 +14,7 @@ from aiodist.backends.foreign.engine import Done
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
 from tests.backends.foreign.postbox import BesidePostbox, PostboxEngine
+from tests.levels import few
 
 dist.register_backend("postbox", PostboxEngine)
 dist.register_backend("postbox-beside", BesidePostbox)
@@ -22,7 +23,7 @@ ENGINES = pytest.mark.parametrize("backend", ["postbox", "postbox-beside"])
 
 
 @ENGINES
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", few([1, 2, 3, 5], [3]))
 async def test_engine_does_all_that_a_backend_must(backend: str, size: int) -> None:
     async def main(pg: ProcessGroup) -> None:
         assert pg.backend == backend
