@@ -7,7 +7,7 @@ import graphlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,8 +35,6 @@ FLOORS: list[set[str]] = [
 ]
 ALLOWED = {("__main__", "cli")}
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-# Packages that still have circles, made by imports under TYPE_CHECKING alone. None is to be added.
-CIRCULAR = {"aiodist.rendezvous"}
 OUTSIDE = {"__init__", "testing"}  # the shop window, which loads lazily; and what may see everything
 # The codec of objects pickles where both sides ask for it, and makes tensors of tensors.
 GUESTS = {("wire/objects.py", "pickle"), ("wire/objects.py", "torch")}
@@ -107,21 +105,10 @@ def test_the_check_sees_a_violation(tmp_path: Path, room: str, line: str) -> Non
     assert len(violations(tmp_path)) == 1
 
 
-def imported(node: ast.AST, checking: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports below a node, in functions too; those under TYPE_CHECKING only if `checking`."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        yield node
-    elif checking or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-        for child in ast.iter_child_nodes(node):
-            yield from imported(child, checking)
-
-
-def cycle(package: Path, circular: Collection[str] = ()) -> list[str]:
+def cycle(package: Path) -> list[str]:
     """The first modules found that import each other in a circle, in that order; none if there are none.
 
-    Args:
-        package: folder of aiodist.
-        circular: packages whose imports under TYPE_CHECKING are not looked at.
+    Imports in functions and under TYPE_CHECKING count.
     """
     names = {}
     for path in sorted(package.rglob("*.py")):
@@ -130,8 +117,9 @@ def cycle(package: Path, circular: Collection[str] = ()) -> list[str]:
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
         graph[name] = set()
-        checking = not any(name == each or name.startswith(f"{each}.") for each in circular)
-        for node in imported(ast.parse(path.read_text()), checking):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
             inside = node.module if isinstance(node, ast.ImportFrom) else None
             for alias in node.names:
                 whole = f"{inside}.{alias.name}" if inside else alias.name
@@ -145,12 +133,7 @@ def cycle(package: Path, circular: Collection[str] = ()) -> list[str]:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert cycle(PACKAGE, CIRCULAR) == []
-
-
-@pytest.mark.parametrize("package", sorted(CIRCULAR))
-def test_only_packages_with_circles_are_excepted(package: str) -> None:
-    assert cycle(PACKAGE, CIRCULAR - {package}), f"{package} has no circle any more: take it off the list"
+    assert cycle(PACKAGE) == []
 
 
 @pytest.mark.parametrize(
@@ -179,8 +162,6 @@ def test_the_check_sees_a_circle(tmp_path: Path, line: str, circle: bool) -> Non
     if circle:
         assert {"aiodist.room.a", "aiodist.room.b"} <= set(found)
         assert found[0] == found[-1]
-    if "TYPE_CHECKING" in line:
-        assert cycle(tmp_path, {"aiodist.room"}) == []
 
 
 def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
