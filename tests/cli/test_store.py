@@ -32,9 +32,12 @@ def store(*options: str, limit: int | None = None) -> Iterator[tuple[subprocess.
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "AIODIST_SECRET": SECRET}
+    if limit is not None:
+        env.pop("COVERAGE_PROCESS_START", None)  # its file would not fit, either
     process = subprocess.Popen(
         [sys.executable, "-m", "aiodist", "store", "--port", "0", *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "AIODIST_SECRET": SECRET},
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

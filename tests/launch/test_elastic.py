@@ -127,7 +127,18 @@ def test_restarts_of_one_worker_are_used_up(start: Start) -> None:
 
 
 def test_an_elastic_group_that_dies_as_a_whole_is_restarted_as_a_whole(start: Start) -> None:
-    job = start("elastic()\nhere(COUNT)\nsys.exit(0 if COUNT else 5)", "--max-restarts", "1", nproc=3)
+    job = start(
+        """
+        elastic()
+        here(COUNT)
+        until_go()
+        os._exit(0 if COUNT else 5)  # at once: nothing at exit makes one later than the others
+        """,
+        *("--max-restarts", "1"),
+        nproc=3,
+    )
+    job.expect(3)
+    job.go.touch()
     code, _, err = job.end()
     assert code == 0, err
     assert sorted(job.told) == [f"{rank} {count}" for rank in range(3) for count in (0, 1)]
