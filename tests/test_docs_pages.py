@@ -18,7 +18,6 @@ import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from aiodist.testing.spmd import check, launch
-from tests.levels import few
 from tests.ports import free_port
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -70,7 +69,8 @@ def run_script(path: Path, port: int) -> list[str]:
     return [outcome.output.strip() for outcome in outcomes]
 
 
-@pytest.mark.parametrize("kind", few(["after", "before"], ["after"]))
+@pytest.mark.slow("two processes with torch")
+@pytest.mark.parametrize("kind", ["after", "before"])
 def test_the_example_before_and_after_print_the_same(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the example uses torch tensors")
     code = scripts("porting-from-torch.md")[kind]

@@ -17,7 +17,7 @@ from aiodist.backends.nccl import communicators
 from tests.gpu import kit, mutations, raw, runner
 from tests.gpu.mutations import MUTATIONS, Mutation
 from tests.gpu.runner import PARTS, ROOT, Ended, Runner, Step
-from tests.levels import few
+from tests.levels import MORE, few
 
 NINE_MINUTES = 540.0
 ONE = "tests/gpu/test_streams.py::test_operation_begins_after_what_the_callers_stream_was_given"
@@ -159,6 +159,7 @@ def test_counts_of_tests(output: str, counts: dict[str, int]) -> None:
     assert runner.counts(output) == counts
 
 
+@pytest.mark.slow(MORE)
 @pytest.mark.skipif("has_driver()", reason="there is a driver")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     """The command itself, with the steps that take least."""

@@ -14,7 +14,7 @@ import pytest
 
 import aiodist.errors
 from aiodist.cli.main import main
-from tests.levels import MORE, few
+from tests.levels import MORE
 
 ROOT = Path(aiodist.errors.__file__).parents[1]
 SECTIONS = ["system", "python", "room", "network", "settings", "gpu", "libraries", "backends"]
@@ -85,6 +85,7 @@ def test_for_machines(tmp_path: Path) -> None:
     assert set(found["system", "platform"]) == {"section", "name", "state", "value", "cost", "fix"}
 
 
+@pytest.mark.slow(MORE)
 def test_without_optional_packages(tmp_path: Path) -> None:
     names = ("cupy", "mpi4py", "torch", "aiohttp", "uvloop")
     code, works, found = report(PYTHONPATH=blocked(tmp_path, *names), HOME=str(tmp_path))
@@ -101,7 +102,8 @@ def test_without_optional_packages(tmp_path: Path) -> None:
     assert found["libraries", "MPI"]["fix"] == "pip install 'aiodist[mpi]'"
 
 
-@pytest.mark.parametrize("name", few(["numpy", "msgpack", "ml_dtypes"], ["msgpack"]))
+@pytest.mark.slow(MORE)
+@pytest.mark.parametrize("name", ["numpy", "msgpack", "ml_dtypes"])
 def test_without_a_package_that_it_stands_on(tmp_path: Path, name: str) -> None:
     code, works, found = report(PYTHONPATH=blocked(tmp_path, name), HOME=str(tmp_path))
     assert (code, works) == (1, False)

@@ -145,9 +145,9 @@ PRINTING = [
     pytest.param(["doctor", "--limit", "60"], marks=pytest.mark.slow(MORE)),
     ["doctor", "--json", "--limit", "60"],
     ["store", "--port", "0"],
-    ["--version"],
+    pytest.param(["--version"], marks=pytest.mark.slow(MORE)),
     ["help"],
-    ["env", "--help"],
+    pytest.param(["env", "--help"], marks=pytest.mark.slow(MORE)),
 ]
 
 

@@ -19,7 +19,7 @@ from tests.levels import few
 
 pytest.importorskip("torch")
 
-PROGRAMS = int(os.environ.get("AIODIST_PROGRAMS", "200"))
+PROGRAMS = int(os.environ.get("AIODIST_PROGRAMS", "60"))
 SEED = int(os.environ.get("AIODIST_SEED", "1"))
 SIZES = (2, 3, 4, 5)
 ROOT = Path(__file__).parents[2]

@@ -130,6 +130,7 @@ def test_agent_of_a_step_is_refused(job: str) -> None:
     assert met(run(agent(job), **STEP, AIODIST_ALONE="1")) == ["0 of 1: 1"]
 
 
+@pytest.mark.slow(MORE)
 def test_agent_in_a_batch_script(job: str) -> None:
     """A warning, but not where it starts as many workers as tasks were asked for."""
     ended = run(agent(job), **BATCH)
@@ -151,7 +152,7 @@ def test_worker_of_an_agent_that_was_started_in_a_step(job: str, port: int) -> N
     ("environ", "said"),
     [
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2"),
-        ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "PET_NNODES=2"),
+        pytest.param({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "PET_NNODES=2", marks=pytest.mark.slow(MORE)),
     ],
 )
 def test_plain_script_that_nobody_tells_its_rank_is_refused(

@@ -54,6 +54,7 @@ async def test_large_tensors(pg: ProcessGroup, least: str) -> None:
         await pg.broadcast(mine, 3)
 
 
+@pytest.mark.slow(MORE)
 @spmd(world_size=4, hosts=2, env=ALL)
 async def test_mismatch(pg: ProcessGroup) -> None:
     await pg.all_reduce(np.zeros(10_000))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import few
+from tests.levels import MORE, few
 from tests.ports import free_port
 from tests.processes import sockets_of
 
@@ -151,6 +151,7 @@ def test_a_killed_rank_is_named_with_the_operation(start: Start) -> None:
     assert output.count("Traceback") == 3, "the box does not replace the output"
 
 
+@pytest.mark.slow(MORE)
 def test_a_rank_that_raises_is_shown_with_its_traceback(start: Start) -> None:
     code, output = start(loop("raise ValueError('bad batch')", UNHURRIED), nproc=3).end()
     box = box_of(output)
@@ -233,7 +234,8 @@ dist.run(main())
     assert lines == [f"{rank}|total 1111 of 4" for rank in range(4)]
 
 
-@pytest.mark.parametrize("victim", few([0, 1], [1]))
+@pytest.mark.slow(MORE)
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_agent_is_missed_by_the_other_node(start: Start, victim: int) -> None:
     port = free_port()
     meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]

@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))  # `benchmarks` is not part of the wheel
 
 from benchmarks import mpi
-from tests.levels import MORE
+from tests.levels import MORE, few
 from tests.processes import run_to_end
 
 SLOW = pytest.mark.slow(MORE)
@@ -45,12 +45,12 @@ def check(out: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        (["--standalone"], ["aiodist"]),
+        pytest.param(["--standalone"], ["aiodist"], marks=SLOW),
         pytest.param(["--standalone"], ["aiodist", "torch"], marks=SLOW),
         pytest.param(
             ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"], ["torch", "aiodist"], marks=SLOW
         ),
-        pytest.param(["--rdzv-backend", "static"], ["torch", "aiodist"], marks=SLOW),
+        (["--rdzv-backend", "static"], ["torch", "aiodist"]),
     ],
     ids=["standalone", "standalone-before-torch", "c10d-after-torch", "static-after-torch"],
 )
@@ -64,7 +64,7 @@ def test_torchrun(options: list[str], steps: list[str], port: int) -> None:
         assert set(re.findall(r"<torch: ([^>]*)>", out)) == {"0, 111", "1, 111", "2, 111"}
 
 
-@pytest.mark.parametrize("flavour", mpi.FLAVOURS, ids=lambda flavour: flavour.name)
+@pytest.mark.parametrize("flavour", few(mpi.FLAVOURS, mpi.FLAVOURS[:1]), ids=lambda flavour: flavour.name)
 def test_mpirun_without_mpi(flavour: mpi.Flavour) -> None:
     found = mpi.find(flavour, None, mpi.search_path(), mpi.own_prefix())
     if isinstance(found, str):

@@ -75,12 +75,13 @@ def test_all_that_a_backend_must_do(flavour: str, size: int) -> None:
 @BOTH
 @pytest.mark.parametrize(
     "program",
-    few(["reductions", "overflows", "pieces", "orders", "late", "messages"], ["overflows", "messages"]),
+    few(["reductions", "overflows", "pieces", "orders", "late", "messages"], ["messages"]),
 )
 def test_it_does(flavour: str, program: str) -> None:
     assert well(flavour, program).stderr == ""
 
 
+@pytest.mark.slow(MORE)
 @BOTH
 def test_process_of_its_own_is_a_world_of_one(flavour: str) -> None:
     assert well(flavour, "conformance", 0).stderr == ""

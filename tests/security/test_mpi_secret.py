@@ -15,6 +15,7 @@ from aiodist.backends.mpi import meeting
 from aiodist.errors import AuthenticationError
 from aiodist.rendezvous import TcpStore
 from tests.integration.test_mpi import BOTH, well
+from tests.levels import MORE
 
 SECRET = "known to the operator alone"
 HOST = "127.0.0.1"
@@ -23,6 +24,7 @@ HEARD = re.compile(r"heard: '(\w*) 127\.0\.0\.1:(\d+)'")
 needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
 
+@pytest.mark.slow(MORE)
 @needs_mpi
 @BOTH
 def test_given_secret_is_not_heard_nor_another_in_its_place(flavour: str) -> None:
@@ -31,6 +33,7 @@ def test_given_secret_is_not_heard_nor_another_in_its_place(flavour: str) -> Non
     assert SECRET not in ended.stdout + ended.stderr
 
 
+@pytest.mark.slow(MORE)
 @needs_mpi
 @BOTH
 def test_secret_of_a_file_is_kept_alike(flavour: str, tmp_path: Path) -> None:
@@ -51,6 +54,7 @@ def test_where_none_is_given_one_is_made_for_this_meeting(flavour: str) -> None:
     assert made[0] != made[1]
 
 
+@pytest.mark.slow(MORE)
 @needs_mpi
 @BOTH
 def test_secret_that_only_some_have_is_no_reason_to_do_without(flavour: str) -> None:

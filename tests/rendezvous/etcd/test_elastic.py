@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import pytest
 
 import aiodist as dist
 
@@ -36,6 +37,7 @@ async def life() -> None:
         assert await pg.agree(True)
 
 
+@pytest.mark.slow("more of the same")
 async def test_a_death_and_a_newcomer(etcd: Any) -> None:
     common = os.environ | {
         "AIODIST_STORE": etcd.url,

@@ -16,7 +16,6 @@ from aiodist.rendezvous import WatchEvent, rendezvous
 from aiodist.rendezvous.etcd import gateway
 from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.testing.spmd import check, launch
-from tests.levels import MORE
 
 CLIENTS = 3
 
@@ -192,7 +191,7 @@ async def four_ranks(pg: Any) -> None:
     assert np.array_equal(tensor, np.arange(100.0) * 10)
 
 
-@pytest.mark.slow(MORE)
+@pytest.mark.slow("more of the same")  # this file is also a script, which finds no `tests`
 def test_a_job_of_four_processes(etcd: Any, job: str) -> None:
     arguments = ["-m", "aiodist.testing.worker", __file__, "four_ranks", "{}"]
     for _ in range(2):  # the second job finds nothing of the first

@@ -24,6 +24,7 @@ from aiodist.rendezvous.etcd.rounds import Gather
 from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.conformance_store import arrived, check_store
+from tests.levels import few
 from tests.ports import needs_ipv6
 from tests.rendezvous.conftest import Clock
 
@@ -44,7 +45,7 @@ async def everything(etcd: Any, job: str) -> int:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("prefixed", [False, True])
+@pytest.mark.parametrize("prefixed", few([False, True], [True]))
 def test_check_store(etcd: Any, job: str, loop: str, prefixed: bool) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -64,7 +65,7 @@ def test_check_store(etcd: Any, job: str, loop: str, prefixed: bool) -> None:
 # Exactly once.
 
 
-@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize("lost", few([1, 2, 3], [2]))
 async def test_what_is_asked_again_happens_once(etcd: Any, wire: Any, job: str, lost: int) -> None:
     async with (
         wire(etcd.ports[0]) as line,
