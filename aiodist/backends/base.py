@@ -237,8 +237,8 @@ class Backend(Protocol):
         their loops turn. For what an error says: it may leave out some that have."""
 
     def take_in(self) -> None:
-        """End what peers have done their part of already. Called before a loss is told: what a process did
-        before its end counts, and the others may have a result of it."""
+        """End what peers have done their part of already. Called before a loss, or another rank's abort, is
+        told: what that rank did before counts, and others may have a result of it."""
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """All members make another group of this one, in this place among its operations.

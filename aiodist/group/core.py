@@ -434,7 +434,8 @@ class GroupCore:
             error: why.
             tell: whether the other members have to be told.
         """
-        if self.error is None and isinstance(error, PeerLost):
+        news = isinstance(error, PeerLost) or (isinstance(error, GroupAborted) and not tell)
+        if self.error is None and news:
             self.backend.take_in()  # which may break the group, for another reason
         if self.error is not None:
             return

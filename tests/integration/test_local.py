@@ -519,7 +519,7 @@ async def test_a_rank_that_is_killed_ends_operations_of_any_size(pg: ProcessGrou
             await pg.all_reduce(tensor)
 
 
-@pytest.mark.parametrize("what", ["barrier", "all_reduce", "plain all_reduce"])
+@pytest.mark.parametrize("what", ["barrier", "all_reduce", "plain all_reduce", "then abort"])
 @spmd(world_size=3, transport="shm", exits={2: -9})
 async def test_what_a_rank_did_before_its_end_counts(pg: ProcessGroup, what: str) -> None:
     """Whoever finds at once that a peer has done its part, and that it is gone, has the result."""
@@ -530,7 +530,7 @@ async def test_what_a_rank_did_before_its_end_counts(pg: ProcessGroup, what: str
 
     pids: list[int] = await pg.all_gather_object(os.getpid())
     mine = np.arange(4) + pg.rank
-    if what == "barrier":
+    if what in ("barrier", "then abort"):
         work = pg.barrier(async_op=True)
     elif what == "all_reduce":
         work = pg.all_reduce(mine[::2].T, async_op=True)
@@ -538,6 +538,8 @@ async def test_what_a_rank_did_before_its_end_counts(pg: ProcessGroup, what: str
         work = pg.all_reduce(mine, async_op=True)
     if pg.rank == 2:
         await work
+        if what == "then abort":
+            pg.abort("enough")
         os.kill(os.getpid(), signal.SIGKILL)
     descriptor = os.pidfd_open(pids[2])
     select.select([descriptor], [], [])  # the loop does not turn
