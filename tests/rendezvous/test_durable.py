@@ -207,3 +207,13 @@ def test_revisions_and_fencing_tokens_go_on() -> None:
     assert grown == sorted(grown, key=lambda given: given if isinstance(given, int) else -1)
     assert isinstance(grown[0], int) and grown[0] > token
     assert len(set(grown)) == 3
+
+
+def test_a_client_given_up_in_the_turn_in_which_its_gather_fails_is_so_after_a_restart() -> None:
+    """It had an answer, of a call that changed nothing."""
+    machine = journaled()
+    machine.handle(Connected(A), 0.0)
+    machine.handle(Request(A, 1, "gather", ["g", 0, 2, b"card", 5.0]), 0.0)
+    machine.handle(Disconnected(A), 1.0)
+    machine.handle(Tick(), 1.0 + SESSION_GRACE)
+    assert state(reborn(*machine.take_changes())) == state(machine)

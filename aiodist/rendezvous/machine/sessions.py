@@ -160,7 +160,7 @@ class Sessions(Gathering):
         may_return = may_return and bool(session.answered)
         if may_return:
             self._remember_ended(client)
-        if session.last or session.leases:
+        if session.last or session.answered or session.leases:
             self._note(Kind.ended, client, may_return)
 
     def _remember_ended(self, client: bytes) -> None:
