@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from datetime import timedelta
 from threading import get_ident
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from aiodist.errors import GroupBroken, UsageError
@@ -101,9 +102,10 @@ class Issuer:
     Attributes:
         group: what users hold of the group.
         turn: the present turn of the loop.
+        thread, running: the loop's thread, and whether it runs: in that thread no other does, then.
     """
 
-    __slots__ = ("_running", "_thread", "failures", "group", "loop", "turn")
+    __slots__ = ("failures", "group", "loop", "running", "thread", "turn")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, failures: Failures | None = None, group: Any = None
@@ -112,12 +114,12 @@ class Issuer:
         self.loop = loop
         self.turn = Turn.of(loop)
         self.failures = failures
-        self._thread = get_ident()
-        self._running = loop.is_running  # in this thread no other loop runs, then
+        self.thread = get_ident()
+        self.running = loop.is_running
 
     def here(self) -> bool:
         """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
-        return get_ident() == self._thread and self._running()
+        return get_ident() == self.thread and self.running()
 
 
 POLL_TURNS = 4
@@ -153,6 +155,7 @@ class Work(Generic[T]):
         "_held_back",
         "_issuer",
         "_result",
+        "_seq",
         "_state",
         "_waiters",
     )
@@ -160,13 +163,24 @@ class Work(Generic[T]):
     def __init__(
         self,
         issuer: Issuer,
-        call: Call | tuple[Call, int],
+        call: Call,
         held: bool,
         driver: Driver | None = None,
         result: Any = None,
+        seq: int | None = None,
     ) -> None:
+        """
+        Args:
+            issuer: what the group's Works have in common.
+            call: what the ranks agree on.
+            held: the caller passed `async_op=True`.
+            driver: what brings the operation on while it is awaited.
+            result: what the operation gives if it ends well, where that is known.
+            seq: the number, where `call` is only one like it.
+        """
         self._issuer = issuer
-        self._call = call  # or one like it, and the number: it is made when somebody asks
+        self._call = call
+        self._seq = seq
         self._driver = driver
         self._state = _PENDING
         self._result: Any = result
@@ -185,11 +199,9 @@ class Work(Generic[T]):
     @property
     def call(self) -> Call:
         """What the ranks agree on."""
-        call = self._call
-        if isinstance(call, tuple):
-            like, seq = call
-            call = self._call = like.numbered(seq)
-        return call
+        if self._seq is not None:
+            self._call, self._seq = self._call.numbered(self._seq), None
+        return self._call
 
     @property
     def op(self) -> str:
@@ -208,8 +220,8 @@ class Work(Generic[T]):
             raise self._not_begun("Await it")
         self._awaited = True
         if self._state == _PENDING:
-            driver = self._driver
-            if driver is not None and self._issuer.here():
+            driver, issuer = self._driver, self._issuer
+            if driver is not None and get_ident() == issuer.thread and issuer.running():  # as `here`
                 driver.poll()
                 for _ in range(POLL_TURNS):  # others run in between (law 7)
                     driver = self._driver
@@ -222,9 +234,14 @@ class Work(Generic[T]):
             if self._state == _PENDING:
                 yield from self._suspend()
                 return self.result()
-        if self._issuer.turn.overdue(PULSE):
-            yield
-        return cast("T", self._result) if self._state == _DONE else self.result()
+        since = self._issuer.turn.since  # as `overdue`, written out
+        if since is None or monotonic() - since > PULSE:
+            if self._issuer.turn.overdue(PULSE):
+                yield
+        if self._state == _DONE:
+            result: T = self._result  # no cast: this is where the time goes
+            return result
+        return self.result()
 
     @types.coroutine
     def _as_step(self) -> Generator[Any, None, T]:

@@ -73,18 +73,24 @@ def combine(left: Array, right: Array, out: Array, op: ReduceOp) -> None:
         quiet.run(UFUNCS[op], left, right, out=out)
 
 
-def combiner(dtype: np.dtype[Any], op: ReduceOp) -> Combine:
-    """`combine` for one dtype and operation, with the choice made: `combine_two(left, right, out)`."""
+def combiner(dtype: np.dtype[Any], op: ReduceOp, *, in_this_thread: bool = False) -> Combine:
+    """`combine` for one dtype and operation, with the choice made: `combine_two(left, right, out)`.
+
+    Args:
+        dtype, op: see `combine`.
+        in_this_thread: it is called in no other thread, and needs no look at which it is.
+    """
     ufunc = UFUNCS[op]
-    if dtype.char in _EXACT:
-        return lambda left, right, out: ufunc(left, right, out=out)
     if dtype.char in _HALVES or (dtype.char in _COMPLEX and op is ReduceOp.PRODUCT):
         return partial(combine, op=op)
-
-    def quietly(left: Array, right: Array, out: Array) -> None:
-        quiet.run(ufunc, left, right, out=out)
-
-    return quietly
+    if dtype.char in _EXACT:
+        return lambda left, right, out: ufunc(left, right, out=out)
+    if not in_this_thread:
+        return lambda left, right, out: quiet.run(ufunc, left, right, out=out)
+    run = quiet.run
+    if op in _ORDER:
+        return lambda left, right, out: run(ufunc, left, right, out=out)  # NumPy wants its name there
+    return partial(run, ufunc)
 
 
 def reduce_in_order(parts: Sequence[Array], out: Array, combine_two: Combine) -> None:

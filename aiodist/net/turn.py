@@ -17,13 +17,15 @@ class Turn:
     which is queued once a turn, so the price of asking is one clock reading.
     """
 
-    __slots__ = ("__weakref__", "_asker", "_loop", "_since")
+    __slots__ = ("__weakref__", "_asker", "_began", "_loop", "_polled", "since")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         # Weak: the table that holds this must not keep the loop.
         self._loop = weakref.ref(loop)
-        self._since: float | None = None
+        self.since: float | None = None
         self._asker: object = None
+        self._began = 0.0  # when somebody began to poll
+        self._polled = 0.0  # seconds, in this turn
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> Turn:
@@ -35,16 +37,27 @@ class Turn:
 
     def overdue(self, limit: float) -> bool:
         """Whether the loop has not turned for longer than `limit` seconds: the asker ought to yield to it."""
-        since = self._since
+        since = self.since
         if since is None:
             self._begin()
             return False
         return time.monotonic() - since > limit
 
-    def ends(self, limit: float) -> float:
-        """Until when (time.monotonic) this turn may poll, if all in it may for `limit` seconds together."""
-        since = self._since
-        return (self._begin() if since is None else since) + limit
+    def start_polling(self, limit: float) -> float:
+        """Until when (time.monotonic) the caller may poll, if all in this turn may for `limit` seconds together.
+
+        What counts is the time between this and `stop_polling`: a turn that carries out many operations polls
+        for each a little.
+        """
+        if self.since is None:
+            self._began = now = self._begin()
+        else:
+            self._began = now = time.monotonic()
+        return now + limit - self._polled
+
+    def stop_polling(self) -> None:
+        """Whoever polled has what it waits for, or has given up for this turn."""
+        self._polled += time.monotonic() - self._began
 
     def only(self, asker: object) -> bool:
         """Whether nobody else asked in this turn; what several ask is better sent together."""
@@ -53,7 +66,7 @@ class Turn:
         if self._asker is not None:
             return False
         self._asker = asker
-        if self._since is None:
+        if self.since is None:
             self._begin()
         return True
 
@@ -61,13 +74,14 @@ class Turn:
         now = time.monotonic()
         loop = self._loop()
         if loop is not None and not loop.is_closed():
-            self._since = now
+            self.since = now
             loop.call_soon(self._turned, context=_NO_CONTEXT)
         return now
 
     def _turned(self) -> None:
-        self._since = None
+        self.since = None
         self._asker = None
+        self._polled = 0.0
 
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = weakref.WeakKeyDictionary()

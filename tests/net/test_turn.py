@@ -56,11 +56,16 @@ def test_it_is_overdue_once_it_lasts_too_long(clock: SimpleNamespace) -> None:
 def test_all_who_poll_in_a_turn_have_one_budget(clock: SimpleNamespace) -> None:
     loop: Any = Loop()
     present = Turn(loop)
-    assert present.ends(50e-6) == 100.0 + 50e-6
-    clock.now += 0.5
-    assert present.ends(50e-6) == 100.0 + 50e-6
+    assert present.start_polling(50e-6) == pytest.approx(clock.now + 50e-6, abs=1e-9)
+    clock.now += 20e-6
+    present.stop_polling()
+    clock.now += 0.5  # of work, which is no polling
+    assert present.start_polling(50e-6) == pytest.approx(clock.now + 30e-6, abs=1e-9)
+    clock.now += 30e-6
+    present.stop_polling()
+    assert present.start_polling(50e-6) == pytest.approx(clock.now, abs=1e-9)
     loop.queued[-1]()
-    assert present.ends(50e-6) == 100.5 + 50e-6
+    assert present.start_polling(50e-6) == pytest.approx(clock.now + 50e-6, abs=1e-9)
 
 
 async def test_a_loop_has_one_turn() -> None:

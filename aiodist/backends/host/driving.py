@@ -60,8 +60,9 @@ class Poller:
             return
         self._inside = True
         try:
-            self._context.run(self._poll, operation, self._turn.ends(self._limit))
+            self._context.run(self._poll, operation, self._turn.start_polling(self._limit))
         finally:
+            self._turn.stop_polling()
             self._inside = False
 
     def _poll(self, operation: Driven, ends: float) -> None:

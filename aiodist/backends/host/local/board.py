@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.hub import ASLEEP_BULK, Hub, Near
+from aiodist.backends.host.local.hub import ASLEEP_BULK, ASLEEP_LOOP, Hub, Near
 from aiodist.errors import GroupBroken
 from aiodist.types import SIGNATURE_BYTES
 
@@ -71,6 +71,10 @@ class Peer:
         self.entry = -1
 
 
+Ends = tuple[tuple[memoryview, int], ...]
+"""Homes as 64-bit words, and the word of the group's region in each."""
+
+
 class Board:
     """One rank's part of a group's memory.
 
@@ -80,6 +84,10 @@ class Board:
         ranks: global ranks of the members, in group order, all near.
         rank: this process's group rank.
         spare: bytes of staging that the group keeps for itself, if there is room.
+
+    Attributes:
+        signed: the signature that each slot still holds; compared by identity.
+        ends: the regions of all peers, once all have made the group (`complete`); until then None.
     """
 
     def __init__(self, hub: Hub, context: int, ranks: Sequence[int], rank: int, spare: int = 0) -> None:
@@ -100,7 +108,9 @@ class Board:
             Peer(member, hub.near[global_rank]) for member, global_rank in enumerate(ranks) if member != rank
         ]
         self.by_member = {peer.member: peer for peer in self.peers}
-        self._signed: list[bytes | None] = [None] * SLOTS  # what a slot still holds; compared by identity
+        self.ends: Ends | None = None
+        self._heads = [_FIRST8 + slot * _STRIDE8 for slot in range(SLOTS)]
+        self.signed: list[bytes | None] = [None] * SLOTS
         self.nears = [peer.near for peer in self.peers]
         self._members_here = list(self.peers)  # who has not been seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
@@ -119,7 +129,13 @@ class Board:
 
     def head(self, seq: int) -> int:
         """The first word of an operation's slot, counted from the start of a region."""
-        return _FIRST8 + (seq & MASK) * _STRIDE8
+        return self._heads[seq & MASK]
+
+    def complete(self) -> Ends | None:
+        """The regions of all peers, if all have made the group by now."""
+        if self.ends is None and all(self.found(peer) for peer in self.peers):
+            self.ends = tuple((peer.words, peer.base) for peer in self.peers)
+        return self.ends
 
     def found(self, peer: Peer) -> bool:
         """Whether a peer has made the group; not where it says that its region is beyond its home."""
@@ -143,11 +159,10 @@ class Board:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
     def sign(self, seq: int, signature: bytes) -> None:
-        """Write an operation's signature, unless the slot still has it; `publish` comes after it."""
-        if self._signed[seq & MASK] is not signature:
-            self._signed[seq & MASK] = signature
-            start = (self.base + self.head(seq)) * 8 + _SIGNATURE
-            self.hub.view[start : start + SIGNATURE_BYTES] = signature
+        """Write an operation's signature, where the slot does not still have it (`signed`); the code comes after."""
+        self.signed[seq & MASK] = signature
+        start = (self.base + self.head(seq)) * 8 + _SIGNATURE
+        self.hub.view[start : start + SIGNATURE_BYTES] = signature
 
     def payload_at(self, seq: int) -> int:
         """Where a slot's own payload lies in the home."""
@@ -166,9 +181,13 @@ class Board:
     def all_finished(self, seq: int) -> bool:
         """Whether no member, this one included, touches anything of an operation any more."""
         slot = seq & MASK
-        return self.words[self.base + slot] > seq and all(
-            (peer.base or self.found(peer)) and peer.words[peer.base + slot] > seq for peer in self.peers
-        )
+        ends = self.ends or self.complete()
+        if ends is None or self.words[self.base + slot] <= seq:
+            return False
+        for words, base in ends:  # no generator: this is asked for every operation
+            if words[base + slot] <= seq:
+                return False
+        return True
 
     def begun(self, seq: int) -> set[int]:
         """Other members that have begun an operation: it stands in their slot, or is finished there."""
@@ -203,8 +222,14 @@ class Board:
     # ── waking who waits for a word ──────────────────────────────────────────────────────────────────
 
     def ring_loops(self) -> None:
-        """A word was written, on the loop, that peers' loops may wait for."""
-        self.hub.ring(self.nears)
+        """A word was written, on the loop, that peers' loops may wait for.
+
+        There is no fence between the store and these loads. A peer that falls asleep in between is woken at
+        the end of this turn, before which `Hub` rings once more, with a fence.
+        """
+        for near in self.nears:
+            if near.words[ASLEEP_LOOP]:
+                near.neighbour.ring_loop()
 
     def ring_all(self) -> None:
         """A word was written, on the loop, that loops and threads may wait for."""
@@ -289,7 +314,7 @@ class Board:
         self._spans.clear()
         self.hub.boards.discard(self)
         self.words, self.bytes = memoryview(b""), np.empty(0, np.uint8)
-        self.peers, self.nears, self._members_here = [], [], []
+        self.peers, self.nears, self._members_here, self.ends = [], [], [], None
         self.by_member.clear()
 
 

@@ -52,7 +52,7 @@ class Bulk:
 
     def submit(self, exchange: Exchange, ended: Ended) -> None:
         """Run an operation's steps. `ended(exchange, error)` is called on the loop when they are over, or
-        when the thread has let go of an exchange that is `dead`."""
+        when the thread has let go of an exchange that is `ended`."""
         self._inbox.append((exchange, ended))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="aiodist-local", daemon=True)
@@ -112,7 +112,7 @@ class Bulk:
             moves = exchange.moves
             error: Exception | None = None
             try:
-                over = exchange.dead or exchange.step()
+                over = exchange.ended or exchange.look()
             except Exception as caught:
                 over, error = True, caught
             if over:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.board import CODE, MASK, PAYLOAD, SLOTS, SOURCE, place_of, place_word, view
+from aiodist.backends.host.local.board import HEADER, PAYLOAD, SOURCE, place_of, place_word
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.plan import Plan, aligned
 
@@ -12,106 +12,84 @@ class Meet(Exchange):
     """barrier and new_group: everybody is here, and does the same."""
 
     __slots__ = ()
+    alike = True
 
     def look(self) -> bool:
         """Everybody has published it."""
-        plan = self.plan
-        return bool(plan.ends or plan.found()) and self.arrived(plan.ends)
-
-
-class _Layout:
-    """What is worked out once.
-
-    Attributes:
-        count: elements.
-        out: where the result is put together.
-        inputs: for each slot, all ranks' payloads, in rank order; for payloads that fit a slot.
-    """
-
-    __slots__ = ("count", "inputs", "out")
-
-    def __init__(self, plan: Plan) -> None:
-        self.count = plan.call.count
-        self.out = aligned(self.count, plan.dtype)
-        self.inputs: list[list[Array] | None] = [None] * SLOTS
+        return self.arrived()
 
 
 class ReduceEach(Exchange):
     """all_reduce: every rank gives all of it, and reduces everything, in rank order.
 
     Ranks compute the same from equal addresses within a page, so that they get the same bits, also where
-    NumPy's choice between two NaNs depends on alignment (law 3).
+    NumPy's choice between two NaNs depends on alignment (law 3). So the result is put together apart, in the
+    plan's `layout`, and copied.
     """
 
-    __slots__ = ("_at",)
+    __slots__ = ("_inputs", "_own")
+    alike = True
 
-    def lay_out(self) -> int:
-        self.plan.in_blocks = False
-        if self.plan.layout is None:
-            self.plan.layout = _Layout(self.plan)
+    def __init__(self, plan: Plan, seq: int) -> None:
+        super().__init__(plan, seq)
+        self.needs = 0 if plan.nbytes <= PAYLOAD else plan.nbytes
+        if plan.layout is None:
+            plan.layout = aligned(plan.call.count, plan.dtype)
             # Where torch is loaded it reduces halves, and gives NaNs other bits.
-            self.plan.one_nan = self.plan.itemsize == 2
-        nbytes = self.send[0].nbytes
-        return 0 if nbytes <= PAYLOAD else nbytes
+            plan.one_nan = plan.itemsize == 2
+            plan.finishes = bool(plan.divisor or plan.one_nan)
+        self._own: Array | None = None  # this rank's payload, and all ranks' in order: in the slot, or staging
+        self._inputs: list[Array] | None = None
 
     def begin(self) -> None:
         if self.made is not None:
             self.made.fill()
-        send, board, plan = self.send[0], self.plan.board, self.plan
-        self._at = at = self.staging or board.payload_at(self.seq)
-        if send.size:
-            view(board.bytes, at, send.size, plan.dtype)[...] = send
-        # Peers that find the code find all the rest: no other word of the slot is read.
-        words, base = board.words, self.base
-        words[base + SOURCE] = place_word(at, exposed=False)
-        board.sign(self.seq, self.signature)
-        words[base + CODE] = self.code
-        self.moves += 1
-        board.ring_all()
+        board = self.board
+        words, base, own, send = board.words, self.base, self._own, self.send[0]
+        if own is None or self.needs:
+            at = self.staging or board.payload_at(self.seq)
+            self._own = own = self.mine(at, send.size)
+            self._inputs = None
+            words[base + SOURCE] = place_word(at, exposed=False)
+        own[...] = send
+        # Peers that find the code find all the rest.
+        if board.signed[self.slot] is not self.signature:
+            board.sign(self.seq, self.signature)
+        words[base] = self.code
+        board.ring_loops()
 
     def look(self) -> bool:
         """Everybody's payload is there: reduce."""
-        plan = self.plan
+        plan, board = self.plan, self.board
+        ends = board.ends or board.complete()
+        if ends is None:
+            return False
         code, head = self.code, self.head
-        ends = plan.ends
-        if not ends:
-            if not plan.found():
-                return False
-            ends = plan.ends
-        for words, base in ends:
+        for words, base in ends:  # as `arrived`, written out
             if words[base + head] != code:
                 return False
-        layout = plan.layout
-        assert isinstance(layout, _Layout)
-        if layout.count:
-            inputs = layout.inputs[self.seq & MASK] if not self.staging else self._staged()
-            if inputs is None:
-                inputs = self._in_slot(layout)
-            out, combine_two = layout.out, plan.reduce
-            assert combine_two is not None
-            combine_two(inputs[0], inputs[1], out)
-            if len(inputs) > 2:
-                for part in inputs[2:]:
-                    combine_two(out, part, out)
-            if plan.divisor or plan.one_nan:
-                plan.finish(out)
-            self.recv[0][...] = out
+        inputs = self._inputs or self._find()
+        out, combine_two = plan.layout, plan.reduce
+        combine_two(inputs[0], inputs[1], out)
+        if plan.several:
+            for part in inputs[2:]:
+                combine_two(out, part, out)
+        if plan.finishes:
+            plan.finish(out)
+        self.recv[0][...] = out
         if self.made is not None:
             self.made.empty()
         return True
 
-    def _in_slot(self, layout: _Layout) -> list[Array]:
-        """All ranks' payloads in this slot; remembered for its next use."""
-        board, plan = self.plan.board, self.plan
-        offset = board.payload_at(self.seq) - board.base * 8
-        inputs = [plan.theirs(peer, peer.base * 8 + offset, layout.count) for peer in board.peers]
-        inputs.insert(board.rank, view(board.bytes, self._at, layout.count, plan.dtype))
-        layout.inputs[self.seq & MASK] = inputs
-        return inputs
-
-    def _staged(self) -> list[Array]:
-        """All ranks' payloads in staging."""
-        board, count = self.plan.board, self.send[0].size
-        inputs = [self.at(peer, place_of(self.word(peer, SOURCE))[0], count) for peer in board.peers]
-        inputs.insert(board.rank, self.mine(self._at, count))
+    def _find(self) -> list[Array]:
+        """All ranks' payloads, in rank order. Where they lie in slots they do so next time."""
+        board, count = self.board, self.plan.call.count
+        assert self._own is not None
+        if self.staging:
+            inputs = [self.at(peer, place_of(self.word(peer, SOURCE))[0], count) for peer in board.peers]
+        else:
+            offset = self.head * 8 + HEADER
+            inputs = [self.at(peer, peer.base * 8 + offset, count) for peer in board.peers]
+        inputs.insert(board.rank, self._own)
+        self._inputs = inputs
         return inputs

@@ -1,58 +1,59 @@
 """One running operation between ranks of one host, and what all kinds of them have in common.
 
-An operation is published in the call, and then goes on as peers let it. Where all of its data goes in one
-block, `look` carries it from one wait for a peer's word to the next; where it goes in several, `steps` is a
-generator that yields at each wait. Who drives it, the loop or the bulk thread, calls `step` again and again.
+An operation is published in the call, and then goes on as peers let it. Who drives it, the loop or the bulk
+thread, calls `look` again and again, which carries it from one wait for a peer's word to the next. Where its
+data goes in several blocks that is written as a generator, `steps`, which yields at each wait.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Generator, Sequence
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any
 
 from aiodist.backends.base import Array, Operation
 from aiodist.backends.buffers import Buffers
-from aiodist.backends.host.local.board import CODE, FILL, RESULT, ZEROS, Peer, view
+from aiodist.backends.host.local.board import CODE, FILL, MASK, RESULT, ZEROS, Peer
 from aiodist.backends.host.local.plan import Plan, digest_of
 from aiodist.types import Call
 
 Steps = Generator[None, None, None]
-
-OVER = -2
-"""The phase of an operation that has ended."""
 
 WITHDRAWN = -1
 """A phase without an end: a peer has withdrawn what was read, or has published something else."""
 
 
 class Exchange:
-    """One operation.
+    """One operation, and after it the next of the same plan in the same slot.
 
     Args:
         plan: what is the same whenever it is issued again.
-        seq: its number.
+        seq: a number whose slot it is for.
+
+    Attributes:
+        seq: the operation's number.
         send: the parts that this rank gives, contiguous arrays of one axis: see `Buffers`.
         recv: the parts that it is given.
         made: what is copied before and after, where anything is.
-        call: what ranks agree on, where that is more than the plan says (`Call.detail`).
-
-    Attributes:
         code: the word that publishes it.
         signature: what stands beside that word.
         moves: counts the words that were written: whoever drives sees whether something happened.
         phase: what `look` waits for.
-        dead: make no further progress.
+        ended: it goes no further: it is over, or its group is broken.
         needs: bytes of staging; 0: none.
         staging: where they are. It has them before it begins.
         operation: the group's; None while it is not in flight.
         work: the user's handle.
+        seen: the loop came round while it was pending.
     """
 
     __slots__ = (
         "base",
+        "board",
         "code",
-        "dead",
+        "ended",
         "generator",
         "head",
         "made",
@@ -63,45 +64,65 @@ class Exchange:
         "plan",
         "recv",
         "ring",
+        "seen",
         "send",
         "seq",
         "signature",
+        "slot",
         "staging",
         "work",
     )
 
-    def __init__(
-        self,
-        plan: Plan,
-        seq: int,
-        send: list[Array],
-        recv: list[Array],
-        made: Buffers | None = None,
-        call: Call | None = None,
-    ) -> None:
+    alike = False
+    """One use is laid out like any other, in one block; `needs` is known when it is made."""
+
+    send: list[Array]
+    recv: list[Array]
+
+    def __init__(self, plan: Plan, seq: int) -> None:
         board = plan.board
         self.plan = plan
-        self.seq = seq
-        self.send = send
-        self.recv = recv
-        self.made = made
-        if call is None or not call.detail:
-            self.signature = plan.signature
-            self.code = plan.digest | (seq + 1) & board.low
-        else:
-            self.signature = call.signature
-            self.code = digest_of(call) << 16 | (seq + 1) & board.low
+        self.board = board
         self.head = head = board.head(seq)
         self.base = board.base + head
+        self.slot = seq & MASK
         self.moves = 0
+        self.needs = 0
+        self.ended = False
         self.phase = 0
-        self.dead = False
         self.staging = 0
+        self.made: Buffers | None = None
+        self.signature = plan.signature
+        self.generator: Steps | None = None
         self.ring: Callable[[], None] = board.ring_loops
         self.operation: Operation | None = None
         self.work: Any = None
+
+    def reset(self, seq: int, send: list[Array], recv: list[Array]) -> None:
+        """Stand for another operation; see the class."""
+        self.seq = seq
+        self.send = send
+        self.recv = recv
+        self.code = self.plan.digest | (seq + 1) & self.board.low
+        self.ended = self.seen = False
+        if self.alike:
+            return
+        self.phase = 0
         self.needs = self.lay_out()
-        self.generator = self.steps() if plan.in_blocks else None
+        if self.plan.in_blocks:
+            self.generator = self.steps()
+
+    def amend(self, made: Buffers | None, call: Call) -> None:
+        """Note what is copied before and after, and what ranks agree on beyond the plan (`Call.detail`)."""
+        self.made = made
+        if call.detail:
+            self.signature = call.signature
+            self.code = digest_of(call) << 16 | (self.seq + 1) & self.board.low
+
+    def drop(self) -> None:
+        """Let go of what `amend` has noted, and of the operation."""
+        self.operation = self.made = self.generator = None
+        self.signature = self.plan.signature
 
     # ── what kinds define ────────────────────────────────────────────────────────────────────────────
 
@@ -114,7 +135,7 @@ class Exchange:
         self.publish()
 
     def look(self) -> bool:
-        """Go on as far as peers let it, where all goes in one block; whether the operation is over."""
+        """Go on as far as peers let it; whether the operation is over."""
         raise NotImplementedError
 
     def steps(self) -> Steps:
@@ -123,15 +144,12 @@ class Exchange:
 
     # ── driving ──────────────────────────────────────────────────────────────────────────────────────
 
-    def step(self) -> bool:
-        """Go on as far as peers let it; whether the operation is over."""
-        if self.generator is None:
-            return self.look()
-        try:
-            next(self.generator)
-        except StopIteration:
-            return True
-        return False
+    def go_on(self) -> bool:
+        """`look`, where the data goes in several blocks."""
+        assert self.generator is not None
+        for _ in self.generator:
+            return False
+        return True
 
     @property
     def at_work(self) -> bool:
@@ -139,12 +157,28 @@ class Exchange:
         return self.generator is not None and getgeneratorstate(self.generator) == GEN_RUNNING
 
     def poll(self) -> None:
-        """Bring it on while it is awaited (`work.Driver`)."""
-        self.plan.owner.poll(self)
+        """Bring it on while it is awaited (`work.Driver`), for as long as this turn of the loop may."""
+        step = self.plan.owner.step
+        if step(self):
+            return
+        hub = self.board.hub
+        for _ in range(hub.looks):  # before the clock is asked: what peers do alike they do at the same time
+            if step(self):
+                return
+        ends = hub.start_polling()
+        over = False
+        while not over:
+            os.sched_yield()  # the peer may wait for this very core
+            over = time.monotonic() >= ends
+            for _ in range(hub.looks):
+                if step(self):
+                    over = True
+                    break
+        hub.turn.stop_polling()
 
     def take_room(self, spare: bool = False) -> bool:
         """Take the staging that it needs, if there is room now; `spare`: what the group keeps for itself."""
-        take = self.plan.board.spare if spare else self.plan.board.span
+        take = self.board.spare if spare else self.board.span
         self.staging = take(self.needs, self.seq)
         return self.staging != 0
 
@@ -152,8 +186,8 @@ class Exchange:
         """Tell once of a peer that has published something else under this number; then go no further."""
         if self.phase == WITHDRAWN:
             return
-        code, head, low = self.code, self.head, self.plan.board.low
-        for peer in self.plan.board.peers:
+        code, head, low = self.code, self.head, self.board.low
+        for peer in self.board.peers:
             if peer.base:
                 theirs = peer.words[peer.base + head + CODE]
                 if theirs and theirs != code and not (theirs ^ code) & low:
@@ -180,26 +214,32 @@ class Exchange:
             source, result: words for SOURCE and RESULT (`board.place_word`).
             filled: blocks of the source that peers may read now.
         """
-        plan, base = self.plan, self.base
-        board = plan.board
+        board, base = self.board, self.base
         words = board.words
         words[base + FILL : base + RESULT + 1] = ZEROS
         words[base + FILL] = filled
         words[base + RESULT - 1] = source
         words[base + RESULT] = result
-        board.sign(self.seq, self.signature)
+        if board.signed[self.slot] is not self.signature:
+            board.sign(self.seq, self.signature)
         words[base + CODE] = self.code
         self.moves += 1
-        board.ring_all()
+        self.plan.ring()
 
-    def arrived(self, ends: Sequence[tuple[memoryview, int]]) -> bool:
-        """Whether peers have published the same operation."""
+    def arrived(self) -> bool:
+        """Whether all peers have published the same operation."""
+        ends = self.board.ends or self.board.complete()
+        if ends is None:
+            return False
         code, head = self.code, self.head
-        return all(words[base + head] == code for words, base in ends)
+        for words, base in ends:
+            if words[base + head] != code:
+                return False
+        return True
 
     def arrivals(self, peers: Sequence[Peer]) -> Steps:
         """Wait until peers have published the same operation; tell of one that has published another."""
-        mine, head, board = self.code, self.head, self.plan.board
+        mine, head, board = self.code, self.head, self.board
         for peer in peers:
             while not (peer.base or board.found(peer)):
                 yield
@@ -213,14 +253,17 @@ class Exchange:
 
     def put(self, word: int, value: int) -> None:
         """Write a word of the slot, and wake who waits for it."""
-        self.plan.board.words[self.base + word] = value
+        self.board.words[self.base + word] = value
         self.moves += 1
         self.ring()
 
-    def has_reached(self, ends: Sequence[tuple[memoryview, int]], word: int, value: int) -> bool:
-        """Whether peers have written at least a value to a word."""
+    def have_reached(self, peers: Sequence[Peer], word: int, value: int) -> bool:
+        """Whether peers, who have all arrived, have written at least a value to a word."""
         at = self.head + word
-        return all(words[base + at] >= value for words, base in ends)
+        for peer in peers:
+            if peer.words[peer.base + at] < value:
+                return False
+        return True
 
     def reached(self, peers: Sequence[Peer], word: int, value: int) -> Steps:
         """Wait until peers have written at least a value to a word."""
@@ -246,8 +289,11 @@ class Exchange:
 
     def withdrawn(self, peers: Sequence[Peer]) -> bool:
         """Whether a peer has withdrawn the operation, whose memory was just read: see `confirmed`."""
-        mine, at = self.code, self.head + CODE
-        return any(peer.words[peer.base + at] != mine for peer in peers)
+        code, head = self.code, self.head
+        for peer in peers:
+            if peer.words[peer.base + head] != code:
+                return True
+        return False
 
     def word(self, peer: Peer, word: int) -> int:
         """A word of a peer's slot, as it is now."""
@@ -259,4 +305,4 @@ class Exchange:
 
     def mine(self, offset: int, count: int) -> Array:
         """Elements on this process's home."""
-        return view(self.plan.board.bytes, offset, count, self.plan.dtype)
+        return self.plan.mine(offset, count)

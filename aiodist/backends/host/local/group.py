@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +13,7 @@ from aiodist.backends.base import Array, Numbers, Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
-from aiodist.backends.host.local.exchange import OVER, Exchange
+from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan, most_staged, path_of
@@ -30,7 +28,8 @@ from aiodist.work import Issuer, Work
 logger = logging.getLogger("aiodist")
 
 _PLANS = 1024  # calls that differ, of one group, that are remembered
-_LOOKS = 8  # at the peers' words before the core is offered to others
+_NOTHING: list[Array] = []
+_KEPT = 4096  # exchanges of one group that are kept for their next use
 
 
 class Owner(Protocol):
@@ -85,6 +84,7 @@ class LocalGroup:
         self._owner = owner
         self._limits = limits
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._kept = 0  # exchanges, by plans
         self._waiting: dict[int, Exchange] = {}  # for their slot, or for room
         self._queue: list[int] = []  # their numbers, in order
         self._told = False  # that one waits for room
@@ -112,10 +112,24 @@ class LocalGroup:
         if plan is None:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
+                self._kept = 0
             path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits)
             plain = call if not call.detail else replace(call, detail="", offer=0)
             plan = self._plans[key] = Plan(self.board, plain, path, self._limits, self, uneven)
+            plan.makes = exchange_for(call.kind, path)
         return plan
+
+    def exchange(self, plan: Plan, seq: int) -> Exchange:
+        """An exchange for an operation whose slot is free."""
+        exchange: Exchange | None = plan.kept[seq & MASK]
+        if exchange is None:
+            if self._kept >= _KEPT:
+                self._kept = 0
+                for other in self._plans.values():
+                    other.kept = [None] * SLOTS
+            self._kept += 1
+            exchange = plan.kept[seq & MASK] = plan.makes(plan, seq)
+        return exchange
 
     def begin(self, operation: Operation, nbytes: int, wired: Callable[[], None] | None = None) -> None:
         """Start an operation, or have it wait for its slot and for room.
@@ -134,13 +148,15 @@ class LocalGroup:
         if plan.path not in (Path.wired, Path.meet):
             made = buffers(operation, board.rank, board.size, joined=False)
             send, recv = made.send, made.recv
-        exchange = exchange_for(call.kind, plan.path)(plan, call.seq, send, recv, made, call)
+        free = self.board.free(call.seq)
+        exchange = self.exchange(plan, call.seq) if free else plan.makes(plan, call.seq)
+        exchange.reset(call.seq, send, recv)
+        exchange.amend(made, call)
         exchange.operation, exchange.work = operation, operation.work
         if isinstance(exchange, Wired):
             assert wired is not None
             exchange.start = wired
-        free = self.board.free(call.seq)  # asked first: it may become so meanwhile, and then room is not why
-        if self.admits(exchange):
+        if free and self.has_room(exchange):
             self.run(exchange)
             return
         self._waiting[call.seq] = exchange
@@ -153,10 +169,8 @@ class LocalGroup:
             )
             logger.warning(text, call.describe(), call.seq, self.hub.room)
 
-    def admits(self, exchange: Exchange) -> bool:
-        """Whether an operation may be published: its slot is free, and it has the staging that it needs."""
-        if not self.board.free(exchange.seq):
-            return False
+    def has_room(self, exchange: Exchange) -> bool:
+        """Whether an operation has the staging that it needs; taken, if there is room now."""
         if not exchange.needs or exchange.take_room():
             return True
         if span_bytes(exchange.needs) > self.hub.room:
@@ -175,17 +189,17 @@ class LocalGroup:
     def run(self, exchange: Exchange) -> None:
         """Publish it, and go on with it as peers let it."""
         exchange.begin()
-        if exchange.plan.path is Path.bulk:
+        if exchange.plan.in_thread:
             exchange.ring = self.board.ring_bulks
             self._in_thread.add(exchange)
             self._owner.release.hold()
-            self._bulk.submit(exchange, self._ended)
+            self._bulk.submit(exchange, self._let_go)
             return
         self._running[exchange.seq] = exchange
         hub = self.hub
-        if not (hub.rest_due and self in hub.groups):
+        if not hub.rest_due or self not in hub.groups:
             hub.watch(self)
-        if exchange.operation is not None and not self._step(exchange):
+        if exchange.operation is not None and not self.step(exchange):
             exchange.work._driver = exchange
 
     def skip(self, seq: int) -> None:
@@ -224,19 +238,18 @@ class LocalGroup:
 
     def progress(self) -> bool:
         """Go on with what waits; whether anything on the loop still does."""
-        if self._dead:
-            return False
         try:
             for slot in list(self._skipped):
                 self._pass_over(slot)
             self._start_waiting()
-            for exchange in list(self._running.values()):
-                if not self._dead and not self._step(exchange):
-                    self._enter(exchange)
-                    exchange.compare()
         except Exception as error:
             self._owner.failed(error)
-            return False
+        for exchange in list(self._running.values()):
+            if not self.step(exchange):
+                if exchange.seen or exchange.operation is not None:
+                    self._enter(exchange)
+                    exchange.compare()
+                exchange.seen = True  # an await may poll for it: it is entered the next time
         return not self._dead and bool(self._running or self._waiting or self._skipped)
 
     def _start_waiting(self) -> None:
@@ -244,67 +257,52 @@ class LocalGroup:
         queue = self._queue
         for seq in queue[: bisect_left(queue, queue[0] + SLOTS)] if queue else ():
             # What an earlier one began may have broken the group.
-            if not self._dead and self.admits(self._waiting[seq]):
+            if not self._dead and self.board.free(seq) and self.has_room(self._waiting[seq]):
                 del queue[bisect_left(queue, seq)]
                 self.run(self._waiting.pop(seq))
 
-    def poll(self, exchange: Exchange) -> None:
-        """Somebody awaits an operation: look again and again, as long as this turn of the loop may."""
-        try:
-            if self._dead or self._step(exchange):
-                return
-            hub = self.hub
-            ends = hub.may_poll()
-            looks = 1 if hub.crowded else _LOOKS
-            while not self._dead:
-                for _ in range(looks):
-                    if self._step(exchange):
-                        return
-                os.sched_yield()  # the peer may wait for this very core
-                if time.monotonic() >= ends:
-                    return
-        except Exception as error:
-            self._owner.failed(error)
-
     def take_in(self) -> None:
         """End what peers have done their part of already."""
+        for exchange in list(self._running.values()):
+            if exchange.plan.path is not Path.wired and not exchange.at_work:
+                self.step(exchange)
+
+    def step(self, exchange: Exchange) -> bool:
+        """Have an operation look, and end it if it is over; whether it is, or can never be."""
+        if exchange.ended:
+            return True
         try:
-            for exchange in list(self._running.values()):
-                if exchange.plan.path is not Path.wired and not exchange.at_work:
-                    self._step(exchange)
+            if not exchange.look() or exchange.ended:  # the look itself may have broken the group
+                return False
         except Exception as error:
             self._owner.failed(error)
-
-    def _step(self, exchange: Exchange) -> bool:
-        """Resume one; whether it is over."""
-        if exchange.phase == OVER:
             return True
-        if exchange.dead or not exchange.step() or self._dead:  # the step itself may have broken the group
-            return False
         del self._running[exchange.seq]
         self._over(exchange)
         return True
 
-    def _ended(self, exchange: Exchange, error: Exception | None) -> None:
+    def _let_go(self, exchange: Exchange, error: Exception | None) -> None:
         """The thread has let go of an operation."""
-        if error is not None and not exchange.dead:
+        if error is not None and not exchange.ended:
             self._owner.failed(error)  # which halts it, too: it is still among those in the thread
         self._in_thread.discard(exchange)
-        if not exchange.dead and error is None:
+        if not exchange.ended and error is None:
             self._over(exchange)
         self._owner.release.let_go()
 
     def _over(self, exchange: Exchange) -> None:
-        exchange.phase = OVER
-        exchange.send = exchange.recv = []
-        self.board.finished(exchange.seq)
-        if not self.hub.rest_due:
-            self.hub.rest_soon()  # it rings for those who wait for the slot
-        operation, work = exchange.operation, exchange.work
-        work._driver = None  # users keep handles: they must not keep the group's memory
+        seq, operation, work = exchange.seq, exchange.operation, exchange.work
+        exchange.ended = True
+        exchange.send = exchange.recv = _NOTHING
+        work._driver = exchange.work = None  # users keep handles: they must not keep the group's memory
+        board, hub = self.board, self.hub
+        board.words[board.base + (seq & MASK)] = seq + 1  # as `Board.finished`, written out
+        if not hub.rest_due:
+            hub.rest_soon()  # it rings for those who wait for the slot
         if operation is None:
             work._finish(work._result)
             return
+        exchange.drop()
         if exchange.plan.path is not Path.wired:
             self._owner.finished(operation)
 
@@ -326,7 +324,7 @@ class LocalGroup:
         if self._short is not None:
             self._short.dead = True
         for exchange in (*self._waiting.values(), *self._running.values(), *self._in_thread):
-            exchange.dead = True
+            exchange.ended = True
         if self._in_thread:
             self._bulk.wake()
 
@@ -338,14 +336,15 @@ class LocalGroup:
     def forget(self) -> None:
         """Let go of what was in flight: it was withdrawn, and the thread has let go of it, or will."""
         self.note_all()  # in flight they fail, too
+        for exchange in self._running.values():
+            exchange.work._driver = None  # as in `_over`
         self._running.clear()
         self._waiting.clear()
         self._queue.clear()
 
     def retire(self) -> None:
         """The group is gone. What peers may read stays until they have left it, too."""
-        self._withdraw()
-        self._dead = True
+        self.halt()
         self.forget()
         if self._short is not None:
             self._short.close()

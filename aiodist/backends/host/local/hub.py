@@ -5,7 +5,7 @@ home (ASLEEP), looks once more, and sleeps; whoever writes a word looks afterwar
 need a fence between their store and their load, on x86-64, too: taking and releasing a lock is one.
 
 The loop sleeps in `_rest`, which runs at most once a turn, and is woken by its bell. In `await` a Work polls
-for a while (`may_poll`): one budget a turn of the loop, so that others run in between (law 7).
+for a while (`start_polling`): one budget a turn of the loop, so that others run in between (law 7).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _HEAP = _DIRECTORY + _ENTRIES * 16
 
 _GONE = 1  # the offset of a group that this process has left, and of which nothing is here
 
+_SPINS = 8  # looks at peers' words before the core is offered to others
 _LOOKS = 4  # groups that were left are looked at when memory is taken: a few at a time, whatever their number
 
 _KEPT = 8  # this part of a home is kept for operations and new groups: users' arrays do not get it
@@ -123,6 +124,8 @@ class Hub:
 
     Attributes:
         room: bytes of the home that there are to give out.
+        turn: the present turn of the loop.
+        looks: how often whoever polls looks before it offers the core to others.
         boards: what takes memory for a while and can say which of it is idle.
     """
 
@@ -142,8 +145,8 @@ class Hub:
         self.address = self.bytes.__array_interface__["data"][0]
         self.near = {rank: Near(neighbour) for rank, neighbour in neighbours.items()}
         self._poll = poll
-        self._turn = Turn.of(loop)
-        self.crowded = local_ranks > cores()
+        self.turn = Turn.of(loop)
+        self.looks = 1 if local_ranks > cores() else _SPINS
         self._loop = loop
         self._heap = Heap(_HEAP, len(self.view))
         self.room = len(self.view) - _HEAP
@@ -330,14 +333,14 @@ class Hub:
             self.rest_due = True
             self._loop.call_soon(self._rest)
 
-    def may_poll(self) -> float:
-        """Until when (time.monotonic) this turn may poll. Whoever polls is awake: nobody need ring."""
+    def start_polling(self) -> float:
+        """Until when (time.monotonic) the caller may poll (`Turn`). It is awake: nobody need ring."""
         if not self._polled:
             self._polled = True
             self.rest_soon()
             if self.words[ASLEEP_LOOP]:
                 self.words[ASLEEP_LOOP] = 0
-        return self._turn.ends(self._poll)
+        return self.turn.start_polling(self._poll)
 
     def _rest(self) -> None:
         """Once a turn: what was polled for has had its time; if nothing more comes, sleep."""

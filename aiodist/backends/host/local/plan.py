@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.board import SLOTS, Board, Peer, theirs
+from aiodist.backends.host.local.board import SLOTS, Board, Peer, theirs, view
 from aiodist.environment.thresholds import Thresholds
 from aiodist.kernels import INLINE_NS, combiner, cost_ns, finish
 from aiodist.roles import ROLES, Parts
@@ -31,7 +31,7 @@ class Path(enum.Enum):
     wired = "over the channels"
 
 
-_VIEWS = 4 * SLOTS  # arrays on peers' homes that a plan remembers: one for each slot, or place in staging
+_VIEWS = 8 * SLOTS  # arrays on homes that a plan remembers: some for each slot, or place in staging
 
 
 class Owner(Protocol):
@@ -40,8 +40,8 @@ class Owner(Protocol):
     def disagrees(self, seq: int, peer: Peer) -> None:
         """A peer has published something else under a number. From the loop or the thread."""
 
-    def poll(self, exchange: Any) -> None:
-        """Somebody awaits an exchange: look again and again, as long as this turn of the loop may."""
+    def step(self, exchange: Any) -> bool:
+        """Have an exchange look, and end it if it is over; whether it is, or can never be."""
 
 
 class Plan:
@@ -61,12 +61,17 @@ class Plan:
         signature: of the call.
         sources: peers that give this rank something.
         readers: peers that this rank gives something.
-        ends: words and base of all peers, once all have made the group; until then ().
         alike: all who take from a rank take the same; else there is a part for each.
         sorts: what comes has a place for each member.
         reduce: combines two arrays into a third; None where nothing is reduced.
+        finishes: `finish` does something.
+        several: there are more than two members.
+        in_thread: the bulk thread carries it out; else the loop.
         in_blocks: the data goes in several blocks. The exchange says so when it lays itself out.
         layout: what the exchange's kind works out once.
+        makes: the kind of exchange.
+        kept: for each slot, the exchange that this plan had there last, to be used again.
+        ring: wakes those who may wait for its publication.
     """
 
     __slots__ = (
@@ -78,12 +83,12 @@ class Plan:
             "digest",
             "owner",
             "dtype",
-            "ends",
             "in_blocks",
+            "in_thread",
             "itemsize",
         ),
-        *("layout", "limits", "path", "readers", "reduce", "root", "signature", "sizes", "sorts", "sources"),
-        *("divisor", "one_nan"),
+        *("kept", "layout", "limits", "makes", "nbytes", "path", "readers", "reduce", "ring", "root", "signature", "sizes", "sorts", "sources"),
+        *("divisor", "finishes", "one_nan", "several"),
     )
 
     def __init__(
@@ -104,50 +109,60 @@ class Plan:
         self.sizes = sizes
         self.signature = call.signature
         self.digest = digest_of(call) << 16
-        self.dtype, self.itemsize = call.dtype, call.dtype.itemsize
+        self.dtype, self.itemsize, self.nbytes = call.dtype, call.dtype.itemsize, call.nbytes
         self.root = root
         self.alike = roles.source is Parts.ONE
         self.sorts = roles.target is Parts.EACH
         gives, gets = roles.gives(board.rank, root), roles.gets(board.rank, root)
         self.sources = [peer for peer in board.peers if gets and roles.gives(peer.member, root)]
         self.readers = [peer for peer in board.peers if gives and roles.gets(peer.member, root)]
-        self.ends: tuple[tuple[memoryview, int], ...] = ()
         op = call.combine
-        self.reduce = None if op is None else combiner(call.dtype, op)
+        self.in_thread = path is Path.bulk
+        self.reduce: Any = None if op is None else combiner(call.dtype, op, in_this_thread=not self.in_thread)
         self.divisor = board.size if op is ReduceOp.AVG else 0
         self.one_nan = False
-        self.in_blocks = path is Path.bulk
-        self.layout: object = None
+        self.finishes = self.divisor != 0
+        self.several = board.size > 2
+        self.in_blocks = self.in_thread
+        self.layout: Any = None
+        self.makes: Any = None
+        self.kept: list[Any] = [None] * SLOTS
+        self.ring = board.ring_all if self.in_thread else board.ring_loops
         self._views: dict[tuple[int, int, int], Array] = {}
-
-    def found(self) -> bool:
-        """Whether all peers have made the group, and are known by `ends`."""
-        board = self.board
-        if all(peer.base or board.found(peer) for peer in board.peers):
-            self.ends = tuple((peer.words, peer.base) for peer in board.peers)
-        return bool(self.ends)
 
     def theirs(self, peer: Peer, at: int, count: int) -> Array:
         """Some elements on a peer's home. What is read again and again in one place is remembered."""
         if self.in_blocks:
             return theirs(peer.near, at, count, self.dtype)
-        key = (peer.member, at, count)
-        found = self._views.get(key)
+        found = self._views.get((peer.member, at, count))
         if found is None:
-            if len(self._views) >= _VIEWS:
-                self._views.clear()
-            found = self._views[key] = theirs(peer.near, at, count, self.dtype)
+            found = self._keep(peer.member, at, count, theirs(peer.near, at, count, self.dtype))
         return found
+
+    def mine(self, at: int, count: int) -> Array:
+        """Some elements on this process's home; remembered likewise."""
+        if self.in_blocks:
+            return view(self.board.bytes, at, count, self.dtype)
+        found = self._views.get((-1, at, count))
+        if found is None:
+            found = self._keep(-1, at, count, view(self.board.bytes, at, count, self.dtype))
+        return found
+
+    def _keep(self, member: int, at: int, count: int, made: Array) -> Array:
+        if len(self._views) >= _VIEWS:
+            self._views.clear()
+        self._views[member, at, count] = made
+        return made
 
     def finish(self, out: Array) -> None:
         """What remains once all ranks' values are combined."""
-        if self.divisor or self.one_nan:
+        if self.finishes:
             finish(out, ReduceOp.AVG, self.divisor, one_nan=self.one_nan)
 
     def close(self) -> None:
         """Let go of the memory."""
         self._views.clear()
-        self.ends = ()
+        self.kept = [None] * SLOTS
         self.layout = None
 
 

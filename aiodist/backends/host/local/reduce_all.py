@@ -90,12 +90,12 @@ class ReduceAll(Exchange):
         self._count = -(-layout.longest // layout.block)
         self._scratch: Array | None = None
         self._source = self._result = 0
-        hub = plan.board.hub
+        hub = self.board.hub
         if hub.leases:
             self._source = hub.offset_of(self.send[0])
             self._result = hub.offset_of(self.recv[0]) if self.recv else 0
         self.exposed, self.shown = self._source != 0, self._result != 0
-        lanes = 0 if self.exposed else plan.board.size - 1
+        lanes = 0 if self.exposed else self.board.size - 1
         return layout.depth * (lanes + (not self.shown)) * layout.lane
 
     def begin(self) -> None:
@@ -105,7 +105,7 @@ class ReduceAll(Exchange):
         after = self.staging
         if not self.exposed:
             self._source = self.staging
-            after += layout.depth * (self.plan.board.size - 1) * layout.lane
+            after += layout.depth * (self.board.size - 1) * layout.lane
         if not self.shown:
             self._result = after
         filled = 0
@@ -122,18 +122,13 @@ class ReduceAll(Exchange):
     def look(self) -> bool:
         """Reduce my part and hand it out (phase 0), collect the others' (1), wait for those who read my own
         array (2)."""
-        plan, layout = self.plan, self._layout
-        peers = plan.board.peers
-        ends = plan.ends
-        if not ends:
-            if not plan.found():
-                return False
-            ends = plan.ends
+        if self.plan.in_blocks:
+            return self.go_on()
+        layout, board = self._layout, self.board
+        peers = board.peers
         if not self.phase:
-            code, head = self.code, self.head
-            for words, base in ends:
-                if words[base + head] != code:
-                    return False
+            if not self.arrived():
+                return False
             if not self._count:
                 self.phase = 2
             else:
@@ -142,15 +137,13 @@ class ReduceAll(Exchange):
                 if self.withdrawn(peers):
                     self.phase = WITHDRAWN
                     return False
-                plan.board.words[self.base + TOOK] = 1
+                board.words[self.base + TOOK] = 1
                 self.put(OUT, 1)
                 self._keep(0)
                 self.phase = 1 if layout.collects else 2
         if self.phase == 1:
-            at = self.head + OUT
-            for words, base in ends:
-                if not words[base + at]:
-                    return False
+            if not self.have_reached(peers, OUT, 1):
+                return False
             for peer in peers:
                 self._collect(peer, 0)
             if self.withdrawn(peers):
@@ -161,19 +154,17 @@ class ReduceAll(Exchange):
         if self.phase == WITHDRAWN:
             return False
         if self._count:
-            if self.exposed and not layout.collects and not self.has_reached(ends, TOOK, 1):
+            if self.exposed and not layout.collects and not self.have_reached(peers, TOOK, 1):
                 return False
-            if self.shown:
-                for peer in layout.readers:
-                    if not self.word(peer, TOOK_OUT):
-                        return False
+            if self.shown and not self.have_reached(layout.readers, TOOK_OUT, 1):
+                return False
         self.empty()
         return True
 
     # ── in several ───────────────────────────────────────────────────────────────────────────────────
 
     def steps(self) -> Steps:
-        plan, layout, board = self.plan, self._layout, self.plan.board
+        plan, layout, board = self.plan, self._layout, self.board
         peers, words = board.peers, board.words
         yield from self.arrivals(peers)
         self._find_places()
@@ -221,7 +212,7 @@ class ReduceAll(Exchange):
 
     def _find_places(self) -> None:
         """Where all peers' sources and results lie."""
-        peers = self.plan.board.peers
+        peers = self.board.peers
         self._sources = {peer.member: place_of(self.word(peer, SOURCE)) for peer in peers}
         self._results = {peer.member: place_of(self.word(peer, RESULT)) for peer in peers}
 
@@ -234,7 +225,7 @@ class ReduceAll(Exchange):
 
     def _fill(self, block: int) -> None:
         """Copy in what each peer will reduce."""
-        layout, board, send = self._layout, self.plan.board, self.send[0]
+        layout, board, send = self._layout, self.board, self.send[0]
         at = self._source + block % layout.depth * (board.size - 1) * layout.lane
         for peer in board.peers:
             low, high = self._range(peer.member, block)
@@ -244,7 +235,7 @@ class ReduceAll(Exchange):
 
     def _reduce(self, block: int) -> None:
         """Combine all ranks' blocks of my part, in rank order, where peers find the result."""
-        plan, layout, board = self.plan, self._layout, self.plan.board
+        plan, layout, board = self.plan, self._layout, self.board
         rank = board.rank
         low, high = self._range(rank, block)
         if low == high:
@@ -276,7 +267,7 @@ class ReduceAll(Exchange):
 
     def _theirs(self, member: int, low: int, block: int, count: int) -> Array:
         """A peer's block of my part."""
-        plan, layout, board = self.plan, self._layout, self.plan.board
+        plan, layout, board = self.plan, self._layout, self.board
         at, exposed = self._sources[member]
         if exposed:
             at += low * plan.itemsize
@@ -290,7 +281,7 @@ class ReduceAll(Exchange):
         if self.shown or not self.recv:
             return
         layout = self._layout
-        low, high = self._range(self.plan.board.rank, block)
+        low, high = self._range(self.board.rank, block)
         if low < high:
             at = self._result + block % layout.depth * layout.lane
             self.recv[0][low:high] = self.mine(at, high - low)

@@ -75,14 +75,14 @@ class Share(Exchange):
         self._at, self.exposed = 0, False
         if not send or not plan.readers:
             return 0
-        if plan.board.hub.leases:
+        if self.board.hub.leases:
             self._at = self._side_by_side()
             if self._at:
                 self.exposed = True
                 return 0
         needed = layout.depth * layout.lanes * layout.lane
         if plan.path is Path.inline and needed <= PAYLOAD:
-            self._at = plan.board.payload_at(self.seq)
+            self._at = self.board.payload_at(self.seq)
             return 0
         return needed
 
@@ -103,7 +103,7 @@ class Share(Exchange):
 
     def _side_by_side(self) -> int:
         """Where the source lies if peers can read it there: in the home, its parts side by side; else 0."""
-        send, offset_of = self.send, self.plan.board.hub.offset_of
+        send, offset_of = self.send, self.board.hub.offset_of
         at = offset_of(send[0])
         if at and len(send) > 1:
             itemsize = self.plan.itemsize
@@ -116,13 +116,15 @@ class Share(Exchange):
 
     def look(self) -> bool:
         """Take what there is; where peers read my own array, wait until they have taken it."""
+        if self.plan.in_blocks:
+            return self.go_on()
         plan, count = self.plan, self._layout.count
         if self.phase == WITHDRAWN:
             return False
         if not self.phase:
             code, head = self.code, self.head
             for peer in plan.sources:
-                if not (peer.base or plan.board.found(peer)) or peer.words[peer.base + head] != code:
+                if not (peer.base or self.board.found(peer)) or peer.words[peer.base + head] != code:
                     return False
             if count:
                 self._modes = {peer.member: place_of(self.word(peer, SOURCE)) for peer in plan.sources}
@@ -136,7 +138,7 @@ class Share(Exchange):
         if self.exposed and count:
             code, head = self.code, self.head
             for peer in plan.readers:
-                if not (peer.base or plan.board.found(peer)):
+                if not (peer.base or self.board.found(peer)):
                     return False
                 words, base = peer.words, peer.base + head
                 if words[base] != code or not words[base + TOOK]:
@@ -153,7 +155,7 @@ class Share(Exchange):
         self._modes = {peer.member: place_of(self.word(peer, SOURCE)) for peer in sources}
         if plan.path is not Path.inline:
             self.fill()
-        words = plan.board.words
+        words = self.board.words
         gives = self._at != 0
         if self.exposed and words[self.base + FILL] < count:
             self.put(FILL, count)
@@ -182,7 +184,7 @@ class Share(Exchange):
     # ── a block ──────────────────────────────────────────────────────────────────────────────────────
 
     def _fill(self, block: int) -> None:
-        plan, layout, rank = self.plan, self._layout, self.plan.board.rank
+        plan, layout, rank = self.plan, self._layout, self.board.rank
         start = block * layout.block
         at = self._at + block % layout.depth * layout.lanes * layout.lane
         if plan.alike:
@@ -197,7 +199,7 @@ class Share(Exchange):
                 self.mine(lane, part.size)[...] = part
 
     def _take(self, block: int) -> None:
-        plan, rank = self.plan, self.plan.board.rank
+        plan, rank = self.plan, self.board.rank
         start = block * self._layout.block
         stop = start + self._layout.block
         if plan.reduce is not None:
@@ -215,7 +217,7 @@ class Share(Exchange):
 
     def _combine(self, out: Array, start: int, block: int) -> None:
         """My part of all ranks, in rank order."""
-        plan, board = self.plan, self.plan.board
+        plan, board = self.plan, self.board
         if not out.size:
             return
         parts = [self._theirs(peer, start, block, out.size) for peer in board.peers]
@@ -226,12 +228,12 @@ class Share(Exchange):
 
     def _theirs(self, peer: Peer, start: int, block: int, count: int) -> Array:
         """A peer's block for me."""
-        plan, layout, rank = self.plan, self._layout, self.plan.board.rank
+        plan, layout, rank = self.plan, self._layout, self.board.rank
         at, exposed = self._modes[peer.member]
         if exposed:
             first = 0 if plan.alike else layout.starts[rank]
             return self.at(peer, at + (first + start) * plan.itemsize, count)
         place = block % layout.depth
         if not plan.alike:
-            place = place * (plan.board.size - 1) + rank - (rank > peer.member)
+            place = place * (self.board.size - 1) + rank - (rank > peer.member)
         return self.at(peer, at + place * layout.lane, count)

@@ -10,16 +10,15 @@ and stall clock. On the other ranks the same operation may go the long way: both
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
 
 from aiodist.backends.base import Array, Numbers
 from aiodist.backends.buffers import cut
-from aiodist.backends.host.local.board import MASK, SLOTS
-from aiodist.backends.host.local.direct import Meet
+from aiodist.backends.host.local.board import MASK, SLOTS, Board
 from aiodist.backends.host.local.exchange import Exchange
-from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.errors import UsageError
 from aiodist.roles import ROLES, Kind, Parts
@@ -35,14 +34,16 @@ _SCATTER = Kind.scatter
 class Running(Protocol):
     """The group's exchanges, as far as they are needed here."""
 
-    def admits(self, exchange: Exchange) -> bool:
-        """Whether it may be published now: its slot is free, and it has the staging that it needs."""
+    board: Board
+
+    def exchange(self, plan: Plan, seq: int) -> Exchange:
+        """An exchange for an operation whose slot is free."""
+
+    def has_room(self, exchange: Exchange) -> bool:
+        """Whether an operation has the staging that it needs; taken, if there is room now."""
 
     def run(self, exchange: Exchange) -> None:
         """Publish it, and go on with it as peers let it."""
-
-    def poll(self, exchange: Exchange) -> None:
-        """Somebody awaits it: look again and again, as long as this turn of the loop may."""
 
     def note_all(self) -> None:
         """Enter in flight what went this way and is pending."""
@@ -56,24 +57,21 @@ class Case:
 
     Attributes:
         plan: of the exchange.
-        exchange: its kind.
-        out_shape: of a new output, or None where the tensor that leads is the output.
         other_shape: of the other tensor, where one is passed.
+        alone: one tensor is given and overwritten, unless there is another.
     """
 
-    __slots__ = ("each_from", "each_to", "exchange", "gets", "gives", "other_shape", "plan", "size")
+    __slots__ = ("alone", "each_from", "each_to", "gets", "gives", "other_shape", "plan", "size")
 
-    def __init__(
-        self, plan: Plan, exchange: type[Exchange], other_shape: tuple[int, ...], rank: int, size: int
-    ) -> None:
+    def __init__(self, plan: Plan, other_shape: tuple[int, ...], rank: int, size: int) -> None:
         roles, root = ROLES[plan.call.kind], plan.call.root
         self.plan = plan
-        self.exchange = exchange
         self.other_shape = other_shape
         self.gives, self.gets = roles.gives(rank, root), roles.gets(rank, root)
         self.each_from = roles.source is Parts.EACH
         self.each_to = roles.target is Parts.EACH
         self.size = size
+        self.alone = roles.source is roles.target is Parts.ONE and not roles.rooted
 
 
 class Short:
@@ -91,13 +89,14 @@ class Short:
         self._running = running
         self._issuer = issuer
         self._numbers = numbers
-        self._here = issuer.here
+        self._thread, self._loop_runs = issuer.thread, issuer.running
+        self._board = running.board
         self._rank, self._size = rank, size
         ops = max(ReduceOp) + 1
         self._cases: list[list[dict[Any, Case | None]]] = [
             [{} for _ in range(ops)] for _ in range(max(Kind) + 1)
         ]
-        self._recent: list[tuple[int, Call] | None] = [None] * SLOTS
+        self._recent: list[Exchange | None] = [None] * SLOTS
 
     def start(
         self,
@@ -115,7 +114,7 @@ class Short:
             tensor, out, op, root: what the caller passed, unchecked.
             held: the caller passed `async_op=True`.
         """
-        lead = out if kind is _SCATTER else tensor
+        lead, other = (tensor, out) if kind is not _SCATTER else (out, tensor)
         try:
             case = self._cases[kind][op][lead.dtype, lead.shape, root]  # type: ignore[index]
         except (KeyError, AttributeError, TypeError, IndexError):
@@ -125,10 +124,13 @@ class Short:
             or type(lead) is not np.ndarray
             or not lead.flags.carray
             or self.dead
-            or not self._here()
+            or get_ident() != self._thread  # as `Issuer.here`
+            or not self._loop_runs()
         ):
             return None
-        other = tensor if kind is _SCATTER else out
+        if other is None and case.alone:
+            both = [lead] if lead.ndim == 1 else [lead.reshape(-1)]
+            return self._issue(case.plan, both, both, lead, held)
         if other is not None and (
             type(other) is not np.ndarray
             or not other.flags.carray
@@ -141,7 +143,7 @@ class Short:
         if arrays is None:
             return None
         send, recv, result = arrays
-        return self._issue(case, send, recv, result, held)
+        return self._issue(case.plan, send, recv, result, held)
 
     def barrier(self, held: bool) -> Work[Any] | None:
         """Likewise of a barrier."""
@@ -149,23 +151,31 @@ class Short:
         case = cases.get(())
         if case is None:
             call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
-            case = cases[()] = Case(self._running.plan(call, 0), Meet, (), self._rank, self._size)
-        if self.dead or not self._here():
+            case = cases[()] = Case(self._running.plan(call, 0), (), self._rank, self._size)
+        if self.dead or not self._issuer.here():
             return None
-        return self._issue(case, [], [], None, held)
+        return self._issue(case.plan, [], [], None, held)
 
     def _issue(
-        self, case: Case, send: list[Array], recv: list[Array], result: Any, held: bool
+        self, plan: Plan, send: list[Array], recv: list[Array], result: Any, held: bool
     ) -> Work[Any] | None:
-        numbers, plan = self._numbers, case.plan
+        numbers, board = self._numbers, self._board
         seq = numbers.issued
-        exchange = case.exchange(plan, seq, send, recv)
-        if not self._running.admits(exchange):
+        slot = seq & MASK
+        before, ends = seq - SLOTS, board.ends  # as `Board.free`, written out
+        if ends is None or board.words[board.base + slot] <= before:
             return None
-        work: Work[Any] = Work(self._issuer, (plan.call, seq), held, exchange, result)
+        for words, base in ends:
+            if words[base + slot] <= before:
+                return None
+        exchange: Exchange = plan.kept[slot] or self._running.exchange(plan, seq)
+        exchange.reset(seq, send, recv)
+        if exchange.needs and not self._running.has_room(exchange):
+            return None
+        work: Work[Any] = Work(self._issuer, plan.call, held, exchange, result, seq)
         exchange.work = work
         numbers.issued = seq + 1
-        self._recent[seq & MASK] = (seq, plan.call)
+        self._recent[slot] = exchange
         self._running.run(exchange)
         return work
 
@@ -176,11 +186,12 @@ class Short:
     def call(self, seq: int) -> Call | None:
         """What was issued here under a number, unless that is long ago."""
         recent = self._recent[seq & MASK]
-        return None if recent is None or recent[0] != seq else recent[1].numbered(seq)
+        return None if recent is None or recent.seq != seq else recent.plan.call.numbered(seq)
 
     def close(self) -> None:
         """The group is gone: let go of its memory, also where users still hold works."""
         self.dead = True
+        self._recent = [None] * SLOTS
         for ops in self._cases:
             for cases in ops:
                 cases.clear()
@@ -243,7 +254,7 @@ class Short:
         plan = self._running.plan(call, nbytes)
         case = None
         if plan.path in (Path.direct, Path.inline):
-            case = Case(plan, exchange_for(kind, plan.path), other_shape, self._rank, self._size)
+            case = Case(plan, other_shape, self._rank, self._size)
         cases = self._cases[kind][op]
         if len(cases) >= _SHAPES:
             cases.clear()

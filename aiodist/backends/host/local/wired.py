@@ -19,8 +19,7 @@ class Wired(Exchange):
 
     def look(self) -> bool:
         """Everybody has published it."""
-        plan = self.plan
-        if not (plan.ends or plan.found()) or not self.arrived(plan.ends):
+        if not self.arrived():
             return False
         self.start()
         return True
