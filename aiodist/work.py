@@ -235,9 +235,8 @@ class Work(Generic[T]):
                 yield from self._suspend()
                 return self.result()
         since = self._issuer.turn.since  # as `overdue`, written out
-        if since is None or monotonic() - since > PULSE:
-            if self._issuer.turn.overdue(PULSE):
-                yield
+        if (since is None or monotonic() - since > PULSE) and self._issuer.turn.overdue(PULSE):
+            yield
         if self._state == _DONE:
             result: T = self._result  # no cast: this is where the time goes
             return result

@@ -44,7 +44,7 @@ class Turn:
         return time.monotonic() - since > limit
 
     def start_polling(self, limit: float) -> float:
-        """Until when (time.monotonic) the caller may poll, if all in this turn may for `limit` seconds together.
+        """Until when (time.monotonic) the caller may poll, where all of this turn may for `limit` seconds.
 
         What counts is the time between this and `stop_polling`: a turn that carries out many operations polls
         for each a little.

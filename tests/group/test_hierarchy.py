@@ -443,10 +443,10 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
         inner: Any = hierarchy(group).grid.inner.backend
         local = inner._local
         watch: Any = group._core._watch
-        step, hear = local._step, watch.said
+        step, hear = local.step, watch.said
         unheard: list[Any] = []
         if pg.rank == 1:  # its loop is busy: it neither goes on nor hears
-            local._step = lambda one: one.operation.call.kind is not Kind.all_gather and step(one)
+            local.step = lambda one: one.operation.call.kind is not Kind.all_gather and step(one)
             watch.said = unheard.append
         work = group.all_reduce(np.arange(count) + pg.rank, async_op=True)
         if pg.rank == 0:
@@ -464,7 +464,7 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
             await pg.barrier()
         elif pg.rank == 1:
             await pg.barrier()
-            local._step = step
+            local.step = step
             for _ in range(10):
                 local.progress()
             assert not work.done()

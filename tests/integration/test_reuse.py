@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from aiodist.backends.host.local.bulk import Bulk
-from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.plan import Plan
 from aiodist.errors import CollectiveTimeout, GroupAborted, GroupBroken, PeerLost
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
@@ -177,11 +177,11 @@ async def test_in_the_thread(pg: ProcessGroup, kind: str) -> None:
     late, over = threading.Event(), threading.Event()
     said: list[Any] = []
     loop = asyncio.get_running_loop()
-    read, sleep, call = Exchange.at, Bulk._sleep, loop.call_soon_threadsafe
+    read, sleep, call = Plan.theirs, Bulk._sleep, loop.call_soon_threadsafe
 
-    def at(self: Exchange, *args: Any) -> Any:
+    def at(self: Plan, *args: Any) -> Any:
         found = read(self, *args)
-        if self.work is work and not late.is_set():
+        if self.in_thread and not late.is_set():
             stopped.write_text("now")
             go_on.read_text()
             late.set()
@@ -199,7 +199,7 @@ async def test_in_the_thread(pg: ProcessGroup, kind: str) -> None:
         sleep(self, *args)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(Exchange, "at", at)
+    patch.setattr(Plan, "theirs", at)
     patch.setattr(Bulk, "_sleep", sleeps)
     patch.setattr(loop, "call_soon_threadsafe", calls)
     work = begin(group, kind, values(1, BULK // 8))

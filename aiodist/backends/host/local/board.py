@@ -159,7 +159,7 @@ class Board:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
     def sign(self, seq: int, signature: bytes) -> None:
-        """Write an operation's signature, where the slot does not still have it (`signed`); the code comes after."""
+        """Write an operation's signature, where the slot does not still have it (`signed`)."""
         self.signed[seq & MASK] = signature
         start = (self.base + self.head(seq)) * 8 + _SIGNATURE
         self.hub.view[start : start + SIGNATURE_BYTES] = signature
@@ -184,7 +184,7 @@ class Board:
         ends = self.ends or self.complete()
         if ends is None or self.words[self.base + slot] <= seq:
             return False
-        for words, base in ends:  # no generator: this is asked for every operation
+        for words, base in ends:  # noqa: SIM110 (a generator takes longer)
             if words[base + slot] <= seq:
                 return False
         return True

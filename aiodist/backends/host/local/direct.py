@@ -38,8 +38,8 @@ class ReduceEach(Exchange):
             # Where torch is loaded it reduces halves, and gives NaNs other bits.
             plan.one_nan = plan.itemsize == 2
             plan.finishes = bool(plan.divisor or plan.one_nan)
-        self._own: Array | None = None  # this rank's payload, and all ranks' in order: in the slot, or staging
-        self._inputs: list[Array] | None = None
+        self._own: Array | None = None  # this rank's payload, in the slot or in staging
+        self._inputs: list[Array] | None = None  # all ranks', in order
 
     def begin(self) -> None:
         if self.made is not None:
@@ -48,7 +48,7 @@ class ReduceEach(Exchange):
         words, base, own, send = board.words, self.base, self._own, self.send[0]
         if own is None or self.needs:
             at = self.staging or board.payload_at(self.seq)
-            self._own = own = self.mine(at, send.size)
+            self._own = own = self.plan.mine(at, send.size)
             self._inputs = None
             words[base + SOURCE] = place_word(at, exposed=False)
         own[...] = send
@@ -83,13 +83,14 @@ class ReduceEach(Exchange):
 
     def _find(self) -> list[Array]:
         """All ranks' payloads, in rank order. Where they lie in slots they do so next time."""
-        board, count = self.board, self.plan.call.count
+        board, plan = self.board, self.plan
+        peers, count = board.peers, plan.call.count
         assert self._own is not None
         if self.staging:
-            inputs = [self.at(peer, place_of(self.word(peer, SOURCE))[0], count) for peer in board.peers]
+            inputs = [plan.theirs(peer, place_of(self.word(peer, SOURCE))[0], count) for peer in peers]
         else:
             offset = self.head * 8 + HEADER
-            inputs = [self.at(peer, peer.base * 8 + offset, count) for peer in board.peers]
+            inputs = [plan.theirs(peer, peer.base * 8 + offset, count) for peer in peers]
         inputs.insert(board.rank, self._own)
         self._inputs = inputs
         return inputs

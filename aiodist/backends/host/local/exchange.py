@@ -136,7 +136,7 @@ class Exchange:
 
     def look(self) -> bool:
         """Go on as far as peers let it; whether the operation is over."""
-        raise NotImplementedError
+        return self.go_on()
 
     def steps(self) -> Steps:
         """All that comes after `begin`, where the data goes in several blocks."""
@@ -145,7 +145,7 @@ class Exchange:
     # ── driving ──────────────────────────────────────────────────────────────────────────────────────
 
     def go_on(self) -> bool:
-        """`look`, where the data goes in several blocks."""
+        """Resume `steps`; whether they are over."""
         assert self.generator is not None
         for _ in self.generator:
             return False
@@ -232,7 +232,7 @@ class Exchange:
         if ends is None:
             return False
         code, head = self.code, self.head
-        for words, base in ends:
+        for words, base in ends:  # noqa: SIM110 (a generator takes longer)
             if words[base + head] != code:
                 return False
         return True
@@ -260,7 +260,7 @@ class Exchange:
     def have_reached(self, peers: Sequence[Peer], word: int, value: int) -> bool:
         """Whether peers, who have all arrived, have written at least a value to a word."""
         at = self.head + word
-        for peer in peers:
+        for peer in peers:  # noqa: SIM110
             if peer.words[peer.base + at] < value:
                 return False
         return True
@@ -290,7 +290,7 @@ class Exchange:
     def withdrawn(self, peers: Sequence[Peer]) -> bool:
         """Whether a peer has withdrawn the operation, whose memory was just read: see `confirmed`."""
         code, head = self.code, self.head
-        for peer in peers:
+        for peer in peers:  # noqa: SIM110
             if peer.words[peer.base + head] != code:
                 return True
         return False
@@ -298,11 +298,3 @@ class Exchange:
     def word(self, peer: Peer, word: int) -> int:
         """A word of a peer's slot, as it is now."""
         return int(peer.words[peer.base + self.head + word])
-
-    def at(self, peer: Peer, offset: int, count: int) -> Array:
-        """Elements on a peer's home."""
-        return self.plan.theirs(peer, offset, count)
-
-    def mine(self, offset: int, count: int) -> Array:
-        """Elements on this process's home."""
-        return self.plan.mine(offset, count)

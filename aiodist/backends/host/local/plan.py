@@ -75,20 +75,9 @@ class Plan:
     """
 
     __slots__ = (
-        *(
-            "_views",
-            "alike",
-            "board",
-            "call",
-            "digest",
-            "owner",
-            "dtype",
-            "in_blocks",
-            "in_thread",
-            "itemsize",
-        ),
-        *("kept", "layout", "limits", "makes", "nbytes", "path", "readers", "reduce", "ring", "root", "signature", "sizes", "sorts", "sources"),
-        *("divisor", "finishes", "one_nan", "several"),
+        *("_views", "alike", "board", "call", "digest", "divisor", "dtype", "finishes", "in_blocks"),
+        *("in_thread", "itemsize", "kept", "layout", "limits", "makes", "nbytes", "one_nan", "owner", "path"),
+        *("readers", "reduce", "ring", "root", "several", "signature", "sizes", "sorts", "sources"),
     )
 
     def __init__(

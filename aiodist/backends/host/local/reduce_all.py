@@ -16,6 +16,9 @@ shared memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 
 from aiodist.backends.base import Array
@@ -39,29 +42,47 @@ class _Layout:
     """What is worked out once.
 
     Attributes:
-        bounds: where each rank's part begins, in elements.
+        whole: where each rank's part begins and ends, in elements.
         longest: elements of a part.
         block: elements of a block.
+        count: blocks.
         depth: blocks that lie in staging at a time.
         lane: bytes from one part of a block to the next, in staging.
+        given: where the part for each peer lies in what is staged of a block, in bytes.
+        taken: where my part lies in what each peer has staged.
         collects: this rank gets the result.
         readers: peers that do.
     """
 
-    __slots__ = ("block", "bounds", "collects", "depth", "lane", "longest", "readers")
+    __slots__ = (
+        *("_scratch", "block", "collects", "count", "depth", "given", "lane", "longest", "readers"),
+        *("taken", "whole"),
+    )
 
     def __init__(self, plan: Plan) -> None:
         board, itemsize = plan.board, plan.itemsize
-        self.bounds = part_bounds(plan.call.count, board.size, itemsize)
-        self.longest = self.bounds[1]
+        rank, size = board.rank, board.size
+        bounds = part_bounds(plan.call.count, size, itemsize)
+        self.whole = list(pairwise(bounds))
+        self.longest = bounds[1]
         self.block, self.depth = max(1, self.longest), 1
         if plan.path is not Path.inline:
-            block, self.depth = blocks(self.longest * itemsize, board.size, board.size - 1, plan.limits)
+            block, self.depth = blocks(self.longest * itemsize, size, size - 1, plan.limits)
             self.block = block // itemsize
+        self.count = -(-self.longest // self.block)
         self.lane = -(-self.block * itemsize // 64) * 64
+        self.given = [(member - (member > rank)) * self.lane for member in range(size)]
+        self.taken = [(rank - (rank > member)) * self.lane for member in range(size)]
+        self._scratch: Array | None = None
         self.collects = plan.root in (NO_ROOT, board.rank)
         peers = board.peers
         self.readers = peers if plan.root == NO_ROOT else [peer for peer in peers if peer.member == plan.root]
+
+    def aside(self, count: int, like: Array) -> Array:
+        """Memory for a block that is put aside while it is reduced. All who use it do so in one thread."""
+        if self._scratch is None or self._scratch.size < count:
+            self._scratch = np.empty(count, like.dtype)
+        return self._scratch[:count]
 
 
 class ReduceAll(Exchange):
@@ -73,29 +94,29 @@ class ReduceAll(Exchange):
     """
 
     __slots__ = (
-        *("_block", "_count", "_layout", "_result", "_results", "_scratch", "_source", "_sources"),
+        *("_block", "_count", "_layout", "_result", "_results", "_source", "_sources"),
         *("exposed", "shown"),
     )
 
-    _layout: _Layout
+    def __init__(self, plan: Plan, seq: int) -> None:
+        super().__init__(plan, seq)
+        if plan.layout is None:
+            plan.layout = _Layout(plan)
+        self._layout: _Layout = plan.layout
+        self._sources = [0] * self.board.size  # their words, by member: where peers' sources lie
+        self._results = [0] * self.board.size
 
     def lay_out(self) -> int:
-        plan = self.plan
-        layout = plan.layout
-        if layout is None:
-            plan.layout = layout = _Layout(plan)
-        assert isinstance(layout, _Layout)
-        self._layout = layout
-        self._block = layout.block
-        self._count = -(-layout.longest // layout.block)
-        self._scratch: Array | None = None
+        layout, board = self._layout, self.board
+        self._block, self._count = layout.block, layout.count
         self._source = self._result = 0
-        hub = self.board.hub
-        if hub.leases:
-            self._source = hub.offset_of(self.send[0])
-            self._result = hub.offset_of(self.recv[0]) if self.recv else 0
+        if board.hub.leases:
+            self._source = board.hub.offset_of(self.send[0])
+            if self.recv:
+                alike = self.recv[0] is self.send[0]
+                self._result = self._source if alike else board.hub.offset_of(self.recv[0])
         self.exposed, self.shown = self._source != 0, self._result != 0
-        lanes = 0 if self.exposed else self.board.size - 1
+        lanes = 0 if self.exposed else board.size - 1
         return layout.depth * (lanes + (not self.shown)) * layout.lane
 
     def begin(self) -> None:
@@ -113,7 +134,7 @@ class ReduceAll(Exchange):
             to_fill = made is not None and (bool(made.before) or made.factor is not None)
             filled = self._count if inline or not to_fill else 0
         elif inline and self._count:
-            self._fill(0)
+            self._fill(0, layout.whole)
             filled = 1
         self.publish(place_word(self._source, self.exposed), place_word(self._result, self.shown), filled)
 
@@ -133,19 +154,24 @@ class ReduceAll(Exchange):
                 self.phase = 2
             else:
                 self._find_places()
-                self._reduce(0)
+                low, high = layout.whole[board.rank]
+                if low < high:
+                    out = self._reduce(0, low, high)
                 if self.withdrawn(peers):
                     self.phase = WITHDRAWN
                     return False
                 board.words[self.base + TOOK] = 1
                 self.put(OUT, 1)
-                self._keep(0)
+                if low < high and self.recv and not self.shown:
+                    self.recv[0][low:high] = out
                 self.phase = 1 if layout.collects else 2
         if self.phase == 1:
             if not self.have_reached(peers, OUT, 1):
                 return False
             for peer in peers:
-                self._collect(peer, 0)
+                low, high = layout.whole[peer.member]
+                if low < high:
+                    self._collect(peer, 0, low, high)
             if self.withdrawn(peers):
                 self.phase = WITHDRAWN
                 return False
@@ -170,8 +196,9 @@ class ReduceAll(Exchange):
         self._find_places()
         self.fill()
         exposed, shown = self.exposed, self.shown
-        theirs = (*self._sources.values(), *self._results.values())
-        if exposed and shown and all(whole for _, whole in theirs):
+        others = [peer.member for peer in peers]
+        whole = all(place_of(self._sources[at])[1] and place_of(self._results[at])[1] for at in others)
+        if exposed and shown and whole:
             # Nothing is staged, so blocks may be larger.
             block, _ = blocks(layout.longest * plan.itemsize, board.size, 0, plan.limits)
             self._block = block // plan.itemsize
@@ -182,23 +209,29 @@ class ReduceAll(Exchange):
         for block in range(count + 2):
             if block < count and not exposed and words[self.base + FILL] <= block:
                 yield from self.reached(peers, TOOK, block - depth + 1)
-                self._fill(block)
+                self._fill(block, self._spans(block))
                 self.put(FILL, block + 1)
             reduced = block - 1
             if 0 <= reduced < count:
                 yield from self.reached(peers, FILL, reduced + 1)
                 if not shown:
                     yield from self.reached(readers, TOOK_OUT, reduced - depth + 1)
-                self._reduce(reduced)
+                low, high = self._spans(reduced)[board.rank]
+                if low < high:
+                    out = self._reduce(reduced, low, high)
                 yield from self.confirmed(peers)
                 words[self.base + TOOK] = reduced + 1
                 self.put(OUT, reduced + 1)
-                self._keep(reduced)
+                if low < high and self.recv and not shown:
+                    self.recv[0][low:high] = out
             collected = block - 2
             if layout.collects and 0 <= collected < count:
+                spans = self._spans(collected)
                 for peer in peers:
                     yield from self.reached((peer,), OUT, collected + 1)
-                    self._collect(peer, collected)
+                    low, high = spans[peer.member]
+                    if low < high:
+                        self._collect(peer, collected, low, high)
                 self.put(TOOK_OUT, collected + 1)
         if layout.collects:
             yield from self.confirmed(peers)
@@ -211,87 +244,68 @@ class ReduceAll(Exchange):
     # ── a block ──────────────────────────────────────────────────────────────────────────────────────
 
     def _find_places(self) -> None:
-        """Where all peers' sources and results lie."""
-        peers = self.board.peers
-        self._sources = {peer.member: place_of(self.word(peer, SOURCE)) for peer in peers}
-        self._results = {peer.member: place_of(self.word(peer, RESULT)) for peer in peers}
+        """Read where all peers' sources and results lie."""
+        sources, results, head = self._sources, self._results, self.head
+        for peer in self.board.peers:
+            words, at = peer.words, peer.base + head
+            sources[peer.member] = words[at + SOURCE]
+            results[peer.member] = words[at + RESULT]
 
-    def _range(self, member: int, block: int) -> tuple[int, int]:
-        """Where a block of a member's part lies in the buffer, in elements."""
-        bounds = self._layout.bounds
-        low, high = bounds[member], bounds[member + 1]
-        start = min(low + block * self._block, high)
-        return start, min(start + self._block, high)
+    def _spans(self, block: int) -> list[tuple[int, int]]:
+        """Where a block of each member's part begins and ends in the buffer, in elements."""
+        step = self._block
+        return [
+            (min(low + block * step, high), min(low + block * step + step, high))
+            for low, high in self._layout.whole
+        ]
 
-    def _fill(self, block: int) -> None:
+    def _fill(self, block: int, spans: Sequence[tuple[int, int]]) -> None:
         """Copy in what each peer will reduce."""
         layout, board, send = self._layout, self.board, self.send[0]
-        at = self._source + block % layout.depth * (board.size - 1) * layout.lane
+        at = self._source + self._lane_of(block)
         for peer in board.peers:
-            low, high = self._range(peer.member, block)
+            member = peer.member
+            low, high = spans[member]
             if low < high:
-                lane = at + (peer.member - (peer.member > board.rank)) * layout.lane
-                self.mine(lane, high - low)[...] = send[low:high]
+                self.plan.mine(at + layout.given[member], high - low)[...] = send[low:high]
 
-    def _reduce(self, block: int) -> None:
-        """Combine all ranks' blocks of my part, in rank order, where peers find the result."""
-        plan, layout, board = self.plan, self._layout, self.board
-        rank = board.rank
-        low, high = self._range(rank, block)
-        if low == high:
-            return
-        count, combine_two = high - low, plan.reduce
-        assert combine_two is not None
-        own = self.send[0][low:high]
+    def _reduce(self, block: int, low: int, high: int) -> Array:
+        """Combine all ranks' blocks of my part, in rank order, where peers find the result → that."""
+        plan, layout, board, send = self.plan, self._layout, self.board, self.send[0]
+        rank, count, combine_two = board.rank, high - low, plan.reduce
+        own = send[low:high]
         if self.shown:
-            out = self.recv[0][low:high]
+            recv = self.recv[0]
+            out, in_place = recv[low:high], recv is send
         else:
-            out = self.mine(self._result + block % layout.depth * layout.lane, count)
-        in_place = self.shown and self.recv[0] is self.send[0]
+            out, in_place = plan.mine(self._result + block % layout.depth * layout.lane, count), False
         total: Array | None = None
         for member in range(board.size):
-            part = own if member == rank else self._theirs(member, low, block, count)
+            if member == rank:
+                part = own
+            else:
+                at, exposed = place_of(self._sources[member])
+                at += low * plan.itemsize if exposed else self._lane_of(block) + layout.taken[member]
+                part = plan.theirs(board.by_member[member], at, count)
             if total is None:
                 total = part
                 continue
             # In place my own operand lies where the result goes: what comes before it is put aside.
-            into = self._aside(count, own) if in_place and member < rank else out
+            into = layout.aside(count, own) if in_place and member < rank else out
             combine_two(total, part, into)
             total = into
-        plan.finish(out)
+        if plan.finishes:
+            plan.finish(out)
+        return out
 
-    def _aside(self, count: int, like: Array) -> Array:
-        if self._scratch is None:
-            self._scratch = np.empty(self._block, like.dtype)
-        return self._scratch[:count]
-
-    def _theirs(self, member: int, low: int, block: int, count: int) -> Array:
-        """A peer's block of my part."""
-        plan, layout, board = self.plan, self._layout, self.board
-        at, exposed = self._sources[member]
-        if exposed:
-            at += low * plan.itemsize
-        else:
-            lane = board.rank - (board.rank > member)
-            at += (block % layout.depth * (board.size - 1) + lane) * layout.lane
-        return self.at(board.by_member[member], at, count)
-
-    def _keep(self, block: int) -> None:
-        """My part of the result reaches my own array, where it is not there already."""
-        if self.shown or not self.recv:
-            return
+    def _lane_of(self, block: int) -> int:
+        """Where a block begins in its rank's staging, in bytes."""
         layout = self._layout
-        low, high = self._range(self.board.rank, block)
-        if low < high:
-            at = self._result + block % layout.depth * layout.lane
-            self.recv[0][low:high] = self.mine(at, high - low)
+        return block % layout.depth * (self.board.size - 1) * layout.lane if block else 0
 
-    def _collect(self, peer: Peer, block: int) -> None:
+    def _collect(self, peer: Peer, block: int, low: int, high: int) -> None:
         """A peer's part of the result reaches my array."""
-        low, high = self._range(peer.member, block)
-        if low == high:
-            return
-        layout = self._layout
-        at, shown = self._results[peer.member]
-        at += low * self.plan.itemsize if shown else block % layout.depth * layout.lane
-        self.recv[0][low:high] = self.at(peer, at, high - low)
+        plan, layout = self.plan, self._layout
+        at, shown = place_of(self._results[peer.member])
+        at += low * plan.itemsize if shown else block % layout.depth * layout.lane
+        self.recv[0][low:high] = plan.theirs(peer, at, high - low)

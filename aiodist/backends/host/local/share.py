@@ -190,13 +190,13 @@ class Share(Exchange):
         if plan.alike:
             part = self.send[0][start : start + layout.block]
             if part.size:
-                self.mine(at, part.size)[...] = part
+                self.plan.mine(at, part.size)[...] = part
             return
         for peer in plan.readers:
             part = self.send[peer.member][start : start + layout.block]
             if part.size:
                 lane = at + (peer.member - (peer.member > rank)) * layout.lane
-                self.mine(lane, part.size)[...] = part
+                self.plan.mine(lane, part.size)[...] = part
 
     def _take(self, block: int) -> None:
         plan, rank = self.plan, self.board.rank
@@ -232,8 +232,8 @@ class Share(Exchange):
         at, exposed = self._modes[peer.member]
         if exposed:
             first = 0 if plan.alike else layout.starts[rank]
-            return self.at(peer, at + (first + start) * plan.itemsize, count)
+            return self.plan.theirs(peer, at + (first + start) * plan.itemsize, count)
         place = block % layout.depth
         if not plan.alike:
             place = place * (self.board.size - 1) + rank - (rank > peer.member)
-        return self.at(peer, at + place * layout.lane, count)
+        return self.plan.theirs(peer, at + place * layout.lane, count)

@@ -163,11 +163,15 @@ class Short:
         seq = numbers.issued
         slot = seq & MASK
         before, ends = seq - SLOTS, board.ends  # as `Board.free`, written out
-        if ends is None or board.words[board.base + slot] <= before:
-            return None
-        for words, base in ends:
-            if words[base + slot] <= before:
+        if ends is None:
+            if not board.free(seq):
                 return None
+        elif board.words[board.base + slot] <= before:
+            return None
+        else:
+            for words, base in ends:
+                if words[base + slot] <= before:
+                    return None
         exchange: Exchange = plan.kept[slot] or self._running.exchange(plan, seq)
         exchange.reset(seq, send, recv)
         if exchange.needs and not self._running.has_room(exchange):

@@ -59,7 +59,9 @@ class Member:
         parts = source_sizes if target_sizes is None else target_sizes
         plan = Plan(self.board, replace(call, detail=""), path, SMALL, self, parts)
         assert self.board.free(call.seq)
-        exchange = kind(plan, call.seq, made.send, made.recv, made, call)
+        exchange = kind(plan, call.seq)
+        exchange.reset(call.seq, made.send, made.recv)
+        exchange.amend(made, call)
         exchange.operation = operation
         self._begun.append(exchange)
         assert not exchange.needs or exchange.take_room()
@@ -68,9 +70,9 @@ class Member:
 
     def step(self, exchange: Exchange) -> bool:
         """Resume an operation; whether it is over."""
-        if exchange.dead:
+        if exchange.ended:
             return False
-        if not exchange.step():
+        if not exchange.look():
             if exchange.generator is None:
                 exchange.compare()
             return False
@@ -79,7 +81,7 @@ class Member:
 
     def withdraw(self, exchange: Exchange) -> None:
         """Its operation has failed here: it is resumed no more, and its memory is the user's."""
-        exchange.dead = True
+        exchange.ended = True
         self.board.withdraw([exchange.head])
 
     def leave(self) -> None:
@@ -110,9 +112,6 @@ class Member:
             there = np.zeros(2 * array.size, array.dtype)[:: 2 if place == "strided" else 1][: array.size]
         there[...] = array
         return there
-
-    def poll(self, exchange: Exchange) -> None:
-        """Look again: nobody polls here."""
 
     def disagrees(self, seq: int, peer: Peer) -> None:
         self.disagreed.append((seq, peer.member))

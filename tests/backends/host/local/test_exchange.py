@@ -34,17 +34,17 @@ BYTE = np.zeros(1, np.uint8)
 class Pass(Exchange):
     """Every rank hands its number on, some block at a time, and waits until all have seen it."""
 
-    __slots__ = ("seen",)
+    __slots__ = ("said",)
 
     def begin(self) -> None:
-        self.seen: dict[int, int] = {}
+        self.said: dict[int, int] = {}
         rank = self.plan.board.rank
         self.publish(100 + rank, 200 + rank, 1)
 
     def steps(self) -> Steps:
         peers = self.plan.board.peers
         yield from self.arrivals(peers)
-        self.seen = {peer.member: self.word(peer, SOURCE) + self.word(peer, RESULT) for peer in peers}
+        self.said = {peer.member: self.word(peer, SOURCE) + self.word(peer, RESULT) for peer in peers}
         self.put(TOOK, 3)
         yield from self.reached(peers, TOOK, 3)
 
@@ -101,7 +101,7 @@ async def test_publishing_wipes_what_the_slot_held_and_says_where_data_lies(hubs
         assert run(running) == []
         for member, exchange in running:
             assert isinstance(exchange, Pass)
-            assert exchange.seen == {1 - member.rank: 300 + 2 * (1 - member.rank)}
+            assert exchange.said == {1 - member.rank: 300 + 2 * (1 - member.rank)}
             assert exchange.moves == 2
 
 
@@ -198,16 +198,21 @@ async def test_the_word_that_publishes_is_never_zero_and_holds_both(
     (hub,) = hubs(1)
     member = Member(hub, 7, 1, 0)
 
+    def code(plan: Plan, seq: int) -> int:
+        exchange = Meet(plan, seq)
+        exchange.reset(seq, [], [])
+        return exchange.code
+
     @given(st.integers(0, 1 << 30), st.integers(0, 1 << 40))
     def check(count: int, seq: int) -> None:
         like = SimpleNamespace(dtype=BYTE.dtype, shape=(count,))
         plan = Plan(member.board, call_of(Kind.barrier, like), Path.meet, Thresholds(), member)
-        word = Meet(plan, seq, [], []).code
+        word = code(plan, seq)
         assert 0 < word < 1 << 64
         assert word >> 16 == digest_of(plan.call)
         assert word & 0xFFFF == (seq + 1) % (1 << bits)
         for later in range(1, SLOTS + 1):  # what a slot held before is no later operation
-            assert word != Meet(plan, seq + later, [], []).code
+            assert word != code(plan, seq + later)
 
     check()
     member.close()

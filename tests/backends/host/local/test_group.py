@@ -360,13 +360,13 @@ async def test_only_what_may_have_a_slot_is_looked_at(hubs: Any, monkeypatch: py
     for seq in range(500):
         first.broadcast(seq, np.arange(4) + seq)
     looks: list[int] = []
-    admits = first.group.admits
+    free = first.group.board.free
 
-    def look(exchange: Exchange) -> bool:
-        looks.append(exchange.seq)
-        return admits(exchange)
+    def look(seq: int) -> bool:
+        looks.append(seq)
+        return free(seq)
 
-    monkeypatch.setattr(first.group, "admits", look)
+    monkeypatch.setattr(first.group.board, "free", look)
     first.group.progress()
     assert looks == list(range(SLOTS, 2 * SLOTS))
     for seq in range(500):

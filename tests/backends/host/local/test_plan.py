@@ -115,6 +115,7 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
         base=0,
         words=None,
         ring_loops=None,
+        ring_all=None,
         hub=SimpleNamespace(leases=0),
         low=0,
         head=lambda seq: 0,
@@ -137,7 +138,8 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
             operation = Operation(call, work, source, target, None, print)
             made = buffers(operation, 0, size, joined=False)
             plan = Plan(board, call, path, limits, board)
-            begun = exchange_for(kind, path)(plan, 0, made.send, made.recv, made)
+            begun = exchange_for(kind, path)(plan, 0)
+            begun.reset(0, made.send, made.recv)
             found = max(found, begun.needs)
             assert begun.needs <= said
     assert found > said // 8  # and not much less

@@ -12,7 +12,7 @@ from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import CODE, OUT, SLOTS
 from aiodist.backends.host.local.direct import ReduceEach
 from aiodist.backends.host.local.exchange import Exchange
-from aiodist.backends.host.local.plan import Path
+from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.backends.host.local.share import Share
 from aiodist.types import NO_ROOT, Kind, ReduceOp
@@ -122,9 +122,9 @@ async def test_what_is_read_after_the_failure_is_no_result(
     stop: list[Callable[[], None]] = []
     reads = 0
 
-    def at(self: Exchange, peer: Any, offset: int, count: int) -> Array:
+    def at(self: Plan, peer: Any, offset: int, count: int) -> Array:
         nonlocal reads
-        if self.plan.board.rank == 0:
+        if self.board.rank == 0:
             return read(self, peer, offset, count)
         found = read(self, peer, offset, count)
         reads += 1
@@ -132,8 +132,8 @@ async def test_what_is_read_after_the_failure_is_no_result(
             stop.pop()()
         return found
 
-    read = Exchange.at
-    monkeypatch.setattr(Exchange, "at", at)
+    read = Plan.theirs
+    monkeypatch.setattr(Plan, "theirs", at)
     number, ended = 0, 0
     while True:
         number, reads = number + 1, 0
@@ -142,7 +142,7 @@ async def test_what_is_read_after_the_failure_is_no_result(
         stop[:] = [case.fail_first]
         left = run(case.running, seed=number)
         for member, exchange in case.running:
-            if not exchange.dead and (member, exchange) not in left:
+            if not exchange.ended and (member, exchange) not in left:
                 assert case.right(member.rank), (kind, number, member.rank)
                 ended += 1
         for member in group:
@@ -164,10 +164,10 @@ async def test_nothing_derived_is_handed_on(hubs: Any, join: Any, monkeypatch: A
     case = Case(group, ReduceAll, Kind.all_reduce, path, ("home", "home"))
     reduce = ReduceAll._reduce
 
-    def late(self: ReduceAll, block: int) -> None:
-        if self.plan.board.rank == 1 and not case.running[0][1].dead:
+    def late(self: ReduceAll, *block: int) -> np.ndarray[Any, Any]:
+        if self.plan.board.rank == 1 and not case.running[0][1].ended:
             case.fail_first()
-        reduce(self, block)
+        return reduce(self, *block)
 
     with monkeypatch.context() as patch:
         patch.setattr(ReduceAll, "_reduce", late)
