@@ -223,14 +223,8 @@ class Work(Generic[T]):
             driver, issuer = self._driver, self._issuer
             if driver is not None and get_ident() == issuer.thread and issuer.running():  # as `here`
                 driver.poll()
-                for _ in range(POLL_TURNS):  # others run in between (law 7)
-                    driver = self._driver
-                    if self._state != _PENDING or driver is None:
-                        break
-                    yield
-                    if self._state != _PENDING:
-                        break
-                    driver.poll()
+                if self._state == _PENDING:
+                    yield from self._poll_on()
             if self._state == _PENDING:
                 yield from self._suspend()
                 return self.result()
@@ -241,6 +235,17 @@ class Work(Generic[T]):
             result: T = self._result  # no cast: this is where the time goes
             return result
         return self.result()
+
+    def _poll_on(self) -> Generator[Any, None, None]:
+        """Poll in a few more turns of the loop, others running in between (law 7)."""
+        for _ in range(POLL_TURNS):
+            yield
+            driver = self._driver
+            if self._state != _PENDING or driver is None:
+                return
+            driver.poll()
+            if self._state != _PENDING:
+                return
 
     @types.coroutine
     def _as_step(self) -> Generator[Any, None, T]:

@@ -133,7 +133,7 @@ class ShortWay(Protocol):
     """A backend's way around `submit` for what is issued again and again.
 
     A call takes a number and starts, if it is a case for this; else it gives None, and nothing has happened.
-    What it starts is entered in flight at the latest when the loop turns.
+    What it starts is entered in flight before the loop sleeps, or has turned twice.
     """
 
     def start(

@@ -451,7 +451,7 @@ async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result()
             watch.said = unheard.append
         work = group.all_reduce(np.arange(count) + pg.rank, async_op=True)
         if pg.rank == 0:
-            while not (has_taken(local) and ended == {2, 3}):
+            while not (has_taken(local) and ended == {2, 3}):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             group.abort("enough")
             with pytest.raises(dist.GroupAborted):

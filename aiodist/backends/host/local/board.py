@@ -224,8 +224,8 @@ class Board:
     def ring_loops(self) -> None:
         """A word was written, on the loop, that peers' loops may wait for.
 
-        There is no fence between the store and these loads. A peer that falls asleep in between is woken at
-        the end of this turn, before which `Hub` rings once more, with a fence.
+        No fence stands between the store and these loads, so a peer that falls asleep meanwhile may be missed
+        here. It is woken when this turn ends: `Hub` rings once more then, with a fence.
         """
         for near in self.nears:
             if near.words[ASLEEP_LOOP]:

@@ -3,9 +3,10 @@
 The long way checks a call's arguments, makes a request, an operation and an entry in flight for everything;
 that is 15 µs of Python. What loops do again and again is the same call on contiguous arrays of one shape. So
 what is worked out is kept for each kind, op, dtype, shape and root, and a call on such arrays takes a look
-into that table, an exchange, and a handle. All checks are on: the word that publishes an operation stands for
-the whole signature, and whatever is still pending when the loop turns is entered in flight, with its deadline
-and stall clock. On the other ranks the same operation may go the long way: both run the same exchange.
+into that table, an exchange that is used again, and a handle. All checks are on: the word that publishes an
+operation stands for the whole signature, and whatever is still pending before the loop sleeps, or when it has
+turned twice, is entered in flight, with its deadline and stall clock. On the other ranks the same operation
+may go the long way: both run the same exchange.
 """
 
 from __future__ import annotations

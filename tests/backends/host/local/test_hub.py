@@ -67,6 +67,24 @@ async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
     assert rung == [1]
 
 
+async def test_who_falls_asleep_while_a_word_is_written_is_rung_before_the_loop_sleeps(hubs: Any) -> None:
+    """A word that is written while the loop goes on is told without a fence: that look may come too early."""
+    mine, theirs = hubs(2)
+    rung = []
+    for near in mine.near.values():
+        near.neighbour.ring_loop = lambda: rung.append(waiter.asked)
+
+    def ready() -> bool:
+        theirs.words[ASLEEP_LOOP] = waiter.asked  # it falls asleep once the last look is made
+        return False
+
+    waiter = Waiter(ready)
+    mine.watch(waiter)
+    while not mine.words[ASLEEP_LOOP]:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert rung == [waiter.asked]
+
+
 async def test_polling_has_one_budget_a_turn(hubs: Any) -> None:
     mine, _ = hubs(2, poll=0.1)
     ends = mine.start_polling()
