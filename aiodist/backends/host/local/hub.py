@@ -359,8 +359,8 @@ class Hub:
         self._gate.release()
         if not self._progress():
             self.words[ASLEEP_LOOP] = 0
-        # What was written meanwhile was told without a fence (`Board.ring_loops`). A peer that fell asleep then
-        # may have missed it, and nobody else would wake it.
+        # What was written meanwhile was told without a fence (`Board.ring_loops`). A peer that fell asleep
+        # then may have missed it, and nobody else would wake it.
         self.ring(self.near.values())
 
     def _rung(self) -> None:
