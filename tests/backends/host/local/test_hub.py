@@ -70,19 +70,20 @@ async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
 async def test_who_falls_asleep_while_a_word_is_written_is_rung_before_the_loop_sleeps(hubs: Any) -> None:
     """A word that is written while the loop goes on is told without a fence: that look may come too early."""
     mine, theirs = hubs(2)
-    rung = []
-    for near in mine.near.values():
-        near.neighbour.ring_loop = lambda: rung.append(waiter.asked)
+    rung: list[int] = []
+    asked: list[int] = []
 
     def ready() -> bool:
-        theirs.words[ASLEEP_LOOP] = waiter.asked  # it falls asleep once the last look is made
+        asked.append(1)
+        theirs.words[ASLEEP_LOOP] = 1
         return False
 
-    waiter = Waiter(ready)
-    mine.watch(waiter)
+    for near in mine.near.values():
+        near.neighbour.ring_loop = lambda: rung.append(len(asked))
+    mine.watch(Waiter(ready))
     while not mine.words[ASLEEP_LOOP]:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert rung == [waiter.asked]
+    assert rung == [len(asked)]
 
 
 async def test_polling_has_one_budget_a_turn(hubs: Any) -> None:
