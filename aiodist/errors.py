@@ -4,7 +4,7 @@
     ├── UsageError (ValueError)          you asked for something that has no meaning; nothing was sent
     ├── RendezvousError                  the processes could not meet
     │   ├── RendezvousTimeout            … in time; names who is missing
-    │   ├── AuthenticationError          … because one is a stranger or speaks another version
+    │   ├── AuthenticationError          … because one is an unauthenticated peer or speaks another version
     │   ├── StoreReplaced                … any more: the store is another one, or knows less than it did
     │   ├── StoreFull                    the store holds as much as it may
     │   └── LeaseLost                    a lease ended before its holder did

@@ -18,6 +18,6 @@ async def error_of(awaitable: Awaitable[Any]) -> BaseException:
 
 
 def memory_mapped() -> int:
-    """How many mappings of arenas and homes this process has."""
+    """How many mappings of arenas and segments this process has."""
     with open("/proc/self/maps") as file:
         return sum("memfd:aiodist" in line for line in file)

@@ -165,7 +165,7 @@ def test_the_check_sees_a_circle(tmp_path: Path, line: str, circle: bool) -> Non
 
 
 def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
-    homes = {"cupy": "backends", "mpi4py": "backends", "uvloop": "runtime", "torch": "tensors"}
+    segments = {"cupy": "backends", "mpi4py": "backends", "uvloop": "runtime", "torch": "tensors"}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names: list[str] = []
@@ -178,8 +178,8 @@ def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
                 if (path.relative_to(PACKAGE).as_posix(), top) in GUESTS:
                     continue
                 assert top != "pickle", f"{path}: pickle has no place here (law 8)"
-                if top in homes:
-                    assert room(path) in (homes[top], "cli", "doctor", "testing"), f"{path} imports {top}"
+                if top in segments:
+                    assert room(path) in (segments[top], "cli", "doctor", "testing"), f"{path} imports {top}"
 
 
 def test_importing_aiodist_loads_nothing_heavy() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
-from aiodist.net.near import connect_to_store
+from aiodist.net.local_socket import connect_to_store
 from aiodist.rendezvous import HashStore, PrefixStore, Store, StoreServer, TcpStore
 from aiodist.runtime.joining import _serving
 from aiodist.testing import spmd

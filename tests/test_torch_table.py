@@ -81,8 +81,8 @@ def calls(distributed: Any) -> Names:
     found: Names = {}
     for name in {*c10d.__all__, *dir(distributed)}:
         torchs = vars(c10d).get(name) if name in c10d.__all__ else getattr(distributed, name)
-        home = str(getattr(torchs, "__module__", "")).partition(".")[0]
-        imported = name not in c10d.__all__ and home in sys.stdlib_module_names
+        segment = str(getattr(torchs, "__module__", "")).partition(".")[0]
+        imported = name not in c10d.__all__ and segment in sys.stdlib_module_names
         if not name.startswith("_") and not inspect.ismodule(torchs) and not imported:
             found[name] = signature(torchs, name)
     return found

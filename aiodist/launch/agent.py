@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
 from aiodist.launch.crew import Crew
-from aiodist.launch.nodes.hearing import Listener
-from aiodist.launch.nodes.lobby import OverError
+from aiodist.launch.nodes.admission import OverError
 from aiodist.launch.nodes.meeting import meet
+from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.words import Next
 from aiodist.launch.plan import Plan

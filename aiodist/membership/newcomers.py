@@ -24,7 +24,7 @@ TTL = 6.0
 """Seconds after which a newcomer that does not renew its place is forgotten, if its connection lives on."""
 
 
-class Doorbell:
+class AdmissionRequest:
     """A newcomer's place in the queue.
 
     Args:

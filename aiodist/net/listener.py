@@ -1,4 +1,4 @@
-"""Takes connections from listening sockets, without a transport for each; the silent ones wait in a lobby."""
+"""Takes connections from listening sockets, without a transport for each; the silent ones wait in an `Admission`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from aiodist.net.lobby import Enter, Lobby, Turned
+from aiodist.net.admission import Admission, Enter, Turned
 from aiodist.net.shortage import EXHAUSTED
 
 _AT_ONCE = 16  # connections that one turn of the loop accepts: a crowd must not hold it
@@ -21,8 +21,8 @@ class Listener:
     Args:
         loop: the event loop, running or about to run.
         socks: listen, and are non-blocking; the listener owns them, also where it cannot be made.
-        on_socket: see `Lobby`.
-        turned_away: see `Lobby`.
+        on_socket: see `Admission`.
+        turned_away: see `Admission`.
         log: is told when this process has no descriptor or memory left for a connection.
         exhausted: called with the error when that has been so for seconds.
     """
@@ -39,7 +39,7 @@ class Listener:
         self._loop = loop
         self._socks = socks
         self._log = log
-        self._lobby = Lobby(loop, on_socket, turned_away)
+        self._admission = Admission(loop, on_socket, turned_away)
         self._exhausted = exhausted
         self._failed = 0  # times in a row
         self._paused: asyncio.TimerHandle | None = None
@@ -58,7 +58,7 @@ class Listener:
         for sock in self._socks:
             sock.close()
         self._socks = []
-        self._lobby.close()
+        self._admission.close()
 
     def _resume(self) -> None:
         self._paused = None
@@ -90,4 +90,4 @@ class Listener:
                 return
             self._failed = 0
             sock.setblocking(False)
-            self._lobby.add(sock)
+            self._admission.add(sock)

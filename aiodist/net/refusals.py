@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from aiodist.net.near import credentials
+from aiodist.net.local_socket import credentials
 from aiodist.net.records import RecordSocket
 from aiodist.net.sockets import join_address
 from aiodist.sanitize import one_line
@@ -39,7 +39,7 @@ class Refusals:
 
         Args:
             who: an address, or a process of this host.
-            why: may hold a stranger's words: what is not printable is replaced.
+            why: may hold an unauthenticated peer's words: what is not printable is replaced.
         """
         now = self._clock()
         if now >= self._until:

@@ -1,7 +1,7 @@
 """A TCP socket with TLS on it, for code that reads and writes non-blocking sockets itself.
 
 It has the calls of such a socket that this package makes. `shake_hands` comes first, whenever there is
-something to read, until it says True. Ciphertext goes through memory (`ssl.MemoryBIO`), so what a stranger
+something to read, until it says True. Ciphertext goes through memory (`ssl.MemoryBIO`), so what an unauthenticated peer
 may make this process hold is bounded here, and one call to the system moves many records.
 
 What a selector cannot know, this class sees to:
@@ -29,7 +29,7 @@ from aiodist.net.records import Bytes, RecordSocket
 from aiodist.wire.handshake import refuse_plain, refused_plain
 
 HELLO_LIMIT = 32 << 10
-"""Bytes of TLS handshake that a stranger may send."""
+"""Bytes of TLS handshake that an unauthenticated peer may send."""
 
 _RECORD = 16 << 10  # plaintext of one record, at most
 _CHUNK = 256 << 10  # ciphertext that is read at a time

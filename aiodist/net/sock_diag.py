@@ -1,7 +1,7 @@
 """Asks the kernel for one TCP socket of this host: whose it is (Linux, `sock_diag(7)`).
 
 That takes some 50 µs, however many connections there are. Their table in /proc is read and split in
-milliseconds, and a stranger could have that done as often as it connects.
+milliseconds, and an unauthenticated peer could have that done as often as it connects.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 from aiodist.environment import switch
 from aiodist.environment.user import is_me
 from aiodist.net import sock_diag
-from aiodist.net.near import is_stranger
+from aiodist.net.local_socket import is_other_user
 from aiodist.net.records import RecordSocket
 from aiodist.wire.handshake import refuse
 
@@ -39,7 +39,7 @@ def why_not(sock: socket.socket | RecordSocket, vouched: bool) -> str:
     """
     if sock.family == getattr(socket, "AF_UNIX", None):
         assert isinstance(sock, socket.socket)
-        return "it runs under another user" if is_stranger(sock) else ""
+        return "it runs under another user" if is_other_user(sock) else ""
     if vouched:
         return ""
     try:

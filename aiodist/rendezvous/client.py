@@ -21,7 +21,7 @@ from aiodist.errors import (
     UsageError,
     WireError,
 )
-from aiodist.net.near import connect_to_store
+from aiodist.net.local_socket import connect_to_store
 from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address
 from aiodist.rendezvous.answers import check_failure, check_news, words_of

@@ -6,20 +6,20 @@ _OWN = 64  # descriptors of a server itself: sockets that listen, its folder, th
 _OF_A_JOB = 4  # of each job: its files, one more while they are replaced, its folder
 
 
-def clients_of_each(jobs: int, strangers: int, descriptors: int) -> int:
+def clients_of_each(jobs: int, unauthenticated: int, descriptors: int) -> int:
     """Clients that each job may have.
 
     Args:
         jobs: that are served.
-        strangers: connections that have not proved themselves, of each of the two kinds (see `net.lobby`).
+        unauthenticated: connections that have not proved themselves, of each of the two kinds (see `net.admission`).
         descriptors: that this process may have; 0 for as many as it likes.
 
     Returns:
-        As many that all jobs and all strangers find room at once; 1 at least.
+        As many that all jobs and all unauthenticated ones find room at once; 1 at least.
     """
     if descriptors <= 0:
         descriptors = 1 << 30
-    left = descriptors - _OWN - 2 * strangers - _OF_A_JOB * jobs
+    left = descriptors - _OWN - 2 * unauthenticated - _OF_A_JOB * jobs
     return max(1, left // max(1, jobs))
 
 

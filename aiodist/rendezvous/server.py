@@ -13,9 +13,9 @@ from typing import Protocol, Self
 
 from aiodist.environment import Tls
 from aiodist.errors import AiodistError, Tampered, WireError
+from aiodist.net.admission import places
 from aiodist.net.listener import Listener
-from aiodist.net.lobby import places
-from aiodist.net.near import listen_near
+from aiodist.net.local_socket import listen_near
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address, listen
@@ -89,12 +89,12 @@ class StoreServer:
         self._key = os.urandom(32)
         self.instance = b""
         self._refusals = Refusals(_log)
-        self._most_strangers = places()
+        self._most_unauthenticated = places()
         self._descriptors = descriptors()
         self._jobs: set[str] = set()  # that there were when somebody last looked
         self._loop = asyncio.get_running_loop()
         self._server: Listener | None = None
-        self._strangers: dict[Connection, None] = {}  # in order of arrival
+        self._unauthenticated: dict[Connection, None] = {}  # in order of arrival
         self._stores: dict[str, JobStore] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
@@ -227,7 +227,7 @@ class StoreServer:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        for connection in list(self._strangers):
+        for connection in list(self._unauthenticated):
             connection.abort()
         self._refusals.rest()
         await self._close_stores(status, why)
@@ -319,16 +319,16 @@ class StoreServer:
             self._turned_away(sock, why)
             send_away(sock, why)
             return
-        if len(self._strangers) >= self._most_strangers:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            self._refusals.say(oldest.peer_address, f"more than {self._most_strangers} shake hands")
+        if len(self._unauthenticated) >= self._most_unauthenticated:
+            oldest = next(iter(self._unauthenticated))
+            del self._unauthenticated[oldest]
+            self._refusals.say(oldest.peer_address, f"more than {self._most_unauthenticated} shake hands")
             oldest.abort()
         secure: socket.socket | SecureSocket = sock
         if self._tls is not None and sock.family != socket.AF_UNIX:
             secure = SecureSocket(sock, self._tls, is_server=True)
         connection = Connection(secure, self._handshake(), self._ready, self._frames, self._lost)
-        self._strangers[connection] = None
+        self._unauthenticated[connection] = None
         self._count()
         connection.start(deadline)
 
@@ -349,7 +349,7 @@ class StoreServer:
         if len(client) != CLIENT_ID_BYTES:
             raise WireError(f"a client id of {len(client)} bytes")
         connection.client = client
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         if why := self._too_many(job, client):
             self._turn_back(connection, why)
             return
@@ -374,7 +374,7 @@ class StoreServer:
         with contextlib.suppress(AiodistError):  # it cannot be seen now: as many as before
             self._jobs = set(self._secrets.names())
         jobs = len(self._jobs | {name for name, store in self._stores.items() if store.clients})
-        most = clients_of_each(jobs, self._most_strangers, self._descriptors)
+        most = clients_of_each(jobs, self._most_unauthenticated, self._descriptors)
         if here < most:
             return ""
         return (
@@ -394,8 +394,8 @@ class StoreServer:
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
         """A connection ended before a store had it."""
-        if connection in self._strangers:
-            del self._strangers[connection]
+        if connection in self._unauthenticated:
+            del self._unauthenticated[connection]
             if isinstance(error, AiodistError):
                 self._refusals.say(connection.peer_address, str(error))
         self._count()
@@ -407,7 +407,7 @@ class StoreServer:
         store.lost(connection, error)
 
     def _count(self) -> None:
-        if self._strangers or self.clients:
+        if self._unauthenticated or self.clients:
             self._empty.clear()
         else:
             self._empty.set()

@@ -25,7 +25,7 @@ PAGE = 4096
 NONCE_BYTES = 32
 
 USABLE_LIMIT = 64 << 30
-"""Usable bytes of the largest arena: of a home where nothing limits it. They are address space, not memory,
+"""Usable bytes of the largest arena: of a segment where nothing limits it. They are address space, not memory,
 of which a process has 128 TiB; a peer that says more would take that from the others."""
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000

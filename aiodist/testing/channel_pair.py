@@ -11,8 +11,8 @@ from aiodist.transport.base import Endpoint, Into, Key, Sink
 
 
 def content(key: Key, nbytes: int) -> bytes:
-    """Bytes that differ between messages and from their neighbours."""
-    seed = hashlib.blake2b(repr(key).encode(), digest_size=61).digest()  # prime: no period fits a segment
+    """Bytes that differ between messages and from their local peers."""
+    seed = hashlib.blake2b(repr(key).encode(), digest_size=61).digest()  # prime: no period fits a fragment
     return (seed * (nbytes // len(seed) + 1))[:nbytes]
 
 

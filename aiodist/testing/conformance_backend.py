@@ -63,7 +63,7 @@ async def check_concurrent(pg: ProcessGroup, seed: int, length: int) -> None:
 
 
 async def check_large(pg: ProcessGroup) -> None:
-    """Tensors past every threshold: many segments, and reductions off the loop."""
+    """Tensors past every threshold: many fragments, and reductions off the loop."""
     for dtype, count in ((np.float32, 1_000_003), (np.float16, 300_001), (np.int64, 131_072)):
         base = np.arange(count) % 13
         mine = (base + pg.rank).astype(dtype)

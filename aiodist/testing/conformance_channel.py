@@ -17,8 +17,8 @@ from aiodist.testing.channel_pair import Pair, Recorder, content, signature, tur
 from aiodist.transport.base import (
     CONTROL_MESSAGE,
     EAGER_MESSAGE,
+    FRAGMENT,
     REMEMBERED,
-    SEGMENT,
     ControlLink,
     Endpoint,
     Fold,
@@ -34,7 +34,7 @@ LIMIT = 60.0
 
 SIZES = (
     *(0, 1, 15, 16, 4095, 4096, 4097, EAGER_MESSAGE - 1, EAGER_MESSAGE, EAGER_MESSAGE + 1, 65_536),
-    *(SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT, (1 << 20) + 1, 3_000_017),
+    *(FRAGMENT - 1, FRAGMENT, FRAGMENT + 1, 2 * FRAGMENT, (1 << 20) + 1, 3_000_017),
 )
 """Bytes of the messages that are tried: around every threshold of the protocol."""
 
@@ -99,11 +99,11 @@ def _have(recorder: Recorder, count: int) -> bool:
     return len(recorder.arrivals) >= count
 
 
-def _append(pieces: bytearray, total: int, segment: memoryview, offset: int) -> None:
-    assert offset == len(pieces), "segments out of order"
-    assert 0 < len(segment) <= SEGMENT
-    assert len(segment) % 16 == 0 or offset + len(segment) == total
-    pieces += segment
+def _append(pieces: bytearray, total: int, fragment: memoryview, offset: int) -> None:
+    assert offset == len(pieces), "fragments out of order"
+    assert 0 < len(fragment) <= FRAGMENT
+    assert len(fragment) % 16 == 0 or offset + len(fragment) == total
+    pieces += fragment
 
 
 async def check_interleaving(pair: Pair, budget: int) -> None:
@@ -126,7 +126,7 @@ async def check_interleaving(pair: Pair, budget: int) -> None:
 
 async def check_budget(pair: Pair, budget: int) -> None:
     """Eager messages stop at the budget, per context; the rest waits for its receive; credit comes back."""
-    await pair.passes(Key(9, 0, 0, 0), SEGMENT)  # connected from here on: what is sent leaves
+    await pair.passes(Key(9, 0, 0, 0), FRAGMENT)  # connected from here on: what is sent leaves
     for turn in range(3):
         keys = [Key(4, 0, turn, part) for part in range(40)]
         sent = [pair.send(key, nbytes=4000) for key in keys]
@@ -139,18 +139,18 @@ async def check_budget(pair: Pair, budget: int) -> None:
         await asyncio.gather(*sent)
         assert await pair.receive(Key(500 + turn, 0, 0, 0), 4000) == content(Key(500 + turn, 0, 0, 0), 4000)
     if budget >= EAGER_BUDGET:
-        await pair.passes(Key(9, 0, 1, 0), SEGMENT)  # credit is on its way before READY
+        await pair.passes(Key(9, 0, 1, 0), FRAGMENT)  # credit is on its way before READY
         assert pair.send(Key(4, 0, 99, 0), nbytes=100).done(), "credit was not returned"
 
 
 async def check_stall(pair: Pair, budget: int) -> None:
     """Messages that nobody receives hold up no other context, nor others of their own."""
-    stuck = [pair.send(Key(6, 0, seq, 0), nbytes=SEGMENT * 8) for seq in range(20)]
-    await pair.passes(Key(7, 0, 0, 0), SEGMENT * 8)
-    await pair.passes(Key(6, 1, 0, 0), SEGMENT * 8)
+    stuck = [pair.send(Key(6, 0, seq, 0), nbytes=FRAGMENT * 8) for seq in range(20)]
+    await pair.passes(Key(7, 0, 0, 0), FRAGMENT * 8)
+    await pair.passes(Key(6, 1, 0, 0), FRAGMENT * 8)
     assert not any(future.done() for future in stuck)
     pending = pair.inc.pending(6, 0)
-    assert pending == [(seq, SEGMENT * 8, signature(Key(6, 0, seq, 0))) for seq in range(20)]
+    assert pending == [(seq, FRAGMENT * 8, signature(Key(6, 0, seq, 0))) for seq in range(20)]
 
 
 async def check_crowd(pair: Pair, budget: int) -> None:
@@ -160,7 +160,7 @@ async def check_crowd(pair: Pair, budget: int) -> None:
     sent = [pair.send(key, data) for key in keys]
     crowd = pair.at_receiver
     await crowd.until(lambda: bool(crowd.crowds))
-    await pair.passes(Key(21, 1, 0, 0), SEGMENT)
+    await pair.passes(Key(21, 1, 0, 0), FRAGMENT)
     assert len(crowd.arrivals) < count
     asked, other_size, last = keys[-3:]
     pair.inc.ask(asked)
@@ -183,7 +183,7 @@ async def check_many_places(pair: Pair, budget: int) -> None:
     keys = [Key(22, 0, seq, 0) for seq in range(REMEMBERED + 100)]
     pieces = {key: bytearray() for key in keys}
     received = [pair.recv(key, nbytes, Fold(partial(_append, pieces[key], nbytes))) for key in keys]
-    await pair.passes(Key(23, 0, 0, 0), SEGMENT)
+    await pair.passes(Key(23, 0, 0, 0), FRAGMENT)
     await asyncio.gather(*(pair.send(key, data) for key in reversed(keys)), *received)
     assert all(piece == data for piece in pieces.values())
     assert sorted(key for _, key, _, _ in pair.at_receiver.arrivals if key.context == 22) == keys
@@ -191,50 +191,50 @@ async def check_many_places(pair: Pair, budget: int) -> None:
 
 async def check_cancel_send(pair: Pair, budget: int) -> None:
     """A cancelled send leaves its buffer alone; other messages pass; its context stays dead."""
-    key, nbytes = Key(8, 0, 0, 0), SEGMENT * 64  # more than any socket holds
+    key, nbytes = Key(8, 0, 0, 0), FRAGMENT * 64  # more than any socket holds
     expected = content(key, nbytes)
     data = bytearray(expected)
     pieces = bytearray()
 
-    def fold(segment: memoryview, offset: int) -> None:
-        pieces.extend(segment)
-        if offset == SEGMENT:
+    def fold(fragment: memoryview, offset: int) -> None:
+        pieces.extend(fragment)
+        if offset == FRAGMENT:
             pair.out.cancel(8)
             data[:] = bytes(nbytes)
 
     sent = pair.send(key, data)
     received = pair.recv(key, nbytes, Fold(fold))
-    offered = pair.send(Key(8, 0, 1, 0), nbytes=SEGMENT)
+    offered = pair.send(Key(8, 0, 1, 0), nbytes=FRAGMENT)
     for seq in range(3):
-        await pair.passes(Key(9, 0, seq, 0), SEGMENT * 4 + 1)
-    assert SEGMENT * 2 <= len(pieces) < nbytes
+        await pair.passes(Key(9, 0, seq, 0), FRAGMENT * 4 + 1)
+    assert FRAGMENT * 2 <= len(pieces) < nbytes
     assert pieces == expected[: len(pieces)], "the buffer was read after cancel"
     assert not pair.send(Key(8, 0, 2, 0), nbytes=8).done()
     assert not any(future.done() for future in (sent, offered, received))
 
 
 async def check_cancel_recv(pair: Pair, budget: int) -> None:
-    """A cancelled receive leaves its sink alone, also in the middle of a segment, and one that is posted
+    """A cancelled receive leaves its sink alone, also in the middle of a fragment, and one that is posted
     afterwards has no part in anything; other messages pass."""
-    key, nbytes = Key(10, 0, 0, 0), SEGMENT * 32
+    key, nbytes = Key(10, 0, 0, 0), FRAGMENT * 32
     sink = bytearray(nbytes)
     received = pair.recv(key, nbytes, Into(memoryview(sink)))
     never = pair.recv(Key(10, 0, 1, 0), nbytes, Into(memoryview(bytearray(nbytes))))
     sent = pair.send(key, nbytes=nbytes)
     offered, stored = Key(10, 0, 2, 0), Key(10, 0, 3, 0)
-    pair.send(offered, nbytes=SEGMENT * 2)
+    pair.send(offered, nbytes=FRAGMENT * 2)
     pair.send(stored, nbytes=64)
     await turn_until(lambda: any(sink[:64]))  # so that it is in the middle
     pair.inc.cancel(10)
     sink[:] = b"\xee" * nbytes
     ignored = [
-        pair.recv(offered, SEGMENT * 2, Into(memoryview(sink)[: SEGMENT * 2])),
+        pair.recv(offered, FRAGMENT * 2, Into(memoryview(sink)[: FRAGMENT * 2])),
         pair.recv(stored, 64, Into(memoryview(sink)[:64])),
         pair.recv(Key(10, 0, 4, 0), nbytes, Into(memoryview(sink))),
     ]
     pair.send(Key(10, 0, 4, 0), nbytes=nbytes)
     for seq in range(3):
-        await pair.passes(Key(11, 0, seq, 0), SEGMENT * 4 + 1)
+        await pair.passes(Key(11, 0, seq, 0), FRAGMENT * 4 + 1)
     await sent  # its bytes were taken, and dropped
     assert sink == b"\xee" * nbytes, "the sink was written after cancel"
     assert not any(future.done() for future in (received, never, *ignored))
@@ -244,16 +244,16 @@ async def check_retire(pair: Pair, budget: int) -> None:
     """A retired context keeps nothing and reports nothing; posting in it is ignored."""
     for part in range(4):
         pair.send(Key(12, 0, part, 0), nbytes=500)
-        pair.send(Key(12, 0, 4 + part, 0), nbytes=SEGMENT)
-    posted = pair.recv(Key(12, 0, 9, 0), SEGMENT, Into(memoryview(bytearray(SEGMENT))))
+        pair.send(Key(12, 0, 4 + part, 0), nbytes=FRAGMENT)
+    posted = pair.recv(Key(12, 0, 9, 0), FRAGMENT, Into(memoryview(bytearray(FRAGMENT))))
     await pair.at_receiver.until(lambda: len(pair.at_receiver.arrivals) == 8)
     assert len(pair.inc.pending(12, 0)) == 8
     pair.inc.retire(12)
     assert pair.inc.pending(12, 0) == []
     pair.send(Key(12, 0, 20, 0), nbytes=8)
-    pair.send(Key(12, 0, 9, 0), nbytes=SEGMENT)
+    pair.send(Key(12, 0, 9, 0), nbytes=FRAGMENT)
     late = pair.recv(Key(12, 0, 20, 0), 8, Into(memoryview(bytearray(8))))
-    await pair.passes(Key(13, 0, 0, 0), SEGMENT)
+    await pair.passes(Key(13, 0, 0, 0), FRAGMENT)
     assert len(pair.at_receiver.arrivals) == 9
     assert pair.inc.pending(12, 0) == []
     assert not any(future.done() for future in (posted, late))
@@ -261,7 +261,9 @@ async def check_retire(pair: Pair, budget: int) -> None:
 
 async def check_mismatch(pair: Pair, budget: int) -> None:
     """A message of another size than the receive is reported and not delivered."""
-    for seq, (nbytes, expected) in enumerate(((8, 16), (8, SEGMENT), (SEGMENT, 8), (SEGMENT, SEGMENT + 16))):
+    for seq, (nbytes, expected) in enumerate(
+        ((8, 16), (8, FRAGMENT), (FRAGMENT, 8), (FRAGMENT, FRAGMENT + 16))
+    ):
         for stream in (0, 1):
             key = Key(14, stream, seq, 0)
             before = len(pair.at_receiver.arrivals)
@@ -269,14 +271,14 @@ async def check_mismatch(pair: Pair, budget: int) -> None:
             received: asyncio.Future[bool] | None = None
             if stream == 0:
                 received = pair.recv(key, expected, Into(memoryview(sink)))
-                await pair.passes(Key(15, stream, seq, 0), SEGMENT)  # READY has long been there
+                await pair.passes(Key(15, stream, seq, 0), FRAGMENT)  # READY has long been there
                 before += 1
             pair.send(key, nbytes=nbytes)
             await pair.at_receiver.until(partial(_have, pair.at_receiver, before + 1))
             assert pair.at_receiver.arrivals[-1] == (0, key, signature(key), nbytes)
             if received is None:
                 received = pair.recv(key, expected, Into(memoryview(sink)))
-            await pair.passes(Key(16, stream, seq, 0), SEGMENT)
+            await pair.passes(Key(16, stream, seq, 0), FRAGMENT)
             assert not received.done()
             assert not any(sink)
 
@@ -284,33 +286,33 @@ async def check_mismatch(pair: Pair, budget: int) -> None:
 async def check_reentry(pair: Pair, budget: int) -> None:
     """Callbacks may call the channel: receive on arrival, cancel on arrival, send when done."""
     loop = asyncio.get_running_loop()
-    sink = bytearray(SEGMENT)
+    sink = bytearray(FRAGMENT)
     results: list[asyncio.Future[bool]] = []
 
     def on_arrival(key: Key) -> None:
         if key.context == 17:  # receive from whoever comes
-            nbytes = 100 if key.seq == 0 else SEGMENT
+            nbytes = 100 if key.seq == 0 else FRAGMENT
             results.append(pair.recv(key, nbytes, Into(memoryview(sink)[:nbytes])))
         elif key.context == 18:
             pair.inc.cancel(18)
 
     pair.at_receiver.on_arrival = on_arrival
-    for seq, nbytes in ((0, 100), (1, SEGMENT)):
+    for seq, nbytes in ((0, 100), (1, FRAGMENT)):
         await pair.send(Key(17, 0, seq, 0), nbytes=nbytes)
         await pair.at_receiver.until(lambda: len(results) > seq)  # noqa: B023
         await results[seq]
         assert sink[:nbytes] == content(Key(17, 0, seq, 0), nbytes)
     refused = [
-        pair.recv(Key(18, 0, seq, 0), n, Into(memoryview(sink)[:n])) for seq, n in ((0, 100), (1, SEGMENT))
+        pair.recv(Key(18, 0, seq, 0), n, Into(memoryview(sink)[:n])) for seq, n in ((0, 100), (1, FRAGMENT))
     ]
     before = bytes(sink)
-    pair.send(Key(18, 0, 1, 0), nbytes=SEGMENT)
+    pair.send(Key(18, 0, 1, 0), nbytes=FRAGMENT)
     pair.send(Key(18, 0, 0, 0), nbytes=100)
-    await pair.passes(Key(19, 0, 0, 0), SEGMENT)
+    await pair.passes(Key(19, 0, 0, 0), FRAGMENT)
     assert sink == before
     assert not any(future.done() for future in refused)
     # A chain of sends, each started by the one before.
-    chain = [content(Key(20, 0, seq, 0), SEGMENT * 2) for seq in range(8)]
+    chain = [content(Key(20, 0, seq, 0), FRAGMENT * 2) for seq in range(8)]
     over = loop.create_future()
 
     def next_send(seq: int) -> None:
@@ -324,7 +326,7 @@ async def check_reentry(pair: Pair, budget: int) -> None:
         ):
             next_send(seq + 1)
 
-    received = [asyncio.ensure_future(pair.receive(Key(20, 0, seq, 0), SEGMENT * 2)) for seq in range(8)]
+    received = [asyncio.ensure_future(pair.receive(Key(20, 0, seq, 0), FRAGMENT * 2)) for seq in range(8)]
     next_send(0)
     await over
     assert await asyncio.gather(*received) == chain
@@ -332,7 +334,7 @@ async def check_reentry(pair: Pair, budget: int) -> None:
 
 async def check_goodbye(pair: Pair, budget: int) -> None:
     """Closing delivers what was sent, then says goodbye once; a stored message can still be received."""
-    nbytes = SEGMENT * 8
+    nbytes = FRAGMENT * 8
     received = asyncio.ensure_future(pair.receive(Key(21, 0, 0, 0), nbytes))
     pair.send(Key(21, 0, 0, 0), nbytes=nbytes)
     small = pair.send(Key(21, 0, 1, 0), nbytes=100)
@@ -350,17 +352,17 @@ async def check_goodbye(pair: Pair, budget: int) -> None:
 
 async def check_goodbye_of_receiver(pair: Pair, budget: int) -> None:
     """The sender hears the goodbye of a receiver that closes first."""
-    await pair.passes(Key(22, 0, 0, 0), SEGMENT)
+    await pair.passes(Key(22, 0, 0, 0), FRAGMENT)
     await pair.receiver.aclose()
     await pair.at_sender.until(lambda: bool(pair.at_sender.goodbyes))
     assert (pair.at_sender.goodbyes, pair.at_sender.losses) == ([1], [])
-    pair.send(Key(22, 0, 1, 0), nbytes=SEGMENT)  # ignored
+    pair.send(Key(22, 0, 1, 0), nbytes=FRAGMENT)  # ignored
 
 
 async def check_kill(pair: Pair, budget: int) -> None:
     """An end without goodbye is a loss, reported once at each side; afterwards everything is ignored."""
-    await pair.passes(Key(23, 0, 0, 0), SEGMENT)
-    sink = bytearray(SEGMENT * 64)
+    await pair.passes(Key(23, 0, 0, 0), FRAGMENT)
+    sink = bytearray(FRAGMENT * 64)
     received = pair.recv(Key(23, 0, 1, 0), len(sink), Into(memoryview(sink)))
     sent = pair.send(Key(23, 0, 1, 0), nbytes=len(sink))
     await turn_until(lambda: any(sink[:64]))

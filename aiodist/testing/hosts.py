@@ -1,6 +1,6 @@
 """Several hosts on one machine: network namespaces with virtual cables between them. Linux, as root.
 
-Processes of different namespaces share no memory with each other: they find neighbours by abstract Unix
+Processes of different namespaces share no memory with each other: they find local peers by abstract Unix
 sockets, which a namespace has for itself. So they are to aiodist what processes of different hosts are.
 """
 
@@ -50,7 +50,7 @@ class Hosts:
         """A host's address, which all of them reach."""
         return f"{_NETWORK}.{host + 1}"
 
-    def neighbour(self, host: int, other: int, hardware: str | None) -> None:
+    def peer_segment(self, host: int, other: int, hardware: str | None) -> None:
         """Have one host believe that another has this hardware address; None: what it finds out by itself."""
         entry = [self.address(other), "dev", "eth0"]
         if hardware is None:

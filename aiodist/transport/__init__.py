@@ -9,7 +9,7 @@ from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.transport.base import (
     CONTROL_MESSAGE,
     EAGER_MESSAGE,
-    SEGMENT,
+    FRAGMENT,
     ControlLink,
     Done,
     Endpoint,
@@ -29,7 +29,7 @@ __all__ = [
     "CONTROL_MESSAGE",
     "EAGER_BUDGET",
     "EAGER_MESSAGE",
-    "SEGMENT",
+    "FRAGMENT",
     "ControlLink",
     "Done",
     "Endpoint",

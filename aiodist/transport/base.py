@@ -24,9 +24,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from aiodist.errors import GroupBroken, Tampered
-from aiodist.shm.home import Home, Neighbour
+from aiodist.shm.segment import PeerSegment, Segment
 
-SEGMENT = 256 * 1024
+FRAGMENT = 256 * 1024
 """Bytes of the largest piece in which a message travels, and of the largest piece a `Fold` is given."""
 
 EAGER_MESSAGE = 8 * 1024
@@ -79,10 +79,10 @@ class Into:
 
 
 class Fold:
-    """Receive through a function, which sees each segment in order of offset as it arrives.
+    """Receive through a function, which sees each fragment in order of offset as it arrives.
 
     Args:
-        fold: called as `fold(segment, offset)`. The segment is read-only by contract, at most SEGMENT
+        fold: called as `fold(fragment, offset)`. The fragment is read-only by contract, at most FRAGMENT
             bytes, a multiple of 16 bytes unless it is the last, and valid during the call alone (it may
             be a buffer that is used again, or a peer's mapped memory). It must not raise.
             A message of 0 bytes makes no call.
@@ -299,13 +299,13 @@ class Endpoint(ABC):
 
     @property
     @abstractmethod
-    def home(self) -> Home | None:
-        """The memory that this process shares with its neighbours; None before `prove_local` has asked one,
+    def segment(self) -> Segment | None:
+        """The memory that this process shares with its local peers; None before `prove_local` has asked one,
         and where there is no shared memory. It stays until the endpoint closes."""
 
     @property
     @abstractmethod
-    def neighbours(self) -> Mapping[int, Neighbour]:
+    def peer_segments(self) -> Mapping[int, PeerSegment]:
         """Who shares memory with this process, by global rank, without itself. One that is lost or has
         said goodbye stays until the endpoint closes: what it published can still be read."""
 
@@ -313,13 +313,13 @@ class Endpoint(ABC):
     async def prove_local(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = 5.0
     ) -> set[int]:
-        """Which of `ranks` share memory with this process, found by doing it; they are `neighbours`
+        """Which of `ranks` share memory with this process, found by doing it; they are `peer_segments`
         then. Bounded: who does not answer within seconds is not local.
 
         Args:
             ranks: the candidates.
             linked: those of them that this process will want a control link to. Where it can, one comes
-                with the proof, so that `link_control` need not dial after `keep_neighbours`.
+                with the proof, so that `link_control` need not dial after `keep_peer_segments`.
             patience: seconds to wait for answers, at most.
 
         Raises:
@@ -327,8 +327,8 @@ class Endpoint(ABC):
         """
 
     @abstractmethod
-    def keep_neighbours(self, ranks: Collection[int]) -> None:
-        """It is agreed who shares memory with whom: let go of the neighbours that are not among `ranks`,
+    def keep_peer_segments(self, ranks: Collection[int]) -> None:
+        """It is agreed who shares memory with whom: let go of the local peers that are not among `ranks`,
         and prove nothing any more. Control links that came with a proof are reported soon."""
 
     @abstractmethod

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from aiodist.errors import AiodistError, GroupBroken
-from aiodist.net.lobby import PATIENCE
-from aiodist.net.near import is_stranger
+from aiodist.net.admission import PATIENCE
+from aiodist.net.local_socket import is_other_user
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ async def connect_near(address: bytes) -> socket.socket:
             died. It has no number, which would make it a fault of this process.
     """
     sock = await connect_unix(address)
-    if is_stranger(sock):
+    if is_other_user(sock):
         sock.close()
         raise PermissionError("another user listens there")
     return sock

@@ -29,20 +29,20 @@ from aiodist.errors import (
     WireError,
     name_ranks,
 )
+from aiodist.net.admission import PATIENCE, places
 from aiodist.net.listener import Listener
-from aiodist.net.lobby import PATIENCE, places
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.shortage import shortage
 from aiodist.net.sockets import resolve
 from aiodist.net.users import send_away, why_not
 from aiodist.shm.arena import available
-from aiodist.shm.home import Home, Neighbour
+from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport import dialing
 from aiodist.transport.base import ControlLink, Route
 from aiodist.transport.control_link import SocketControl
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
-from aiodist.transport.mail import ANSWER_DEADLINE, Mailbox
+from aiodist.transport.local_peers import ANSWER_DEADLINE, LocalPeers
 from aiodist.transport.mapped import MappedLink
 from aiodist.transport.peers import ChannelEndpoint, Peer
 from aiodist.transport.stream import StreamLink
@@ -71,9 +71,9 @@ class SocketEndpoint(ChannelEndpoint):
         mode: "tcp": TCP only, as if every peer were on another host; "shm": shared memory only;
             "auto": shared memory where it works.
         eager_budget: bytes per (channel, context); the same on every rank.
-        home_nbytes: virtual bytes of the memory that this process shares; None: `home_bytes`.
+        segment_nbytes: virtual bytes of the memory that this process shares; None: `segment_bytes`.
         tls: for connections over TCP; None: they go without.
-        boot: names the host: ranks with another name are no neighbours. None: `host_id`; others
+        boot: names the host: ranks with another name are no local peers. None: `host_id`; others
             are for tests.
 
     Raises:
@@ -91,7 +91,7 @@ class SocketEndpoint(ChannelEndpoint):
         *,
         mode: Mode = "auto",
         eager_budget: int = EAGER_BUDGET,
-        home_nbytes: int | None = None,
+        segment_nbytes: int | None = None,
         tls: Tls | None = None,
         boot: str | None = None,
     ) -> None:
@@ -112,16 +112,16 @@ class SocketEndpoint(ChannelEndpoint):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._links: set[StreamLink] = set()
         self._greetings: set[Greeting] = set()
-        self._incoming: dict[Greeting, asyncio.Task[None]] = {}  # strangers, in order of arrival
-        self._most_strangers = places()
+        self._incoming: dict[Greeting, asyncio.Task[None]] = {}  # not authenticated yet, in order of arrival
+        self._most_unauthenticated = places()
         self._refusals = Refusals(_log)
-        self._mail: Mailbox | None = None
+        self._mail: LocalPeers | None = None
         listening: list[socket.socket] = []
         try:
             listening.append(listen_tcp(host))
             self.card = {"nonce": self._nonce, "tcp": [host, listening[0].getsockname()[1]]}
             if mode != "tcp" and available():
-                self._mail = Mailbox(loop, rank, job, secret, self._nonce, home_nbytes)
+                self._mail = LocalPeers(loop, rank, job, secret, self._nonce, segment_nbytes)
                 name, unix = listen_unix()
                 listening.append(unix)
                 self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._mail.name}
@@ -147,7 +147,7 @@ class SocketEndpoint(ChannelEndpoint):
         host: str = "127.0.0.1",
         mode: Mode = "auto",
         eager_budget: int = EAGER_BUDGET,
-        home_nbytes: int | None = None,
+        segment_nbytes: int | None = None,
         tls: Tls | None = None,
     ) -> SocketEndpoint:
         """An endpoint on the running loop. The arguments are the class's, but `host` may be a name.
@@ -167,7 +167,7 @@ class SocketEndpoint(ChannelEndpoint):
             *(loop, rank, job, secret, address),
             mode=mode,
             eager_budget=eager_budget,
-            home_nbytes=home_nbytes,
+            segment_nbytes=segment_nbytes,
             tls=tls,
         )
 
@@ -181,12 +181,12 @@ class SocketEndpoint(ChannelEndpoint):
             self._mail.introduce({r: card for r, card in others.items() if self._may_be_local(card)})
 
     @property
-    def home(self) -> Home | None:
-        return None if self._mail is None else self._mail.home
+    def segment(self) -> Segment | None:
+        return None if self._mail is None else self._mail.segment
 
     @property
-    def neighbours(self) -> Mapping[int, Neighbour]:
-        return {} if self._mail is None else self._mail.neighbours
+    def peer_segments(self) -> Mapping[int, PeerSegment]:
+        return {} if self._mail is None else self._mail.peer_segments
 
     async def prove_local(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = ANSWER_DEADLINE
@@ -214,14 +214,14 @@ class SocketEndpoint(ChannelEndpoint):
             raise BackendUnavailable(words, hint=lack.hint)
         _log.warning("%s; messages go over TCP. %s", words, lack.hint)
 
-    def keep_neighbours(self, ranks: Collection[int]) -> None:
+    def keep_peer_segments(self, ranks: Collection[int]) -> None:
         if self._mail is not None:
             for rank, line in self._mail.keep(ranks).items():
                 self._loop.call_soon(self.on_control, rank, self._control(line, rank))
 
     def peer_pid(self, rank: int) -> int | None:
-        neighbour = self.neighbours.get(rank)
-        return super().peer_pid(rank) if neighbour is None else neighbour.pid or None
+        peer_segment = self.peer_segments.get(rank)
+        return super().peer_pid(rank) if peer_segment is None else peer_segment.pid or None
 
     def route(self, rank: int, route: Route) -> None:
         self._check_open()
@@ -416,9 +416,9 @@ class SocketEndpoint(ChannelEndpoint):
             self._turned_away(sock, why)
             send_away(sock, why)
             return
-        if len(self._incoming) >= self._most_strangers:
+        if len(self._incoming) >= self._most_unauthenticated:
             oldest = next(iter(self._incoming))
-            self._refusals.say(oldest.peer_address, f"more than {self._most_strangers} shake hands")
+            self._refusals.say(oldest.peer_address, f"more than {self._most_unauthenticated} shake hands")
             self._incoming.pop(oldest).cancel()
             oldest.close()  # a task that had no turn yet does not do it
             self._greetings.discard(oldest)
@@ -456,14 +456,16 @@ class SocketEndpoint(ChannelEndpoint):
                 link.kill()
             else:
                 peer.receiver.attach(link)
-        except AiodistError as error:  # it was told why; strangers are no concern of the group
+        except AiodistError as error:  # it was told why; who is not authenticated is no concern of the group
             self._refusals.say(greeting.peer_address, str(error))
-            if rank >= 0 and isinstance(error, WireError):  # but this is no stranger
+            if rank >= 0 and isinstance(error, WireError):  # but this one is authenticated
                 self._lost(self._peer(rank), f"protocol error: {error.message}")
         except TimeoutError:
             self._refusals.say(greeting.peer_address, f"it did not prove itself within {PATIENCE:g} s")
         except OSError as error:
-            own = self._unable(rank, error) if rank >= 0 else None  # what strangers lack is no concern either
+            own = (
+                self._unable(rank, error) if rank >= 0 else None
+            )  # what the unauthenticated lack is no concern either
             if own is not None and not self._closing:
                 self.observer.unable(rank, own)  # before it sees that the connection ends
         finally:

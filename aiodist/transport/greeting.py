@@ -1,7 +1,7 @@
 """Opening a connection: the handshake over a raw socket, and the arena behind it for links over memory.
 
 Everything here runs before the peer is known, under the caller's deadline: what is read is bounded by
-the handshake's own limits plus one frame, and every descriptor that a stranger sends is closed.
+the handshake's own limits plus one frame, and every descriptor that an unauthenticated peer sends is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import cast
 from aiodist.environment import Tls
 from aiodist.errors import AiodistError, WireError
 from aiodist.net.descriptors import receive
-from aiodist.net.near import credentials
+from aiodist.net.local_socket import credentials
 from aiodist.net.records import RecordSocket
 from aiodist.net.refusals import address_of
 from aiodist.net.sealed import SealedSocket

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiodist.errors import Tampered
-from aiodist.transport.base import SEGMENT, Key
+from aiodist.transport.base import FRAGMENT, Key
 from aiodist.wire.frame import Frame
 
 BURST = 1 << 20
@@ -29,7 +29,7 @@ class LinkUser(Protocol):
         """A whole frame. The payload is valid during the call only; MAPPED frames arrive as DATA."""
 
     def place(self, frame: Frame, at: int) -> memoryview:
-        """Memory for the payload of a DATA frame from byte `at` on: for all of the rest, or for SEGMENT bytes
+        """Memory for the payload of a DATA frame from byte `at` on: for all of the rest, or for FRAGMENT bytes
         at least. It is about to arrive piece by piece."""
 
     def placed(self, frame: Frame, at: int, nbytes: int) -> None:
@@ -48,12 +48,12 @@ class Link(ABC):
 
     Attributes:
         room: whether `write` may be called. When it is False, `LinkUser.writable` will be called later.
-        segment: bytes of the largest payload that `write` takes.
+        fragment: bytes of the largest payload that `write` takes.
         on_closed: called when a link that this side closed gracefully is gone. Not after `kill`.
     """
 
     room: bool
-    segment: int = SEGMENT
+    fragment: int = FRAGMENT
     on_closed: Callable[[], None] | None = None
 
     @property
@@ -84,7 +84,7 @@ class Link(ABC):
         signature: bytes,
         sealed: bool = False,
     ) -> bool:
-        """Send a segment as DATA; only while `room`. Never calls back.
+        """Send a fragment as DATA; only while `room`. Never calls back.
 
         Args:
             sealed: its bytes have to be authenticated, where the link's frames are. Others need not.

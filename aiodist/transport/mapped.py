@@ -1,6 +1,6 @@
 """Links between processes of one host: headers over a Unix socket, bulk through the sender's arena.
 
-A segment is copied into a free block of an arena that the receiver has mapped read-only; the frame
+A fragment is copied into a free block of an arena that the receiver has mapped read-only; the frame
 says where. The receiver reads it there, straight into its sink, and gives the block back. So a rank
 writes its own memory only, and one that is out of blocks waits as it would for a full socket.
 """
@@ -13,17 +13,17 @@ import socket
 from aiodist.errors import WireError
 from aiodist.shm.arena import PAGE, Arena, Window
 from aiodist.shm.blocks import BlockPool
-from aiodist.transport.base import SEGMENT, Key
+from aiodist.transport.base import FRAGMENT, Key
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import Frame, Type, pack, payload_bytes
 
 BLOCKS = 8
-"""Blocks of SEGMENT bytes in a link's arena."""
+"""Blocks of FRAGMENT bytes in a link's arena."""
 
 INLINE = 4 * 1024
-"""Bytes of the largest segment that goes over the socket: a block costs more than the copy."""
+"""Bytes of the largest fragment that goes over the socket: a block costs more than the copy."""
 
-ARENA_BYTES = BLOCKS * SEGMENT
+ARENA_BYTES = BLOCKS * FRAGMENT
 
 _RELEASE_AT = 2  # blocks given back at a time, so that sender and receiver copy at the same time
 _DATA, _MAPPED, _RELEASE = int(Type.DATA), int(Type.MAPPED), int(Type.RELEASE)
@@ -36,7 +36,7 @@ class MappedLink(StreamLink):
         memory: at the sending end its `Arena`, of ARENA_BYTES; at the receiving end the `Window` on it.
     """
 
-    segment = SEGMENT
+    fragment = FRAGMENT
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class MappedLink(StreamLink):
         pool = self._pool
         if nbytes <= INLINE or pool is None:
             return super().write(key, payload, offset, total, signature)
-        at = PAGE + pool.take() * SEGMENT
+        at = PAGE + pool.take() * FRAGMENT
         self._view[at : at + nbytes] = payload
         self.post(
             pack(_MAPPED, *key, nbytes=nbytes, offset=offset, total=total, word=at, signature=signature)
@@ -106,11 +106,11 @@ class MappedLink(StreamLink):
             super()._dispatch(frame, payload)
 
     def _mapped(self, frame: Frame) -> None:
-        block, rest = divmod(frame.word - PAGE, SEGMENT)
-        if self._pool is not None or rest or not 0 <= block < BLOCKS or frame.nbytes > SEGMENT:
-            raise WireError(f"a segment of {frame.nbytes} bytes at {frame.word} of the arena")
+        block, rest = divmod(frame.word - PAGE, FRAGMENT)
+        if self._pool is not None or rest or not 0 <= block < BLOCKS or frame.nbytes > FRAGMENT:
+            raise WireError(f"a fragment of {frame.nbytes} bytes at {frame.word} of the arena")
         if self._to_release >> block & 1:
-            raise WireError(f"a segment in block {block} of the arena, which was not given back yet")
+            raise WireError(f"a fragment in block {block} of the arena, which was not given back yet")
         payload = self._view[frame.word : frame.word + frame.nbytes]
         try:
             super()._dispatch(Frame(_DATA, *frame[1:]), payload)

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import PeerLost
-from aiodist.shm.home import Neighbour
+from aiodist.shm.segment import PeerSegment
 from aiodist.transport.base import ControlLink, Route
 from aiodist.transport.control_link import MemoryControl
 from aiodist.transport.memory_link import MemoryLink
@@ -59,11 +59,11 @@ class MemoryEndpoint(ChannelEndpoint):
         pass
 
     @property
-    def home(self) -> None:
+    def segment(self) -> None:
         return None
 
     @property
-    def neighbours(self) -> Mapping[int, Neighbour]:
+    def peer_segments(self) -> Mapping[int, PeerSegment]:
         return {}
 
     async def prove_local(
@@ -72,7 +72,7 @@ class MemoryEndpoint(ChannelEndpoint):
         hosts = self._network.hosts
         return set() if hosts is None else {rank for rank in ranks if hosts[rank] == hosts[self.rank]}
 
-    def keep_neighbours(self, ranks: Collection[int]) -> None:
+    def keep_peer_segments(self, ranks: Collection[int]) -> None:
         pass
 
     def route(self, rank: int, route: Route) -> None:

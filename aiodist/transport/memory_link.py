@@ -1,7 +1,7 @@
 """Links inside one process, for tests and simulation: frames travel through the event loop's queue.
 
 Payloads are copied once, so that nobody sees another rank's memory. A link carries at most WINDOW bytes
-of segments at a time, which makes a sender wait as a socket would.
+of fragments at a time, which makes a sender wait as a socket would.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class MemoryLink(Link):
             self._other._landed(len(payload))
 
     def _landed(self, nbytes: int) -> None:
-        """The other end has taken a segment of ours."""
+        """The other end has taken a fragment of ours."""
         self._in_flight -= nbytes
         if not self.room and self._in_flight < WINDOW:
             self.room = True

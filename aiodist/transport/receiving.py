@@ -2,7 +2,7 @@
 
 READY is said once for a message: when a receive larger than EAGER_MESSAGE is posted, or when a posted
 receive and an offer meet. From then on the bytes have a place: they go straight into the sink, or
-through one scratch segment into a `Fold`. What arrives for a receive that was cancelled meanwhile goes to the
+through one scratch fragment into a `Fold`. What arrives for a receive that was cancelled meanwhile goes to the
 same scratch and is forgotten.
 
 A peer may name any number of messages and contexts. Of its offers so many are remembered (REMEMBERED); the
@@ -20,8 +20,8 @@ from aiodist.errors import Tampered, UsageError, WireError
 from aiodist.transport.base import (
     EAGER_MESSAGE,
     EAGER_SHARES,
+    FRAGMENT,
     REMEMBERED,
-    SEGMENT,
     Done,
     Incoming,
     Into,
@@ -119,7 +119,7 @@ class Receiver(Incoming):
         self._owed_all = 0
         self._retired = set() if retired is None else retired
         self._cancelled: set[int] = set()
-        self._arriving: _Receive | None = None  # its segment is being received piecemeal
+        self._arriving: _Receive | None = None  # its fragment is being received piecemeal
         self._scratch: memoryview | None = None
 
     # Incoming.
@@ -235,7 +235,7 @@ class Receiver(Incoming):
         receive = self._arriving
         if receive is not None and isinstance(receive.sink, Into):
             return receive.sink.view[frame.offset + at : frame.offset + frame.nbytes]
-        return self._scratch_of(min(frame.nbytes - at, SEGMENT))
+        return self._scratch_of(min(frame.nbytes - at, FRAGMENT))
 
     def placed(self, frame: Frame, at: int, nbytes: int) -> None:
         receive = self._arriving
@@ -350,9 +350,11 @@ class Receiver(Incoming):
             raise WireError(f"bytes of a message that was not asked for, {key}")
         stop = frame.offset + frame.nbytes
         if frame.total != receive.nbytes or frame.offset != receive.got:
-            raise WireError(f"a segment out of place: {frame.offset} to {stop} of {frame.total} bytes, {key}")
+            raise WireError(
+                f"a fragment out of place: {frame.offset} to {stop} of {frame.total} bytes, {key}"
+            )
         if stop != frame.total and frame.nbytes % 16:
-            raise WireError(f"a segment of {frame.nbytes} bytes, which is no multiple of 16")
+            raise WireError(f"a fragment of {frame.nbytes} bytes, which is no multiple of 16")
         if not receive.announced:
             receive.announced = True
             self._arrived(self.rank, key, frame.signature, frame.total)
@@ -360,7 +362,7 @@ class Receiver(Incoming):
         return receive
 
     def _advance(self, receive: _Receive, nbytes: int) -> None:
-        """A segment, or a part of one, is in its sink."""
+        """A fragment, or a part of one, is in its sink."""
         if self._posted.get(receive.key) is not receive:
             return  # its own fold cancelled it
         receive.got += nbytes
@@ -408,7 +410,7 @@ class Receiver(Incoming):
 
     def _scratch_of(self, nbytes: int) -> memoryview:
         if self._scratch is None or len(self._scratch) < nbytes:
-            self._scratch = memoryview(bytearray(max(nbytes, SEGMENT)))
+            self._scratch = memoryview(bytearray(max(nbytes, FRAGMENT)))
         return self._scratch[:nbytes]
 
     def _forget(self) -> None:

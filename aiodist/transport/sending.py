@@ -2,7 +2,7 @@
 
 A message of at most EAGER_MESSAGE bytes goes at once while its context has budget; its bytes are then
 copied by the connection, so that `send` is over when it returns. Any other message is offered, unless
-the peer's READY is here already, and its segments follow when READY comes. Segments of several ready
+the peer's READY is here already, and its fragments follow when READY comes. Fragments of several ready
 messages take turns, so that a long one does not hold up the others.
 
 What a peer says is remembered within bounds, whatever it says: of the READYs that come before their
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import Tampered, WireError
-from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, REMEMBERED, SEGMENT, Done, Key, Outgoing
+from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key, Outgoing
 from aiodist.transport.link import Link
 from aiodist.wire.frame import HEADER, NO_SIGNATURE, Frame, Type, Word, pack
 
@@ -82,7 +82,7 @@ class Sender(Outgoing):
         self._ready: dict[Key, int] = {}  # READY came before the send → bytes that are expected
         self._forgot = False  # one that came before its send was not remembered
         self._active: deque[_Message] = deque()
-        self._leaving: _Message | None = None  # the link still borrows its last segment given
+        self._leaving: _Message | None = None  # the link still borrows its last fragment given
         self._retired = set() if retired is None else retired
         self._cancelled: set[int] = set()  # until they are retired
         self._pumping = False
@@ -275,7 +275,7 @@ class Sender(Outgoing):
         )
 
     def _write_out(self, link: Link, message: _Message) -> bool:
-        """Segments of one message as long as there is room; True if the last has left."""
+        """Fragments of one message as long as there is room; True if the last has left."""
         while link.room:
             if self._write(link, message):
                 return True
@@ -284,11 +284,11 @@ class Sender(Outgoing):
         return False
 
     def _write(self, link: Link, message: _Message) -> bool:
-        """Give the next segment to the link; True if that was the last and nothing of it is borrowed."""
+        """Give the next fragment to the link; True if that was the last and nothing of it is borrowed."""
         start = message.sent
         # What is authenticated is gone through on the loop: in pieces that do not hold it.
-        segment = min(link.segment, SEGMENT) if message.sealed else link.segment
-        stop = message.sent = min(start + segment, message.nbytes)
+        fragment = min(link.fragment, FRAGMENT) if message.sealed else link.fragment
+        stop = message.sent = min(start + fragment, message.nbytes)
         signature, data = NO_SIGNATURE if start else message.signature, message.data[start:stop]
         if link.write(message.key, data, start, message.nbytes, signature, message.sealed):
             return stop == message.nbytes
@@ -296,7 +296,7 @@ class Sender(Outgoing):
         return False
 
     def _pump(self) -> None:
-        """Write segments of ready messages in turn, as long as the link has room."""
+        """Write fragments of ready messages in turn, as long as the link has room."""
         if self._pumping:
             return
         self._pumping = True

@@ -1,7 +1,7 @@
 """Links over stream sockets (TCP, Unix), read and written without transports in between.
 
 How they write is in `writing`. Reading takes headers and small payloads through one buffer; the payload of a
-larger segment is received straight into its place, together with the next header in the same call. While one
+larger fragment is received straight into its place, together with the next header in the same call. While one
 is under way a TCP socket wakes the loop only when it is all here.
 """
 
@@ -112,7 +112,7 @@ class StreamLink(WritingLink):
             self._wake_at(self._frame.nbytes - self._at - self._filled)
 
     def _wake_at(self, nbytes: int) -> None:
-        """Be woken when the rest of a payload is here. It will come: a sender that has begun a segment ends
+        """Be woken when the rest of a payload is here. It will come: a sender that has begun a fragment ends
         it, or the connection; and the kernel wakes us before that if it has no room for so much.
 
         To be woken for every few KiB costs a turn of the loop each time, and has both ends work on one socket

@@ -1,7 +1,7 @@
 """The writing half of a stream link.
 
 Writing tries the socket first, header and payload in one call, so that a message on an idle link has
-left when `send` returns; what does not fit is kept, by reference where it is a borrowed segment, and
+left when `send` returns; what does not fit is kept, by reference where it is a borrowed fragment, and
 follows when the loop says that the socket is writable.
 """
 
@@ -26,7 +26,7 @@ _RAW_FROM = 1024  # bytes: below, authenticating costs less than telling the pay
 class WritingLink(Link):
     """What a `StreamLink` does to write. The arguments are its."""
 
-    segment = PAYLOAD_LIMIT
+    fragment = PAYLOAD_LIMIT
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self.room = True

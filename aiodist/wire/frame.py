@@ -53,7 +53,7 @@ class Type(enum.IntEnum):
     EAGER = 1  # a whole message; the receiver may have no place for it yet
     OFFER = 2  # a message of `total` bytes waits for READY
     READY = 3  # there is a place for the message, of `total` bytes
-    DATA = 4  # a segment of a message that is READY
+    DATA = 4  # a fragment of a message that is READY
     MAPPED = 5  # the same, but the bytes lie in the sender's arena at `word`; no payload
     CREDIT = 6  # `word` bytes of the context's eager budget are free again
     RELEASE = 7  # the arena blocks in the bit set `word` are free again

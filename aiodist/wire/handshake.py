@@ -24,7 +24,7 @@ Either side may answer with REFUSED instead: one line that says why, worded for 
 both ends of a failed connection report the same cause. It is authenticated by nothing.
 
 Rules of this module:
-- Nothing is allocated on a stranger's word: a message is at most `MAX_MESSAGE` bytes, a handshake of
+- Nothing is allocated on an unauthenticated peer's word: a message is at most `MAX_MESSAGE` bytes, a handshake of
   one side at most 4 KiB, and the first byte that cannot belong to it ends it.
 - All fields are little-endian and fixed; the native byte order is carried as a marker, not guessed.
 - The prefix, REFUSED and the fields of HELLO up to `rank` stay as they are in every protocol version.
@@ -58,7 +58,7 @@ _WELCOME = struct.Struct("<32siH")  # proof, rank, len(card)
 _SAME_VERSION = "Install the same aiodist on every host"
 _SAME_SECRET = (
     "Set AIODIST_SECRET to the same on every host, or copy ~/.aiodist/secret from one of them to the others: "
-    "hosts that share no home each made their own"
+    "hosts that share no segment each made their own"
 )
 _SAME_TLS = "Set AIODIST_TLS_CERT, AIODIST_TLS_KEY and AIODIST_TLS_CA in every process of the job, or in none"
 _SAME_ORDER = "All hosts of a job need the same byte order"

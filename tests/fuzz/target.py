@@ -16,7 +16,7 @@ the target's errors where that is how it refuses; anything else that comes out i
 
 @dataclass(frozen=True)
 class Target:
-    """One place where bytes of a peer or a stranger are parsed.
+    """One place where bytes of a peer or an unauthenticated peer are parsed.
 
     Args:
         name: for the command line.

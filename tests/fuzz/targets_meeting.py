@@ -17,7 +17,7 @@ from aiodist.backends.nccl.sharing import Told
 from aiodist.backends.plan import Plan
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
-from aiodist.launch.nodes.lobby import Answer, Card
+from aiodist.launch.nodes.admission import Answer, Card
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.words import Next
 from aiodist.launch.plain import read
@@ -56,7 +56,7 @@ CARD: dict[str, Any] = {
     "byteorder": "little",
     "host": "host-a",
     "pid": 4711,
-    "agreed": {"AIODIST_EAGER": "1", "AIODIST_SEGMENT": "262144"},
+    "agreed": {"AIODIST_EAGER": "1", "AIODIST_FRAGMENT": "262144"},
     "endpoint": {
         "nonce": b"n" * 16,
         "tcp": ["127.0.0.1", 2345],

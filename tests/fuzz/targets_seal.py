@@ -140,7 +140,7 @@ def framed_streams() -> list[bytes]:
 
 
 def over_link(knows: bool) -> object:
-    """A data link that hears frames of a member, in records; or a member's records, changed by a stranger."""
+    """A data link that hears frames of a member, in records; or a member's records, changed by an unauthenticated peer."""
 
     @contextmanager
     def opened_link() -> Iterator[Run]:
@@ -161,7 +161,7 @@ def over_link(knows: bool) -> object:
                 word = ends.word()
                 whole = any(data.startswith(one) or one.startswith(data) for one in honest)
                 if not knows and not whole and (arrived or word not in ("tampered", "lost")):
-                    raise Judgement(f"a stranger was heard: {word}")
+                    raise Judgement(f"an unauthenticated peer was heard: {word}")
                 return word
             finally:
                 ends.close()

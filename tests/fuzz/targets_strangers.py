@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from aiodist.errors import AuthenticationError, WireError
 from aiodist.shm.arena import Arena, Window
-from aiodist.transport.exchange import Exchange
 from aiodist.transport.greeting import Greeting
-from aiodist.transport.mail import Mailbox
+from aiodist.transport.local_handshake import Exchange
+from aiodist.transport.local_peers import LocalPeers
 from aiodist.transport.mapped import ARENA_BYTES
 from aiodist.wire.frame import HEADER, Type, pack
 from aiodist.wire.handshake import Handshake
-from aiodist.wire.letter import LETTER_BYTES, Letter, seal
+from aiodist.wire.local_message import MESSAGE_BYTES, LocalMessage, seal
 from tests.fuzz.engine import Judgement
 from tests.fuzz.mutate import Corpus, headers, raw
 from tests.fuzz.target import Run, Target
@@ -54,7 +54,7 @@ def descriptors() -> set[str]:
 
 
 def _descriptor(kind: int) -> int:
-    """A descriptor such as a stranger might send."""
+    """A descriptor such as an unauthenticated peer might send."""
     match kind % 6:
         case 0 | 1:
             return _arena().fd if kind % 6 == 0 else _unsealed()
@@ -145,19 +145,19 @@ def open_greeting() -> Iterator[Run]:
 
 def mail() -> list[bytes]:
     """A byte that says whose MACs are made right again, one with the descriptors, then what a caller says: a
-    hello, and its home."""
+    hello, and its segment."""
     nbytes = Arena.file_bytes(ARENA_BYTES)
-    homes = [
-        Letter(1, A, nbytes, b"n" * 32),
-        Letter(1, A, nbytes, b"n" * 32, linked=True),
-        Letter(1, A, 0, bytes(32)),
-        Letter(1, A, 1 << 40, b"n" * 32),
-        Letter(2, A, nbytes, b"n" * 32),
+    segments = [
+        LocalMessage(1, A, nbytes, b"n" * 32),
+        LocalMessage(1, A, nbytes, b"n" * 32, linked=True),
+        LocalMessage(1, A, 0, bytes(32)),
+        LocalMessage(1, A, 1 << 40, b"n" * 32),
+        LocalMessage(2, A, nbytes, b"n" * 32),
     ]
-    hello = seal(Letter(1, A, 0, b"t" * 32), SECRET, JOB, 0, B)
+    hello = seal(LocalMessage(1, A, 0, b"t" * 32), SECRET, JOB, 0, B)
     return [
-        bytes([how, kinds]) + hello + seal(home, SECRET, JOB, 0, B, hello)
-        for home in homes
+        bytes([how, kinds]) + hello + seal(segment, SECRET, JOB, 0, B, hello)
+        for segment in segments
         for how in (0, 1, 2, 3)
         for kinds in (0, 3, 4, 11, 0x83)
     ]
@@ -171,12 +171,12 @@ def open_mail() -> Iterator[Run]:
         before = descriptors()
         ends = Ends()
         loop: Any = ends.loop
-        box = Mailbox(loop, 0, JOB, SECRET, B, 1 << 20)
+        box = LocalPeers(loop, 0, JOB, SECRET, B, 1 << 20)
         given: list[int] = []
         try:
             box.introduce(cards)
             how, kinds = (*sequence[:2], 0, 0)[:2]
-            hello, home = sequence[2 : 2 + LETTER_BYTES], sequence[2 + LETTER_BYTES :]
+            hello, segment = sequence[2 : 2 + MESSAGE_BYTES], sequence[2 + MESSAGE_BYTES :]
             if how & 1:
                 hello = resealed(hello)
             count = kinds & 7
@@ -186,20 +186,20 @@ def open_mail() -> Iterator[Run]:
             ends.far.sendall(hello)
             loop.turn(2)
             heard = b""
-            if exchange in box._exchanges and len(hello) == LETTER_BYTES:
+            if exchange in box._exchanges and len(hello) == MESSAGE_BYTES:
                 heard = ends.far.recv(1000)
-                if len(heard) != LETTER_BYTES:
+                if len(heard) != MESSAGE_BYTES:
                     raise Judgement("no answer to a hello")
             if how & 2 and heard:
-                home = resealed(home, hello + heard)
+                segment = resealed(segment, hello + heard)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(given)}i", *given))]
             with contextlib.suppress(OSError):  # it hung up
-                ends.far.sendmsg([home or b"x"], rights if given else [])
+                ends.far.sendmsg([segment or b"x"], rights if given else [])
             loop.turn(3)
             loop.settle()
-            if box.neighbours and not (how & 2 and heard):
-                raise Judgement("a stranger has moved in")
-            return "" if box.neighbours else "refused" if exchange not in box._exchanges else "waits"
+            if box.peer_segments and not (how & 2 and heard):
+                raise Judgement("an unauthenticated peer has moved in")
+            return "" if box.peer_segments else "refused" if exchange not in box._exchanges else "waits"
         finally:
             box.close()
             ends.close()
@@ -214,12 +214,12 @@ def open_mail() -> Iterator[Run]:
 TARGETS = [
     Target(
         "greeting",
-        "what a stranger says and sends on a local socket",
+        "what an unauthenticated peer says and sends on a local socket",
         greetings,
         open_greeting,
         (WireError, AuthenticationError),
         (raw, behind),
         0.1,
     ),
-    Target("mail", "letters, with descriptors of every kind", mail, open_mail, (), (raw,), 0.2),
+    Target("mail", "messages, with descriptors of every kind", mail, open_mail, (), (raw,), 0.2),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiodist.errors import Tampered, WireError
 from aiodist.shm.arena import PAGE, Arena, Window
-from aiodist.transport.base import SEGMENT, Fold, Into, Key
+from aiodist.transport.base import FRAGMENT, Fold, Into, Key
 from aiodist.transport.mapped import ARENA_BYTES, MappedLink
 from aiodist.transport.receiving import Receiver
 from aiodist.transport.sending import Sender
@@ -23,7 +23,7 @@ from tests.fuzz.target import Run, Target
 from tests.fuzz.targets_wire import SIGNATURE
 
 LIVE, RETIRED, CANCELLED = 7, 8, 9
-SMALL, BIG, FOLDED, HUGE = 64, 20_000, 24_000, SEGMENT + 4096
+SMALL, BIG, FOLDED, HUGE = 64, 20_000, 24_000, FRAGMENT + 4096
 
 Open = Callable[[], Any]
 
@@ -77,7 +77,7 @@ class Posted:
 
 
 def data(key: Key, nbytes: int, total: int, offset: int = 0) -> bytes:
-    """A segment."""
+    """A fragment."""
     signature = SIGNATURE if not offset else frame.NO_SIGNATURE
     header = pack(Type.DATA, *key, nbytes=nbytes, offset=offset, total=total, signature=signature)
     return header + bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256)
@@ -118,7 +118,7 @@ def mapped() -> list[bytes]:
     big, folded = Key(LIVE, 0, 1, 0), Key(LIVE, 0, 2, 0)
 
     def at(key: Key, block: int, nbytes: int, total: int, offset: int = 0) -> bytes:
-        word = PAGE + block * SEGMENT
+        word = PAGE + block * FRAGMENT
         return pack(
             Type.MAPPED, *key, nbytes=nbytes, offset=offset, total=total, word=word, signature=SIGNATURE
         )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aiodist.errors import AuthenticationError, UsageError, WireError
 from aiodist.types import BFLOAT16, DTYPES, Call, Kind, ReduceOp
-from aiodist.wire import frame, letter, messages, objects
+from aiodist.wire import frame, local_message, messages, objects
 from aiodist.wire.handshake import MAX_CARD, MAX_JOB, Handshake, Identity, Purpose
 from tests.fuzz.engine import Judgement
 from tests.fuzz.mutate import Corpus, framed, headers, packed, raw
@@ -136,7 +136,7 @@ def open_handshake(is_server: bool) -> Any:
                 raise
             finally:
                 if len(words) > 4096:
-                    raise Judgement(f"{len(words)} bytes said to a stranger")
+                    raise Judgement(f"{len(words)} bytes said to an unauthenticated peer")
                 if is_server and not side.done and b"AIODIST\x05" in words:
                     raise Judgement(f"a welcome before the proof: {words!r:.300}")
             if side.done and not any(rest.startswith(known) for known in _PROVEN):
@@ -148,33 +148,33 @@ def open_handshake(is_server: bool) -> Any:
     return opened
 
 
-# ── letters ──────────────────────────────────────────────────────────────────────────────────────────
+# ── messages ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def letters() -> list[bytes]:
-    """A byte that says whether the MAC is made right again, then the letter."""
+def local_messages() -> list[bytes]:
+    """A byte that says whether the MAC is made right again, then the message."""
     made = [
-        letter.Letter(1, A, 1 << 20, b"n" * 32),
-        letter.Letter(0, B, 0, bytes(32)),
-        letter.Letter(-1, A, (1 << 64) - 1, b"n" * 32, True),
+        local_message.LocalMessage(1, A, 1 << 20, b"n" * 32),
+        local_message.LocalMessage(0, B, 0, bytes(32)),
+        local_message.LocalMessage(-1, A, (1 << 64) - 1, b"n" * 32, True),
     ]
-    return [bytes([how]) + letter.seal(one, SECRET, JOB, 0, B) for one in made for how in (0, 1)]
+    return [bytes([how]) + local_message.seal(one, SECRET, JOB, 0, B) for one in made for how in (0, 1)]
 
 
 def resealed(data: bytes, said: bytes = b"") -> bytes:
-    """A letter of this content that knows the secret."""
-    body = data[: letter._BODY.size].ljust(letter._BODY.size, b"\0")
-    return body + letter._mac(body, SECRET, JOB, 0, B, said)
+    """A message of this content that knows the secret."""
+    body = data[: local_message._BODY.size].ljust(local_message._BODY.size, b"\0")
+    return body + local_message._mac(body, SECRET, JOB, 0, B, said)
 
 
 @contextmanager
-def open_letter() -> Iterator[Run]:
-    honest = {one[1:] for one in letters()}
+def open_message() -> Iterator[Run]:
+    honest = {one[1:] for one in local_messages()}
 
     def run(data: bytes) -> str:
         knows = bool(data) and data[0] & 1
         sent = resealed(data[1:]) if knows else data[1:]
-        read = letter.unseal(sent, SECRET, JOB, 0, B)
+        read = local_message.unseal(sent, SECRET, JOB, 0, B)
         if not knows and sent not in honest:
             raise Judgement(f"believed {read}")
         return ""
@@ -319,10 +319,10 @@ TARGETS = [
         (raw,),
     ),
     Target(
-        "letter",
+        "message",
         "proofs of locality, half of them by one who knows the secret",
-        letters,
-        open_letter,
+        local_messages,
+        open_message,
         (WireError, AuthenticationError),
         (raw,),
     ),

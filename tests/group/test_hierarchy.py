@@ -164,7 +164,7 @@ async def test_arrays_of_every_kind_of_memory() -> None:
 @pytest.mark.parametrize("dtype", few([np.uint8, np.int8, np.bool_], [np.uint8]), ids=str)
 @pytest.mark.parametrize("hosts", ["aabb", "aaabbb"])
 async def test_pieces_are_cut_at_any_byte(hosts: str, dtype: Any) -> None:
-    """Strided arrays are staged in the home: pieces at odd bytes of it come without `pg.empty`, too."""
+    """Strided arrays are staged in the segment: pieces at odd bytes of it come without `pg.empty`, too."""
 
     async def main(pg: ProcessGroup) -> None:
         size, members = pg.size, range(pg.size)
@@ -428,7 +428,7 @@ def test_a_member_that_closes_early_is_missed() -> None:
 
 
 async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result() -> None:
-    """Rank 0's part of the result lies in its home, for rank 1 to read, and is freed when the group fails."""
+    """Rank 0's part of the result lies in its segment, for rank 1 to read, and is freed when the group fails."""
     count = 100_000
     ended: set[int] = set()
 

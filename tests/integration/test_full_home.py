@@ -25,7 +25,7 @@ from aiodist.types import Kind
 from tests.levels import MORE, few
 
 LIMIT = 2 << 30
-"""Bytes of address space of a process; its home has 32 MiB."""
+"""Bytes of address space of a process; its segment has 32 MiB."""
 
 
 def take_all(pg: ProcessGroup, least: int = 64) -> list[Any]:
@@ -106,7 +106,7 @@ async def test_conformance_with_a_home_that_is_full(hosts: str) -> None:
     loop = asyncio.get_running_loop()
 
     def endpoint(rank: int) -> SocketEndpoint:
-        return SocketEndpoint(loop, rank, "job", b"", boot=hosts[rank], home_nbytes=24 << 20)
+        return SocketEndpoint(loop, rank, "job", b"", boot=hosts[rank], segment_nbytes=24 << 20)
 
     async def run(pg: ProcessGroup) -> None:
         groups = [await pg.new_group() for _ in range(4)]

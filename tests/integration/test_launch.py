@@ -95,7 +95,7 @@ Start = Callable[..., Job]
 def start(tmp_path: Path) -> Iterator[Start]:
     jobs: list[Job] = []
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "home").mkdir()
+    (tmp_path / "segment").mkdir()
 
     def start(script: str | Path, *options: str, arguments: tuple[str, ...] = (), nproc: int) -> Job:
         path = script if isinstance(script, Path) else tmp_path / f"script{len(jobs)}.py"
@@ -109,7 +109,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "TMPDIR": str(tmp_path / "tmp"),
-                "HOME": str(tmp_path / "home"),
+                "HOME": str(tmp_path / "segment"),
                 MARKER: marker,
             },
             stdin=subprocess.DEVNULL,
@@ -188,7 +188,7 @@ def test_whatever_ends_the_agent_leaves_nothing(
     job.all_gone(fds)
     assert not listening & every_listening_socket()
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert list((tmp_path / "home").iterdir()) == []
+    assert list((tmp_path / "segment").iterdir()) == []
     if signum == signal.SIGINT:
         assert "Traceback" not in output, "Ctrl-C is no failure"
 

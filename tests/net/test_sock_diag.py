@@ -73,7 +73,7 @@ def test_an_end_that_spells_ipv4_as_ipv6(dialer: socket.AddressFamily) -> None:
 
 
 def test_an_end_that_is_bound_to_an_interface() -> None:
-    """A stranger's may be."""
+    """An unauthenticated peer's may be."""
     with socket.create_server((HERE, 0)) as listening, socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
         one.connect(listening.getsockname())

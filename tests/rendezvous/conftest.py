@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.net import near
+from aiodist.net import local_socket
 from aiodist.rendezvous import client
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.place import place
@@ -57,7 +57,7 @@ def run_out_of_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
     async def connect(host: str, port: int) -> tuple[socket.socket, str]:
         try:
-            return await near.connect_to_store(host, port)
+            return await local_socket.connect_to_store(host, port)
         finally:
             clock.forward(1e4)
 

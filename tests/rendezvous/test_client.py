@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net import lobby
+from aiodist.net import admission
 from aiodist.net.sockets import describe, interface_address, port_owner
 from aiodist.rendezvous import StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import client as client_module
@@ -179,14 +179,14 @@ async def test_noise_and_silence_disturb_nobody(server: StoreServer, monkeypatch
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"AIODIST" + b"\xff" * 5, os.urandom(100_000)):
             with monkeypatch.context() as patched:
                 if not noise:  # whoever says nothing is sent away
-                    patched.setattr(lobby, "PATIENCE", 0.01)
+                    patched.setattr(admission, "PATIENCE", 0.01)
                 reader, writer = await asyncio.open_connection(HOST, server.port)
                 writer.write(noise)
                 with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
                     await reader.readexactly(1)
                 writer.close()
         await store.set("k", "v")
-        assert not server._strangers
+        assert not server._unauthenticated
 
 
 async def test_a_client_that_breaks_the_protocol_is_sent_away(server: StoreServer) -> None:

@@ -91,7 +91,7 @@ async def test_the_wrong_secret_and_the_wrong_job_look_the_same(
 
 
 def seen(server: StoreServer, job: str) -> bytes:
-    """What a stranger who names a job gets to see: all that the server says, to the end."""
+    """What an unauthenticated peer who names a job gets to see: all that the server says, to the end."""
     stranger = Handshake.client(Identity(job, Purpose.store), b"guess", bytes(16))
     serving = server._handshake()
     serving.receive(stranger.data_to_send())

@@ -1,4 +1,4 @@
-"""A stranger on the path: relays a connection's handshake untouched, and does what it likes to the rest."""
+"""An unauthenticated peer on the path: relays a connection's handshake untouched, and does what it likes to the rest."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import AiodistError, AuthenticationError, PeerLost
-from aiodist.net import lobby, near
+from aiodist.net import admission, local_socket
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder, turn_until
@@ -146,14 +146,14 @@ async def door(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture)
                 number = next(numbers)
                 assert await store.add("n", 1) == number + 1
 
-            address: Any = near._name(HOST, server.port) if unix else (HOST, server.port)
+            address: Any = local_socket._name(HOST, server.port) if unix else (HOST, server.port)
             listener = server._server
             assert listener is not None
 
             def limit_store(most: int) -> None:
-                server._most_strangers = listener._lobby._most = most
+                server._most_unauthenticated = listener._admission._most = most
 
-            strangers = lambda: len(server._strangers) + len(listener._lobby)  # noqa: E731
+            strangers = lambda: len(server._unauthenticated) + len(listener._admission)  # noqa: E731
             yield Door(Purpose.store, address, stored, caplog, strangers, limit_store)
         return
     made = [await SocketEndpoint.open(rank=rank, job="job", secret=SECRET, mode="auto") for rank in range(2)]
@@ -170,9 +170,9 @@ async def door(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture)
     address = unix_address(made[1].card["unix"]) if unix else tuple(made[1].card["tcp"])
 
     def limit(most: int) -> None:
-        made[1]._most_strangers = made[1]._listener._lobby._most = most
+        made[1]._most_unauthenticated = made[1]._listener._admission._most = most
 
-    strangers = lambda: len(made[1]._incoming) + len(made[1]._listener._lobby)  # noqa: E731
+    strangers = lambda: len(made[1]._incoming) + len(made[1]._listener._admission)  # noqa: E731
     yield Door(Purpose.control, address, passes, caplog, strangers, limit)
     await asyncio.gather(*(one.aclose() for one in made))
 
@@ -316,7 +316,7 @@ async def test_words_that_are_none(door: Door, words: bytes, reason: str) -> Non
 
 async def test_one_byte_at_a_time(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is for all of the handshake, not for each byte."""
-    monkeypatch.setattr(lobby, "PATIENCE", 0.1)
+    monkeypatch.setattr(admission, "PATIENCE", 0.1)
     stranger = await door.knock()
     hello = Handshake.client(stranger.identity(), SECRET, bytes(NONCE_BYTES)).data_to_send()
     ended = asyncio.ensure_future(stranger.hear_all())
@@ -463,7 +463,7 @@ async def test_another_user_of_the_host(door: Door, monkeypatch: pytest.MonkeyPa
     """With the secret, even: a Unix socket is no way around certificates."""
     if isinstance(door.address, tuple):
         pytest.skip("over TCP the kernel does not say")
-    monkeypatch.setattr(near, "credentials", lambda sock: (1, 12345, 12345))
+    monkeypatch.setattr(local_socket, "credentials", lambda sock: (1, 12345, 12345))
     stranger = await door.knock()
     handshake = Handshake.client(stranger.identity(), SECRET, bytes(NONCE_BYTES))
     with pytest.raises((ConnectionError, AiodistError)):
@@ -473,8 +473,8 @@ async def test_another_user_of_the_host(door: Door, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
-async def test_strangers_in_bulk_at_a_mailbox() -> None:
-    """Connections that say something, or nothing, or half a letter: neighbours still meet."""
+async def test_strangers_in_bulk_at_a_local_peers() -> None:
+    """Connections that say something, or nothing, or half a letter: local peers still meet."""
     made = [await SocketEndpoint.open(rank=rank, job="job", secret=SECRET) for rank in range(2)]
     for one in made:
         one.introduce({rank: other.card for rank, other in enumerate(made)})

@@ -19,7 +19,7 @@ from aiodist.group import ProcessGroup
 from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, available
 from aiodist.testing import spmd
 from aiodist.testing.channel_pair import Pair, Recorder
-from aiodist.transport import EAGER_MESSAGE, SEGMENT, Fold, Into, Key, SocketEndpoint
+from aiodist.transport import EAGER_MESSAGE, FRAGMENT, Fold, Into, Key, SocketEndpoint
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import unix_address
 from aiodist.transport.mapped import ARENA_BYTES
@@ -45,7 +45,7 @@ async def until_it_breaks(pg: ProcessGroup) -> None:
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @spmd(world_size=3)
-async def test_an_unasked_segment_costs_its_sender_the_membership(pg: ProcessGroup, transport: str) -> None:
+async def test_an_unasked_fragment_costs_its_sender_the_membership(pg: ProcessGroup, transport: str) -> None:
     culprit, victim = 1, 0
     if pg.rank == culprit:
         for other in (0, 2):  # they are through with meeting
@@ -126,17 +126,17 @@ AS_SENDER = NONSENSE | {
     "bytes of an eager message's receive": Case(
         [frame(Type.DATA, LITTLE, SMALL)], "bytes of a message that was not asked for"
     ),
-    "bytes of another message": Case([frame(Type.DATA, INTO, LARGE - 16)], "a segment out of place"),
+    "bytes of another message": Case([frame(Type.DATA, INTO, LARGE - 16)], "a fragment out of place"),
     "bytes that are not the next": Case(
-        [frame(Type.DATA, FOLDED, 64, total=LARGE, offset=16)], "a segment out of place: 16 to 80 of 50000"
+        [frame(Type.DATA, FOLDED, 64, total=LARGE, offset=16)], "a fragment out of place: 16 to 80 of 50000"
     ),
     "the same bytes again": Case(
-        [frame(Type.DATA, INTO, 64, total=LARGE)] * 2, "a segment out of place: 0 to 64 of 50000"
+        [frame(Type.DATA, INTO, 64, total=LARGE)] * 2, "a fragment out of place: 0 to 64 of 50000"
     ),
     "bytes that split an element": Case(
-        [frame(Type.DATA, FOLDED, 17, total=LARGE)], "a segment of 17 bytes, which is no multiple of 16"
+        [frame(Type.DATA, FOLDED, 17, total=LARGE)], "a fragment of 17 bytes, which is no multiple of 16"
     ),
-    "a segment of nothing": Case([frame(Type.DATA, INTO, 0, total=LARGE)], "a DATA frame without bytes"),
+    "a fragment of nothing": Case([frame(Type.DATA, INTO, 0, total=LARGE)], "a DATA frame without bytes"),
     "a message that is done": Case(
         [frame(Type.DATA, INTO, LARGE), frame(Type.DATA, INTO, LARGE)], "that was not asked for"
     ),
@@ -183,11 +183,11 @@ AS_SENDER = NONSENSE | {
         [frame(Type.MAPPED, INTO, 64, total=LARGE, word=PAGE)], "a MAPPED frame", STREAMS
     ),
     "memory outside the arena": Case(
-        [frame(Type.MAPPED, INTO, 64, total=LARGE, word=1 << 40)], "a segment of 64 bytes at", MAPPED
+        [frame(Type.MAPPED, INTO, 64, total=LARGE, word=1 << 40)], "a fragment of 64 bytes at", MAPPED
     ),
     "more memory than a block": Case(
-        [frame(Type.MAPPED, INTO, SEGMENT + 16, total=1 << 20, word=PAGE)],
-        f"a segment of {SEGMENT + 16}",
+        [frame(Type.MAPPED, INTO, FRAGMENT + 16, total=1 << 20, word=PAGE)],
+        f"a fragment of {FRAGMENT + 16}",
         MAPPED,
     ),
     "memory that nobody asked for": Case(
@@ -208,7 +208,7 @@ AS_RECEIVER = NONSENSE | {
     ),
     "a block that is not out": Case([frame(Type.RELEASE, word=1 << 7)], "blocks 0x80 released", MAPPED),
     "no block": Case([frame(Type.RELEASE)], "blocks 0x0 released", MAPPED),
-    "memory": Case([frame(Type.MAPPED, OFFERED, 64, word=PAGE)], "a MAPPED frame|a segment of 64 bytes at"),
+    "memory": Case([frame(Type.MAPPED, OFFERED, 64, word=PAGE)], "a MAPPED frame|a fragment of 64 bytes at"),
 }
 CASES = [
     pytest.param(link, sends, case, id=f"{link}, as {'sender' if sends else 'receiver'}, {name}")
@@ -270,11 +270,11 @@ async def test_the_culprit_is_blamed(
     async with opened(link, tls) as made:
         for one, other in ((CULPRIT, VICTIM), (VICTIM, CULPRIT)):
             pair = Pair(made[one], made[other])
-            await pair.passes(Key(5, 0, 0, 0), SEGMENT)
+            await pair.passes(Key(5, 0, 0, 0), FRAGMENT)
         victim, culprit = made[VICTIM], made[CULPRIT]
         incoming, outgoing = victim.incoming(CULPRIT), victim.outgoing(CULPRIT)
         incoming.recv(INTO, LARGE, Into(memoryview(bytearray(LARGE))), lambda: None)
-        incoming.recv(FOLDED, LARGE, Fold(lambda segment, offset: None), never)
+        incoming.recv(FOLDED, LARGE, Fold(lambda fragment, offset: None), never)
         incoming.recv(LITTLE, SMALL, Into(memoryview(bytearray(SMALL))), never)
         outgoing.send(OFFERED, bytes(32), memoryview(bytes(LARGE)), never)
         observer = victim.observer = Judge([incoming.link, outgoing.link])
@@ -288,8 +288,8 @@ async def test_the_culprit_is_blamed(
         assert re.search(case.cause, cause)
         assert cause.isprintable() and len(cause) < 300
         assert observer.in_time, "the culprit could hear of it first, and accuse the victim"
-        await Pair(made[VICTIM], made[BYSTANDER]).passes(Key(5, 0, 0, 0), SEGMENT)
-        await Pair(made[BYSTANDER], made[VICTIM]).passes(Key(6, 0, 0, 0), SEGMENT)
+        await Pair(made[VICTIM], made[BYSTANDER]).passes(Key(5, 0, 0, 0), FRAGMENT)
+        await Pair(made[BYSTANDER], made[VICTIM]).passes(Key(6, 0, 0, 0), FRAGMENT)
 
 
 # ── memory that is none ──────────────────────────────────────────────────────────────────────────────
@@ -344,4 +344,4 @@ async def test_memory_that_is_none(opening: str) -> None:
         ((rank, said),) = victim.observer.losses
         assert rank == CULPRIT and said.startswith("protocol error: ") and cause in said
         greeting.close()
-        await Pair(made[VICTIM], made[BYSTANDER]).passes(Key(5, 0, 0, 0), SEGMENT)
+        await Pair(made[VICTIM], made[BYSTANDER]).passes(Key(5, 0, 0, 0), FRAGMENT)

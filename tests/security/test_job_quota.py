@@ -41,8 +41,8 @@ def secrets(tmp_path: Path) -> Path:
 async def server(secrets: Path) -> AsyncIterator[StoreServer]:
     """Has descriptors for five clients of each job."""
     async with await StoreServer.start_many(HOST, 0, JobSecrets(secrets)) as server:
-        server._descriptors = 64 + 2 * server._most_strangers + 2 * 4 + 2 * EACH
-        assert clients_of_each(2, server._most_strangers, server._descriptors) == EACH
+        server._descriptors = 64 + 2 * server._most_unauthenticated + 2 * 4 + 2 * EACH
+        assert clients_of_each(2, server._most_unauthenticated, server._descriptors) == EACH
         yield server
 
 
@@ -82,7 +82,7 @@ async def test_who_is_turned_back_is_heard_no_further(server: StoreServer) -> No
         writer.write(handshake.data_to_send())
         handshake.receive(await reader.read(4096))
         behind = b"\x40\0\0\0 what follows"
-        writer.write(handshake.data_to_send() + behind)  # in one segment with the proof
+        writer.write(handshake.data_to_send() + behind)  # in one fragment with the proof
         said = await reader.read()
         assert b"clients of this job are connected" in said
         writer.close()
@@ -120,19 +120,19 @@ async def test_a_client_whose_store_is_being_opened_is_no_stranger(
         await recover(store)
 
     monkeypatch.setattr(server, "_recover", slowly)
-    server._most_strangers = 1
+    server._most_unauthenticated = 1
     connecting = asyncio.ensure_future(connect(server.port, "a"))
     await until(lambda: "a" in server._stores)
-    assert not server._strangers
-    strangers = [await asyncio.open_connection(HOST, server.port) for _ in range(5)]
-    for _, writer in strangers:
+    assert not server._unauthenticated
+    unauthenticated = [await asyncio.open_connection(HOST, server.port) for _ in range(5)]
+    for _, writer in unauthenticated:
         writer.write(b"AIO")
-    await until(lambda: len(server._strangers) == 1)
+    await until(lambda: len(server._unauthenticated) == 1)
     gate.set()
     async with await connecting as store:
         assert await store.add("n", 1) == 1
         assert store._connections == 1
-    for _, writer in strangers:
+    for _, writer in unauthenticated:
         writer.transport.abort()
 
 

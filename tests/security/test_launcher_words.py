@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.cli.main import main
 from aiodist.errors import UsageError
-from aiodist.launch.nodes.doors import Doors
+from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge
 from aiodist.rendezvous.client import TcpStore
@@ -84,7 +84,7 @@ async def test_card_of_a_node(start: Start, port: int) -> None:
     """The name of a node whose command line is another."""
     options = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     job = start("pass", *options, "--rdzv-id", "j", env={"AIODIST_SECRET": SECRET}, nproc=1)
-    book: TcpStore = await Doors("j", SECRET).enter("127.0.0.1", port, 60)
+    book: TcpStore = await StoreAccess("j", SECRET).enter("127.0.0.1", port, 60)
     async with book:
         card = {"host": EVIL, "nproc": 1, "nnodes": "3", "rank": 1}
         await book.set("agents/card/1", json.dumps(card), ttl=1e6)

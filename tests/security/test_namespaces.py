@@ -16,8 +16,8 @@ import pytest
 from aiodist.environment import user
 from aiodist.environment.files import Folder, UntrustedError, open_file
 from aiodist.errors import UsageError
-from aiodist.net import near
-from aiodist.net.near import is_stranger, listen_near
+from aiodist.net import local_socket
+from aiodist.net.local_socket import is_other_user, listen_near
 from aiodist.net.users import why_not
 from aiodist.rendezvous import file_store
 from aiodist.rendezvous.jobs import JobSecrets
@@ -51,10 +51,10 @@ def test_they_do_not_join_and_are_not_believed() -> None:
         short = listen_near(HOST, port)
         assert short is not None
         with short:
-            assert near._connect_near(HOST, port) is None
+            assert local_socket._connect_near(HOST, port) is None
     one, other = socket.socketpair()
     with one, other:
-        assert is_stranger(one)
+        assert is_other_user(one)
 
 
 @pytest.mark.usefixtures("as_strangers")
@@ -64,7 +64,7 @@ def test_their_files_are_not_one_s_own(tmp_path: Path) -> None:
     with pytest.raises(UntrustedError, match=ANYBODY):
         Folder.open(tmp_path / "d")
     with pytest.raises(UntrustedError, match=ANYBODY):
-        Folder.open(tmp_path / "d", owner=os.geteuid())  # the owner of a home may be anybody, too
+        Folder.open(tmp_path / "d", owner=os.geteuid())  # the owner of a segment may be anybody, too
     with pytest.raises(UsageError, match=ANYBODY):
         file_store._check_own((tmp_path / "plain").stat(), tmp_path / "plain")
     if os.geteuid():  # root's links and secrets are good for everybody

@@ -14,7 +14,7 @@ import msgpack
 import pytest
 
 from aiodist.errors import AuthenticationError, PeerLost
-from aiodist.net import near
+from aiodist.net import local_socket
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport import SocketEndpoint
@@ -112,7 +112,9 @@ async def said(child: asyncio.subprocess.Process) -> str:
 async def test_it_does_not_join_at_the_store(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near, "_connect_near", lambda host, port: None)  # this test's own way is TCP, too
+    monkeypatch.setattr(
+        local_socket, "_connect_near", lambda host, port: None
+    )  # this test's own way is TCP, too
     caplog.set_level(logging.WARNING, "aiodist")
     async with (
         await StoreServer.start(HOST, 0, "job", b"") as server,

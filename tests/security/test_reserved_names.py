@@ -8,17 +8,17 @@ import signal
 import pytest
 
 from aiodist.errors import AuthenticationError, UsageError
-from aiodist.launch.nodes.doors import Doors
 from aiodist.launch.nodes.head import _signal
-from aiodist.launch.nodes.hearing import Listener, _node_in
+from aiodist.launch.nodes.node_monitor import Listener, _node_in
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
+from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.nodes.tie import Tie
 from aiodist.rendezvous import HashStore, TcpStore, WatchEvent
 from tests.rendezvous.store_life import until
 
 HOST = "127.0.0.1"
-DOORS = Doors("job", "the secret of the operator")
+DOORS = StoreAccess("job", "the secret of the operator")
 WORKERS = DOORS.of_workers.secret.encode()
 
 STRANGE = ["x", "", "-1", "1.5", "٣", "9" * 4000, "1/2", " 1", "0x1", "1\n", "\x1b[2J"]
@@ -43,11 +43,11 @@ def test_a_workers_secret_is_its_jobs_and_says_nothing_of_the_operators() -> Non
     assert secret.encode() == WORKERS
     assert len(bytes.fromhex(secret)) == 32
     others = {
-        Doors(job, operators).of_workers.secret
+        StoreAccess(job, operators).of_workers.secret
         for job, operators in (("job", "another"), ("another", DOORS.secret), ("", DOORS.secret))
     }
     assert len(others | {secret, DOORS.secret}) == 5
-    assert Doors("job", "").of_workers.secret == "", "without one nothing is hidden, nor claimed to be"
+    assert StoreAccess("job", "").of_workers.secret == "", "without one nothing is hidden, nor claimed to be"
     assert DOORS.secret not in repr(DOORS.of_workers) and secret not in repr(DOORS.of_workers)
 
 

@@ -1,4 +1,4 @@
-"""A stranger on the path of plain TCP relays the handshake, and then rewrites, inserts, leaves out, repeats.
+"""An unauthenticated peer on the path of plain TCP relays the handshake, and then rewrites, inserts, leaves out, repeats.
 
 Nothing of that is believed where bytes mean something: requests and answers of a store, control messages,
 headers, small messages, and objects of any size. What it can do is to end connections; nobody is given up for
@@ -250,10 +250,10 @@ def fire(what: str) -> None:
 
 
 class Exploit:
-    """What a stranger wants to be unpickled."""
+    """What an unauthenticated peer wants to be unpickled."""
 
     def __reduce__(self) -> Any:
-        return fire, ("code of a stranger",)
+        return fire, ("code of an unauthenticated peer",)
 
 
 def exploited(data: bytes) -> bytes:

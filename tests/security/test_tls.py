@@ -21,7 +21,7 @@ import uvloop
 
 from aiodist.environment import Tls, tls
 from aiodist.errors import AuthenticationError, PeerLost, Tampered
-from aiodist.net import lobby
+from aiodist.net import admission
 from aiodist.net.secure import SecureSocket
 from aiodist.rendezvous import FileStore, Store, StoreServer, TcpStore
 from aiodist.rendezvous import server as server_module
@@ -30,7 +30,7 @@ from aiodist.testing.channel_pair import Pair, Recorder, turn_until
 from aiodist.testing.conformance_channel import check_channel
 from aiodist.testing.conformance_store import check_store
 from aiodist.testing.spmd import Outcome, launch
-from aiodist.transport import SEGMENT, Endpoint, Key, SocketEndpoint, stream
+from aiodist.transport import FRAGMENT, Endpoint, Key, SocketEndpoint, stream
 from aiodist.wire.frame import Frame, Type, pack
 from tests.levels import few
 
@@ -309,7 +309,7 @@ async def test_the_bulk_of_a_channel(ours: Tls) -> None:
     there, back = Pair(made[0], made[1]), Pair(made[1], made[0])
     await asyncio.gather(
         *(
-            pair.passes(Key(1, 0, number, 0), 20 * SEGMENT + number)
+            pair.passes(Key(1, 0, number, 0), 20 * FRAGMENT + number)
             for pair in (there, back)
             for number in range(3)
         )
@@ -403,7 +403,7 @@ async def test_a_client_hello_one_byte_at_a_time(
     kind: str, ours: Tls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The time is for all of it; who speaks better gets in meanwhile."""
-    monkeypatch.setattr(lobby, "PATIENCE", 0.2)
+    monkeypatch.setattr(admission, "PATIENCE", 0.2)
     caplog.set_level(logging.WARNING, "aiodist")
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:

@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, Window, available
 from aiodist.testing.channel_pair import turn_until
-from aiodist.transport.base import EAGER_MESSAGE, SEGMENT
+from aiodist.transport.base import EAGER_MESSAGE, FRAGMENT
 from aiodist.transport.mapped import ARENA_BYTES, BLOCKS, MappedLink
 from aiodist.transport.receiving import Receiver
 from aiodist.transport.stream import StreamLink
@@ -67,7 +67,7 @@ async def victim(shared: bool) -> AsyncIterator[Victim]:
 
 
 def mapped(block: int) -> bytes:
-    return pack(Type.MAPPED, GONE, nbytes=SEGMENT, total=SEGMENT, word=PAGE + block * SEGMENT)
+    return pack(Type.MAPPED, GONE, nbytes=FRAGMENT, total=FRAGMENT, word=PAGE + block * FRAGMENT)
 
 
 @pytest.mark.skipif(not available(), reason="needs memfd (Linux)")

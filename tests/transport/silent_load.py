@@ -24,7 +24,7 @@ import aiodist as dist
 from aiodist.rendezvous import StoreServer
 
 ELEMENTS = 256  # float32: 1 KiB
-PAUSE = 1.0  # seconds until a stranger that was dropped comes back
+PAUSE = 1.0  # seconds until an unauthenticated peer that was dropped comes back
 WORLD = 2
 _HOST = "127.0.0.1"
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiodist.net import lobby
+from aiodist.net import admission
 from aiodist.testing.channel_pair import Recorder, turn_until
 from aiodist.testing.clock import VirtualLoop
 from aiodist.transport import Key, SocketEndpoint, dialing
@@ -90,7 +90,7 @@ async def test_a_busy_loop_costs_nobody_its_place(
 ) -> None:
     """Longer than a handshake may last: the acceptor answers late, or has broken it off meanwhile."""
     monkeypatch.setattr(dialing, "DIAL_DEADLINE", 0.05)
-    monkeypatch.setattr(lobby, "PATIENCE", 0.05)
+    monkeypatch.setattr(admission, "PATIENCE", 0.05)
     monkeypatch.setattr(dialing, "PATIENCE", 0.05)
     busy = asyncio.Event()
     shake = Greeting.shake

@@ -19,11 +19,11 @@ import msgpack
 import pytest
 
 from aiodist.errors import BackendUnavailable, GroupBroken, PeerLost, RendezvousError, UsageError
-from aiodist.net import lobby
+from aiodist.net import admission
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder
 from aiodist.transport import (
-    SEGMENT,
+    FRAGMENT,
     ControlLink,
     Into,
     Key,
@@ -31,7 +31,7 @@ from aiodist.transport import (
     dialing,
     endpoint,
     greeting,
-    mail,
+    local_peers,
     peers,
 )
 from aiodist.transport.endpoint import Mode
@@ -107,19 +107,19 @@ async def test_another_process_at_the_address() -> None:
 async def test_a_second_process_with_a_rank_does_not_get_in() -> None:
     async with endpoints() as (mine, theirs):
         pair = Pair(mine, theirs)
-        await pair.passes(Key(1, 0, 0, 0), SEGMENT)
+        await pair.passes(Key(1, 0, 0, 0), FRAGMENT)
         impostor = await SocketEndpoint.open(rank=0, job="job", secret=b"secret")
         impostor.introduce({1: theirs.card})
         impostor.observer = Recorder()
         start(impostor, 1)
         assert await loss(impostor)
-        await pair.passes(Key(1, 0, 1, 0), SEGMENT)
+        await pair.passes(Key(1, 0, 1, 0), FRAGMENT)
         assert not pair.at_receiver.losses
         impostor.kill()
 
 
 async def test_garbage_and_silence_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lobby, "PATIENCE", 0.01)
+    monkeypatch.setattr(admission, "PATIENCE", 0.01)
     loop = asyncio.get_running_loop()
     async with endpoints() as (mine, theirs):
         for data in (b"GET / HTTP/1.1\r\n\r\n", b""):
@@ -139,7 +139,7 @@ async def test_garbage_and_silence_are_cut_off(monkeypatch: pytest.MonkeyPatch) 
 @needs_memfd
 @pytest.mark.parametrize("count", [1, 2])
 async def test_descriptors_of_strangers_are_closed(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lobby, "PATIENCE", 0.01)
+    monkeypatch.setattr(admission, "PATIENCE", 0.01)
     loop = asyncio.get_running_loop()
     async with endpoints() as (_mine, theirs):
         reading, writing = os.pipe()
@@ -179,16 +179,16 @@ async def test_locality_is_proved_and_used() -> None:
         assert list(await asyncio.gather(*(one.prove_local(range(3)) for one in made))) == [{0, 1, 2}] * 3
         assert await made[0].prove_local([2]) == {2}
         assert made[0].peer_pid(1) == made[1].peer_pid(0) == os.getpid()
-        await Pair(made[0], made[2]).passes(Key(1, 0, 0, 0), 3 * SEGMENT)
+        await Pair(made[0], made[2]).passes(Key(1, 0, 0, 0), 3 * FRAGMENT)
         assert await made[0].prove_local([2]) == {2}
         made[0].route(2, "shm")
     async with endpoints(2, "tcp") as made:
         assert await made[0].prove_local([0, 1]) == {0}
-        await Pair(made[0], made[1]).passes(Key(1, 0, 0, 0), SEGMENT)
+        await Pair(made[0], made[1]).passes(Key(1, 0, 0, 0), FRAGMENT)
         assert await made[0].prove_local([0, 1]) == {0}
         assert made[0].peer_pid(1) is None
-        assert made[0].home is None
-        assert made[0].neighbours == {}
+        assert made[0].segment is None
+        assert made[0].peer_segments == {}
 
 
 @needs_memfd
@@ -198,8 +198,8 @@ async def test_a_control_link_comes_with_the_proof() -> None:
         made[0].on_control = lambda rank, link: came.put_nowait((rank, link))
         proved = (made[1].prove_local([0, 2], linked=[0]), made[2].prove_local([0, 1], linked=[0]))
         assert list(await asyncio.gather(*proved)) == [{0, 2}, {0, 1}]
-        made[0].keep_neighbours({1})
-        made[1].keep_neighbours({0})
+        made[0].keep_peer_segments({1})
+        made[1].keep_peer_segments({0})
         link = await made[1].link_control(0)
         rank, other = await came.get()
         assert rank == 1
@@ -211,7 +211,7 @@ async def test_a_control_link_comes_with_the_proof() -> None:
         other.on_closed = lambda goodbye, _cause: ends.put_nowait(goodbye)
         link.close()
         assert await ends.get()
-        assert list(made[0].neighbours) == [1]
+        assert list(made[0].peer_segments) == [1]
         assert made[0].peer_pid(2) is None
         dialed = await made[1].link_control(0)  # there was one only; the next is dialed
         assert (await came.get())[0] == 1
@@ -223,17 +223,17 @@ async def test_another_boot_is_another_host() -> None:
     async with endpoints() as (mine, theirs):
         mine.introduce({1: {**theirs.card, "boot": "another"}})
         assert await mine.prove_local([1]) == set()
-        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), SEGMENT)
+        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), FRAGMENT)
         assert mine.peer_pid(1) is None
 
 
 @needs_memfd
 async def test_memory_that_does_not_work_falls_back_to_tcp() -> None:
-    nobody = {"mail": b"aiodist-nobody", "unix": b"aiodist-nobody"}  # as in another network namespace
+    nobody = {"local_peers": b"aiodist-nobody", "unix": b"aiodist-nobody"}  # as in another network namespace
     async with endpoints() as (mine, theirs):
         mine.introduce({1: theirs.card | nobody})
         assert await mine.prove_local([1]) == set()
-        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), SEGMENT)
+        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), FRAGMENT)
     async with endpoints(mode="shm") as (mine, theirs):
         mine.introduce({1: theirs.card | nobody})
         start(mine, 1)
@@ -245,11 +245,11 @@ async def test_a_process_that_may_not_map_memory(monkeypatch: pytest.MonkeyPatch
     def none(nbytes: int, nonce: bytes) -> None:
         raise BackendUnavailable("no memory")
 
-    monkeypatch.setattr(mail, "Home", none)
+    monkeypatch.setattr(local_peers, "Segment", none)
     async with endpoints() as (mine, theirs):
         assert await mine.prove_local([1]) == set()
-        assert mine.home is None
-        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), SEGMENT)
+        assert mine.segment is None
+        await Pair(mine, theirs).passes(Key(1, 0, 0, 0), FRAGMENT)
     async with endpoints(mode="shm") as (mine, _theirs):
         with pytest.raises(BackendUnavailable, match="no memory"):
             await mine.prove_local([1])
@@ -361,7 +361,7 @@ async def test_another_user_at_the_address_is_no_lack_of_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with endpoints(mode="shm") as (zero, one):
-        monkeypatch.setattr(dialing, "is_stranger", lambda sock: True)
+        monkeypatch.setattr(dialing, "is_other_user", lambda sock: True)
         start(zero, 1)
         assert await loss(zero) == "cannot connect to it (another user listens there)"
         assert not recorder(zero).failures
@@ -400,7 +400,7 @@ async def test_who_can_accept_nobody_for_long_says_so(monkeypatch: pytest.Monkey
 
 async def test_listening_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails, nothing of the rest is left behind."""
-    for name in ("listen_tcp", "listen_unix", "Mailbox", "add_reader"):
+    for name in ("listen_tcp", "listen_unix", "LocalPeers", "add_reader"):
         if name != "listen_tcp" and not available():
             continue
         with monkeypatch.context() as patch:
@@ -416,7 +416,8 @@ async def test_listening_without_descriptors(monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_memfd
 @pytest.mark.parametrize(
-    "where", ["aiodist.transport.exchange.receive", "aiodist.shm.home.Window", "aiodist.shm.home.Arena"]
+    "where",
+    ["aiodist.transport.local_handshake.receive", "aiodist.shm.segment.Window", "aiodist.shm.segment.Arena"],
 )
 async def test_memory_that_cannot_be_shared_for_want_of_something_is_said(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -443,7 +444,7 @@ async def test_a_route_can_change_until_the_channel_is_used() -> None:
         assert await mine.prove_local([1]) == {1}
         mine.route(1, "shm")
         mine.route(1, "tcp")
-        await pair.passes(Key(1, 0, 0, 0), SEGMENT)
+        await pair.passes(Key(1, 0, 0, 0), FRAGMENT)
         assert not (pair.at_receiver.losses or pair.at_receiver.goodbyes)
         mine.route(1, "tcp")
         with pytest.raises(UsageError, match="runs over tcp already"):
@@ -483,7 +484,7 @@ def test_killed_after_its_loop() -> None:
         made.extend([await SocketEndpoint.open(rank=rank, job="j", secret=b"") for rank in range(2)])
         for one in made:
             one.introduce({rank: other.card for rank, other in enumerate(made)})
-        await Pair(made[0], made[1]).passes(Key(1, 0, 0, 0), SEGMENT)
+        await Pair(made[0], made[1]).passes(Key(1, 0, 0, 0), FRAGMENT)
         await made[0].link_control(1)
 
     asyncio.run(main())
@@ -493,14 +494,14 @@ def test_killed_after_its_loop() -> None:
 
 CHILD = """
 import asyncio, msgpack, os, sys
-from aiodist.transport import Key, SEGMENT, SocketEndpoint
+from aiodist.transport import Key, FRAGMENT, SocketEndpoint
 
 async def main():
     endpoint = await SocketEndpoint.open(rank=1, job="job", secret=b"s", mode=sys.argv[1])
     card = msgpack.packb(endpoint.card)
     os.write(1, len(card).to_bytes(4, "big") + card)
     endpoint.introduce({0: msgpack.unpackb(sys.stdin.buffer.read())})
-    data = memoryview(bytes(SEGMENT * 64))
+    data = memoryview(bytes(FRAGMENT * 64))
     endpoint.outgoing(0).send(Key(1, 0, 0, 0), bytes(32), data, lambda: None)
     await asyncio.Event().wait()
 
@@ -519,7 +520,7 @@ async def test_a_killed_process_is_lost_once(mode: Mode) -> None:
     assert child.stdout is not None
     size = int.from_bytes(await child.stdout.readexactly(4), "big")
     mine.introduce({1: msgpack.unpackb(await child.stdout.readexactly(size))})
-    sink = memoryview(bytearray(SEGMENT * 64))
+    sink = memoryview(bytearray(FRAGMENT * 64))
     arrived: list[bool] = []
     observer.on_arrival = lambda key: child.send_signal(signal.SIGKILL)
     mine.incoming(1).recv(Key(1, 0, 0, 0), len(sink), Into(sink), lambda: arrived.append(True))

@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, Window, available
 from aiodist.testing.channel_pair import turn_until
-from aiodist.transport.base import SEGMENT, Fold, Key
+from aiodist.transport.base import FRAGMENT, Fold, Key
 from aiodist.transport.mapped import ARENA_BYTES, BLOCKS, MappedLink
 from aiodist.transport.receiving import Receiver
 from aiodist.transport.sending import Sender
@@ -36,21 +36,21 @@ def link_and_socket(*, sends: bool) -> tuple[MappedLink, socket.socket]:
 @pytest.mark.parametrize(
     ("word", "nbytes"),
     [
-        (0, SEGMENT),
-        (PAGE + 1, SEGMENT),
-        (PAGE + BLOCKS * SEGMENT, SEGMENT),
-        (1 << 63, SEGMENT),
-        (PAGE, SEGMENT + 16),
+        (0, FRAGMENT),
+        (PAGE + 1, FRAGMENT),
+        (PAGE + BLOCKS * FRAGMENT, FRAGMENT),
+        (1 << 63, FRAGMENT),
+        (PAGE, FRAGMENT + 16),
     ],
 )
-async def test_a_segment_outside_the_blocks_is_refused(word: int, nbytes: int) -> None:
+async def test_a_fragment_outside_the_blocks_is_refused(word: int, nbytes: int) -> None:
     link, theirs = link_and_socket(sends=False)
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     receiver = Receiver(0, lambda *_: None, lambda rank, goodbye, cause: ended.set_result(str(cause)))
-    receiver.recv(KEY, SEGMENT * 4, Fold(lambda segment, offset: None), lambda: None)
+    receiver.recv(KEY, FRAGMENT * 4, Fold(lambda fragment, offset: None), lambda: None)
     receiver.attach(link)
-    theirs.send(pack(Type.MAPPED, *KEY, nbytes=nbytes, total=SEGMENT * 4, word=word))
-    assert (await ended).startswith("protocol error: a segment of")
+    theirs.send(pack(Type.MAPPED, *KEY, nbytes=nbytes, total=FRAGMENT * 4, word=word))
+    assert (await ended).startswith("protocol error: a fragment of")
     theirs.close()
 
 
@@ -69,7 +69,7 @@ async def test_a_sender_out_of_blocks_waits_for_them() -> None:
     link, theirs = link_and_socket(sends=True)
     sender = Sender(0, lambda rank: None, lambda rank, goodbye, cause: None)
     sender.attach(link)
-    data = bytes(i % 251 for i in range(SEGMENT)) * (BLOCKS + 2)
+    data = bytes(i % 251 for i in range(FRAGMENT)) * (BLOCKS + 2)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     assert not sender.send(KEY, bytes(32), memoryview(data), lambda: done.set_result(None))
     theirs.send(pack(Type.READY, *KEY, total=len(data)))

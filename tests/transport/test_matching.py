@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aiodist.testing.channel_pair import Pair, content, turn_until
 from aiodist.transport import (
     EAGER_MESSAGE,
-    SEGMENT,
+    FRAGMENT,
     Into,
     Key,
     MemoryEndpoint,
@@ -21,7 +21,7 @@ from aiodist.transport import (
 )
 from aiodist.transport.peers import Silent
 
-SIZES = [0, 1, 1000, EAGER_MESSAGE, EAGER_MESSAGE + 1, SEGMENT + 16, 5 * SEGMENT]
+SIZES = [0, 1, 1000, EAGER_MESSAGE, EAGER_MESSAGE + 1, FRAGMENT + 16, 5 * FRAGMENT]
 
 MESSAGES = st.dictionaries(
     st.builds(Key, st.integers(0, 2), st.integers(0, 1), st.integers(0, 3), st.integers(0, 1)),

@@ -55,9 +55,9 @@ class HostEngine:
         """It is agreed who shares memory with whom: see `Resources.settle`."""
         self.resources.settle(local_to, limits)
 
-    def leave_home(self) -> None:
+    def leave_segment(self) -> None:
         """Touch shared memory no more: it is about to be unmapped."""
-        self.resources.leave_home()
+        self.resources.leave_segment()
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
 

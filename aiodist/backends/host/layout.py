@@ -12,7 +12,7 @@ import numpy as np
 
 from aiodist.kernels import INLINE_NS, cost_ns
 from aiodist.schedules import Recv, RecvReduce, Schedule, Send, Step, posted_in, spans
-from aiodist.transport.base import SEGMENT
+from aiodist.transport.base import FRAGMENT
 from aiodist.types import ReduceOp
 
 Range = tuple[int, int]
@@ -101,8 +101,8 @@ class Layout:
                 receiving = Receiving(step, number, ranges(step, bounds))
                 if receiving.reduces:
                     assert reduce is not None
-                    segment = min(receiving.nbytes, SEGMENT)
-                    receiving.slow = cost_ns(segment, dtype, reduce) > INLINE_NS
+                    fragment = min(receiving.nbytes, FRAGMENT)
+                    receiving.slow = cost_ns(fragment, dtype, reduce) > INLINE_NS
                 own_memory = receiving.slow or len(receiving.ranges) > 1
                 first = number if own_memory else posted_in(schedule, number, step)
                 self.rounds[first][1].append(receiving)

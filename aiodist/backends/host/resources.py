@@ -67,10 +67,10 @@ class Resources:
             for rank, group in enumerate(sharing)
         ]
         mine = self._hosts[self.rank]
-        home = self.endpoint.home
-        if len(mine) > 1 and home is not None and limits.local and supported():
-            neighbours = {rank: self.endpoint.neighbours[rank] for rank in mine if rank != self.rank}
-            self.hub = Hub(home, neighbours, self.loop, len(mine), poll)
+        segment = self.endpoint.segment
+        if len(mine) > 1 and segment is not None and limits.local and supported():
+            peer_segments = {rank: self.endpoint.peer_segments[rank] for rank in mine if rank != self.rank}
+            self.hub = Hub(segment, peer_segments, self.loop, len(mine), poll)
             self.bulk = Bulk(self.hub, self.loop)
 
     def all_here(self, ranks: Sequence[int]) -> bool:
@@ -88,7 +88,7 @@ class Resources:
         """A new array where other ranks of this host can read it, if there are any."""
         return np.empty(shape, dtype) if self.hub is None else self.hub.empty(shape, dtype)
 
-    def leave_home(self) -> None:
+    def leave_segment(self) -> None:
         """Touch shared memory no more: it is about to be unmapped."""
         if self.bulk is not None:
             self.bulk.close()

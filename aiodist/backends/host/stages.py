@@ -2,7 +2,7 @@
 
 Large tensors go in pieces, so that one piece crosses the network while the host's ranks work on others. Each
 piece is a *strand*: a generator that yields where it waits for what it has started. An internal operation
-has a `Stage` in the place of a Work. What has no use but as a step lies in this process's home, where the
+has a `Stage` in the place of a Work. What has no use but as a step lies in this process's segment, where the
 host's ranks read it without a copy.
 """
 

@@ -221,8 +221,8 @@ class Collective:
         assert reduce is not None
         dtype, itemsize = part.dtype, part.itemsize
 
-        def fold(segment: memoryview, offset: int) -> None:
-            theirs = np.frombuffer(segment, np.uint8).view(dtype)
+        def fold(fragment: memoryview, offset: int) -> None:
+            theirs = np.frombuffer(fragment, np.uint8).view(dtype)
             start = offset // itemsize
             reduce_into(part[start : start + theirs.size], theirs, reduce, src_left=left)
 

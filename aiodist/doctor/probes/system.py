@@ -23,7 +23,7 @@ class Kernel:
         system: 'Linux'.
         release: '6.18.44'.
         machine: 'x86_64'.
-        memory: a home (a sealed memfd) made, mapped, written, and read through another mapping.
+        memory: a segment (a sealed memfd) made, mapped, written, and read through another mapping.
         memory_bytes: of its address space.
         pidfd: a process can be watched.
         thread_pidfd: a thread can.
@@ -96,23 +96,23 @@ def room() -> Room:
 
 
 def _memory() -> tuple[str, int]:
-    """Why there is no shared memory, or ''; the bytes of a home."""
+    """Why there is no shared memory, or ''; the bytes of a segment."""
     from aiodist.errors import BackendUnavailable
     from aiodist.shm.arena import NONCE_BYTES, Window
-    from aiodist.shm.home import Home, home_bytes
+    from aiodist.shm.segment import Segment, segment_bytes
 
-    nbytes, nonce = home_bytes(), secrets.token_bytes(NONCE_BYTES)
+    nbytes, nonce = segment_bytes(), secrets.token_bytes(NONCE_BYTES)
     try:
-        home = Home(nbytes, nonce)
+        segment = Segment(nbytes, nonce)
     except BackendUnavailable as error:
         return error.message, nbytes
-    with contextlib.closing(home):
+    with contextlib.closing(segment):
         try:
-            window = Window(home.arena.fd, home.nbytes)
+            window = Window(segment.arena.fd, segment.nbytes)
         except Exception as error:
             return f"made, but not mapped by a reader ({error})", nbytes
         with contextlib.closing(window):
-            home.view[-8:] = nonce[:8]  # the last page of all
+            segment.view[-8:] = nonce[:8]  # the last page of all
             same = window.nonce == nonce and window.view[-8:] == nonce[:8]
     return "" if same else "a reader does not see what was written", nbytes
 

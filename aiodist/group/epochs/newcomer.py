@@ -17,7 +17,7 @@ from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
 from aiodist.membership.assembly import FORMING
 from aiodist.membership.motions import Ready
-from aiodist.membership.newcomers import OVER, Doorbell, invitation
+from aiodist.membership.newcomers import OVER, AdmissionRequest, invitation
 from aiodist.membership.record import Record
 from aiodist.rendezvous import Watch
 
@@ -55,7 +55,7 @@ class _Visit:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._bell = Doorbell(job.store, job.uid, job.words.encode())
+        self._bell = AdmissionRequest(job.store, job.uid, job.words.encode())
         self._candidates: dict[str, Candidate[Regroup]] = {}  # by the draft's name
         self._changed = asyncio.Event()
         self._watch: Watch | None = None

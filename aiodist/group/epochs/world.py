@@ -48,7 +48,7 @@ logger = logging.getLogger("aiodist.group.world")
 
 HOST_ONLY = Plan()
 
-_WATCHED = 64  # ranks, up to which sentries stand: each needs two descriptors of every neighbour
+_WATCHED = 64  # ranks, up to which sentries stand: each needs two descriptors of every local peer
 
 _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 
@@ -239,7 +239,7 @@ class World:
         )
         local_to = read_ranks(answers)
         mutual = {rank for rank in others if rank in proved and me in local_to[rank]}
-        self._endpoint.keep_neighbours(mutual)
+        self._endpoint.keep_peer_segments(mutual)
         for rank in others:
             local = rank in mutual
             if not local and transport == "shm":
@@ -283,7 +283,7 @@ class World:
         try:
             self._part()
             self._control.close()
-            self._engine.leave_home()
+            self._engine.leave_segment()
             # Where somebody was lost there may be others who will not answer, and nothing of the groups that
             # held it is worth waiting for.
             await self._endpoint.aclose(linger=_HASTE if self._control.core.lost else None)
@@ -302,7 +302,7 @@ class World:
                 group.abort(reason)
             self._part()  # it lives, so nobody will see it die: it says itself that it takes no part
             self._control.kill()
-            self._engine.leave_home()
+            self._engine.leave_segment()
         finally:
             await self._let_go()
 

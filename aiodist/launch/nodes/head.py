@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
-from aiodist.launch.nodes.doors import FOREVER, Doors
-from aiodist.launch.nodes.hearing import LEASE
-from aiodist.launch.nodes.lobby import Lobby
+from aiodist.launch.nodes.admission import Admission
+from aiodist.launch.nodes.node_monitor import LEASE
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import free_port
 from aiodist.launch.nodes.roster import Member, Roster
+from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
 from aiodist.launch.nodes.words import Next
 from aiodist.launch.plain import read
 from aiodist.launch.plan import Plan
@@ -43,15 +43,15 @@ class Head:
     """Args:
     plan: this node's.
     me: its card.
-    doors: opens the agents' stores.
+    access: opens the agents' stores.
     host: the address to listen on.
     say: shows one line to the operator.
     """
 
-    def __init__(self, plan: Plan, me: Member, doors: Doors, host: str, say: Say) -> None:
+    def __init__(self, plan: Plan, me: Member, access: StoreAccess, host: str, say: Say) -> None:
         self._plan = plan
         self._me = me
-        self._doors = doors
+        self._access = access
         self._host = host
         self._say = say
         self._news = asyncio.Event()  # for `_muster`
@@ -61,7 +61,7 @@ class Head:
         self._began = 0.0
         self._workers_store: StoreServer | None = None
         self._agents_store: StoreServer | None = None
-        self._lobby: Lobby | None = None
+        self._admission: Admission | None = None
         self._attending: asyncio.Task[None] | None = None
         self._running = False
         self._regroup = False
@@ -86,38 +86,38 @@ class Head:
             book: a client of it; likewise.
             local: where we reach a store of ours.
         """
-        self._lobby = lobby = Lobby(self._plan, bell, book, self._changed)
-        lobby.claim(self._me)
-        self._agents_store = await self._doors.serve(self._host)
+        self._admission = admission = Admission(self._plan, bell, book, self._changed)
+        admission.claim(self._me)
+        self._agents_store = await self._access.serve(self._host)
         try:
             members = await self._muster(lambda: [self._me], first=True)
         except (UsageError, RendezvousError) as error:
-            await lobby.refuse_all(f"node 0 gave up: {error}")
+            await admission.refuse_all(f"node 0 gave up: {error}")
             raise
-        store = await self._doors.enter(local, self._agents_store.port, self._plan.meet_timeout)
+        store = await self._access.enter(local, self._agents_store.port, self._plan.meet_timeout)
         roster = await self._form(members, 0, 0)
         await self._publish(store, roster)
         if not self._plan.open_door:
             size = len(roster.members)
-            await lobby.refuse_all(f"the job's {size} nodes are complete already; raise --nnodes")
+            await admission.refuse_all(f"the job's {size} nodes are complete already; raise --nnodes")
             await store.barrier("agents/here", size, 0, timeout=self._plan.meet_timeout)
-            await lobby.aclose()
-            self._lobby = None
+            await admission.aclose()
+            self._admission = None
         return roster, store
 
     def attend(self, nodes: Nodes) -> None:
         """The attempt has begun: let in who comes."""
         self._running = True
         nodes.heard.changed = self._changed
-        if self._lobby is not None and self._attending is None:
-            self._attending = asyncio.create_task(self._attend(nodes, self._lobby))
+        if self._admission is not None and self._attending is None:
+            self._attending = asyncio.create_task(self._attend(nodes, self._admission))
         self._changed()
 
     async def _form(self, members: list[Member], attempt: int, restarts: int) -> Roster:
         """Seat them, and open a store for their workers."""
         if self._workers_store is not None:
             await self._workers_store.aclose()
-        self._workers_store = await self._doors.of_workers.serve(self._host)
+        self._workers_store = await self._access.of_workers.serve(self._host)
         port = self._plan.master_port
         if port is None or self._plan.open_door:  # then it is the door's
             port = free_port(self._host)
@@ -134,14 +134,14 @@ class Head:
     async def _publish(self, store: Store, roster: Roster) -> None:
         """Leave the roster for everybody, and call those who wait at the door."""
         assert self._agents_store is not None
-        waiting = self._lobby.waiting if self._lobby is not None else {}
+        waiting = self._admission.waiting if self._admission is not None else {}
         called = [member for member in roster.members if member.id in waiting]
         for member in called:  # who is never heard of is missed like one who falls silent
             await store.set(f"agents/alive/{member.id}", b"", ttl=LEASE)
         await store.set(f"agents/{roster.attempt}/roster", roster.to_json())
         for member in called:
-            assert self._lobby is not None
-            await self._lobby.seat(member, self._agents_store.port, roster.attempt)
+            assert self._admission is not None
+            await self._admission.seat(member, self._agents_store.port, roster.attempt)
 
     # -- waiting for nodes ----------------------------------------------------------------------
 
@@ -160,10 +160,10 @@ class Head:
         while True:
             self._news.clear()
             here = present()
-            if self._lobby is not None:
-                if self._lobby.complaint and first:
-                    raise UsageError(self._lobby.complaint, hint="Give every agent the same --nnodes")
-                here += self._lobby.waiting.values()
+            if self._admission is not None:
+                if self._admission.complaint and first:
+                    raise UsageError(self._admission.complaint, hint="Give every agent the same --nnodes")
+                here += self._admission.waiting.values()
             now = loop.time()
             enough = len(here) >= plan.nnodes
             enough_since = None if not enough else now if enough_since is None else enough_since
@@ -207,7 +207,7 @@ class Head:
             f"{self._who(here)} did not come to {where}", missing=self._missing(here), hint=hint
         )
 
-    async def _attend(self, nodes: Nodes, lobby: Lobby) -> None:
+    async def _attend(self, nodes: Nodes, admission: Admission) -> None:
         """While an attempt runs: those who come join it, or make all begin again."""
         store = nodes.store
         assert store is not None
@@ -218,9 +218,9 @@ class Head:
             if not self._running:  # those who come are `_muster`'s
                 continue
             for node in nodes.lost:
-                lobby.leave(nodes.roster.members[node].id)
+                admission.leave(nodes.roster.members[node].id)
             living = len(nodes.roster.members) - len(nodes.lost)
-            if not lobby.waiting or self._regroup:
+            if not admission.waiting or self._regroup:
                 continue
             if living >= self._plan.most:
                 if not spare:
@@ -229,9 +229,9 @@ class Head:
                 continue
             spare = False
             elastic, over = await nodes.elastic()
-            if not self._running or not lobby.waiting or over:
+            if not self._running or not admission.waiting or over:
                 continue
-            newcomer = next(iter(lobby.waiting.values()))
+            newcomer = next(iter(admission.waiting.values()))
             if elastic:
                 nodes.heard.know(nodes.roster.grown(newcomer))
                 await self._publish(store, nodes.roster)
@@ -288,8 +288,8 @@ class Head:
         left = []
         for node, member in enumerate(nodes.roster.members):
             if node in gone or (nodes.store is not None and member.id not in nodes.heard.alive):
-                if self._lobby is not None:
-                    self._lobby.leave(member.id)
+                if self._admission is not None:
+                    self._admission.leave(member.id)
             else:
                 left.append(member)
         return left
@@ -320,8 +320,8 @@ class Head:
         if self._attending is not None:
             self._attending.cancel()
             await asyncio.gather(self._attending, return_exceptions=True)
-        if self._lobby is not None:
-            await self._lobby.aclose(self.code)
+        if self._admission is not None:
+            await self._admission.aclose(self.code)
         if self._workers_store is not None:
             await self._workers_store.aclose()
         if self._agents_store is not None:

@@ -1,7 +1,7 @@
 """How the agents of a job meet, before any worker starts.
 
 Node 0, the head, hosts the agents' store and the workers', on ports that the system picks, and the
-*doorbell* on master_addr:master_port, where every other agent comes in (see `lobby`). When all have, the
+*doorbell* on master_addr:master_port, where every other agent comes in (see `admission`). When all have, the
 doorbell is closed again: MASTER_PORT is free for what the workers want to do with it. Where nodes may come
 later, it stays, and the workers get another MASTER_PORT. One node alone needs no doorbell, and its
 MASTER_PORT is a free port that nobody holds.
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from aiodist.environment import job_id, tls
 from aiodist.errors import RendezvousError, UsageError
-from aiodist.launch.nodes.doors import Doors
+from aiodist.launch.nodes.admission import knock
 from aiodist.launch.nodes.head import PATIENCE, Head, Say
-from aiodist.launch.nodes.lobby import knock
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import about_door, bind_address, check_free, reachable, short_host
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
+from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.nodes.tie import Tie
 from aiodist.launch.plan import Plan
 from aiodist.net.sockets import is_in_use
@@ -50,28 +50,28 @@ async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
     secret = job_secret(environ, plan.most, plan.master_addr)
     if plan.most == 1:
         job = plan.job or (job_id(environ) if environ.get("AIODIST_JOB") else secrets.token_hex(4))
-        return await _alone(plan, Doors(job, secret, tls(environ)), say)
-    doors = Doors(plan.job or job_id(environ), secret, tls(environ))
+        return await _alone(plan, StoreAccess(job, secret, tls(environ)), say)
+    access = StoreAccess(plan.job or job_id(environ), secret, tls(environ))
     try:
-        bell = await _ring(plan, doors, say)
+        bell = await _ring(plan, access, say)
     except RendezvousError as error:
         if plan.node_rank is not None or not is_in_use(error):
             raise
         bell = None  # somebody else on this machine was first: it is node 0
     if bell is None:
-        return await _join(plan, doors, say)
-    return await _host(plan, doors, bell, say)
+        return await _join(plan, access, say)
+    return await _host(plan, access, bell, say)
 
 
-async def _alone(plan: Plan, doors: Doors, say: Say) -> Nodes:
+async def _alone(plan: Plan, access: StoreAccess, say: Say) -> Nodes:
     if plan.master_port is not None:
         check_free(plan.master_addr, plan.master_port)
-    head = Head(plan, _me(plan), doors, "127.0.0.1", say)
-    tie = Tie(0, "127.0.0.1", plan.master_addr, doors, short_host())
+    head = Head(plan, _me(plan), access, "127.0.0.1", say)
+    tie = Tie(0, "127.0.0.1", plan.master_addr, access, short_host())
     return Nodes(tie, await head.alone(), None, head)
 
 
-async def _ring(plan: Plan, doors: Doors, say: Say) -> StoreServer | None:
+async def _ring(plan: Plan, access: StoreAccess, say: Say) -> StoreServer | None:
     """The doorbell, if this node hosts it."""
     if plan.node_rank not in (0, None):
         return None
@@ -87,20 +87,20 @@ async def _ring(plan: Plan, doors: Doors, say: Say) -> StoreServer | None:
             hint="Name one of its own, or leave it out where --master-addr is one",
         )
     assert plan.master_port is not None
-    bell = await doors.serve(address, plan.master_port)
+    bell = await access.serve(address, plan.master_port)
     if about := about_door(address, plan.master_addr):
         say(about)
     return bell
 
 
-async def _host(plan: Plan, doors: Doors, bell: StoreServer, say: Say) -> Nodes:
+async def _host(plan: Plan, access: StoreAccess, bell: StoreServer, say: Say) -> Nodes:
     local = reachable(bell.host)
     try:
-        book = await doors.enter(local, bell.port, plan.meet_timeout)
+        book = await access.enter(local, bell.port, plan.meet_timeout)
     except BaseException:
         await bell.aclose()
         raise
-    head = Head(plan, _me(plan), doors, bell.host, say)
+    head = Head(plan, _me(plan), access, bell.host, say)
     try:
         roster, store = await head.host(bell, book, local)
     except BaseException:
@@ -108,12 +108,12 @@ async def _host(plan: Plan, doors: Doors, bell: StoreServer, say: Say) -> Nodes:
         raise
     # What we are bound to may not be what the others' name for us means here.
     named = plan.master_addr.strip("[]") if local != bell.host else bell.host
-    return Nodes(Tie(0, named, plan.master_addr, doors, short_host()), roster, store, head)
+    return Nodes(Tie(0, named, plan.master_addr, access, short_host()), roster, store, head)
 
 
-async def _join(plan: Plan, doors: Doors, say: Say) -> Nodes:
+async def _join(plan: Plan, access: StoreAccess, say: Say) -> Nodes:
     assert plan.master_port is not None
-    dialled = asyncio.ensure_future(doors.enter(plan.master_addr, plan.master_port, plan.meet_timeout))
+    dialled = asyncio.ensure_future(access.enter(plan.master_addr, plan.master_port, plan.meet_timeout))
     try:
         await asyncio.wait({dialled}, timeout=PATIENCE)
         if not dialled.done():
@@ -123,7 +123,7 @@ async def _join(plan: Plan, doors: Doors, say: Say) -> Nodes:
         dialled.cancel()
     async with book:
         id, port, attempt = await knock(plan, book, short_host())
-        store = await doors.enter(plan.master_addr, port, plan.meet_timeout)
+        store = await access.enter(plan.master_addr, port, plan.meet_timeout)
     try:
         data = await store.get(f"agents/{attempt}/roster", timeout=plan.meet_timeout)
         roster = Roster.from_json(data)
@@ -135,7 +135,7 @@ async def _join(plan: Plan, doors: Doors, say: Say) -> Nodes:
     except BaseException:
         await store.aclose()
         raise
-    tie = Tie(id, plan.master_addr.strip("[]"), plan.master_addr, doors, short_host())
+    tie = Tie(id, plan.master_addr.strip("[]"), plan.master_addr, access, short_host())
     return Nodes(tie, roster, store)
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiodist.errors import AiodistError, WireError
-from aiodist.launch.nodes.hearing import BEAT, LEASE, Hearing, Listener
+from aiodist.launch.nodes.node_monitor import BEAT, LEASE, Listener, NodeMonitor
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.tie import Tie
 from aiodist.launch.nodes.words import Elastic, Next, Others
@@ -71,7 +71,7 @@ class Nodes:
         self.store = store
         self.head = head
         self.lease = lease
-        self.heard = Hearing(tie.id, roster, store, leads=head is not None, lease=lease, beat=beat)
+        self.heard = NodeMonitor(tie.id, roster, store, leads=head is not None, lease=lease, beat=beat)
         self.seat = tie.seat(roster)
         self._restarts = 0  # where there is no store
 
@@ -181,7 +181,7 @@ class Nodes:
         return Elastic(False, False)
 
     async def _workers_store(self) -> Store:
-        return await self.tie.doors.of_workers.enter(self.tie.store_host, self.roster.store_port, _ASKING)
+        return await self.tie.access.of_workers.enter(self.tie.store_host, self.roster.store_port, _ASKING)
 
     async def reports(self, mine: NodeReport) -> list[NodeReport]:
         """All nodes' reports, once all have one or are lost; `mine` is published already.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiodist.launch.nodes.doors import Doors
 from aiodist.launch.nodes.roster import Roster
+from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.plan import Seat
 
 
@@ -15,14 +15,14 @@ class Tie:
     id: this node, by arrival; 0 is the head.
     store_host: where workers reach the stores that the head hosts.
     master_addr: MASTER_ADDR of the workers.
-    doors: opens the agents' stores.
+    access: opens the agents' stores.
     host: this node's short name.
     """
 
     id: int
     store_host: str
     master_addr: str
-    doors: Doors
+    access: StoreAccess
     host: str = ""
 
     def seat(self, roster: Roster) -> Seat:
@@ -43,8 +43,8 @@ class Tie:
             master_addr=self.master_addr,
             master_port=roster.master_port,
             store=f"{address}:{roster.store_port}",
-            job=self.doors.job,
-            secret=self.doors.of_workers.secret,
+            job=self.access.job,
+            secret=self.access.of_workers.secret,
             host=self.host,
             newcomer=newcomer,
         )

@@ -8,7 +8,7 @@ from aiodist.errors import AuthenticationError, RendezvousError, UsageError
 from aiodist.sanitize import one_line
 
 # Codes of gRPC.
-_CANCELLED, _UNKNOWN, _INVALID, _DEADLINE, _NOT_FOUND, _DENIED, _INTERNAL, _UNAVAILABLE, _STRANGER = (
+_CANCELLED, _UNKNOWN, _INVALID, _DEADLINE, _NOT_FOUND, _DENIED, _INTERNAL, _UNAVAILABLE, _UNAUTHENTICATED = (
     *(1, 2, 3, 4, 5, 7, 13, 14, 16),
 )
 _WORDS = 200  # characters of what etcd says that are shown
@@ -42,7 +42,7 @@ def refusal(status: int, body: str) -> Exception:
 
     Args:
         status: of HTTP.
-        body: of the answer: etcd's JSON, or whatever a stranger says.
+        body: of the answer: etcd's JSON, or whatever an unauthenticated peer says.
     """
     try:
         said = json.loads(body)
@@ -51,7 +51,7 @@ def refusal(status: int, body: str) -> Exception:
         message = one_line(str(said.get("message") or said["error"]), _WORDS)
         code = int(said.get("code", said.get("grpc_code", _UNKNOWN)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _from_stranger(status, body)
+        return _from_another_server(status, body)
     text = message.removeprefix("etcdserver: ")
     if "request is too large" in text or "larger than max" in text:
         return UsageError(
@@ -62,7 +62,7 @@ def refusal(status: int, body: str) -> Exception:
         return UsageError(f"too many keys in one call for etcd ({text})", hint="Use several calls")
     if "database space exceeded" in text:
         return RendezvousError(f"etcd is full ({text})", hint="Compact it, and disarm its alarm with etcdctl")
-    if code == _STRANGER or "auth token" in text or "auth store is old" in text:
+    if code == _UNAUTHENTICATED or "auth token" in text or "auth store is old" in text:
         return TokenOver(text)
     if code == _DENIED:
         return AuthenticationError(
@@ -105,7 +105,7 @@ def tls_failure(where: str, said: str) -> Exception:
     return Away(reason)
 
 
-def _from_stranger(status: int, body: str) -> Exception:
+def _from_another_server(status: int, body: str) -> Exception:
     if "HTTP request to an HTTPS server" in body:
         return RendezvousError("etcd speaks TLS there", hint="Write etcds:// instead of etcd://")
     if status == 404:

@@ -28,7 +28,7 @@ class Partition:
 
     def swallow(self, source: int, target: int) -> None:
         """What `source` sends to `target` vanishes; the other way is as it was."""
-        self._hosts.neighbour(source, target, _NOBODY)
+        self._hosts.peer_segment(source, target, _NOBODY)
         self._cut.add((source, target))
 
     def separate(self, some: Iterable[int], others: Iterable[int]) -> None:
@@ -44,4 +44,4 @@ class Partition:
     def heal(self) -> None:
         """Everything passes again."""
         while self._cut:
-            self._hosts.neighbour(*self._cut.pop(), None)
+            self._hosts.peer_segment(*self._cut.pop(), None)

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from aiodist.errors import RendezvousTimeout, UsageError
-from aiodist.launch.nodes.doors import Doors
+from aiodist.launch.nodes.admission import OverError, knock
 from aiodist.launch.nodes.head import Head
-from aiodist.launch.nodes.hearing import Listener
-from aiodist.launch.nodes.lobby import OverError, knock
 from aiodist.launch.nodes.meeting import meet
+from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import ELASTIC, Nodes
 from aiodist.launch.nodes.roster import Member
+from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.nodes.words import Next
 from aiodist.launch.plan import Plan
 from aiodist.launch.verdict import Ending, Verdict
@@ -126,7 +126,7 @@ async def test_who_waits_when_the_job_ends_is_told_how(plan: Plan) -> None:
         spare = asyncio.create_task(meet(full, SECRET, silent))
         assert isinstance(head.head, Head)
         head.head.code = 3
-        while not head.head._lobby.waiting:  # type: ignore[union-attr]  # noqa: ASYNC110
+        while not head.head._admission.waiting:  # type: ignore[union-attr]  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     with pytest.raises(OverError) as info:
         await spare
@@ -148,9 +148,9 @@ async def test_the_least_is_waited_for(plan: Plan) -> None:
 async def test_a_node_that_leaves_while_others_are_awaited_does_not_count(plan: Plan) -> None:
     plan = replace(plan, nnodes=3)
     head = asyncio.create_task(meet(plan, SECRET, silent))
-    doors = Doors("j", "s")
+    access = StoreAccess("j", "s")
     assert plan.master_port is not None
-    book = await doors.enter("127.0.0.1", plan.master_port, 20)
+    book = await access.enter("127.0.0.1", plan.master_port, 20)
     guest = asyncio.create_task(knock(plan, book, "guest"))
     watch = book.watch("agents/card/")
     assert (await anext(watch)).value is not None
@@ -179,5 +179,5 @@ async def test_who_is_missing_is_named_by_node_rank(
     wanted: tuple[int | None, ...], missing: list[int]
 ) -> None:
     plan = Plan(("true",), nnodes=4, node_rank=0, master_port=1)
-    head = Head(plan, Member(0, "h", 1, 0), Doors("j", "s"), "127.0.0.1", silent)
+    head = Head(plan, Member(0, "h", 1, 0), StoreAccess("j", "s"), "127.0.0.1", silent)
     assert head._missing([Member(n, "h", 1, rank) for n, rank in enumerate(wanted)]) == missing

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
-from aiodist.launch.nodes.doors import Doors
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.ports import bind_address
+from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.plan import Plan
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ async def test_only_a_port_in_use_means_that_another_was_first(
     async def serve(*_args: object) -> None:
         raise RendezvousError("cannot listen on 127.0.0.1:80: Permission denied")
 
-    monkeypatch.setattr(Doors, "serve", serve)
+    monkeypatch.setattr(StoreAccess, "serve", serve)
     plan = Plan(("true",), nnodes=2, node_rank=None, master_port=port, meet_timeout=0.5)
     with pytest.raises(RendezvousError, match="Permission denied"):
         await meet(plan, {"AIODIST_SECRET": "s"}, silent)

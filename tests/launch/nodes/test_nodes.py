@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from aiodist.errors import WireError
-from aiodist.launch.nodes.doors import Doors
-from aiodist.launch.nodes.hearing import Listener
+from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
+from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.nodes.tie import Tie
 from aiodist.launch.nodes.words import Next, Others
 from aiodist.launch.verdict import NodeReport, Verdict
 from aiodist.rendezvous.hash_store import HashStore
 
-DOORS = Doors("j", "s")
+DOORS = StoreAccess("j", "s")
 
 
 def roster(count: int, **more: int) -> Roster:

@@ -1,7 +1,7 @@
 """Collectives among ranks of one host, through memory that each writes and the others read.
 
-    board      where it all lies: a group's slots in each member's home, and who may read what when
-    hub        one process's side: its home, who sleeps and who is rung, polling, progress on the loop
+    board      where it all lies: a group's slots in each member's segment, and who may read what when
+    hub        one process's side: its segment, who sleeps and who is rung, polling, progress on the loop
     plan       what all ranks agree on for one kind of call, worked out once: digest, path, block size
     exchange   one running operation; `direct`, `share`, `reduce_all`, `wired` say what it does, `kinds` which
     bulk       the thread that runs large ones

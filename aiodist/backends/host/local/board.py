@@ -1,10 +1,10 @@
-"""A group's slots: one region in each member's home, of the same layout.
+"""A group's slots: one region in each member's segment, of the same layout.
 
     region   SLOTS words: in word i the number + 1 of the last operation in slot i that this rank has finished
              SLOTS slots of STRIDE bytes: words, signature, and room for a small payload
 
 An operation's slot is its number modulo SLOTS. A rank writes a slot again when every member has finished what
-it held. Readers find a region by the directory in its owner's home.
+it held. Readers find a region by the directory in its owner's segment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.hub import ASLEEP_BULK, ASLEEP_LOOP, Hub, Near
+from aiodist.backends.host.local.hub import ASLEEP_BULK, ASLEEP_LOOP, Hub, PeerMemory
 from aiodist.errors import GroupBroken
 from aiodist.types import SIGNATURE_BYTES
 
@@ -36,7 +36,7 @@ CODE, FILL, TOOK, OUT, TOOK_OUT, SOURCE, RESULT = range(7)
 """CODE: which operation, written last when it is published; 0 again when it is withdrawn.
 FILL: blocks of the source that peers may read.
 TOOK: blocks that this rank has taken from its peers' sources. OUT, TOOK_OUT: the same of results.
-SOURCE, RESULT: where they lie in the home, as `place_word` says it; 0 where there is nothing."""
+SOURCE, RESULT: where they lie in the segment, as `place_word` says it; 0 where there is nothing."""
 
 ZEROS = memoryview(bytearray(8 * (RESULT - FILL + 1))).cast("Q")
 
@@ -55,33 +55,33 @@ class Peer:
 
     Attributes:
         member: its group rank.
-        near: its home.
-        words: its home as 64-bit words.
+        memory: its segment.
+        words: its segment as 64-bit words.
         base: word of its region; 0 until it has made the group.
-        entry: the group's, in the directory of its home; -1 until it was found.
+        entry: the group's, in the directory of its segment; -1 until it was found.
     """
 
-    __slots__ = ("base", "entry", "member", "near", "words")
+    __slots__ = ("base", "entry", "member", "memory", "words")
 
-    def __init__(self, member: int, near: Near) -> None:
+    def __init__(self, member: int, memory: PeerMemory) -> None:
         self.member = member
-        self.near = near
-        self.words = near.words
+        self.memory = memory
+        self.words = memory.words
         self.base = 0
         self.entry = -1
 
 
 Ends = tuple[tuple[memoryview, int], ...]
-"""Homes as 64-bit words, and the word of the group's region in each."""
+"""Segments as 64-bit words, and the word of the group's region in each."""
 
 
 class Board:
     """One rank's part of a group's memory.
 
     Args:
-        hub: the process's home.
+        hub: the process's segment.
         context: names the group.
-        ranks: global ranks of the members, in group order, all near.
+        ranks: global ranks of the members, in group order, all on this host.
         rank: this process's group rank.
         spare: bytes of staging that the group keeps for itself, if there is room.
 
@@ -105,13 +105,15 @@ class Board:
             start = self.at + (_FIRST8 + slot * _STRIDE8) * 8
             self.bytes[start : start + HEADER] = 0
         self.peers = [
-            Peer(member, hub.near[global_rank]) for member, global_rank in enumerate(ranks) if member != rank
+            Peer(member, hub.memories[global_rank])
+            for member, global_rank in enumerate(ranks)
+            if member != rank
         ]
         self.by_member = {peer.member: peer for peer in self.peers}
         self.ends: Ends | None = None
         self._heads = [_FIRST8 + slot * _STRIDE8 for slot in range(SLOTS)]
         self.signed: list[bytes | None] = [None] * SLOTS
-        self.nears = [peer.near for peer in self.peers]
+        self.memories = [peer.memory for peer in self.peers]
         self._members_here = list(self.peers)  # who has not been seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
         hub.boards.add(self)
@@ -138,22 +140,22 @@ class Board:
         return self.ends
 
     def found(self, peer: Peer) -> bool:
-        """Whether a peer has made the group; not where it says that its region is beyond its home."""
+        """Whether a peer has made the group; not where it says that its region is beyond its segment."""
         if not peer.base and self._known(peer):
-            at = peer.near.offset(self.context, peer.entry)
-            peer.base = at // 8 if at + REGION <= peer.near.bytes.size else 0
+            at = peer.memory.offset(self.context, peer.entry)
+            peer.base = at // 8 if at + REGION <= peer.memory.bytes.size else 0
         return peer.base != 0
 
     def _known(self, peer: Peer) -> bool:
         """Whether a peer's directory has told of the group."""
         if peer.entry < 0:
-            peer.entry = peer.near.find(self.context)
+            peer.entry = peer.memory.find(self.context)
         return peer.entry >= 0
 
     def signature_of(self, peer: Peer, seq: int) -> bytes:
         """What a peer says that it does in an operation's slot."""
         start = (peer.base + self.head(seq)) * 8 + _SIGNATURE
-        signature = bytes(peer.near.view[start : start + SIGNATURE_BYTES])
+        signature = bytes(peer.memory.view[start : start + SIGNATURE_BYTES])
         return signature[:16] + seq.to_bytes(8, sys.byteorder) + signature[24:]  # one that is there is kept
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────
@@ -165,7 +167,7 @@ class Board:
         self.hub.view[start : start + SIGNATURE_BYTES] = signature
 
     def payload_at(self, seq: int) -> int:
-        """Where a slot's own payload lies in the home."""
+        """Where a slot's own payload lies in the segment."""
         return (self.base + self.head(seq)) * 8 + HEADER
 
     def finished(self, seq: int) -> None:
@@ -227,23 +229,23 @@ class Board:
         No fence stands between the store and these loads, so a peer that falls asleep meanwhile may be missed
         here. It is woken when this turn ends: `Hub` rings once more then, with a fence.
         """
-        for near in self.nears:
-            if near.words[ASLEEP_LOOP]:
-                near.neighbour.ring_loop()
+        for memory in self.memories:
+            if memory.words[ASLEEP_LOOP]:
+                memory.peer_segment.ring_loop()
 
     def ring_all(self) -> None:
         """A word was written, on the loop, that loops and threads may wait for."""
-        self.hub.ring(self.nears)
-        for near in self.nears:
-            if near.words[ASLEEP_BULK]:
-                near.neighbour.ring_bulk()
+        self.hub.ring(self.memories)
+        for memory in self.memories:
+            if memory.words[ASLEEP_BULK]:
+                memory.peer_segment.ring_bulk()
 
     def ring_bulks(self) -> None:
         """A word was written, in the bulk thread, that peers' threads may wait for."""
         self.hub.fence_bulk()
-        for near in self.nears:
-            if near.words[ASLEEP_BULK]:
-                near.neighbour.ring_bulk()
+        for memory in self.memories:
+            if memory.words[ASLEEP_BULK]:
+                memory.peer_segment.ring_bulk()
 
     # ── memory for what does not fit a slot ──────────────────────────────────────────────────────────
 
@@ -297,7 +299,7 @@ class Board:
 
     def _has_left(self, peer: Peer) -> bool:
         """Whether a peer reads nothing of the group any more, or never made it (`Hub.renounce`)."""
-        return self._known(peer) and peer.near.has_left(self.context, peer.entry)
+        return self._known(peer) and peer.memory.has_left(self.context, peer.entry)
 
     def release(self) -> None:
         """Give all memory back."""
@@ -314,7 +316,7 @@ class Board:
         self._spans.clear()
         self.hub.boards.discard(self)
         self.words, self.bytes = memoryview(b""), np.empty(0, np.uint8)
-        self.peers, self.nears, self._members_here, self.ends = [], [], [], None
+        self.peers, self.memories, self._members_here, self.ends = [], [], [], None
         self.by_member.clear()
 
 
@@ -324,10 +326,10 @@ def span_bytes(nbytes: int) -> int:
 
 
 def place_word(at: int, exposed: bool) -> int:
-    """Pack a place for SOURCE or RESULT: any byte of the home, aligned or not.
+    """Pack a place for SOURCE or RESULT: any byte of the segment, aligned or not.
 
     Args:
-        at: offset in the home.
+        at: offset in the segment.
         exposed: all of it lies there, in the array that is communicated; else blocks go around in staging.
     """
     return at << 1 | exposed
@@ -339,19 +341,19 @@ def place_of(word: int) -> tuple[int, bool]:
 
 
 def view(near_bytes: Array, at: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """An array on somebody's home."""
+    """An array on somebody's segment."""
     return near_bytes[at : at + count * dtype.itemsize].view(dtype)
 
 
-def theirs(near: Near, at: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """An array on a neighbour's home, where it says that it is.
+def theirs(memory: PeerMemory, at: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """An array on a peer_segment's segment, where it says that it is.
 
     Raises:
         GroupBroken: that is nowhere.
     """
-    if at + count * dtype.itemsize > near.bytes.size:
+    if at + count * dtype.itemsize > memory.bytes.size:
         raise GroupBroken(
-            f"rank {near.neighbour.rank} says that its data lies where it has no memory to share",
+            f"rank {memory.peer_segment.rank} says that its data lies where it has no memory to share",
             hint="See that rank's output",
         )
-    return view(near.bytes, at, count, dtype)
+    return view(memory.bytes, at, count, dtype)

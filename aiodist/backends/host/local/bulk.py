@@ -62,7 +62,7 @@ class Bulk:
     def wake(self) -> None:
         """Have the thread look around: something is new, or dead."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._hub.home.bulk_bell, 1)
+            os.eventfd_write(self._hub.segment.bulk_bell, 1)
 
     def close(self) -> None:
         """End the thread. What it still runs is dropped."""
@@ -76,7 +76,7 @@ class Bulk:
 
     def _run(self) -> None:
         bell = select.poll()
-        bell.register(self._hub.home.bulk_bell, select.POLLIN)
+        bell.register(self._hub.segment.bulk_bell, select.POLLIN)
         active: list[tuple[Exchange, Ended]] = []
         switch = sys.getswitchinterval()
         idle_since: float | None = None
@@ -132,4 +132,4 @@ class Bulk:
             bell.poll()
         hub.words[ASLEEP_BULK] = 0
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(hub.home.bulk_bell)
+            os.eventfd_read(hub.segment.bulk_bell)

@@ -1,7 +1,7 @@
-"""One process's side of shared memory: its home, its neighbours', who sleeps, and who is rung.
+"""One process's side of shared memory: its segment, its peer_segments', who sleeps, and who is rung.
 
 Words in shared memory say everything; bells only wake. A process about to sleep says so in a word of its own
-home (ASLEEP), looks once more, and sleeps; whoever writes a word looks afterwards who sleeps, and rings. Both
+segment (ASLEEP), looks once more, and sleeps; whoever writes a word looks afterwards who sleeps, and rings. Both
 need a fence between their store and their load, on x86-64, too: taking and releasing a lock is one.
 
 The loop sleeps in `_rest`, which runs at most once a turn, and is woken by its bell. In `await` a Work polls
@@ -25,10 +25,10 @@ from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.net.turn import Turn
 from aiodist.shm.heap import Heap
-from aiodist.shm.home import Home, Neighbour
+from aiodist.shm.segment import PeerSegment, Segment
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
-"""Words of a home: its loop sleeps, its bulk thread sleeps. A cache line each, behind the nonce's page."""
+"""Words of a segment: its loop sleeps, its bulk thread sleeps. A cache line each, behind the nonce's page."""
 
 _DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
 _HEAP = _DIRECTORY + _ENTRIES * 16
@@ -38,7 +38,7 @@ _GONE = 1  # the offset of a group that this process has left, and of which noth
 _SPINS = 8  # looks at peers' words before the core is offered to others
 _LOOKS = 4  # groups that were left are looked at when memory is taken: a few at a time, whatever their number
 
-_KEPT = 8  # this part of a home is kept for operations and new groups: users' arrays do not get it
+_KEPT = 8  # this part of a segment is kept for operations and new groups: users' arrays do not get it
 
 Array = np.ndarray[Any, Any]
 
@@ -58,25 +58,25 @@ class Group(Protocol):
 
 
 class Holder(Protocol):
-    """A keeper of memory of the home that it may use again."""
+    """A keeper of memory of the segment that it may use again."""
 
     def reclaim(self) -> None:
         """Free what nobody touches."""
 
 
-class Near:
-    """A neighbour's home, as words and bytes.
+class PeerMemory:
+    """A peer_segment's segment, as words and bytes.
 
     Attributes:
         words: all of it as 64-bit words, read-only.
         bytes: all of it as an array.
     """
 
-    __slots__ = ("_contexts", "_offsets", "bytes", "neighbour", "view", "words")
+    __slots__ = ("_contexts", "_offsets", "bytes", "peer_segment", "view", "words")
 
-    def __init__(self, neighbour: Neighbour) -> None:
-        self.neighbour = neighbour
-        self.view = neighbour.view
+    def __init__(self, peer_segment: PeerSegment) -> None:
+        self.peer_segment = peer_segment
+        self.view = peer_segment.view
         whole = len(self.view) // 8 * 8
         self.words = self.view[:whole].cast("Q")
         self.bytes: Array = np.frombuffer(self.view, np.uint8)
@@ -100,7 +100,7 @@ class Near:
         return at if int(self._contexts[entry]) == context else 0
 
     def has_left(self, context: int, entry: int) -> bool:
-        """Whether the neighbour has left a group whose entry was found before."""
+        """Whether the local peer has left a group whose entry was found before."""
         return int(self._contexts[entry]) != context or bool(int(self._offsets[entry]) & 1)
 
 
@@ -116,14 +116,14 @@ class Hub:
     """See the module. Everything here happens on the loop's thread, but for `fence_bulk`.
 
     Args:
-        home: this process's memory and bells.
-        neighbours: of this host, by global rank.
+        segment: this process's memory and bells.
+        peer_segments: of this host, by global rank.
         loop: the event loop.
         local_ranks: processes of this job on this host, this one included.
         poll: seconds of polling in a turn of the loop; 0: none.
 
     Attributes:
-        room: bytes of the home that there are to give out.
+        room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
         looks: how often whoever polls looks before it offers the core to others.
         boards: what takes memory for a while and can say which of it is idle.
@@ -131,19 +131,19 @@ class Hub:
 
     def __init__(
         self,
-        home: Home,
-        neighbours: Mapping[int, Neighbour],
+        segment: Segment,
+        peer_segments: Mapping[int, PeerSegment],
         loop: asyncio.AbstractEventLoop,
         local_ranks: int,
         poll: float,
     ) -> None:
-        self.home = home
-        self.view = home.view
+        self.segment = segment
+        self.view = segment.view
         whole = len(self.view) // 8 * 8
         self.words = self.view[:whole].cast("Q")
         self.bytes: Array = np.frombuffer(self.view, np.uint8)
         self.address = self.bytes.__array_interface__["data"][0]
-        self.near = {rank: Near(neighbour) for rank, neighbour in neighbours.items()}
+        self.memories = {rank: PeerMemory(peer_segment) for rank, peer_segment in peer_segments.items()}
         self._poll = poll
         self.turn = Turn.of(loop)
         self.looks = 1 if local_ranks > cores() else _SPINS
@@ -156,7 +156,7 @@ class Hub:
         self._returned: list[int] = []  # by finalizers, which may run anywhere
         self.groups: set[Group] = set()
         self._entries: dict[int, int] = {}
-        self.leases = 0  # arrays in the home that somebody holds
+        self.leases = 0  # arrays in the segment that somebody holds
         self._reusable: deque[int] = deque()  # entries of groups that are gone, the longest gone first
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
@@ -165,12 +165,12 @@ class Hub:
         self._left_groups: deque[_Left] = deque()  # perhaps still read
         table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
-        loop.add_reader(home.loop_bell, self._rung)
+        loop.add_reader(segment.loop_bell, self._rung)
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, nbytes: int, align: int = 64, stop: int | None = None) -> int:
-        """A piece of the home, below `stop` if that is given.
+        """A piece of the segment, below `stop` if that is given.
 
         Raises:
             MemoryError: there is no room, also where all that is idle is freed.
@@ -222,12 +222,12 @@ class Hub:
             self._heap.free(self._returned.pop())
 
     def offset_of(self, array: Array) -> int:
-        """Where an array lies in the home; 0 if it does not."""
+        """Where an array lies in the segment; 0 if it does not."""
         at = int(array.__array_interface__["data"][0]) - self.address
         return at if at > 0 and at + array.nbytes <= len(self.view) else 0
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A new array in the home, freed with its last view.
+        """A new array in the segment, freed with its last view.
 
         Raises:
             UsageError: there is no room.
@@ -266,7 +266,7 @@ class Hub:
         self._contexts[entry] = 0
         self._offsets[entry] = at
         self._contexts[entry] = context
-        self.ring(self.near.values())  # who came before us may wait for it
+        self.ring(self.memories.values())  # who came before us may wait for it
 
     def renounce(self, context: int) -> None:
         """This process never makes a group: whoever has made it finds that here, and that its region is not
@@ -299,17 +299,17 @@ class Hub:
             return True
 
         self._left_groups.append(_Left(cleared, release))
-        self.ring(self.near.values())  # who waits for room may free a region of its own now
+        self.ring(self.memories.values())  # who waits for room may free a region of its own now
 
     # ── polling, sleeping, ringing ───────────────────────────────────────────────────────────────────
 
-    def ring(self, nears: Any) -> None:
+    def ring(self, memories: Any) -> None:
         """A word was written that others may wait for: wake those whose loop sleeps."""
         self._gate.acquire()  # a fence: the store before it, the loads after it
         self._gate.release()
-        for near in nears:
-            if near.words[ASLEEP_LOOP]:
-                near.neighbour.ring_loop()
+        for memory in memories:
+            if memory.words[ASLEEP_LOOP]:
+                memory.peer_segment.ring_loop()
 
     def fence_bulk(self) -> None:
         """A fence for the bulk thread."""
@@ -348,7 +348,7 @@ class Hub:
         polled, self._polled = self._polled, False
         if not self.words:
             return  # closed meanwhile
-        self.ring(self.near.values())  # what was finished in this turn without a word to anybody
+        self.ring(self.memories.values())  # what was finished in this turn without a word to anybody
         if not self._progress():
             return
         if polled:  # an await polls, and will in the next turn
@@ -361,11 +361,11 @@ class Hub:
             self.words[ASLEEP_LOOP] = 0
         # What was written meanwhile was told without a fence (`Board.ring_loops`). A peer that fell asleep
         # then may have missed it, and nobody else would wake it.
-        self.ring(self.near.values())
+        self.ring(self.memories.values())
 
     def _rung(self) -> None:
         try:
-            os.eventfd_read(self.home.loop_bell)
+            os.eventfd_read(self.segment.loop_bell)
         except BlockingIOError:
             return
         self.words[ASLEEP_LOOP] = 0
@@ -381,22 +381,22 @@ class Hub:
 
     def close(self) -> None:
         """Stop listening, and let go of the memory: a mapping holds a descriptor as long as anybody looks."""
-        self._loop.remove_reader(self.home.loop_bell)
-        del self.home  # or an array of a user's, which knows the hub, would keep it mapped for ever
+        self._loop.remove_reader(self.segment.loop_bell)
+        del self.segment  # or an array of a user's, which knows the hub, would keep it mapped for ever
         self.groups.clear()
         self.boards.clear()
         for _, release in self._left_groups:
             release()
         self._left_groups.clear()
-        for near in self.near.values():
-            near.close()
-        self.near.clear()
+        for memory in self.memories.values():
+            memory.close()
+        self.memories.clear()
         self.view, self.words, self.bytes = _NOTHING, _NOTHING, _NO_BYTES
         self._contexts = self._offsets = _NO_WORDS
 
 
 class _Lease:
-    """Keeps a piece of the home while an array is on it; the array's base."""
+    """Keeps a piece of the segment while an array is on it; the array's base."""
 
     __slots__ = ("__array_interface__", "_at", "_hub", "_memory")
 
@@ -404,7 +404,7 @@ class _Lease:
         self._hub = hub
         self._at = at
         hub.leases += 1
-        self._memory = hub.view[at : at + nbytes]  # the home stays mapped as long as this exists
+        self._memory = hub.view[at : at + nbytes]  # the segment stays mapped as long as this exists
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),

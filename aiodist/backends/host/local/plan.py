@@ -31,7 +31,7 @@ class Path(enum.Enum):
     wired = "over the channels"
 
 
-_VIEWS = 8 * SLOTS  # arrays on homes that a plan remembers: some for each slot, or place in staging
+_VIEWS = 8 * SLOTS  # arrays on segments that a plan remembers: some for each slot, or place in staging
 
 
 class Owner(Protocol):
@@ -120,16 +120,16 @@ class Plan:
         self._views: dict[tuple[int, int, int], Array] = {}
 
     def theirs(self, peer: Peer, at: int, count: int) -> Array:
-        """Some elements on a peer's home. What is read again and again in one place is remembered."""
+        """Some elements on a peer's segment. What is read again and again in one place is remembered."""
         if self.in_blocks:
-            return theirs(peer.near, at, count, self.dtype)
+            return theirs(peer.memory, at, count, self.dtype)
         found = self._views.get((peer.member, at, count))
         if found is None:
-            found = self._keep(peer.member, at, count, theirs(peer.near, at, count, self.dtype))
+            found = self._keep(peer.member, at, count, theirs(peer.memory, at, count, self.dtype))
         return found
 
     def mine(self, at: int, count: int) -> Array:
-        """Some elements on this process's home; remembered likewise."""
+        """Some elements on this process's segment; remembered likewise."""
         if self.in_blocks:
             return view(self.board.bytes, at, count, self.dtype)
         found = self._views.get((-1, at, count))
@@ -219,7 +219,7 @@ def blocks(part: int, size: int, lanes: int, limits: Thresholds, *, phases: int 
         part: bytes of the largest part that one rank gives another.
         size: ranks of the group.
         lanes: blocks that lie in staging side by side; 0 where nothing is staged, because all sources and
-            results lie in their ranks' homes.
+            results lie in their ranks' segments.
         limits: thresholds.
         phases: of the operation; 2 where results come back.
     """

@@ -3,7 +3,7 @@
 For every block of a part: copy in what peers need (*fill*), combine my part of all ranks' blocks in rank
 order (*reduce*), copy the others' results out (*collect*). A rank is one block ahead with filling and one
 behind with collecting, so that a peer's word is there when it is looked for. Where an array lies in its
-rank's home, peers read it there, and nothing is filled.
+rank's segment, peers read it there, and nothing is filled.
 
 Every element is reduced once, by its part's rank, and handed out (law 3). A rank may overwrite what it gave
 only after its readers have taken it: part r of my array is overwritten by rank r's result, which rank r
@@ -89,8 +89,8 @@ class ReduceAll(Exchange):
     """See the module.
 
     Attributes:
-        exposed: peers read the source where it lies in the home.
-        shown: peers read the result where it lies in the home.
+        exposed: peers read the source where it lies in the segment.
+        shown: peers read the result where it lies in the segment.
     """
 
     __slots__ = (

@@ -5,7 +5,7 @@ who gets something takes it from there, or combines it in rank order (*take*). A
 with filling. Whoever only gives need not wait until it was taken, as long as there is staging left: a root
 of small broadcasts runs ahead.
 
-Bytes: every byte is copied once where it lies in its rank's home, else twice.
+Bytes: every byte is copied once where it lies in its rank's segment, else twice.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Share(Exchange):
     """See the module.
 
     Attributes:
-        exposed: peers read the source where it lies in the home.
+        exposed: peers read the source where it lies in the segment.
     """
 
     __slots__ = ("_at", "_layout", "_modes", "exposed")
@@ -102,7 +102,7 @@ class Share(Exchange):
         return self.made is not None and (bool(self.made.before) or self.made.factor is not None)
 
     def _side_by_side(self) -> int:
-        """Where the source lies if peers can read it there: in the home, its parts side by side; else 0."""
+        """Where the source lies if peers can read it there: in the segment, its parts side by side; else 0."""
         send, offset_of = self.send, self.board.hub.offset_of
         at = offset_of(send[0])
         if at and len(send) > 1:

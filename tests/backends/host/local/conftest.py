@@ -1,4 +1,4 @@
-"""Several ranks' homes in one process, without sockets: hubs that see each other."""
+"""Several ranks' segments in one process, without sockets: hubs that see each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from aiodist.backends.host.local.hub import Hub, supported
 from aiodist.shm import available
-from aiodist.shm.home import Home, Neighbour
+from aiodist.shm.segment import PeerSegment, Segment
 from tests.backends.host.local.members import Member
 
 BYTES = 64 << 20
@@ -23,28 +23,28 @@ def hubs() -> Iterator[Any]:
     """Called as `hubs(size)` with a loop running: a hub for each rank."""
     if not (available() and supported()):
         pytest.skip("shared memory through flags needs Linux on x86-64")
-    opened: list[tuple[Hub, Home, list[Neighbour]]] = []
+    opened: list[tuple[Hub, Segment, list[PeerSegment]]] = []
 
     def make(size: int, poll: float = 0.0, nbytes: int = BYTES) -> list[Hub]:
-        homes = [Home(nbytes, bytes([rank + 1] * 32)) for rank in range(size)]
+        segments = [Segment(nbytes, bytes([rank + 1] * 32)) for rank in range(size)]
         made = []
-        for rank, home in enumerate(homes):
-            near = {
-                other: Neighbour(other, 0, mailed(theirs), theirs.nbytes, bytes([other + 1] * 32))
-                for other, theirs in enumerate(homes)
+        for rank, segment in enumerate(segments):
+            local = {
+                other: PeerSegment(other, 0, mailed(theirs), theirs.nbytes, bytes([other + 1] * 32))
+                for other, theirs in enumerate(segments)
                 if other != rank
             }
             loop = asyncio.get_running_loop()
-            made.append(Hub(home, near, loop, size, poll))
-            opened.append((made[-1], home, list(near.values())))
+            made.append(Hub(segment, local, loop, size, poll))
+            opened.append((made[-1], segment, list(local.values())))
         return made
 
     yield make
-    for hub, home, near in opened:
+    for hub, segment, local in opened:
         hub.close()
-        home.close()
-        for neighbour in near:
-            neighbour.close()
+        segment.close()
+        for peer_segment in local:
+            peer_segment.close()
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def join(hubs: Any) -> Iterator[Callable[[list[Hub]], list[Member]]]:
     contexts = itertools.count(1)
     joined: list[Member] = []
 
-    def make(near: list[Hub]) -> list[Member]:
+    def make(local: list[Hub]) -> list[Member]:
         context = next(contexts)
-        group = [Member(hub, context, len(near), rank) for rank, hub in enumerate(near)]
+        group = [Member(hub, context, len(local), rank) for rank, hub in enumerate(local)]
         joined.extend(group)
         return group
 
@@ -65,6 +65,6 @@ def join(hubs: Any) -> Iterator[Callable[[list[Hub]], list[Member]]]:
     joined.clear()
 
 
-def mailed(home: Home) -> tuple[int, int, int]:
-    memory, loop_bell, bulk_bell = (os.dup(fd) for fd in home.descriptors())
+def mailed(segment: Segment) -> tuple[int, int, int]:
+    memory, loop_bell, bulk_bell = (os.dup(fd) for fd in segment.descriptors())
     return memory, loop_bell, bulk_bell

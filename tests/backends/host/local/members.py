@@ -22,8 +22,8 @@ SMALL = Thresholds(block=4096, staging=4096)
 """Bulk operations of a few pages already have several blocks."""
 
 
-PLACES = ("own", "strided", "home", "odd")
-"""Where an array lies: "odd" begins at an odd byte of the home."""
+PLACES = ("own", "strided", "segment", "odd")
+"""Where an array lies: "odd" begins at an odd byte of the segment."""
 
 
 class Member:
@@ -102,7 +102,7 @@ class Member:
 
     def put(self, array: Array, place: str) -> Array:
         """The same array somewhere else: one of `PLACES`."""
-        if place == "home":
+        if place == "segment":
             there = self.hub.empty(array.shape, array.dtype)
         elif place == "odd":
             first = 2 * self.rank + 1

@@ -78,9 +78,9 @@ async def test_spans_come_back_when_nobody_reads_them(hubs: Any) -> None:
 
 
 async def test_idle_spans_of_one_group_serve_another(hubs: Any) -> None:
-    near = hubs(2, nbytes=16 << 20)
-    group = boards(near)
-    other = [Board(hub, CONTEXT + 1, [0, 1], rank) for rank, hub in enumerate(near)]
+    local = hubs(2, nbytes=16 << 20)
+    group = boards(local)
+    other = [Board(hub, CONTEXT + 1, [0, 1], rank) for rank, hub in enumerate(local)]
     for board in (*group, *other):
         board.found(board.peers[0])
     mine, more = group[0], other[0]
@@ -118,7 +118,7 @@ async def test_what_is_left_behind_is_kept_for_who_comes_late(hubs: Any) -> None
     assert mine.abandoned()  # who has left reads nothing
     second.take(64)  # the next piece clears away what is gone
     peer = mine.peers[0]
-    assert peer.near.has_left(CONTEXT, peer.entry)  # and that it was here is still to be seen
+    assert peer.memory.has_left(CONTEXT, peer.entry)  # and that it was here is still to be seen
 
 
 async def test_a_region_serves_no_other_group_while_a_member_stays(hubs: Any) -> None:
@@ -207,10 +207,10 @@ async def test_who_has_begun_an_operation_is_seen_in_its_slot_whatever_its_loop_
 
 
 async def test_region_beyond_a_home_is_not_there(hubs: Any) -> None:
-    near = hubs(2)
-    mine, other = boards(near)
-    for at in (len(near[1].view) - REGION + 64, 1 << 62):
-        near[1]._offsets[near[1]._entries[CONTEXT]] = at
+    local = hubs(2)
+    mine, other = boards(local)
+    for at in (len(local[1].view) - REGION + 64, 1 << 62):
+        local[1]._offsets[local[1]._entries[CONTEXT]] = at
         assert not mine.found(mine.peers[0])
-    near[1]._offsets[near[1]._entries[CONTEXT]] = other.at
+    local[1]._offsets[local[1]._entries[CONTEXT]] = other.at
     assert mine.found(mine.peers[0])

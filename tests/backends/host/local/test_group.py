@@ -94,7 +94,7 @@ class Member:
         return board.words[board.base + board.head(seq) + CODE]
 
     def retire(self) -> None:
-        """The group is gone, and nothing of it holds memory of the homes."""
+        """The group is gone, and nothing of it holds memory of the segments."""
         exchanges = [exchange for exchange, _ in self.thread.given]
         exchanges += [*self.group._running.values(), *self.group._waiting.values()]
         peers = self.group.board.peers
@@ -147,11 +147,11 @@ def put(hub: Any, count: int) -> Any:
 
 
 async def test_what_is_halted_is_withdrawn_and_what_has_ended_stays(hubs: Any) -> None:
-    near = hubs(2)
-    first, second = (Member(hub, rank) for rank, hub in enumerate(near))
+    local = hubs(2)
+    first, second = (Member(hub, rank) for rank, hub in enumerate(local))
     first.broadcast(0, np.arange(50))  # small: its root need not wait
-    first.broadcast(1, put(near[0], 50))
-    first.broadcast(2, put(near[0], 5000))
+    first.broadcast(1, put(local[0], 50))
+    first.broadcast(2, put(local[0], 5000))
     first.broadcast(SLOTS, np.arange(50))  # waits for a slot that peers still read
     assert first.calls == ["finished 0"]
     published = [first.word(seq) for seq in range(3)]
@@ -172,12 +172,12 @@ async def test_what_is_halted_is_withdrawn_and_what_has_ended_stays(hubs: Any) -
 
 async def test_nothing_is_published_after_what_broke_the_group(hubs: Any) -> None:
     """What waited for its slot begins, and fails in that call: those that wait behind it do not begin."""
-    near = hubs(2)
-    first, second = (Member(hub, rank) for rank, hub in enumerate(near))
+    local = hubs(2)
+    first, second = (Member(hub, rank) for rank, hub in enumerate(local))
     for seq in range(2):
         first.broadcast(seq, np.arange(50) + seq)
     first.wire(SLOTS, lambda: first.failed(MemoryError("no room")))
-    first.broadcast(SLOTS + 1, put(near[0], 50))
+    first.broadcast(SLOTS + 1, put(local[0], 50))
     assert list(first.group._waiting) == [SLOTS, SLOTS + 1]
     for seq in range(2):
         second.broadcast(seq, np.zeros(50, np.int64))
@@ -193,8 +193,8 @@ async def test_nothing_is_published_after_what_broke_the_group(hubs: Any) -> Non
 
 async def test_operation_on_the_short_way_succeeds_no_more_once_members_disagree(hubs: Any) -> None:
     """An earlier one differs: whoever awaits a later one meanwhile has no result, though all published it."""
-    near = hubs(2)
-    group = [Member(hub, rank) for rank, hub in enumerate(near)]
+    local = hubs(2)
+    group = [Member(hub, rank) for rank, hub in enumerate(local)]
     paths = [short_way_of(member) for member in group]
     started = [
         [
@@ -214,9 +214,9 @@ async def test_operation_on_the_short_way_succeeds_no_more_once_members_disagree
 
 
 async def test_error_in_the_thread_withdraws_the_operation_too(hubs: Any) -> None:
-    near = hubs(2)
-    first = Member(near[0], 0)
-    first.broadcast(0, put(near[0], 5000))
+    local = hubs(2)
+    first = Member(local[0], 0)
+    first.broadcast(0, put(local[0], 5000))
     exchange, ended = first.thread.given[0]
     assert first.word(0)
     first.release.when_free(lambda: first.calls.append("released"))
@@ -228,26 +228,26 @@ async def test_error_in_the_thread_withdraws_the_operation_too(hubs: Any) -> Non
 
 async def test_staging_is_given_back_when_the_thread_has_let_go(hubs: Any) -> None:
     """The group is closed while its thread still fills staging for peers that are gone, too."""
-    near = hubs(2)
-    first, second = (Member(hub, rank) for rank, hub in enumerate(near))
+    local = hubs(2)
+    first, second = (Member(hub, rank) for rank, hub in enumerate(local))
     first.broadcast(0, np.arange(5000))
     exchange, ended = first.thread.given[0]
-    before = near[0].taken()
+    before = local[0].taken()
     second.retire()
     first.abort()
     first.retire()
-    assert near[0].taken() == before
+    assert local[0].taken() == before
     assert first.calls == []
     ended(exchange, None)
     assert first.calls == ["released"]
-    assert near[0].taken() < before
+    assert local[0].taken() < before
 
 
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("count", [2000, 40_000])
 async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, short: bool, count: int) -> None:
-    near = hubs(2)
-    first, second = (Member(hub, rank, Thresholds(direct=1 << 15)) for rank, hub in enumerate(near))
+    local = hubs(2)
+    first, second = (Member(hub, rank, Thresholds(direct=1 << 15)) for rank, hub in enumerate(local))
     path = short_way_of(first) if short else None
     if path is None:
         first.reduce(0, count)
@@ -255,7 +255,7 @@ async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, sho
         assert path.start(Kind.all_reduce, np.arange(count), None, True, ReduceOp.SUM)
     second.reduce(0, count)
     board = second.group.board
-    board.words[board.base + board.head(0) + SOURCE] = place_word(len(near[1].view) - 8, exposed=False)
+    board.words[board.base + board.head(0) + SOURCE] = place_word(len(local[1].view) - 8, exposed=False)
     await turns(first)
     (said,) = first.calls
     assert said.startswith("failed rank 1 says that its data lies where it has no memory to share")
@@ -270,7 +270,7 @@ ON_THE_LOOP = Thresholds(direct=0)
 
 
 def take_all(hub: Any) -> list[int]:
-    """Pieces of a home, until there is no room."""
+    """Pieces of a segment, until there is no room."""
     taken = []
     for nbytes in (1 << 20, 1 << 13):
         while at := hub.stage(nbytes):
@@ -289,9 +289,9 @@ async def turns(*members: Member) -> None:
 async def test_operations_have_room_one_after_the_other_whatever_users_take(
     hubs: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    near = hubs(2, nbytes=8 << 20)
-    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(near))
-    take_all(near[0])
+    local = hubs(2, nbytes=8 << 20)
+    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(local))
+    take_all(local[0])
     arrays = [[member.reduce(seq, COUNT) for seq in range(4)] for member in (first, second)]
     assert list(first.group._waiting) == [1, 2, 3]  # the first has what the group keeps for itself
     assert second.group._waiting == {}
@@ -307,9 +307,9 @@ async def test_operations_have_room_one_after_the_other_whatever_users_take(
 
 async def test_what_comes_later_does_not_have_the_room_of_what_came_before(hubs: Any) -> None:
     """Else ranks that begin operations in another order would wait for each other."""
-    near = hubs(2, nbytes=8 << 20)
-    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(near))
-    taken = [take_all(hub) for hub in near]
+    local = hubs(2, nbytes=8 << 20)
+    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(local))
+    taken = [take_all(hub) for hub in local]
     assert all(taken)
     first.reserved.add(0)
     first.reduce(1, COUNT)
@@ -328,9 +328,9 @@ async def test_what_comes_later_does_not_have_the_room_of_what_came_before(hubs:
 
 
 async def test_group_that_keeps_nothing_waits_until_something_is_given_back(hubs: Any) -> None:
-    near = hubs(2, nbytes=4 << 20)
-    kept = near[0].empty((3 << 20,), np.dtype(np.uint8))
-    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(near))
+    local = hubs(2, nbytes=4 << 20)
+    kept = local[0].empty((3 << 20,), np.dtype(np.uint8))
+    first, second = (Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(local))
     arrays = [member.reduce(0, COUNT) for member in (first, second)]
     await turns(first, second)
     assert first.calls == second.calls == []
@@ -346,8 +346,8 @@ async def test_group_that_keeps_nothing_waits_until_something_is_given_back(hubs
 
 
 async def test_operation_that_can_never_have_room_breaks_the_group_and_says_what_to_do(hubs: Any) -> None:
-    near = hubs(2, nbytes=1 << 20)
-    first = Member(near[0], 0, ON_THE_LOOP)
+    local = hubs(2, nbytes=1 << 20)
+    first = Member(local[0], 0, ON_THE_LOOP)
     with pytest.raises(GroupBroken, match=r"needs 1048576 bytes of shared memory.*ulimit -v"):
         first.reduce(0, COUNT)
     first.retire()

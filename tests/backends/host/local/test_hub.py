@@ -38,7 +38,7 @@ async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> 
     word = theirs.take(64) // 8
 
     def theirs_says() -> bool:
-        return bool(mine.near[1].words[word])
+        return bool(mine.memories[1].words[word])
 
     waiter = Waiter(ready)
     mine.watch(waiter)
@@ -48,7 +48,7 @@ async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> 
     assert mine.words[ASLEEP_LOOP]
     asked = waiter.asked
     theirs.words[word] = 1
-    theirs.ring(theirs.near.values())
+    theirs.ring(theirs.memories.values())
     await woken.wait()
     assert waiter.asked > asked
     assert mine.words[ASLEEP_LOOP] == 0
@@ -58,12 +58,12 @@ async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> 
 async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
     mine, theirs = hubs(2)
     rung = []
-    for near in mine.near.values():
-        near.neighbour.ring_loop = lambda: rung.append(1)
-    mine.ring(mine.near.values())
+    for local in mine.memories.values():
+        local.peer_segment.ring_loop = lambda: rung.append(1)
+    mine.ring(mine.memories.values())
     assert rung == []
     theirs.words[ASLEEP_LOOP] = 1
-    mine.ring(mine.near.values())
+    mine.ring(mine.memories.values())
     assert rung == [1]
 
 
@@ -78,8 +78,8 @@ async def test_who_falls_asleep_while_a_word_is_written_is_rung_before_the_loop_
         theirs.words[ASLEEP_LOOP] = 1
         return False
 
-    for near in mine.near.values():
-        near.neighbour.ring_loop = lambda: rung.append(len(asked))
+    for local in mine.memories.values():
+        local.peer_segment.ring_loop = lambda: rung.append(len(asked))
     mine.watch(Waiter(ready))
     while not mine.words[ASLEEP_LOOP]:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -106,7 +106,7 @@ async def test_arrays_in_the_home_are_known_by_their_address(hubs: Any) -> None:
     assert at
     assert mine.offset_of(array[1:]) == at + 12
     assert mine.offset_of(np.empty(3)) == 0
-    seen = theirs.near[0].bytes[at : at + array.nbytes].view(np.float32)
+    seen = theirs.memories[0].bytes[at : at + array.nbytes].view(np.float32)
     assert (seen == np.arange(300)).all()
     with pytest.raises(ValueError, match="read-only"):
         seen[0] = 1
@@ -207,8 +207,8 @@ async def test_who_leaves_wakes_the_others(hubs: Any) -> None:
     first, second = hubs(2)
     rung: list[str] = []
     first.announce(7, first.take(64))
-    near = first.near[1]
-    near.neighbour.ring_loop = lambda: rung.append("loop")
+    local = first.memories[1]
+    local.peer_segment.ring_loop = lambda: rung.append("loop")
     second.words[ASLEEP_LOOP] = 1
     first.leave(7, lambda: False, lambda: None)
     assert rung == ["loop"]

@@ -58,7 +58,7 @@ def start(
 
 @pytest.mark.parametrize("size", [2, 3])
 async def test_all_get_the_same_bits_in_rank_order(hubs: Any, join: Any, size: int) -> None:
-    near = hubs(size)
+    local = hubs(size)
 
     @settings(max_examples=150)
     @given(
@@ -72,7 +72,7 @@ async def test_all_get_the_same_bits_in_rank_order(hubs: Any, join: Any, size: i
     def check(
         op: ReduceOp, path: Path, count: int, root: int, places: tuple[tuple[str, str], ...], seed: int
     ) -> None:
-        group = join(near)
+        group = join(local)
         begun = [start(member, count, op, path, places[member.rank], root) for member in group]
         assert run([(member, begun[member.rank][0]) for member in group], seed) == []
         expected = total([values(rank, count) for rank in range(size)], op)
@@ -112,7 +112,7 @@ async def test_several_at_a_time_do_not_meet(hubs: Any, join: Any, path: Path) -
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("place", ["own", "home"])
+@pytest.mark.parametrize("place", ["own", "segment"])
 async def test_who_is_done_may_leave_and_the_others_still_read(
     hubs: Any, join: Any, path: Path, place: str
 ) -> None:
@@ -137,7 +137,7 @@ async def test_who_is_done_may_leave_and_the_others_still_read(
 @pytest.mark.parametrize("path", PATHS)
 async def test_nothing_is_overwritten_where_one_is_missing(hubs: Any, join: Any, path: Path) -> None:
     group = join(hubs(3))
-    begun = [start(member, 9000, path=path, places=("home", "")) for member in group[:2]]
+    begun = [start(member, 9000, path=path, places=("segment", "")) for member in group[:2]]
     running = [(member, begun[member.rank][0]) for member in group[:2]]
     group[2].leave()
     assert run(running) == running

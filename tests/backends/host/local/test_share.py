@@ -67,7 +67,7 @@ def start(
 
 async def test_every_rank_gets_what_is_its_own(hubs: Any, join: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(share, "INLINE_BLOCK", 4096)
-    near = hubs(3)
+    local = hubs(3)
 
     @settings(max_examples=150)
     @given(
@@ -79,7 +79,7 @@ async def test_every_rank_gets_what_is_its_own(hubs: Any, join: Any, monkeypatch
         seed=st.integers(0, 1000),
     )
     def check(kind: Kind, path: Path, count: int, root: int, places: tuple[str, ...], seed: int) -> None:
-        group = join(near)
+        group = join(local)
         begun = [
             start(member, kind, count, root, path, place) for member, place in zip(group, places, strict=True)
         ]
@@ -123,15 +123,15 @@ async def test_parts_of_different_sizes(hubs: Any, join: Any, path: Path, sizes:
 
 async def test_parts_that_lie_side_by_side_in_the_home_are_read_there(hubs: Any, join: Any) -> None:
     group = join(hubs(2))
-    begun = [start(member, Kind.all_to_all, 500, NO_ROOT, Path.inline, "home") for member in group]
+    begun = [start(member, Kind.all_to_all, 500, NO_ROOT, Path.inline, "segment") for member in group]
     assert all(exchange.exposed for exchange, _, _ in begun)
     # Elsewhere they would have to be in one piece.
-    homes = [member.put(values(member.rank, 1100), "home") for member in group]
+    segments = [member.put(values(member.rank, 1100), "segment") for member in group]
     running = [(member, begun[member.rank][0]) for member in group]
     targets = [[np.full(500, -1), np.full(500, -1)] for _ in group]
-    for member, home, target in zip(group, homes, targets, strict=True):
+    for member, segment, target in zip(group, segments, targets, strict=True):
         call = call_of(Kind.all_to_all, np.zeros(500, np.int64), 1)
-        running.append((member, member.begin(Share, call, [home[:500], home[600:]], target)))
+        running.append((member, member.begin(Share, call, [segment[:500], segment[600:]], target)))
     assert not any(exchange.exposed for _, exchange in running[2:])
     assert run(running) == []
     for rank, target in enumerate(targets):
@@ -167,7 +167,7 @@ async def test_slots_are_used_again(hubs: Any, join: Any) -> None:
             assert target is None or np.array_equal(target, expected)
 
 
-@pytest.mark.parametrize("place", ["own", "home"])
+@pytest.mark.parametrize("place", ["own", "segment"])
 @pytest.mark.parametrize("path", [Path.inline, Path.bulk])
 async def test_source_is_the_users_again_only_when_nobody_reads_it(
     hubs: Any, join: Any, path: Path, place: str
@@ -176,7 +176,7 @@ async def test_source_is_the_users_again_only_when_nobody_reads_it(
     mine, _, _ = start(first, Kind.broadcast, 17_000, 0, path, place)
     source = mine.send[0]
     waits = run([(first, mine)])
-    assert bool(waits) == (place == "home" or path is Path.bulk)
+    assert bool(waits) == (place == "segment" or path is Path.bulk)
     if not waits:
         source[...] = -7
     theirs, target, expected = start(second, Kind.broadcast, 17_000, 0, path)

@@ -21,7 +21,7 @@ from tests.backends.host.local.members import Member, call_of, run
 COUNT = 9000
 """Elements of a part: several blocks of SMALL in the thread."""
 
-PLACES = [("home", "own"), ("odd", "own"), ("home", "home")]
+PLACES = [("segment", "own"), ("odd", "own"), ("segment", "segment")]
 """Of rank 0's arrays, which are exposed, and of the others'."""
 CASES: list[tuple[type[Exchange], Kind]] = [
     (Share, Kind.broadcast),
@@ -118,7 +118,7 @@ async def test_what_is_read_after_the_failure_is_no_result(
     places: tuple[str, str],
 ) -> None:
     """A reader stops between its look at the words and its copy, at each of its reads in turn."""
-    near = hubs(3)
+    local = hubs(3)
     stop: list[Callable[[], None]] = []
     reads = 0
 
@@ -137,7 +137,7 @@ async def test_what_is_read_after_the_failure_is_no_result(
     number, ended = 0, 0
     while True:
         number, reads = number + 1, 0
-        group = join(near)
+        group = join(local)
         case = Case(group, made, kind, path, places)
         stop[:] = [case.fail_first]
         left = run(case.running, seed=number)
@@ -161,7 +161,7 @@ async def test_what_is_read_after_the_failure_is_no_result(
 async def test_nothing_derived_is_handed_on(hubs: Any, join: Any, monkeypatch: Any, path: Path) -> None:
     """Rank 1 reduces its part from what rank 0 wrote too late: rank 2 is not told that it may have it."""
     group = join(hubs(3))
-    case = Case(group, ReduceAll, Kind.all_reduce, path, ("home", "home"))
+    case = Case(group, ReduceAll, Kind.all_reduce, path, ("segment", "segment"))
     reduce = ReduceAll._reduce
 
     def late(self: ReduceAll, *block: int) -> np.ndarray[Any, Any]:
@@ -179,7 +179,7 @@ async def test_nothing_derived_is_handed_on(hubs: Any, join: Any, monkeypatch: A
 
 async def test_slot_keeps_its_word_until_somebody_fails(hubs: Any, join: Any) -> None:
     group = join(hubs(3))
-    case = Case(group, Share, Kind.all_gather, Path.inline, ("home", "home"))
+    case = Case(group, Share, Kind.all_gather, Path.inline, ("segment", "segment"))
     member, exchange = case.running[0]
     slot = member.board.base + exchange.head + CODE
     assert member.board.words[slot] == exchange.code

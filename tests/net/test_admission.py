@@ -1,4 +1,4 @@
-"""Silent strangers wait, few at a time and not for long, and keep nobody out."""
+"""Silent connections wait, few at a time and not for long, and keep nobody out."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aiodist.net import lobby as module
-from aiodist.net.lobby import MOST, Lobby, places
+from aiodist.net import admission as module
+from aiodist.net.admission import MOST, Admission, places
 
 
 class House:
-    """A lobby, and what it did with those who came."""
+    """A admission, and what it did with those who came."""
 
     def __init__(self, most: int) -> None:
         self.entered: asyncio.Queue[socket.socket] = asyncio.Queue()
         self.turned_away: list[str] = []
-        self.lobby = Lobby(asyncio.get_running_loop(), self._enter, self._away, most)
+        self.admission = Admission(asyncio.get_running_loop(), self._enter, self._away, most)
         self.visitors: list[socket.socket] = []
 
     def _enter(self, sock: socket.socket, deadline: float) -> None:
@@ -39,7 +39,7 @@ class House:
         theirs.setblocking(False)
         mine.send(words)
         self.visitors.append(mine)
-        self.lobby.add(theirs)
+        self.admission.add(theirs)
         return mine
 
 
@@ -47,8 +47,8 @@ class House:
 async def house() -> AsyncIterator[House]:
     house = House(3)
     yield house
-    house.lobby.close()
-    house.lobby.close()
+    house.admission.close()
+    house.admission.close()
     for visitor in house.visitors:
         visitor.close()
     while not house.entered.empty():
@@ -63,15 +63,15 @@ async def test_who_speaks_at_once_does_not_wait(house: House) -> None:
     house.visit(b"hello")
     assert not house.entered.empty()
     assert await house.words() == b"hello"
-    assert len(house.lobby) == 0
+    assert len(house.admission) == 0
 
 
 async def test_who_speaks_later_enters_then(house: House) -> None:
     visitor = house.visit()
-    assert len(house.lobby) == 1
+    assert len(house.admission) == 1
     visitor.send(b"hello")
     assert await house.words() == b"hello"
-    assert len(house.lobby) == 0
+    assert len(house.admission) == 0
 
 
 async def test_who_hangs_up_enters_and_is_found_out(house: House) -> None:
@@ -81,7 +81,7 @@ async def test_who_hangs_up_enters_and_is_found_out(house: House) -> None:
 
 async def test_the_longest_silent_makes_room(house: House) -> None:
     crowd = [house.visit() for _ in range(5)]
-    assert len(house.lobby) == 3
+    assert len(house.admission) == 3
     await closed(crowd[0])
     await closed(crowd[1])
     assert house.turned_away == ["more than 3 connections say nothing"] * 2
@@ -105,7 +105,7 @@ async def test_silence_has_an_end(house: House, monkeypatch: pytest.MonkeyPatch)
 
 async def test_closing_hangs_up_on_all(house: House) -> None:
     visitor = house.visit()
-    house.lobby.close()
+    house.admission.close()
     await closed(visitor)
     assert not house.turned_away
 

@@ -20,7 +20,7 @@ FOREVER = 1e8
 
 
 @dataclass(frozen=True)
-class Doors:
+class StoreAccess:
     """What it takes to serve and to enter the stores of one job.
 
     Args:
@@ -34,7 +34,7 @@ class Doors:
     tls: Tls | None = None
 
     @property
-    def of_workers(self) -> Doors:
+    def of_workers(self) -> StoreAccess:
         """Opens the workers' stores: their secret follows from the agents', and not the other way round.
 
         Without a secret there is nothing to tell them apart by.

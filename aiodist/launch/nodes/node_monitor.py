@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
-from aiodist.launch.nodes.doors import FOREVER
 from aiodist.launch.nodes.roster import Roster
+from aiodist.launch.nodes.store_access import FOREVER
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.store import Store
@@ -37,7 +37,7 @@ class Listener:
     missed: Callable[[tuple[int, ...]], None]
 
 
-class Hearing:
+class NodeMonitor:
     """The other nodes, as one node hears of them.
 
     Args:

@@ -63,7 +63,7 @@ def _connect_near(host: str, port: int) -> socket.socket | None:
     return None
 
 
-def is_stranger(sock: socket.socket) -> bool:
+def is_other_user(sock: socket.socket) -> bool:
     """Whether the other end of a Unix connection runs under another user; that of a TCP connection does not
     come this way. Nobody of the job does it: `connect_to_store` leaves such a server alone, too."""
     if sock.family != socket.AF_UNIX:

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
-from aiodist.launch.nodes.doors import FOREVER
 from aiodist.launch.nodes.roster import Member
+from aiodist.launch.nodes.store_access import FOREVER
 from aiodist.launch.plain import read
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class OverError(Exception):
         self.code = code
 
 
-class Lobby:
+class Admission:
     """The head's side.
 
     Args:

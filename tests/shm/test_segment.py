@@ -1,4 +1,4 @@
-"""Homes: large at no cost, written by their owner alone, gone when closed."""
+"""Segments: large at no cost, written by their owner alone, gone when closed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.helpers import memory_mapped
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 
 if available():
-    from aiodist.shm.home import HOME_BYTES, Home, Neighbour, home_bytes
+    from aiodist.shm.segment import SEGMENT_BYTES, PeerSegment, Segment, segment_bytes
 
 NONCE = bytes(range(NONCE_BYTES))
 
 
-def mailed(home: Home) -> tuple[int, int, int]:
+def mailed(segment: Segment) -> tuple[int, int, int]:
     """The descriptors as they come out of a letter."""
-    memory, loop_bell, bulk_bell = home.descriptors()
+    memory, loop_bell, bulk_bell = segment.descriptors()
     return os.dup(memory), os.dup(loop_bell), os.dup(bulk_bell)
 
 
@@ -37,25 +37,25 @@ def forked(child: object) -> int:
 
 
 def test_a_large_home_takes_no_memory() -> None:
-    home = Home(HOME_BYTES, NONCE)
-    assert home.nbytes == len(home.view) == HOME_BYTES + PAGE
-    home.view[HOME_BYTES : HOME_BYTES + 4] = b"last"
-    neighbour = Neighbour(3, 42, mailed(home), home.nbytes, NONCE)
-    assert (neighbour.rank, neighbour.pid) == (3, 42)
-    assert bytes(neighbour.view[HOME_BYTES : HOME_BYTES + 4]) == b"last"
-    assert os.fstat(home.arena.fd).st_blocks * 512 <= 2 * PAGE
+    segment = Segment(SEGMENT_BYTES, NONCE)
+    assert segment.nbytes == len(segment.view) == SEGMENT_BYTES + PAGE
+    segment.view[SEGMENT_BYTES : SEGMENT_BYTES + 4] = b"last"
+    peer_segment = PeerSegment(3, 42, mailed(segment), segment.nbytes, NONCE)
+    assert (peer_segment.rank, peer_segment.pid) == (3, 42)
+    assert bytes(peer_segment.view[SEGMENT_BYTES : SEGMENT_BYTES + 4]) == b"last"
+    assert os.fstat(segment.arena.fd).st_blocks * 512 <= 2 * PAGE
     with pytest.raises(TypeError):
-        neighbour.view[0] = 1
-    neighbour.close()
-    neighbour.close()
-    home.close()
-    home.close()
+        peer_segment.view[0] = 1
+    peer_segment.close()
+    peer_segment.close()
+    segment.close()
+    segment.close()
     assert memory_mapped() == 0
 
 
 def test_core_dumps_stay_small() -> None:
-    home = Home(HOME_BYTES, NONCE)
-    neighbour = Neighbour(1, 1, mailed(home), home.nbytes, NONCE)
+    segment = Segment(SEGMENT_BYTES, NONCE)
+    peer_segment = PeerSegment(1, 1, mailed(segment), segment.nbytes, NONCE)
     with open("/proc/self/smaps") as file:
         lines = file.read().splitlines()
     flags = []
@@ -64,78 +64,78 @@ def test_core_dumps_stay_small() -> None:
             flags.append(next(rest for rest in lines[at:] if rest.startswith("VmFlags:")).split()[1:])
     assert len(flags) == 2
     assert all("dd" in each for each in flags)
-    neighbour.close()
-    home.close()
+    peer_segment.close()
+    segment.close()
 
 
 def test_bells_wake_their_owner() -> None:
-    home = Home(PAGE, NONCE)
-    neighbour = Neighbour(1, 1, mailed(home), home.nbytes, NONCE)
+    segment = Segment(PAGE, NONCE)
+    peer_segment = PeerSegment(1, 1, mailed(segment), segment.nbytes, NONCE)
     with pytest.raises(BlockingIOError):
-        os.eventfd_read(home.loop_bell)
-    neighbour.ring_loop()
-    neighbour.ring_loop()
-    neighbour.ring_bulk()
-    assert os.eventfd_read(home.loop_bell) == 2
-    assert os.eventfd_read(home.bulk_bell) == 1
-    os.eventfd_write(home.loop_bell, 2**64 - 2)
-    neighbour.ring_loop()  # full: it rings already
-    neighbour.close()
-    neighbour.ring_loop()
-    neighbour.ring_bulk()
-    home.close()
+        os.eventfd_read(segment.loop_bell)
+    peer_segment.ring_loop()
+    peer_segment.ring_loop()
+    peer_segment.ring_bulk()
+    assert os.eventfd_read(segment.loop_bell) == 2
+    assert os.eventfd_read(segment.bulk_bell) == 1
+    os.eventfd_write(segment.loop_bell, 2**64 - 2)
+    peer_segment.ring_loop()  # full: it rings already
+    peer_segment.close()
+    peer_segment.ring_loop()
+    peer_segment.ring_bulk()
+    segment.close()
 
 
 def test_what_is_no_home_is_refused() -> None:
-    home = Home(PAGE, NONCE)
+    segment = Segment(PAGE, NONCE)
     with pytest.raises(WireError, match="somebody else's"):
-        Neighbour(1, 1, mailed(home), home.nbytes, bytes(NONCE_BYTES))
+        PeerSegment(1, 1, mailed(segment), segment.nbytes, bytes(NONCE_BYTES))
     with pytest.raises(WireError, match="an arena of"):
-        Neighbour(1, 1, mailed(home), home.nbytes + PAGE, NONCE)
-    memory, loop_bell, bulk_bell = mailed(home)
+        PeerSegment(1, 1, mailed(segment), segment.nbytes + PAGE, NONCE)
+    memory, loop_bell, bulk_bell = mailed(segment)
     os.close(bulk_bell)
     bulk_bell = os.eventfd(0, os.EFD_CLOEXEC)  # reading or ringing it could block
     with pytest.raises(WireError, match="a bell"):
-        Neighbour(1, 1, (memory, loop_bell, bulk_bell), home.nbytes, NONCE)
+        PeerSegment(1, 1, (memory, loop_bell, bulk_bell), segment.nbytes, NONCE)
     reading, writing = os.pipe2(os.O_NONBLOCK)  # ringing it would write there
-    memory, loop_bell, bulk_bell = mailed(home)
+    memory, loop_bell, bulk_bell = mailed(segment)
     os.close(loop_bell)
     with pytest.raises(WireError, match="a bell that is none"):
-        Neighbour(1, 1, (memory, writing, bulk_bell), home.nbytes, NONCE)
+        PeerSegment(1, 1, (memory, writing, bulk_bell), segment.nbytes, NONCE)
     os.close(reading)
-    home.close()
+    segment.close()
     assert memory_mapped() == 0
 
 
 def test_closing_while_somebody_looks() -> None:
-    home = Home(PAGE, NONCE)
-    neighbour = Neighbour(1, 1, mailed(home), home.nbytes, NONCE)
-    pieces = [memoryview(neighbour.view)[PAGE:], memoryview(home.view)]
-    neighbour.close()
-    home.close()
+    segment = Segment(PAGE, NONCE)
+    peer_segment = PeerSegment(1, 1, mailed(segment), segment.nbytes, NONCE)
+    pieces = [memoryview(peer_segment.view)[PAGE:], memoryview(segment.view)]
+    peer_segment.close()
+    segment.close()
     assert bytes(pieces[0][:8]) == bytes(8)
     for piece in pieces:
         piece.release()
-    del neighbour, home, pieces
+    del peer_segment, segment, pieces
     assert memory_mapped() == 0
 
 
 def test_a_forked_child_has_a_copy_of_its_own() -> None:
     """As of all other memory: what it reads is what was there, what it writes its parent does not see."""
-    home = Home(HOME_BYTES, NONCE)
-    home.view[PAGE : PAGE + 4] = b"here"
+    segment = Segment(SEGMENT_BYTES, NONCE)
+    segment.view[PAGE : PAGE + 4] = b"here"
 
     def scribble() -> None:
-        same = bytes(home.view[PAGE : PAGE + 4]) == b"here"
-        home.view[PAGE : PAGE + 4] = b"lost"
-        home.view[HOME_BYTES - 4 : HOME_BYTES] = b"lost"
-        home.close()
+        same = bytes(segment.view[PAGE : PAGE + 4]) == b"here"
+        segment.view[PAGE : PAGE + 4] = b"lost"
+        segment.view[SEGMENT_BYTES - 4 : SEGMENT_BYTES] = b"lost"
+        segment.close()
         os._exit(0 if same and memory_mapped() == 0 else 1)
 
     assert forked(scribble) == 0
-    assert bytes(home.view[PAGE : PAGE + 4]) == b"here"
-    assert bytes(home.view[HOME_BYTES - 4 : HOME_BYTES]) == bytes(4)
-    home.close()
+    assert bytes(segment.view[PAGE : PAGE + 4]) == b"here"
+    assert bytes(segment.view[SEGMENT_BYTES - 4 : SEGMENT_BYTES]) == bytes(4)
+    segment.close()
 
 
 def test_limits_are_told_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,20 +143,20 @@ def test_limits_are_told_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(24, "Too many open files")
 
     with pytest.raises(BackendUnavailable, match=r"address space \(.*AIODIST_TRANSPORT=tcp"):
-        Home(1 << 60, NONCE)
+        Segment(1 << 60, NONCE)
     with pytest.raises(BackendUnavailable, match="AIODIST_TRANSPORT=tcp"):
-        Home(1 << 80, NONCE)
+        Segment(1 << 80, NONCE)
     monkeypatch.setattr(os, "eventfd", no_descriptor)
     with pytest.raises(BackendUnavailable, match="Too many open files"):
-        Home(PAGE, NONCE)
+        Segment(PAGE, NONCE)
     assert memory_mapped() == 0
 
 
 def test_a_limited_address_space_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    assert home_bytes() == HOME_BYTES
+    assert segment_bytes() == SEGMENT_BYTES
     limit = 64 << 30
-    assert home_bytes() == 1 << 30
+    assert segment_bytes() == 1 << 30
     limit = 1 << 20
-    assert home_bytes() == 16 << 20
+    assert segment_bytes() == 16 << 20

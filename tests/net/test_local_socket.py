@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from aiodist.errors import AuthenticationError, RendezvousError
-from aiodist.net import near
+from aiodist.net import local_socket
 from aiodist.rendezvous import StoreServer, TcpStore
 from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous import connection as connection_module
@@ -41,7 +41,7 @@ async def test_a_store_on_this_host_is_reached_the_short_way(host: str) -> None:
 @linux
 async def test_another_users_socket_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with await StoreServer.start(HOST, 0, "job", b"") as server:
-        monkeypatch.setattr(near, "credentials", lambda sock: (1, os.geteuid() + 1, 1))
+        monkeypatch.setattr(local_socket, "credentials", lambda sock: (1, os.geteuid() + 1, 1))
         async with await TcpStore.connect(HOST, server.port, "job", b"", 10) as store:
             assert family(store) == socket.AF_INET
             assert store.address == HOST
@@ -59,17 +59,17 @@ async def test_without_a_short_way_there_is_tcp(monkeypatch: pytest.MonkeyPatch)
 
 @linux
 async def test_an_address_that_is_taken_does_no_harm() -> None:
-    with near._socket() as squatter, socket.create_server((HOST, 0)) as place:
+    with local_socket._socket() as squatter, socket.create_server((HOST, 0)) as place:
         port = place.getsockname()[1]
-        squatter.bind(near._name(HOST, port))
-        assert near.listen_near(HOST, port) is None
+        squatter.bind(local_socket._name(HOST, port))
+        assert local_socket.listen_near(HOST, port) is None
 
 
 @linux
 async def test_a_closed_store_leaves_no_address_behind() -> None:
     async with await StoreServer.start(HOST, 0, "job", b"") as server:
         pass
-    again = near.listen_near(HOST, server.port)
+    again = local_socket.listen_near(HOST, server.port)
     assert again is not None
     again.close()
 

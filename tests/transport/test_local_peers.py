@@ -1,4 +1,4 @@
-"""Mail: who is proved to share this host's memory, who is not, and what strangers leave behind."""
+"""Mail: who is proved to share this host's memory, who is not, and what unauthenticated leave behind."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from aiodist.environment import user
 from aiodist.errors import BackendUnavailable
 from aiodist.shm.arena import PAGE, available
 from aiodist.transport import listening
-from aiodist.transport import mail as module
+from aiodist.transport import local_peers as module
 from aiodist.transport.listening import unix_address
-from aiodist.transport.mail import Mailbox
+from aiodist.transport.local_peers import LocalPeers
 from aiodist.wire.handshake import NONCE_BYTES
-from aiodist.wire.letter import LETTER_BYTES, Letter, seal
+from aiodist.wire.local_message import MESSAGE_BYTES, LocalMessage, seal
 
 if available():
-    from aiodist.shm.home import Home
+    from aiodist.shm.segment import Segment
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 
 
-class Ranks(list[Mailbox]):
+class Ranks(list[LocalPeers]):
     """Mailboxes of ranks 0…, and their cards."""
 
     def __init__(self, count: int, **different: Any) -> None:
@@ -41,8 +41,8 @@ class Ranks(list[Mailbox]):
         for rank in range(count):
             nonce = secrets.token_bytes(NONCE_BYTES)
             given: dict[str, Any] = {"rank": rank, "job": "job", "secret": b"secret", "nonce": nonce}
-            given["home_nbytes"] = PAGE
-            self.append(Mailbox(loop, **(given | (different if rank == count - 1 else {}))))
+            given["segment_nbytes"] = PAGE
+            self.append(LocalPeers(loop, **(given | (different if rank == count - 1 else {}))))
             self.cards[rank] = {"nonce": nonce, "mail": self[rank].name}
 
     def introduce(self, rank: int) -> None:
@@ -77,7 +77,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 class Caller:
-    """A connection to a mailbox, made by hand."""
+    """A connection to a local_peers, made by hand."""
 
     def __init__(self, name: bytes) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -94,7 +94,7 @@ class Caller:
         self.sock.sendmsg([data], rights if descriptors else [])
         self.said += data
 
-    async def hear(self, nbytes: int = LETTER_BYTES) -> bytes:
+    async def hear(self, nbytes: int = MESSAGE_BYTES) -> bytes:
         """So many bytes, or what comes before the end."""
         heard = b""
         while len(heard) < nbytes:
@@ -117,13 +117,13 @@ class Caller:
 async def hello(ranks: Ranks, target: int, rank: int = 1) -> Caller:
     """A caller that has said hello as `rank`, which it is, and was answered."""
     caller = Caller(ranks[target].name)
-    caller.say(sealed(ranks, target, Letter(rank, ranks.cards[rank]["nonce"], 0, bytes(32)), b""))
-    assert len(await caller.hear()) == LETTER_BYTES
+    caller.say(sealed(ranks, target, LocalMessage(rank, ranks.cards[rank]["nonce"], 0, bytes(32)), b""))
+    assert len(await caller.hear()) == MESSAGE_BYTES
     return caller
 
 
-def sealed(ranks: Ranks, target: int, letter: Letter, said: bytes) -> bytes:
-    return seal(letter, b"secret", "job", target, ranks.cards[target]["nonce"], said)
+def sealed(ranks: Ranks, target: int, message: LocalMessage, said: bytes) -> bytes:
+    return seal(message, b"secret", "job", target, ranks.cards[target]["nonce"], said)
 
 
 async def test_everybody_meets_everybody() -> None:
@@ -131,22 +131,22 @@ async def test_everybody_meets_everybody() -> None:
         others = [set(range(5)) - {rank} for rank in range(5)]
         assert await asyncio.gather(*(one.prove(others[r]) for r, one in enumerate(ranks))) == others
         for rank, one in enumerate(ranks):
-            assert one.home is not None
-            one.home.view[PAGE] = rank + 1
+            assert one.segment is not None
+            one.segment.view[PAGE] = rank + 1
         for rank, one in enumerate(ranks):
-            assert {r: n.view[PAGE] for r, n in one.neighbours.items()} == {r: r + 1 for r in others[rank]}
-            assert {n.pid for n in one.neighbours.values()} == {os.getpid()}
-        ranks[0].neighbours[3].ring_loop()
-        ranks[0].neighbours[3].ring_bulk()
-        assert ranks[3].home is not None
-        assert os.eventfd_read(ranks[3].home.loop_bell) == 1
-        assert os.eventfd_read(ranks[3].home.bulk_bell) == 1
+            assert {r: n.view[PAGE] for r, n in one.peer_segments.items()} == {r: r + 1 for r in others[rank]}
+            assert {n.pid for n in one.peer_segments.values()} == {os.getpid()}
+        ranks[0].peer_segments[3].ring_loop()
+        ranks[0].peer_segments[3].ring_bulk()
+        assert ranks[3].segment is not None
+        assert os.eventfd_read(ranks[3].segment.loop_bell) == 1
+        assert os.eventfd_read(ranks[3].segment.bulk_bell) == 1
 
 
 async def test_who_is_written_to_answers() -> None:
     async with mailboxes() as (mine, theirs):
         assert await mine.prove([1]) == {1}
-        assert list(theirs.neighbours) == [0]
+        assert list(theirs.peer_segments) == [0]
         assert await theirs.prove([0]) == {0}
         assert await mine.prove([1]) == {1}
 
@@ -183,8 +183,8 @@ async def test_a_crowd_before_the_door_is_waited_for(mine: int, monkeypatch: pyt
 async def test_others_are_not_believed(different: dict[str, Any]) -> None:
     async with mailboxes(**different) as (mine, theirs):
         assert set().union(*await asyncio.gather(mine.prove([1]), theirs.prove([0]))) == set()
-        assert not mine.neighbours
-        assert not theirs.neighbours
+        assert not mine.peer_segments
+        assert not theirs.peer_segments
 
 
 async def test_nobody_at_the_address() -> None:
@@ -208,7 +208,7 @@ async def test_descriptors_of_strangers_are_closed(count: int, pipe: tuple[int, 
         noise = [
             b"x",
             b"x" * 10_000,
-            seal(Letter(1, bytes(16), PAGE, bytes(32)), b"other", "job", 0, b"?" * 16),
+            seal(LocalMessage(1, bytes(16), PAGE, bytes(32)), b"other", "job", 0, b"?" * 16),
         ]
         callers = [Caller(mine.name) for _ in noise]
         for caller, data in zip(callers, noise, strict=True):
@@ -218,18 +218,18 @@ async def test_descriptors_of_strangers_are_closed(count: int, pipe: tuple[int, 
             await caller.refused()
         callers[0].sock.close()
         assert await asyncio.get_running_loop().run_in_executor(None, os.read, reading, 1) == b""
-        assert not mine.neighbours
+        assert not mine.peer_segments
 
 
 async def test_another_user_is_told_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a stranger to both at once, so that nobody waits: they talk over TCP."""
+    """It is an unauthenticated peer to both at once, so that nobody waits: they talk over TCP."""
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     async with mailboxes() as (mine, theirs):
         proofs = await asyncio.gather(mine.prove([1]), theirs.prove([0]))
         assert list(proofs) == [set(), set()]
-        assert not mine.neighbours and not theirs.neighbours
+        assert not mine.peer_segments and not theirs.peer_segments
         caller = Caller(mine.name)
         caller.say(b"x")
         await caller.refused()
@@ -238,7 +238,9 @@ async def test_another_user_is_told_nothing(
     assert f"refused pid {os.getpid()} of this host: it runs under another user" in said
 
 
-async def test_who_looks_like_this_user_in_a_namespace_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_looks_like_this_user_in_a_namespace_is_no_local_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where this process runs under the number of everybody whom its user namespace does not know."""
     monkeypatch.setattr(user, "overflow", os.geteuid)
     monkeypatch.setattr(user, "_knows_all", lambda: False)
@@ -256,15 +258,17 @@ async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, in
         reading, writing = pipe
         for rank, descriptors in enumerate(([], [writing], [writing] * 3, [writing] * 4), 1):
             caller = await hello(ranks, 0, rank)
-            letter = Letter(rank, ranks.cards[rank]["nonce"], 2 * PAGE, bytes(32))
-            caller.say(sealed(ranks, 0, letter, caller.said), descriptors)
+            message = LocalMessage(rank, ranks.cards[rank]["nonce"], 2 * PAGE, bytes(32))
+            caller.say(sealed(ranks, 0, message, caller.said), descriptors)
             await caller.refused()
-        assert mine._strangers == {1, 2, 3, 4}
+        assert mine._not_local == {1, 2, 3, 4}
         early = Caller(mine.name)  # a hello brings nothing
-        early.say(sealed(ranks, 0, Letter(5, ranks.cards[5]["nonce"], 0, bytes(32)), b""), [writing] * 3)
+        early.say(
+            sealed(ranks, 0, LocalMessage(5, ranks.cards[5]["nonce"], 0, bytes(32)), b""), [writing] * 3
+        )
         await early.refused()
         early = Caller(mine.name)
-        early.say(sealed(ranks, 0, Letter(6, ranks.cards[6]["nonce"], PAGE, bytes(32)), b""))
+        early.say(sealed(ranks, 0, LocalMessage(6, ranks.cards[6]["nonce"], PAGE, bytes(32)), b""))
         await early.refused()
         piecemeal = Caller(mine.name)
         for _ in range(3):
@@ -272,32 +276,32 @@ async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, in
         await piecemeal.refused()
         os.close(writing)
         assert await asyncio.get_running_loop().run_in_executor(None, os.read, reading, 1) == b""
-        assert not mine.neighbours
+        assert not mine.peer_segments
 
 
 async def test_a_letter_is_worth_nothing_on_another_connection() -> None:
     """What was once said by a process of the job, word for word."""
     async with mailboxes(3) as ranks:
         mine = ranks[0]
-        home = Home(PAGE, secrets.token_bytes(32))
-        letter = Letter(1, ranks.cards[1]["nonce"], home.nbytes, home.arena.nonce)
+        segment = Segment(PAGE, secrets.token_bytes(32))
+        message = LocalMessage(1, ranks.cards[1]["nonce"], segment.nbytes, segment.arena.nonce)
         first = await hello(ranks, 0)
-        greeting = first.said[:LETTER_BYTES]
-        last = sealed(ranks, 0, letter, first.said)
+        greeting = first.said[:MESSAGE_BYTES]
+        last = sealed(ranks, 0, message, first.said)
         first.sock.close()
         again = Caller(mine.name)
         again.say(greeting)
-        assert len(await again.hear()) == LETTER_BYTES  # a hello, and no descriptor: nothing is proved yet
-        again.say(last, home.descriptors())
+        assert len(await again.hear()) == MESSAGE_BYTES  # a hello, and no descriptor: nothing is proved yet
+        again.say(last, segment.descriptors())
         await again.refused()
         other = Caller(ranks[2].name)
         other.say(greeting)
         await other.refused()
         mirror = await hello(ranks, 0)
-        mirror.say(mirror.said[LETTER_BYTES:], home.descriptors())
+        mirror.say(mirror.said[MESSAGE_BYTES:], segment.descriptors())
         await mirror.refused()
-        assert not mine.neighbours
-        home.close()
+        assert not mine.peer_segments
+        segment.close()
 
 
 async def test_nothing_leaves_before_the_other_has_proved_who_it_is() -> None:
@@ -314,8 +318,8 @@ async def test_nothing_leaves_before_the_other_has_proved_who_it_is() -> None:
             with sock:
                 sock.setblocking(False)
                 heard = b""
-                while len(heard) < LETTER_BYTES:
-                    heard += await asyncio.get_running_loop().sock_recv(sock, LETTER_BYTES)
+                while len(heard) < MESSAGE_BYTES:
+                    heard += await asyncio.get_running_loop().sock_recv(sock, MESSAGE_BYTES)
                 await asyncio.get_running_loop().sock_sendall(sock, heard)  # its own words
                 data, ancillary, _, _ = await received(sock)
                 assert (data, ancillary) == (b"", [])
@@ -336,11 +340,11 @@ async def test_the_first_exchange_counts() -> None:
     async with mailboxes() as ranks:
         mine, _ = ranks
         assert await mine.prove([1]) == {1}
-        first = mine.neighbours[1]
+        first = mine.peer_segments[1]
         caller = Caller(mine.name)
-        caller.say(sealed(ranks, 0, Letter(1, ranks.cards[1]["nonce"], 0, bytes(32)), b""))
+        caller.say(sealed(ranks, 0, LocalMessage(1, ranks.cards[1]["nonce"], 0, bytes(32)), b""))
         await caller.refused()
-        assert mine.neighbours == {1: first}
+        assert mine.peer_segments == {1: first}
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -359,8 +363,8 @@ async def test_of_two_who_dial_at_once_the_higher_has_its_way(
         assert not ranks[0]._exchanges
 
 
-async def test_silent_callers_make_room_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STRANGERS", 3)
+async def test_silent_callers_make_room_for_peer_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_UNAUTHENTICATED", 3)
     async with mailboxes() as ranks:
         crowd = [Caller(ranks[0].name) for _ in range(10)]
         for caller in crowd:
@@ -397,27 +401,27 @@ async def test_a_rank_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
         def none() -> None:
             theirs._homeless = BackendUnavailable("no memory")
 
-        monkeypatch.setattr(theirs, "home_for_others", none)
+        monkeypatch.setattr(theirs, "segment_for_others", none)
         assert await mine.prove([1]) == set()
         with pytest.raises(BackendUnavailable, match="no memory"):
             await theirs.prove([0])
-        assert not mine.neighbours and not theirs.neighbours
+        assert not mine.peer_segments and not theirs.peer_segments
 
 
 async def test_neighbours_that_are_not_mutual_are_let_go() -> None:
     async with mailboxes(3) as ranks:
         mine = ranks[0]
         assert await mine.prove([1, 2]) == {1, 2}
-        lost = mine.neighbours[2]
+        lost = mine.peer_segments[2]
         mine.keep({1})
-        assert list(mine.neighbours) == [1]
+        assert list(mine.peer_segments) == [1]
         assert lost.loop_bell == lost.bulk_bell == -1
         assert await mine.prove([1, 2]) == {1}
         with pytest.raises(ConnectionRefusedError):
             Caller(mine.name)
 
 
-async def test_a_line_comes_with_the_letter() -> None:
+async def test_a_line_comes_with_the_message() -> None:
     async with mailboxes(3) as ranks:
         mine, theirs, other = ranks
         proved = await asyncio.gather(theirs.prove([0, 2], [0]), other.prove([0, 1], [0, 1]))
@@ -457,19 +461,19 @@ async def test_closing_wakes_who_waits() -> None:
 
 CHILD = """
 import asyncio, sys
-from aiodist.transport.mail import Mailbox
+from aiodist.transport.local_peers import LocalPeers
 
 async def main():
     loop = asyncio.get_running_loop()
-    mailbox = Mailbox(loop, 1, "job", b"secret", bytes.fromhex(sys.argv[1]), 1 << 20)
-    print(mailbox.name.decode(), flush=True)
+    local_peers = LocalPeers(loop, 1, "job", b"secret", bytes.fromhex(sys.argv[1]), 1 << 20)
+    print(local_peers.name.decode(), flush=True)
     name, nonce = sys.stdin.readline().split()
-    mailbox.introduce({0: {"mail": name.encode(), "nonce": bytes.fromhex(nonce)}})
-    print(await mailbox.prove([0]), mailbox.neighbours[0].pid, flush=True)
-    mailbox.home.view[4096:4101] = b"hello"
-    mailbox.neighbours[0].ring_loop()
+    local_peers.introduce({0: {"mail": name.encode(), "nonce": bytes.fromhex(nonce)}})
+    print(await local_peers.prove([0]), local_peers.peer_segments[0].pid, flush=True)
+    local_peers.segment.view[4096:4101] = b"hello"
+    local_peers.peer_segments[0].ring_loop()
     sys.stdin.readline()
-    mailbox.close()
+    local_peers.close()
 
 asyncio.run(main())
 """
@@ -490,15 +494,15 @@ async def test_two_processes() -> None:
         assert await mine.prove([1]) == {1}
         assert await child.stdout.readline() == f"{{0}} {os.getpid()}\n".encode()
         rung = asyncio.Event()
-        assert mine.home is not None
+        assert mine.segment is not None
         loop = asyncio.get_running_loop()
-        loop.add_reader(mine.home.loop_bell, rung.set)
+        loop.add_reader(mine.segment.loop_bell, rung.set)
         await rung.wait()
-        loop.remove_reader(mine.home.loop_bell)
-        neighbour = mine.neighbours[1]
-        assert neighbour.pid == child.pid
-        assert bytes(neighbour.view[4096:4101]) == b"hello"
+        loop.remove_reader(mine.segment.loop_bell)
+        peer_segment = mine.peer_segments[1]
+        assert peer_segment.pid == child.pid
+        assert bytes(peer_segment.view[4096:4101]) == b"hello"
         child.kill()
         await child.wait()
-        assert bytes(neighbour.view[4096:4101]) == b"hello", "what it published outlives it"
-        neighbour.ring_loop()
+        assert bytes(peer_segment.view[4096:4101]) == b"hello", "what it published outlives it"
+        peer_segment.ring_loop()

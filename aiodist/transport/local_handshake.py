@@ -1,7 +1,7 @@
-"""One connection on which two processes of a host prove who they are, and then pass each other their homes.
+"""One connection on which two processes of a host prove who they are, and then pass each other their segments.
 
-    who dialed   hello ─▶            home, descriptors ─▶                        (is it to be a control link?)
-    the other            ◀─ hello                         ◀─ home, descriptors
+    who dialed   hello ─▶            segment, descriptors ─▶                        (is it to be a control link?)
+    the other            ◀─ hello                         ◀─ segment, descriptors
 
 The name that was dialed may belong to somebody else by now: names of the abstract namespace are free again
 when their process dies. So no descriptor leaves before the kernel has said that the other end runs under this
@@ -21,20 +21,20 @@ from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, WireError
 from aiodist.net.descriptors import receive
-from aiodist.net.near import credentials
-from aiodist.shm.home import Home, Neighbour
-from aiodist.wire.letter import LETTER_BYTES, TOKEN_BYTES, Letter, seal, unseal
+from aiodist.net.local_socket import credentials
+from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.wire.local_message import MESSAGE_BYTES, TOKEN_BYTES, LocalMessage, seal, unseal
 
 FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 """The kernel takes no more for a moment: too many wait to be accepted, or too many descriptors travel."""
 
 _PAUSE = 0.002  # seconds until that is tried again
-_DESCRIPTORS = 3  # of a home
+_DESCRIPTORS = 3  # of a segment
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Me(NamedTuple):
-    """This process, as letters have it.
+    """This process, as messages have it.
 
     Args:
         rank: global rank.
@@ -50,24 +50,24 @@ class Me(NamedTuple):
 
 
 class Owner(Protocol):
-    """Whoever has exchanges: the mailbox."""
+    """Whoever has exchanges: the local_peers."""
 
     @property
     def cards(self) -> Mapping[int, Mapping[str, Any]]:
-        """Of those who may be neighbours."""
+        """Of those who may be local peers."""
 
     @property
-    def neighbours(self) -> Mapping[int, Neighbour]:
+    def peer_segments(self) -> Mapping[int, PeerSegment]:
         """Who is one."""
 
     def admits(self, rank: int) -> bool:
         """Whether an exchange that `rank` has dialed shall go on."""
 
-    def home_for_others(self) -> Home | None:
+    def segment_for_others(self) -> Segment | None:
         """This process's own memory; None where it can have none."""
 
-    def moves_in(self, exchange: Exchange, neighbour: Neighbour, line: socket.socket | None) -> None:
-        """An exchange is over, and has made a neighbour; `line` is to be a control link with it. Both are the
+    def moves_in(self, exchange: Exchange, peer_segment: PeerSegment, line: socket.socket | None) -> None:
+        """An exchange is over, and has made a local peer; `line` is to be a control link with it. Both are the
         owner's from now on."""
 
     def stays_out(self, exchange: Exchange, error: BaseException | None) -> None:
@@ -107,10 +107,10 @@ class Exchange:
         self._owner = owner
         self._dialed = rank is not None
         self._linked = linked
-        self._said = b""  # all letters, both ways
+        self._said = b""  # all messages, both ways
         self._in = b""
         self._fds: list[int] = []
-        self._neighbour: Neighbour | None = None
+        self._peer_segment: PeerSegment | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._over = False
         loop.add_reader(sock.fileno(), self._readable)
@@ -136,8 +136,8 @@ class Exchange:
         if not self._loop.is_closed():
             self._loop.remove_reader(self._sock.fileno())
         self._close_fds()
-        if self._neighbour is not None:
-            self._neighbour.close()
+        if self._peer_segment is not None:
+            self._peer_segment.close()
 
     def _fail(self, error: BaseException | None = None) -> None:
         if not self._over:
@@ -148,7 +148,7 @@ class Exchange:
 
     def _readable(self) -> None:
         try:
-            data, descriptors = receive(self._sock, LETTER_BYTES - len(self._in), _DESCRIPTORS)
+            data, descriptors = receive(self._sock, MESSAGE_BYTES - len(self._in), _DESCRIPTORS)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -158,83 +158,89 @@ class Exchange:
         self._in += data
         if not data or len(self._fds) > _DESCRIPTORS:
             self._fail()
-        elif len(self._in) == LETTER_BYTES:
-            letter, self._in = self._in, b""
+        elif len(self._in) == MESSAGE_BYTES:
+            message, self._in = self._in, b""
             try:
-                self._hear(letter)
-            except (AiodistError, OSError, ValueError) as error:  # strangers are no concern of the group
+                self._hear(message)
+            except (
+                AiodistError,
+                OSError,
+                ValueError,
+            ) as error:  # who is not authenticated is no concern of the group
                 self._fail(error)
             finally:
                 self._close_fds()
 
     def _hear(self, data: bytes) -> None:
         me = self._me
-        letter = unseal(data, me.secret, me.job, me.rank, me.nonce, self._said)
-        card = self._owner.cards.get(letter.sender)
-        if card is None or card["nonce"] != letter.card_nonce or letter.sender in self._owner.neighbours:
-            raise WireError("a letter of nobody who is waited for")
-        if self.rank is None and self._owner.admits(letter.sender):
-            self.rank = letter.sender
-        if letter.sender != self.rank:
-            raise WireError("a letter of another rank")
+        message = unseal(data, me.secret, me.job, me.rank, me.nonce, self._said)
+        card = self._owner.cards.get(message.sender)
+        if card is None or card["nonce"] != message.card_nonce or message.sender in self._owner.peer_segments:
+            raise WireError("a message of nobody who is waited for")
+        if self.rank is None and self._owner.admits(message.sender):
+            self.rank = message.sender
+        if message.sender != self.rank:
+            raise WireError("a message of another rank")
         self.answered = True
-        letters = len(self._said) // LETTER_BYTES
+        messages = len(self._said) // MESSAGE_BYTES
         self._said += data
-        if letters < 2:
-            if self._fds or letter.nbytes:
-                raise WireError("a hello with a home")
+        if messages < 2:
+            if self._fds or message.nbytes:
+                raise WireError("a hello with a segment")
             if self._dialed:
-                self._say_home()
+                self._say_segment()
             else:
                 self._say_hello()
             return
         if not self._dialed:
-            self._linked = letter.linked
-        if letter.nbytes:
-            self._neighbour = self._meet(letter)
+            self._linked = message.linked
+        if message.nbytes:
+            self._peer_segment = self._meet(message)
         if self._dialed:
             self._end()
         else:
-            self._say_home()
+            self._say_segment()
 
-    def _meet(self, letter: Letter) -> Neighbour:
-        """Take over the memory and the bells that came beside a letter."""
+    def _meet(self, message: LocalMessage) -> PeerSegment:
+        """Take over the memory and the bells that came beside a message."""
         if len(self._fds) != _DESCRIPTORS:
-            raise WireError("a letter without a home")
+            raise WireError("a message without a segment")
         memory, loop_bell, bulk_bell = self._fds
         self._fds.clear()
         pid = max(credentials(self._sock)[0], 0)
-        return Neighbour(letter.sender, pid, (memory, loop_bell, bulk_bell), letter.nbytes, letter.token)
+        return PeerSegment(message.sender, pid, (memory, loop_bell, bulk_bell), message.nbytes, message.token)
 
     # What is said.
 
     def _say_hello(self) -> None:
-        self._say(Letter(self._me.rank, self._me.nonce, 0, secrets.token_bytes(TOKEN_BYTES)))
+        self._say(LocalMessage(self._me.rank, self._me.nonce, 0, secrets.token_bytes(TOKEN_BYTES)))
 
-    def _say_home(self) -> None:
-        """What home the descriptors beside it are; 0 bytes where this process, or the other, has none."""
+    def _say_segment(self) -> None:
+        """What segment the descriptors beside it are; 0 bytes where this process, or the other, has none."""
         me = self._me
-        home = self._owner.home_for_others() if self._dialed or self._neighbour is not None else None
-        if home is not None:
-            letter = Letter(me.rank, me.nonce, home.nbytes, home.arena.nonce, self._dialed and self._linked)
-            descriptors: Sequence[int] = home.descriptors()
+        segment = self._owner.segment_for_others() if self._dialed or self._peer_segment is not None else None
+        if segment is not None:
+            message = LocalMessage(
+                me.rank, me.nonce, segment.nbytes, segment.arena.nonce, self._dialed and self._linked
+            )
+            descriptors: Sequence[int] = segment.descriptors()
         else:
-            letter, descriptors = Letter(me.rank, me.nonce, 0, bytes(TOKEN_BYTES)), ()
-            if self._neighbour is not None:
-                self._neighbour.close()
-                self._neighbour = None
-        if self._say(letter, descriptors) and not self._dialed:
+            message, descriptors = LocalMessage(me.rank, me.nonce, 0, bytes(TOKEN_BYTES)), ()
+            if self._peer_segment is not None:
+                self._peer_segment.close()
+                self._peer_segment = None
+        if self._say(message, descriptors) and not self._dialed:
             self._end()
 
-    def _say(self, letter: Letter, descriptors: Sequence[int] = ()) -> bool:
+    def _say(self, message: LocalMessage, descriptors: Sequence[int] = ()) -> bool:
         """Whether it could be said; otherwise that is tried again."""
         me, rank = self._me, self.rank
         assert rank is not None
-        data = seal(letter, me.secret, me.job, rank, self._owner.cards[rank]["nonce"], self._said)
+        data = seal(message, me.secret, me.job, rank, self._owner.cards[rank]["nonce"], self._said)
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
             if self._sock.sendmsg([data], beside if descriptors else [], _NOSIGNAL) != len(data):
-                raise WireError("a peer that does not read its letters")  # they always fit
+                raise WireError("a peer that does not read its messages")  # they always fit
         except OSError as error:
             if error.errno not in FULL or not descriptors:
                 raise
@@ -246,21 +252,21 @@ class Exchange:
     def _again(self) -> None:
         self._retry = None
         try:
-            self._say_home()
+            self._say_segment()
         except (AiodistError, OSError) as error:
             self._fail(error)
 
     def _end(self) -> None:
         """Both have heard all."""
-        neighbour, self._neighbour = self._neighbour, None
-        if neighbour is None or self.rank is None:
+        peer_segment, self._peer_segment = self._peer_segment, None
+        if peer_segment is None or self.rank is None:
             self._fail()
             return
         self._stop()
         line = self._sock if self._linked else None
         if line is None:
             self._sock.close()
-        self._owner.moves_in(self, neighbour, line)
+        self._owner.moves_in(self, peer_segment, line)
 
     def _close_fds(self) -> None:
         while self._fds:

@@ -24,26 +24,26 @@ from typing import Any
 from aiodist.environment.user import is_me
 from aiodist.errors import BackendUnavailable
 from aiodist.net.listener import Listener
-from aiodist.net.near import credentials
+from aiodist.net.local_socket import credentials
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.shortage import shortage
 from aiodist.shm.arena import NONCE_BYTES
-from aiodist.shm.home import Home, Neighbour, home_bytes
-from aiodist.transport.exchange import FULL, Exchange, Me
+from aiodist.shm.segment import PeerSegment, Segment, segment_bytes
 from aiodist.transport.listening import listen_unix, unix_address
+from aiodist.transport.local_handshake import FULL, Exchange, Me
 
 ANSWER_DEADLINE = 5.0
-"""Seconds in which a neighbour must have answered."""
+"""Seconds in which a local peer must have answered."""
 
 _HOLD = 0.05  # seconds in which a higher rank may dial before it is dialed
-_PAUSES = (0.0005, 0.001, 0.002, 0.005)  # seconds until a crowded neighbour is dialed again; then the last
-_STRANGERS = 64  # connections besides those that may be neighbours': more, and the oldest goes
+_PAUSES = (0.0005, 0.001, 0.002, 0.005)  # seconds until a crowded local peer is dialed again; then the last
+_MOST_UNAUTHENTICATED = 64  # connections besides those that may be peer_segments': more, and the oldest goes
 
 _log = logging.getLogger("aiodist.transport")
 
 
-class Mailbox:
-    """One process's exchanges with its neighbours. It lets them in from `introduce` on.
+class LocalPeers:
+    """One process's exchanges with its local peers. It lets them in from `introduce` on.
 
     Args:
         loop: the event loop.
@@ -51,12 +51,12 @@ class Mailbox:
         job: the job's id.
         secret: the job's secret.
         nonce: this process's, as its card has it.
-        home_nbytes: virtual bytes of its home; None: as many as the system's limits let it.
+        segment_nbytes: virtual bytes of its segment; None: as many as the system's limits let it.
 
     Attributes:
         name: where it is, for the card.
-        home: this process's own memory, once somebody was to be shown it.
-        neighbours: who was proved to be local.
+        segment: this process's own memory, once somebody was to be shown it.
+        peer_segments: who was proved to be local.
         cards: of those who may be.
         lacking: what kept others from being proved that was this process's own fault: an error of the system.
     """
@@ -68,15 +68,15 @@ class Mailbox:
         job: str,
         secret: bytes,
         nonce: bytes,
-        home_nbytes: int | None = None,
+        segment_nbytes: int | None = None,
     ) -> None:
-        self.home: Home | None = None
-        self.neighbours: dict[int, Neighbour] = {}
+        self.segment: Segment | None = None
+        self.peer_segments: dict[int, PeerSegment] = {}
         self.cards: dict[int, Mapping[str, Any]] = {}
         self.lacking: OSError | None = None
         self._loop = loop
         self._me = Me(rank, job, secret, nonce)
-        self._home_nbytes = home_nbytes
+        self._home_nbytes = segment_nbytes
         self._homeless: BackendUnavailable | None = None
         self._to_dial: set[int] = set()
         self._linked: set[int] = set()  # with whom the connection is to stay as a line
@@ -84,7 +84,7 @@ class Mailbox:
         self._their_lines: dict[int, socket.socket] = {}  # of those who dialed
         self._kept = False
         self._dialed: set[int] = set()
-        self._strangers: set[int] = set()  # who turned out not to be local
+        self._not_local: set[int] = set()  # who turned out not to be local
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._exchanges: dict[Exchange, None] = {}  # in order of arrival
         self._timer: asyncio.TimerHandle | None = None
@@ -105,22 +105,22 @@ class Mailbox:
     async def prove(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = ANSWER_DEADLINE
     ) -> set[int]:
-        """Have exchanges with `ranks`, which were introduced; those who are neighbours in the end. With those
+        """Have exchanges with `ranks`, which were introduced; those who are local peers in the end. With those
         in `linked` the connection stays as a line where this process dials it. Who does not answer in
-        `patience` seconds is no neighbour.
+        `patience` seconds is no local peer.
 
         Raises:
-            BackendUnavailable: this process can have no home.
+            BackendUnavailable: this process can have no segment.
         """
         asked = set(ranks)
         if not self._open:
-            return asked & self.neighbours.keys()
+            return asked & self.peer_segments.keys()
         self._linked.update(linked)
-        missing = asked - self.neighbours.keys() - self._strangers
+        missing = asked - self.peer_segments.keys() - self._not_local
         for rank in missing:
             self._waiting.setdefault(rank, self._loop.create_future())
         pending = [self._waiting[rank] for rank in missing]
-        self.home_for_others()
+        self.segment_for_others()
         above = {rank for rank in missing if rank > self._me.rank}
         self._dial(missing - above)
         held = self._loop.call_later(_HOLD, self._dial, above)
@@ -131,20 +131,20 @@ class Mailbox:
             self._decided(rank)
         if self._homeless is not None:
             raise self._homeless  # exchanges go on: the others are told, so that they do not wait
-        return asked & self.neighbours.keys()
+        return asked & self.peer_segments.keys()
 
     def keep(self, ranks: Collection[int]) -> dict[int, socket.socket]:
-        """All is agreed: let go of the neighbours that are not among `ranks`, let nobody in any more.
+        """All is agreed: let go of the local peers that are not among `ranks`, let nobody in any more.
 
         Returns:
             The lines that those who stay have dialed; the caller's from now on.
         """
         self._close_box()
         self._kept = True
-        for rank in [rank for rank in self.neighbours if rank not in ranks]:
-            self.neighbours.pop(rank).close()
-        _hang_up(self._own_lines, self.neighbours)
-        _hang_up(self._their_lines, self.neighbours)
+        for rank in [rank for rank in self.peer_segments if rank not in ranks]:
+            self.peer_segments.pop(rank).close()
+        _hang_up(self._own_lines, self.peer_segments)
+        _hang_up(self._their_lines, self.peer_segments)
         came, self._their_lines = self._their_lines, {}
         return came
 
@@ -157,11 +157,11 @@ class Mailbox:
         self._close_box()
         _hang_up(self._own_lines)
         _hang_up(self._their_lines)
-        while self.neighbours:
-            self.neighbours.popitem()[1].close()
-        if self.home is not None:
-            self.home.close()
-            self.home = None  # it stays mapped while a user's array is in it, and not for our sake
+        while self.peer_segments:
+            self.peer_segments.popitem()[1].close()
+        if self.segment is not None:
+            self.segment.close()
+            self.segment = None  # it stays mapped while a user's array is in it, and not for our sake
 
     # Dialing.
 
@@ -173,7 +173,7 @@ class Mailbox:
             self._timer.cancel()
             self._timer = None
         under_way = {exchange.rank for exchange in self._exchanges}
-        self._to_dial |= ranks - self.neighbours.keys() - self._strangers - self._dialed - under_way
+        self._to_dial |= ranks - self.peer_segments.keys() - self._not_local - self._dialed - under_way
         # The nearest rank first, so that not all dial rank 0 at once.
         for rank in sorted(self._to_dial, reverse=True):
             try:
@@ -182,7 +182,7 @@ class Mailbox:
                 if error.errno in FULL:
                     continue
                 self._note(error)
-                self._stranger(rank)  # most likely of another network namespace: its name is not here
+                self._note_not_local(rank)  # most likely of another network namespace: its name is not here
             else:
                 self._dialed.add(rank)
                 exchange = Exchange(self._loop, sock, self._me, self, rank, rank in self._linked)
@@ -215,10 +215,10 @@ class Mailbox:
             self._turned_away(sock, "it runs under another user")
             sock.close()
             return
-        strangers = [one for one in self._exchanges if one.rank is None]
-        if len(strangers) >= len(self.cards) + _STRANGERS:  # a neighbour needs a moment
-            strangers[0].close()
-            del self._exchanges[strangers[0]]
+        unauthenticated = [one for one in self._exchanges if one.rank is None]
+        if len(unauthenticated) >= len(self.cards) + _MOST_UNAUTHENTICATED:  # a local peer needs a moment
+            unauthenticated[0].close()
+            del self._exchanges[unauthenticated[0]]
             self._refusals.say(address_of(sock), "too many connections that say nothing: the oldest goes")
         self._exchanges[Exchange(self._loop, sock, self._me, self)] = None
 
@@ -231,21 +231,21 @@ class Mailbox:
         """Whether an exchange that a rank has dialed goes on: one of a pair does, where both have."""
         return rank > self._me.rank or rank not in self._to_dial | self._dialed
 
-    def home_for_others(self) -> Home | None:
+    def segment_for_others(self) -> Segment | None:
         """This process's own memory, made when it is first needed."""
-        if self.home is None and self._homeless is None:
+        if self.segment is None and self._homeless is None:
             try:
-                self.home = Home(self._home_nbytes or home_bytes(), os.urandom(NONCE_BYTES))
+                self.segment = Segment(self._home_nbytes or segment_bytes(), os.urandom(NONCE_BYTES))
             except BackendUnavailable as error:
                 self._homeless = error
                 self._note(error.__cause__)
-        return self.home
+        return self.segment
 
-    def moves_in(self, exchange: Exchange, neighbour: Neighbour, line: socket.socket | None) -> None:
-        """An exchange has made a neighbour."""
+    def moves_in(self, exchange: Exchange, peer_segment: PeerSegment, line: socket.socket | None) -> None:
+        """An exchange has made a local peer."""
         del self._exchanges[exchange]
-        rank = neighbour.rank
-        self.neighbours[rank] = neighbour
+        rank = peer_segment.rank
+        self.peer_segments[rank] = peer_segment
         if line is not None:
             (self._own_lines if rank < self._me.rank else self._their_lines)[rank] = line
         self._decided(rank)
@@ -254,17 +254,19 @@ class Mailbox:
         """An exchange came to nothing. One with a higher rank that did not answer may do so because that rank
         has dialed itself."""
         self._exchanges.pop(exchange, None)
-        if exchange.rank is not None:  # what strangers make this process lack is no concern of the group
+        if (
+            exchange.rank is not None
+        ):  # what the unauthenticated make this process lack is no concern of the group
             self._note(error)
         if exchange.rank is not None and (exchange.answered or exchange.rank < self._me.rank):
-            self._stranger(exchange.rank)
+            self._note_not_local(exchange.rank)
 
     def _note(self, error: BaseException | None) -> None:
         if isinstance(error, OSError) and shortage(error) is not None:
             self.lacking = error
 
-    def _stranger(self, rank: int) -> None:
-        self._strangers.add(rank)
+    def _note_not_local(self, rank: int) -> None:
+        self._not_local.add(rank)
         self._decided(rank)
 
     def _decided(self, rank: int) -> None:

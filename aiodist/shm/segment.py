@@ -1,4 +1,4 @@
-"""One process's memory and bells, which all its neighbours on the host hold.
+"""One process's memory and bells, which all its local peers on the host hold.
 
 The memory is one large arena: pages are taken when they are first touched, so its size costs nothing.
 A bell is an eventfd: whoever holds it can wake the owner's event loop, or the thread that does its bulk
@@ -15,14 +15,14 @@ import weakref
 from aiodist.errors import BackendUnavailable, WireError
 from aiodist.shm.arena import USABLE_LIMIT, Arena, Window
 
-HOME_BYTES = USABLE_LIMIT
-"""Bytes of a home where nothing limits them: address space, not memory."""
+SEGMENT_BYTES = USABLE_LIMIT
+"""Bytes of a segment where nothing limits them: address space, not memory."""
 
-_SHARE = 64  # of a limited address space a home takes this part: those of all neighbours are mapped, too
+_SHARE = 64  # of a limited address space a segment takes this part: those of all local peers are mapped, too
 _SMALLEST = 16 << 20
 
 
-class Home:
+class Segment:
     """This process's own memory and bells. Linux only; see `shm.available`.
 
     Args:
@@ -61,29 +61,29 @@ class Home:
         self.nbytes = self.arena.nbytes
         self.loop_bell, self.bulk_bell = bells
         self.arena.advise(mmap.MADV_DONTDUMP)  # core dumps need not hold it all
-        _homes.add(self)
+        _segments.add(self)
 
     def descriptors(self) -> tuple[int, int, int]:
-        """What a neighbour is sent: the memory, the loop's bell, the thread's bell."""
+        """What a local peer is sent: the memory, the loop's bell, the thread's bell."""
         return self.arena.fd, self.loop_bell, self.bulk_bell
 
     def close(self) -> None:
-        """Unmap, as soon as nobody looks at a piece; neighbours keep what they have mapped. May be called
+        """Unmap, as soon as nobody looks at a piece; local peers keep what they have mapped. May be called
         twice. No thread may use a bell any more."""
         self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
-        _homes.discard(self)
+        _segments.discard(self)
         self.arena.close()
 
 
-class Neighbour:
+class PeerSegment:
     """A process of this host, as seen from here: its memory to read, its bells to ring.
 
     Args:
         rank: its global rank.
         pid: as the kernel says; 0 where it cannot be seen from here.
-        descriptors: what its `Home.descriptors` named, as they came; owned from now on.
-        nbytes: of its home, as it says.
-        nonce: of its home, as it says.
+        descriptors: what its `Segment.descriptors` named, as they came; owned from now on.
+        nbytes: of its segment, as it says.
+        nonce: of its segment, as it says.
 
     Raises:
         WireError: these are not a sealed arena with that nonce and two eventfds that never block.
@@ -111,7 +111,7 @@ class Neighbour:
             self.window = Window(memory, nbytes)
             if self.window.nonce != nonce:
                 self.window.close()
-                raise WireError("a home that is somebody else's")
+                raise WireError("a segment that is somebody else's")
         except BaseException:
             self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
             raise
@@ -134,10 +134,14 @@ class Neighbour:
         self.window.close()
 
 
-def home_bytes() -> int:
-    """A size for a home that leaves room for its neighbours' where the address space is limited."""
+def segment_bytes() -> int:
+    """A size for a segment that leaves room for its peer_segments' where the address space is limited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return HOME_BYTES if limit == resource.RLIM_INFINITY else min(HOME_BYTES, max(limit // _SHARE, _SMALLEST))
+    return (
+        SEGMENT_BYTES
+        if limit == resource.RLIM_INFINITY
+        else min(SEGMENT_BYTES, max(limit // _SHARE, _SMALLEST))
+    )
 
 
 def _is_eventfd(descriptor: int) -> bool:
@@ -162,13 +166,13 @@ def _close(fd: int) -> int:
     return -1
 
 
-# A forked child sees users' arrays in the home as it sees all other memory: a copy, made when it is written.
-_homes: weakref.WeakSet[Home] = weakref.WeakSet()
+# A forked child sees users' arrays in the segment as it sees all other memory: a copy, made when it is written.
+_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for home in list(_homes):
-        home.arena.make_private()
+    for segment in list(_segments):
+        segment.arena.make_private()
 
 
 if hasattr(os, "register_at_fork"):

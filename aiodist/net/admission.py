@@ -2,7 +2,7 @@
 
 Whoever connects and says nothing costs a descriptor and an entry in a table, no task and no timer, for
 `PATIENCE` seconds at most. When the table is full the one that has been silent for longest goes: a peer of
-the job speaks within a moment of connecting, so a crowd of silent strangers does not keep it out.
+the job speaks within a moment of connecting, so a crowd of silent connections does not keep it out.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import socket
 from collections.abc import Callable
 
 PATIENCE = 5.0
-"""Seconds that a stranger has, from connecting to the end of its handshake."""
+"""Seconds that an unauthenticated peer has, from connecting to the end of its handshake."""
 
 MOST = 1024
-"""Strangers in each of the two tables (silent, shaking hands) of a listener, at most; see `places`."""
+"""Unauthenticated connections in each of the two tables (silent, shaking hands) of a listener, at most; see `places`."""
 
 Enter = Callable[[socket.socket, float], None]
 Turned = Callable[[socket.socket, str], None]
 
 
 def places() -> int:
-    """How many strangers of each kind a listener keeps: `MOST`, or an eighth of the descriptors that this
+    """How many unauthenticated connections of each kind a listener keeps: `MOST`, or an eighth of the descriptors that this
     process may have, so that they never take those of the job."""
     try:
         import resource
@@ -33,8 +33,8 @@ def places() -> int:
     return max(16, min(MOST, soft // 8)) if soft > 0 else MOST
 
 
-class Lobby:
-    """Silent strangers, in order of arrival.
+class Admission:
+    """Silent connections, in order of arrival.
 
     Args:
         loop: the event loop.
