@@ -25,10 +25,29 @@ GROUP = SimpleNamespace(name="world", epoch=0)
 here: ContextVar[str] = ContextVar("here")
 
 
+class Idle:
+    """Polls for an operation that never comes by it."""
+
+    def poll(self) -> None:
+        pass
+
+
+way = "long"
+
+
+@pytest.fixture(autouse=True, params=["long", "short"])
+def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ways to make one: with its own call; with one like it, a number, a result and a driver."""
+    monkeypatch.setattr(f"{__name__}.way", request.param)
+
+
 def make(held: bool = True, seq: int = 5, failures: Failures | None = None) -> Work[Any]:
     """A pending all_reduce on the running loop."""
     call = Call(Kind.all_reduce, seq, np.dtype(np.float32), (3,))
-    return Work(Issuer(asyncio.get_running_loop(), failures, GROUP), call, held)
+    issuer = Issuer(asyncio.get_running_loop(), failures, GROUP)
+    if way == "short":
+        return Work(issuer, call.numbered(0), held, Idle(), np.zeros(3, np.float32), seq)
+    return Work(issuer, call, held)
 
 
 async def turns(count: int = 3) -> None:
