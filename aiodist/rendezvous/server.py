@@ -164,7 +164,7 @@ class StoreServer:
         sock = await listen(host, port)
         try:
             if data is not None:
-                self._data = await asyncio.to_thread(DataFolder.open, data, disk)
+                self._data = await _opened(data, disk)
                 self._key = self._data.key
             if self._identity is not None:
                 self.instance = instance_of(self._key, self._identity.job)
@@ -174,6 +174,8 @@ class StoreServer:
         except BaseException:
             sock.close()
             await self._close_stores(Status.away, "")
+            if self._data is not None:
+                self._data.close()
             raise
         self.host, self.port = sock.getsockname()[:2]
         named = "" if host == self.host else f", which is what '{one_line(host)}' means here"
@@ -411,3 +413,15 @@ class StoreServer:
             self._empty.clear()
         else:
             self._empty.set()
+
+
+async def _opened(path: str | os.PathLike[str], disk: Disk | None) -> DataFolder:
+    """A folder that is opened in a thread; closed again where the caller is cancelled meanwhile."""
+    opening = asyncio.ensure_future(asyncio.to_thread(DataFolder.open, path, disk))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await asyncio.wait([opening])
+        if opening.exception() is None:
+            opening.result().close()
+        raise

@@ -158,9 +158,32 @@ async def test_one_jobs_damage_is_named(secrets: Path, tmp_path: Path) -> None:
     ):
         await a.set("k", "a")
     log = tmp_path / "data" / "jobs" / "a" / "log-000001"
-    log.write_bytes(b"x" + log.read_bytes()[1:])
+    whole = log.read_bytes()
+    log.write_bytes(b"x" + whole[1:])
     with pytest.raises(RendezvousError, match=f"{log} is damaged"):
         await StoreServer.start_many(HOST, 0, JobSecrets(secrets), data=tmp_path / "data")
+    log.write_bytes(whole)  # the folder is nobody's now
+    async with (
+        await StoreServer.start_many(HOST, 0, JobSecrets(secrets), data=tmp_path / "data") as server,
+        await connect(server, "a") as a,
+    ):
+        assert await a.get("k") == b"a"
+
+
+async def test_a_start_that_is_cancelled_lets_go_of_the_folder(secrets: Path, tmp_path: Path) -> None:
+    for turns in (0, 1, 2, 5, 12):
+        starting = asyncio.create_task(
+            StoreServer.start_many(HOST, 0, JobSecrets(secrets), data=tmp_path / "data")
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        try:
+            await (await starting).aclose()  # it was through already
+        except asyncio.CancelledError:
+            pass
+        async with await StoreServer.start_many(HOST, 0, JobSecrets(secrets), data=tmp_path / "data"):
+            pass
 
 
 # Where the secrets are.
