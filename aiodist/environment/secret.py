@@ -117,7 +117,7 @@ def secret_origin(environ: Mapping[str, str]) -> str:
     return "none: loopback only"
 
 
-def check_open_door(host: str, key: bytes, allow_insecure: bool) -> None:
+def check_open_port(host: str, key: bytes, allow_insecure: bool) -> None:
     """Refuse to listen for other hosts without a secret, unless told to.
 
     Args:
@@ -134,6 +134,9 @@ def check_open_door(host: str, key: bytes, allow_insecure: bool) -> None:
             hint="Set AIODIST_SECRET (or AIODIST_SECRET_FILE) to the same on every host, or use "
             "MASTER_ADDR=127.0.0.1; AIODIST_ALLOW_INSECURE=1 does without",
         )
+
+
+check_open_door = check_open_port  # the former name, until its callers have this one
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""What another agent left in the store as JSON, as a dataclass: with values of its types, or not at all."""
+"""JSON that another agent left in the store, as a dataclass: with values of its types, or not at all."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _mended(verdict: Verdict) -> str:
-    """What a job that ended well has survived."""
+    """The line on what a job that ended well has survived."""
     without = [
         f"{name_ranks([e.rank])} ({how_it_ended(e)} after {e.at_ns / 1e9:.2f} s · host {e.host})"
         for e in verdict.endings
@@ -124,7 +124,7 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
 
 
 def _way(ending: Ending) -> str:
-    """What to say of a rank, after its name."""
+    """The text on a rank, after its name."""
     if (
         ending.symptom and not ending.restarted and ending.asked != signal.SIGKILL
     ):  # perhaps it was still on its way out

@@ -1,4 +1,4 @@
-"""When to stop the workers of one node, and with which signal: a pure machine.
+"""A pure machine that decides when to stop the workers of one node, and with which signal.
 
     running ──first failure, here or elsewhere──▶ grace ──it is over──▶ stopping ──all ended──▶ over
        └──────────────── operator's signal ─────────┴─────────────────────▲
@@ -127,7 +127,7 @@ class Supervisor:
         return local_rank in self._away and self._stop_at is None
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about `event`, in this order."""
+        """The actions that `event` asks for, in this order."""
         match event:
             case Ended():
                 return self._ended(event, now)

@@ -69,7 +69,7 @@ class LineSplitter:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What is left when the stream has ended: a last line without a newline."""
+        """The rest when the stream has ended: a last line without a newline."""
         text, self._partial = self._partial, b""
         if not text and self._in_place and self._returned is not None:
             text = self._returned

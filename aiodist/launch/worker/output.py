@@ -132,7 +132,7 @@ class Console:
         self._rest()
 
     def _rest(self) -> None:
-        """Nothing more to write."""
+        """Stop watching for room: nothing is left to write."""
         if self._waiting:
             self._waiting = False
             self._loop.remove_writer(self._fd)
