@@ -31,7 +31,7 @@ class Progress:
         self._done += 1
 
     def show(self, detail: str) -> None:
-        """What is measured in this moment."""
+        """Show what is measured in this moment."""
         if self._live:
             share = 100 * max(0, self._done - 1) // self._steps
             text = f"{share:3d}% {self._elapsed()}  {self._suite}: {self._label} {detail}"

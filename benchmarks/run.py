@@ -17,7 +17,7 @@ _PATIENCE = 2  # failures of a crew after which it is not started again
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for.
+    """The settings of a run.
 
     Args:
         ranks: world sizes of the sweeps.
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass
 class Run:
-    """What the suites share.
+    """The parts that the suites share.
 
     Attributes:
         found: the peers.

@@ -1,4 +1,4 @@
-"""What each rank of `aiodist bench` runs; rank 0 shows progress and results.
+"""The program of each rank of `aiodist bench`; rank 0 shows progress and results.
 
 Started by the command: `python -m aiodist.bench OPTIONS`, the options as one JSON object.
 """
@@ -67,7 +67,7 @@ def sweep_table(lines: list[Line], size: int) -> str:
 
 
 def extras(one: Spread, late: list[float], nbytes: int) -> str:
-    """What is no sweep, in words."""
+    """The figures that are no sweep, as text."""
     shown = ", ".join(
         f"{name} {show_seconds(quantile(late, share))}"
         for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))

@@ -1,4 +1,4 @@
-"""How late the loop serves a one-millisecond ticker: what a server on the same loop would feel."""
+"""The lateness of a one-millisecond ticker on the loop: what a server on the same loop would feel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the environment says about this process. Pure tables: variables in, facts out."""
+"""The environment's facts about this process. Pure tables: variables in, facts out."""
 
 from aiodist.environment.company import (
     Company,

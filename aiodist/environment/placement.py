@@ -1,4 +1,4 @@
-"""Who am I? Environment variables → rank, world, node and master. Pure: the environment is an argument.
+"""The placement of this process: environment variables → rank, world, node and master. Pure: the environment is an argument.
 
 The rules are a table, one row a launcher; the first row whose evidence is there decides. Later
 launchers are more rows. Nothing is guessed that a variable does not say: a node's number is never
@@ -156,7 +156,7 @@ class _Reader:
         return None
 
     def count(self, name: str) -> int | None:
-        """How many numbers a list has."""
+        """The length of a list of numbers."""
         text = self.environ.get(name, "")
         if not text:
             return None

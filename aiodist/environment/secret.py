@@ -33,7 +33,7 @@ _warned = False
 
 
 def secret(environ: Mapping[str, str]) -> bytes:
-    """What the processes of this job know and others do not; b'' where there is none.
+    """The secret that the processes of this job share; b'' where there is none.
 
     Raises:
         UsageError: a file that should hold it cannot be trusted, or holds none.
@@ -96,7 +96,7 @@ def home_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def secret_origin(environ: Mapping[str, str]) -> str:
-    """Where `secret` would take it from, for people. Never the secret; nothing is made or read.
+    """The origin of `secret`, for people. Never the secret; nothing is made or read.
 
     Returns:
         Words such as 'set (AIODIST_SECRET)', or 'none: loopback only'.
@@ -197,7 +197,7 @@ def _make(folder: Folder) -> bool:
 
 
 def _read(folder: Folder, path: Path) -> bytes | None:
-    """What the file holds; None where there is none."""
+    """The bytes of the file; None where there is none."""
     try:
         handle = folder.file(_NAME)
     except FileNotFoundError:

@@ -25,7 +25,7 @@ NAMES = ("AIODIST_TLS_CERT", "AIODIST_TLS_KEY", "AIODIST_TLS_CA")
 
 @dataclass(frozen=True, eq=False)
 class Tls:
-    """What this process needs to speak TLS.
+    """The contexts and certificate that this process needs to speak TLS.
 
     Attributes:
         server: for connections that it accepted.

@@ -109,7 +109,7 @@ class Backoff:
 
 @dataclass
 class Cover:
-    """Restarts that cover symptoms: a worker that dies of another's death comes back on the other's, once for each.
+    """Cover by another's restart: a worker that dies of another's death comes back on that, once for each.
 
     Keeps, for the workers of one node, the number of restarts at which each came back for nothing.
     """

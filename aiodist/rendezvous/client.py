@@ -311,7 +311,7 @@ class TcpStore(Store):
         return f"; {says('it', self._away)}" if self._away else ""
 
     def _progress(self) -> str:
-        """How far connecting has come when its time is over."""
+        """The stage that connecting has reached when its time is over."""
         if self._accepted is None:
             return self._cause or "no answer"
         waited = spoken(self._loop.time() - self._accepted)

@@ -78,7 +78,7 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is written: it has ended, or ends."""
+        """Whether nothing more is written: it has ended, or ends."""
         return self._closing
 
     def start(self, deadline: float | None = None) -> None:

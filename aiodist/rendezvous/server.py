@@ -190,7 +190,7 @@ class StoreServer:
 
     @property
     def generation(self) -> int:
-        """How many times a server was started on this folder; 0 where the store lives in memory."""
+        """The number of times a server was started on this folder; 0 where the store lives in memory."""
         return 0 if self._data is None else self._data.generation
 
     @property
@@ -292,7 +292,7 @@ class StoreServer:
                 self._spawn(store.aclose(Status.closing, ""))
 
     def _save_failed(self, error: Exception) -> None:
-        """Nothing that was asked since the last commit may be confirmed: stop, so that nobody believes it."""
+        """Stop the server: nothing that was asked since the last commit may be confirmed."""
         if self.failure is not None:
             return
         self.failure = error
@@ -390,10 +390,10 @@ class StoreServer:
         self._count()
 
     def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
-        """Nothing: whom no store has is heard no further."""
+        """Ignore what comes: no store has this connection."""
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
-        """A connection ended before a store had it."""
+        """Forget a connection that ended before a store had it."""
         if connection in self._unauthenticated:
             del self._unauthenticated[connection]
             if isinstance(error, AiodistError):
@@ -401,7 +401,7 @@ class StoreServer:
         self._count()
 
     def _client_lost(self, store: JobStore, connection: Connection, error: Exception | None) -> None:
-        """A client's connection ended."""
+        """Tell the store that a client's connection ended."""
         if isinstance(error, Tampered):
             self._refusals.say(connection.peer_address, str(error))
         store.lost(connection, error)

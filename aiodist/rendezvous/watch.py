@@ -86,7 +86,7 @@ class Watch:
         self._many = max(MANY, 2 * len(self._events))
 
     def end(self, error: Exception | None) -> None:
-        """Nothing more will come; the reader sees what is left, then the error, or the end."""
+        """End it; the reader sees what is left, then the error, or the end."""
         self._error = error
         self._on_close = None
         self._wake()

@@ -46,7 +46,7 @@ class Crashed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Nothing comes from `src` to `dst` until then."""
+    """A cut: nothing comes from `src` to `dst` until then."""
 
     src: frozenset[int]
     dst: frozenset[int]
@@ -106,7 +106,7 @@ class Chaos:
         return made
 
     def job(self, process: Process, settings: Settings, leave: Callable[[], Any]) -> Job:
-        """What `process` is a member of."""
+        """The job that `process` is a member of."""
         address = self._newest_store(process)
 
         async def open_endpoint(rank: int, place: str) -> Endpoint:
@@ -180,7 +180,7 @@ class Chaos:
     def cut(
         self, a: Collection[int], b: Collection[int], seconds: float = math.inf, *, one_way: bool = False
     ) -> None:
-        """Nothing passes between these processes (`STORE` may be among them) for so many seconds.
+        """Let nothing pass between these processes (`STORE` may be among them) for so many seconds.
 
         Args:
             one_way: only what `a` sends is lost. Connections end in both directions all the same: a kernel
@@ -199,7 +199,7 @@ class Chaos:
         self._cuts.clear()
 
     def slow(self, extra: float, seconds: float, who: Collection[int] | None = None) -> None:
-        """What is sent takes up to `extra` seconds more, for so many seconds; None: by anybody."""
+        """Delay what these processes send by up to `extra` seconds, for so many seconds; None: all."""
         until = asyncio.get_running_loop().time() + seconds
         self._slow.append((until, extra, None if who is None else frozenset(who)))
         self._count("slow network")
@@ -222,7 +222,7 @@ class Chaos:
         return not process.dead
 
     def seconds(self, src: int, dst: int) -> float:
-        """How long the next thing takes from one process (or store) to another; inf: it does not arrive."""
+        """The seconds that the next thing takes from one process (or store) to another; inf: it does not arrive."""
         now = asyncio.get_running_loop().time()
         draw = self._random.get((src, dst))
         if draw is None:
@@ -234,7 +234,7 @@ class Chaos:
         return self.blocked_until(src, dst) - now + delay
 
     def blocked_until(self, src: int, dst: int) -> float:
-        """When something that is sent now can pass."""
+        """The time at which something that is sent now can pass."""
         at = asyncio.get_running_loop().time()
         for cut in sorted(self._cuts, key=lambda cut: cut.until):
             if cut.until > at and src in cut.src and dst in cut.dst:
@@ -248,7 +248,7 @@ class Chaos:
         return 2 * self._latency[1]
 
     def network(self, place: str) -> MemoryNetwork:
-        """Where the members of a draft find each other."""
+        """The network in which the members of a draft find each other."""
         return self._places.setdefault(place, MemoryNetwork())
 
     def linked(self, process: Process, end: MemoryControl) -> None:
@@ -311,7 +311,7 @@ class Chaos:
         return address
 
     def _newest_store(self, process: Process) -> str:
-        """Where whoever starts now finds the job: the last store whose host lives."""
+        """The store at which a process that starts now finds the job: the last one whose host lives."""
         if not self._shelves:
             return self._shelve(process if self.hosted else None)
         living = [address for address, shelf in self._shelves.items() if shelf.down is None]

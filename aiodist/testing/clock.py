@@ -16,7 +16,7 @@ _NOBODYS = Context()  # timers have contexts of their own
 
 
 class SimulationStuck(RuntimeError):
-    """Nothing is ready and no timer is set: in real time this would wait for ever."""
+    """The error that nothing is ready and no timer is set: in real time this would wait for ever."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @_clock_resolution.setter
     def _clock_resolution(self, seconds: float) -> None:
-        """What asyncio believes; the virtual clock knows better."""
+        """The resolution that asyncio believes; the virtual clock knows better."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

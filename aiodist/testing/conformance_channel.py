@@ -1,4 +1,4 @@
-"""What every transport must do, as one check that each of them runs.
+"""The rules of every transport, as one check that each of them runs.
 
     await check_channel(make_pair)
 

@@ -50,7 +50,7 @@ class Process(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """How one rank ended: its exit code (negative: the signal), output, and place in the order of failing.
+    """The end of one rank: its exit code (negative: the signal), output, and place in the order of failing.
 
     A rank that raised failed when it raised, whenever its process ended; one that died without an
     exception came before those, which most likely raised because of it.

@@ -51,7 +51,7 @@ async def run(scale: Scale) -> list[Figures]:
 
 
 async def _clog(round: Round, chance: random.Random) -> int:
-    """Until cancelled; how many faults there were."""
+    """Clog until cancelled → how many faults there were."""
     assert round.detours is not None
     ways = [
         way for proxy in round.detours.of(range(RANKS), range(RANKS)) for way in (proxy.forth, proxy.back)

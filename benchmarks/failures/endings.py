@@ -61,7 +61,7 @@ async def end_one(victims: Victims, fault: Fault, chance: random.Random, figures
 
 
 async def judge(round: Round, pair: set[int], began: int, figures: Figures) -> None:
-    """What all ranks saw, the two at its ends included: errors that name one of these, and then rest."""
+    """Check what all ranks saw, the two at its ends included: errors that name one of these, and then rest."""
     outcomes = await round.outcomes()
     figures.repeats += 1
     for rank, outcome in outcomes.items():

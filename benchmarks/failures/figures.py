@@ -1,4 +1,4 @@
-"""What came out: one line of the table for each variant of a row, and how it reads."""
+"""The figures: one line of the table for each variant of a row, and how it reads."""
 
 from __future__ import annotations
 

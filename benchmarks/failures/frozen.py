@@ -73,7 +73,7 @@ async def _stop_one(victims: Victims, limit: float, chance: random.Random, figur
 
 
 class Told(logging.Handler):
-    """When this process was first told, in its log, that a loop does not turn, and in which words."""
+    """The moment at which this process was first told, in its log, that a loop does not turn, and in which words."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

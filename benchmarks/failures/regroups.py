@@ -23,7 +23,7 @@ def epochs_of(round: Round, rank: int) -> list[Said]:
 
 
 def gather(figures: Figures, outcomes: dict[int, Said | None], round: Round) -> dict[int, dict[str, Any]]:
-    """What those say that ended in order; others are counted."""
+    """Gather what those say that ended in order; others are counted."""
     found = {}
     for rank, outcome in outcomes.items():
         if outcome is None:

@@ -38,7 +38,7 @@ class Peer:
         self.once: Call | None = None
 
     def versions(self) -> dict[str, str]:
-        """What is measured, for the record."""
+        """The versions of what is measured, for the record."""
         return {}
 
     # What a peer brings.

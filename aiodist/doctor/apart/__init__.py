@@ -1,4 +1,4 @@
-"""What each process that is asked runs: one look, its answer as JSON on stdout, and the end.
+"""The program of each process that is asked: one look, its answer as JSON on stdout, and the end.
 
 A probe is a function from arguments to facts that JSON can hold. What its library prints goes to stderr.
 """

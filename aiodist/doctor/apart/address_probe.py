@@ -6,7 +6,7 @@ import socket
 
 
 def probe(own: str, there: str) -> dict[str, str]:
-    """What is known of two hosts' names or addresses, each '' for none.
+    """Check two hosts' names or addresses, each '' for none.
 
     Returns:
         'unusable': why this host cannot listen on `own`; 'own': this host's address towards `there`;

@@ -19,7 +19,7 @@ class _Uuid(ctypes.Structure):
 
 
 def probe() -> dict[str, Any]:
-    """What there is.
+    """Look for the CUDA driver and its devices.
 
     Returns:
         'nodes': device files of the kernel's part of the driver, 'kernel': its version;

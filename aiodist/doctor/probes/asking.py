@@ -28,7 +28,7 @@ _GRACE = 1.0  # for a killed process to be gone; one that hangs in a driver neve
 
 @dataclass(frozen=True)
 class Question:
-    """What to ask one process.
+    """A question to one process.
 
     Args:
         name: of the probe, see `apart`.
@@ -43,7 +43,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it said.
+    """Its answer.
 
     Attributes:
         facts: what it found; {} where it found nothing.

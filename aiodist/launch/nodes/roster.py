@@ -54,7 +54,7 @@ class Roster:
 
     @classmethod
     def of(cls, members: Iterable[Member], **more: int) -> Roster:
-        """Give these nodes their places: each that wants a node rank gets it, the others the free ones by arrival."""
+        """Give each node that wants a node rank that one, the others the free ones by arrival."""
         asked = list(members)
         count = len(asked)
         places: dict[int, Member] = {}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 ATTEMPT_SECONDS = 5.0
-"""How long one member may take to answer before another is asked."""
+"""Seconds that one member may take to answer before another is asked."""
 
 QUIET_SECONDS = 20.0
 """A watch on which nothing came for so long is made anew: its member may have gone without a word."""

@@ -42,7 +42,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Tried:
-    """How an attempt went.
+    """The outcome of an attempt.
 
     Attributes:
         happened: the change is made.

@@ -33,10 +33,10 @@ from aiodist.rendezvous.etcd.words import Item, Json, Outcome
 from aiodist.sanitize import one_line
 
 RUN_SECONDS = 60
-"""How long a run lasts without any of its processes."""
+"""Seconds that a run lasts without any of its processes."""
 
 CLIENT_SECONDS = 10
-"""How long a process counts as there after its last sign of life."""
+"""Seconds that a process counts as there after its last sign of life."""
 
 _KEEP_SECONDS = 3.0  # between signs of life
 _LOOKED_AT = 16  # processes whether they are dead, at a time

@@ -1,4 +1,4 @@
-"""What becomes of the bytes of one direction of one proxied connection. Pure: bytes in, what to do out.
+"""The course of the bytes of one direction of one proxied connection. Pure: bytes in, what to do out.
 
 A fault is planned at a byte's number, counted from 0 over the life of the connection, so it hits the same
 byte of the same frame in every run, however the network cuts the stream.

@@ -115,7 +115,7 @@ class Detours:
         ]
 
     def ways(self, rank: int) -> dict[str, list[Any]]:
-        """What this rank shall dial, by peer."""
+        """The addresses that this rank shall dial, by peer."""
         return {
             str(peer): list(proxy.address)
             for (dialer, peer), proxy in self._proxies.items()

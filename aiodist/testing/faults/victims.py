@@ -46,7 +46,7 @@ class RoundFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Said:
-    """What a rank said, or that it is gone (`what` is 'died') or through with its function ('ends').
+    """A message of a rank, or that it is gone (`what` is 'died') or through with its function ('ends').
 
     Attributes:
         rank: of the round.
@@ -62,12 +62,12 @@ class Said:
 
     @property
     def value(self) -> Any:
-        """What the function returned."""
+        """The result that the function returned."""
         return self.facts.get("value")
 
     @property
     def error(self) -> str:
-        """What the function raised, in words; '' if nothing."""
+        """The error that the function raised, as text; '' if none."""
         return str(self.facts.get("error", ""))
 
 
@@ -161,12 +161,12 @@ class Victims:
         self._all.discard(process)
 
     def _meeting(self) -> dict[str, str] | None:
-        """Where ranks of namespaces meet; None: at a store of this process."""
+        """The variables with which ranks of namespaces meet; None: at a store of this process."""
         return None if self._hosts is None else dict(self._hosts.env)
 
 
 async def serve_store(stage: Stage, host: str, port: int, job: str, secret: str) -> None:
-    """What a process does that is nothing but a store."""
+    """Serve a store, in a process that does nothing else."""
     async with await StoreServer.start(host, port, job, secret.encode()):
         stage.say("serves")
         await asyncio.Event().wait()
@@ -330,7 +330,7 @@ class Round:
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────────
 
     def heard(self, what: str, rank: int | None = None) -> list[Said]:
-        """What was said so far with this word, by everybody or by one."""
+        """The messages so far of this kind (`what`), by everybody or by one."""
         return [said for said in self.said if said.what == what and rank in (None, said.rank)]
 
     async def all_say(
@@ -359,7 +359,7 @@ class Round:
     async def outcomes(
         self, ranks: Iterable[int] | None = None, *, within: float = 60.0
     ) -> dict[int, Said | None]:
-        """How ranks ended: 'ends' or 'died'; None where one has not within so many seconds: it hangs.
+        """The ends of ranks: 'ends' or 'died'; None where one has not within so many seconds: it hangs.
 
         Those that hang print their stacks, which `report` shows.
         """
@@ -373,7 +373,7 @@ class Round:
         return {rank: self._over.get(rank) for rank in wanted}
 
     def report(self) -> str:
-        """How everybody ended so far, and the end of what was printed."""
+        """A report on how everybody ended so far, and the end of what was printed."""
         lines = [
             f"rank {rank}: {over.what} {over.error or over.value}\n{over.facts.get('trace', '')}"
             for rank, over in sorted(self._over.items())
