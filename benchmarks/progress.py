@@ -8,7 +8,7 @@ import time
 
 
 class Progress:
-    """Shows how far the run is.
+    """A display of how far the run is.
 
     Args:
         steps: how many there will be.
@@ -22,7 +22,7 @@ class Progress:
         self._live = sys.stderr.isatty()
 
     def step(self, suite: str, label: str) -> None:
-        """A step begins."""
+        """Show that a step begins."""
         self._label = label
         if suite != self._suite and not self._live:
             print(f"{self._elapsed()}  {suite}", file=sys.stderr, flush=True)

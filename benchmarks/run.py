@@ -77,7 +77,7 @@ class Run:
     _failures: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def peers(self, *names: str) -> list[Peer]:
-        """Those of these peers that are here."""
+        """The peers of these that are here."""
         return [self.found.peers[name] for name in names if name in self.found.peers]
 
     def crew(self, peer: Peer, size: int) -> Crew:

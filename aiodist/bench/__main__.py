@@ -121,12 +121,12 @@ class Progress:
         self._began = time.monotonic()
 
     def step(self, text: str) -> None:
-        """The next one of the steps begins."""
+        """Show that the next step begins."""
         self._show(f"{text}\r")
         self._done += 1
 
     def end(self) -> None:
-        """All is done."""
+        """Show that all is done."""
         if self._stream is sys.stderr:
             self._show("measured\n")
 

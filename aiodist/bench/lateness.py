@@ -9,7 +9,7 @@ PERIOD = 1e-3
 
 
 class Ticker:
-    """Ticks every millisecond between `start` and `stop`, and notes how late each tick came.
+    """A ticker, every millisecond between `start` and `stop`, that notes how late each tick came.
 
     uvloop counts whole milliseconds, so an idle loop shows up to one of them.
 

@@ -78,7 +78,7 @@ def company_of_script(environ: Environ) -> Company | None:
 
 
 def company_of_rank(environ: Environ) -> Company | None:
-    """The launcher that counts more, to a process that was told RANK=0 and WORLD_SIZE=1; else None."""
+    """Evidence of a launcher that counts more, for a process with RANK=0 and WORLD_SIZE=1; else None."""
     if (counted := _counted(environ)) is None or not _several(environ, counted[0]):
         return None
     left_over = "Unset RANK and WORLD_SIZE if they were left over; one torchrun a node takes --nnodes"

@@ -100,7 +100,7 @@ class Agent:
         return await self._show(verdict, nodes.place.nnodes)
 
     async def _run_job(self, nodes: Nodes) -> Verdict:
-        """Attempt after attempt; the verdict on the last."""
+        """Run attempt after attempt → the verdict on the last."""
         while True:
             verdict = await self._attempt(nodes)
             following = await self._next(nodes, verdict)
@@ -185,7 +185,7 @@ class Agent:
     # -- the end of an attempt ------------------------------------------------------------------
 
     async def _give_up(self, nodes: Nodes, crew: Crew, error: UsageError) -> None:
-        """Our workers cannot be started: tell the other nodes, and wait until theirs have ended."""
+        """End an attempt whose workers cannot start: tell the other nodes, and wait until theirs have ended."""
         await crew.kill_all()
         report = replace(crew.report_at(await nodes.take_turn()), error=str(error))
         await nodes.publish(report)
@@ -244,7 +244,7 @@ class Agent:
         return verdict
 
     def _say_again(self, verdict: Verdict, nodes: Nodes) -> None:
-        """The next attempt begins, and why."""
+        """Say that the next attempt begins, and why."""
         roster, culprit = nodes.roster, verdict.culprit
         if not verdict.code:
             why, which = "", "all workers"

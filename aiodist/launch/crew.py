@@ -111,7 +111,7 @@ class Crew:
     # -- what happens ---------------------------------------------------------------------------
 
     def asked(self, signum: int) -> None:
-        """The operator wants the end."""
+        """End the attempt, as the operator wishes."""
         if self._turn is None:
             self.signum = signum
             self._trouble()
@@ -122,12 +122,12 @@ class Crew:
         self._handle(Asked(signum))
 
     def pass_on(self, signum: int) -> None:
-        """A signal that the operator sends to the workers."""
+        """Pass on a signal that the operator sends to the workers."""
         for worker in self._workers.values():
             worker.forward(signum)
 
     def trouble_elsewhere(self, why: str) -> None:
-        """The attempt ends because of another node: 'failure', 'stop', or 'regroup'."""
+        """End the attempt because of another node: 'failure', 'stop', or 'regroup'."""
         if self._supervisor.alive and not self._supervisor.stopping and why != "regroup":
             lost = set(self._nodes.lost) - set(self._spared)
             why_ended = lost_nodes(lost) if lost else "the job ends because of another node"
@@ -139,7 +139,7 @@ class Crew:
         self._handle(Elsewhere(why != "failure"))
 
     def missed(self, lost: tuple[int, ...]) -> None:
-        """These nodes are lost, all so far."""
+        """Note that these nodes are lost, all so far."""
         self._do(self._miss(lost))
 
     async def _miss(self, lost: tuple[int, ...]) -> None:
@@ -174,7 +174,7 @@ class Crew:
                     self._over.set()
 
     def _trouble(self) -> None:
-        """The first trouble on this node that ends the attempt: take our turn among the nodes."""
+        """Deal with the first trouble here that ends the attempt: take our turn among the nodes."""
         self._halt.set()
         if self._turn is None:
             self._turn = self._loop.create_task(self._tell_the_others())
@@ -209,7 +209,7 @@ class Crew:
         self._workers[local_rank].watch(partial(self._ended, local_rank))
 
     def _ended(self, local_rank: int) -> None:
-        """A worker has ended; its code and its last words are there."""
+        """Deal with a worker that has ended; its code and its last words are there."""
         worker, place = self._workers[local_rank], self._place
         assert worker.code is not None
         ending = Ending(

@@ -97,12 +97,12 @@ class NodeReport:
     spared: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
-        """For the store."""
+        """Its bytes for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> NodeReport:
-        """Raises `WireError` on anything but `to_json`'s bytes."""
+        """Read `to_json`'s bytes; `WireError` on anything else."""
         return read(cls, data, "a node's report")
 
 

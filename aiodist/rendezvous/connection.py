@@ -198,7 +198,7 @@ class Connection:
             self._end(None)
 
     def _write_failed(self, error: OSError) -> None:
-        """The peer has closed. What it said before is still read: it may say why."""
+        """Read on, from a peer that has closed: what it said before may say why."""
         self._broken = True
         self._queue.clear()
         self._loop.remove_writer(self._sock.fileno())

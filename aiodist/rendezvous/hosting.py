@@ -1,7 +1,7 @@
-"""Rank 0 hosts the store at an address, the others join it there.
+"""Hosting: rank 0 hosts the store at an address, the others join it there.
 
-The server listens on exactly one address (and on a local socket, see `net.local_socket`); without a secret it is
-one of the loopback, unless AIODIST_ALLOW_INSECURE=1 says otherwise.
+The server listens on exactly one address (and on a local socket, see `net.local_socket`); without a secret
+it is one of the loopback, unless AIODIST_ALLOW_INSECURE=1 says otherwise.
 """
 
 from __future__ import annotations

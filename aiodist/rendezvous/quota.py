@@ -1,4 +1,4 @@
-"""The number of clients that each job of a server may have, so that none takes the descriptors of the others."""
+"""The number of clients that each job of a server may have: none takes the descriptors of the others."""
 
 from __future__ import annotations
 

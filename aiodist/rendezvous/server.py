@@ -35,7 +35,7 @@ _log = logging.getLogger("aiodist.store")
 
 
 class Secrets(Protocol):
-    """Which jobs there are, and what their clients know; see `JobSecrets`."""
+    """The jobs that there are, and what their clients know; see `JobSecrets`."""
 
     def names(self) -> list[str]:
         """The jobs that there are now."""
@@ -58,7 +58,7 @@ class _OneJob:
 
 
 class StoreServer:
-    """Serves one store to the processes of one job, on one address; `await StoreServer.start(…)` makes one.
+    """A server of one store, for one job, on one address; `await StoreServer.start(…)` makes one.
 
     `StoreServer.start_many(…)` serves many jobs, each with a store and a secret of its own.
 
@@ -250,7 +250,7 @@ class StoreServer:
     # Stores.
 
     def _choose(self, job: str) -> tuple[Identity, bytes]:
-        """For the handshake: who to be for clients of a job, and what they must know."""
+        """Choose, for the handshake, who to be for clients of a job, and what they must know."""
         # Where that cannot be seen now it raises: the connection ends without a verdict, and they ask again.
         secret = self._secrets.secret_of(job)
         if secret is None:
@@ -343,7 +343,7 @@ class StoreServer:
         self._refusals.say(address_of(sock), why)
 
     def _ready(self, connection: Connection) -> None:
-        """A client has proven itself."""
+        """Hand a client that has proven itself to its store."""
         assert connection.handshake.peer is not None
         job, client = connection.handshake.peer.job, connection.handshake.peer.card
         if len(client) != CLIENT_ID_BYTES:

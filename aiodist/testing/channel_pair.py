@@ -102,13 +102,13 @@ class Pair:
         return self._start(lambda done: self.inc.recv(key, nbytes, sink, done))
 
     async def receive(self, key: Key, nbytes: int) -> bytes:
-        """A message's bytes."""
+        """Receive a message's bytes."""
         into = bytearray(nbytes)
         await self.recv(key, nbytes, Into(memoryview(into)))
         return bytes(into)
 
     async def passes(self, key: Key, nbytes: int) -> None:
-        """One message goes through whole."""
+        """Check that one message goes through whole."""
         sent = self.send(key, nbytes=nbytes)
         assert await self.receive(key, nbytes) == content(key, nbytes)
         await sent

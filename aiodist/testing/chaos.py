@@ -41,7 +41,7 @@ LOST_AFTER = 1.25
 
 
 class Crashed(Exception):
-    """This process was crashed by a test."""
+    """The error that this process was crashed by a test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Cut:
 
 
 class Chaos:
-    """Makes the processes of a cluster, and their faults. For one `run_cluster`.
+    """The maker of a cluster's processes and their faults. For one `run_cluster`.
 
     Args:
         seed: of all that is random.
@@ -148,7 +148,7 @@ class Chaos:
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────
 
     def crash(self, number: int, *, silent: bool = False) -> None:
-        """A process ends now.
+        """End a process now.
 
         Args:
             number: whose.
@@ -174,7 +174,7 @@ class Chaos:
         loop.call_soon(self._bury, process)
 
     def crash_at_step(self, number: int, step: int) -> None:
-        """A process ends before it takes this step of its (the first is 1)."""
+        """End a process before it takes this step of its own (the first is 1)."""
         self.processes[number].crash_at = step
 
     def cut(
@@ -195,7 +195,7 @@ class Chaos:
             loop.call_later(LOST_AFTER, self._lose_links, *ends)
 
     def heal(self) -> None:
-        """All partitions end now."""
+        """End all partitions now."""
         self._cuts.clear()
 
     def slow(self, extra: float, seconds: float, who: Collection[int] | None = None) -> None:
@@ -214,7 +214,7 @@ class Chaos:
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
 
     def step(self, process: Process) -> bool:
-        """A process is about to do something that others can see; whether it still can."""
+        """Whether a process that is about to do something that others can see still can."""
         if not process.dead:
             process.steps += 1
             if process.steps == process.crash_at:
@@ -222,7 +222,7 @@ class Chaos:
         return not process.dead
 
     def seconds(self, src: int, dst: int) -> float:
-        """The seconds that the next thing takes from one process (or store) to another; inf: it does not arrive."""
+        """The seconds of the next thing from one process or store to another; inf: it never arrives."""
         now = asyncio.get_running_loop().time()
         draw = self._random.get((src, dst))
         if draw is None:
@@ -252,7 +252,7 @@ class Chaos:
         return self._places.setdefault(place, MemoryNetwork())
 
     def linked(self, process: Process, end: MemoryControl) -> None:
-        """One end of a control link is with this process."""
+        """Note that one end of a control link is with this process."""
         self._links = [(who, link) for who, link in self._links if not link._over]
         self._links.append((process, end))
 
@@ -263,7 +263,7 @@ class Chaos:
             process.task.cancel("crashed")
 
     def _prove(self, process: Process) -> None:
-        """Processes of its host see that it has ended, after its last words."""
+        """Let processes of its host see that it has ended, after its last messages."""
         loop = asyncio.get_running_loop()
         for place, endpoint in process.endpoints:
             for other in self.processes:

@@ -110,7 +110,7 @@ class ChaosPipe(Pipe[_Item], Generic[_Item]):
             self._push(item)
 
     def end(self) -> None:
-        """The sender is gone."""
+        """End it, since the sender is gone."""
         self._push(self._last_word)
 
     def _push(self, item: _Item) -> None:

@@ -39,7 +39,7 @@ class Shelf:
         return _ChaosStore(self, process)
 
     def end_later(self) -> None:
-        """In a task."""
+        """End it in a task."""
         self._ending = asyncio.get_running_loop().create_task(self.end())
 
     async def end(self) -> None:

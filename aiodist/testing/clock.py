@@ -20,7 +20,7 @@ class SimulationStuck(RuntimeError):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never sleeps: where nothing is ready it moves the clock to the next timer."""
+    """A selector that never sleeps: where nothing is ready it moves the clock to the next timer."""
 
     now = 0.0
 
@@ -66,7 +66,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio's; timers of one instant run in the order in which they were set."""
+        """Set a timer as asyncio does; timers of one instant run in the order in which they were set."""
         due = self._due.get(when)
         if due is None:
             due = self._due[when] = _Due(super().call_at(when, self._run_due, when, context=_NOBODYS))

@@ -159,7 +159,7 @@ def expected(step: Step, rank: int, size: int) -> Array | None:
 
 
 def _part(step: Step, whole: Array, source: int, target: int, size: int) -> Array:
-    """Of what `source` gives, the part for `target`."""
+    """The part for `target` of what `source` gives."""
     roles = ROLES[step.kind]
     if roles.source is Parts.ONE:
         return whole

@@ -63,7 +63,7 @@ class Outcome:
 
 
 class RanksFailed(AssertionError):
-    """Some ranks did not end as expected."""
+    """The error that some ranks did not end as expected."""
 
 
 def spmd(
@@ -252,7 +252,7 @@ def _put_in_order(outcomes: list[Outcome], failures: int) -> None:
 
 
 def note_failure() -> None:
-    """In a rank: its function raises, now."""
+    """Note, in a rank, that its function raises now."""
     if descriptor := os.environ.get(FAILURES):
         os.write(int(descriptor), f"{os.environ['RANK']} {time.monotonic_ns()}\n".encode())
 

@@ -22,7 +22,7 @@ ROOM = (("fds", 12, 11), ("shm", 12, 2), ("threads", 3, 0), ("rss", 32 << 20, 0)
 
 
 async def run(scale: Scale) -> list[Figures]:
-    """Sums are exact in every epoch, and what a survivor holds does not grow."""
+    """Check that sums are exact in every epoch, and that what a survivor holds does not grow."""
     found = []
     for transport, name in (("auto", "shared memory"), ("tcp", "TCP")):
         figures = Figures(13, f"churn, {name}", f"{LEAST} to {MOST}")

@@ -103,7 +103,7 @@ def _everything(pg: Any) -> Any:
 
 
 async def run(scale: Scale) -> list[Figures]:
-    """Each step in turn, or as many as there is time for, evenly."""
+    """Crash at each step in turn, or as many as there is time for, evenly."""
     found = []
     for transport, name in (("shm", "shared memory"), ("tcp", "TCP")):
         async with Victims(transport=transport) as victims:

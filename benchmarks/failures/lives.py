@@ -1,4 +1,4 @@
-"""The work of a member of a job that outlives deaths: steps with exact sums, and a new epoch after each fault.
+"""The work of a member of a job that outlives deaths: steps with exact sums, a new epoch after each fault.
 
 Each process adds a number of its own to every element, so a sum says exactly who took part in it.
 """

@@ -53,7 +53,7 @@ class Numbers:
 
 
 class When:
-    """Notes when a Work was issued, and when it ended: the program may be busy with another one just then."""
+    """The times at which a Work was issued and ended: the program may be busy with another one just then."""
 
     def __init__(self) -> None:
         self.issued = time.monotonic_ns()
@@ -157,7 +157,7 @@ async def endless(stage: Stage, nbytes: int, depth: int = 2, timeout: float = 20
 
 
 async def linger(stage: Stage, nbytes: int, depth: int = 2) -> dict[str, Any]:
-    """As `endless`, and then measure how busy this process is for half a second in which nothing happens."""
+    """Do as `endless`, then measure how busy this process is for half a second in which nothing happens."""
     pg = await stage.join()
     try:
         found = await reduce_until_broken(stage, pg, nbytes, depth)

@@ -1,4 +1,4 @@
-"""From the command to its end, for a job of two ranks that does one all_reduce."""
+"""The time from the command to its end, for a job of two ranks that does one all_reduce."""
 
 from __future__ import annotations
 

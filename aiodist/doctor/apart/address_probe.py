@@ -1,4 +1,4 @@
-"""Which address of this host leads to another. A name server may not answer for long."""
+"""The address of this host that leads to another. A name server may not answer for long."""
 
 from __future__ import annotations
 

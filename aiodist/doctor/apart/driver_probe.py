@@ -82,7 +82,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _number(function: Any, *arguments: int) -> int:
-    """Of a function that writes one number to where its first argument points. A CUdevice is its index."""
+    """The number that a function writes to where its first argument points. A CUdevice is its index."""
     found = ctypes.c_int(0)
     if function(ctypes.byref(found), *arguments):
         return 0

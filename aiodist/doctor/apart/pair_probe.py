@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def probe(rank: str, where: str, limit: str) -> dict[str, object]:
-    """'right': the results are; 'shared': it was done in shared memory.
+    """Add and pass on numbers → 'right': the results are; 'shared': it was done in shared memory.
 
     Args:
         rank: '0' or '1'.

@@ -46,7 +46,7 @@ class Decider(Protocol):
 
 
 class Nodes:
-    """This node's place, and the others.
+    """This node's place, and the other nodes.
 
     Args:
         tie: what holds for the whole job.

@@ -99,7 +99,7 @@ def _log_files(house: House, local_rank: int, restarts: int) -> dict[int, int]:
 
 
 def _stdin_is_for_workers() -> bool:
-    """A file or a pipe goes to rank 0, as under mpirun; a terminal stays with the agent."""
+    """Whether stdin goes to rank 0: a file or a pipe does, as under mpirun; a terminal does not."""
     try:
         return sys.stdin is not None and not os.isatty(0)
     except OSError:

@@ -184,7 +184,7 @@ class StoreFiles:
         return end
 
     def _path(self, name: str) -> Path:
-        """For people."""
+        """The path, for people."""
         return self._folder.path / name
 
     def _incomplete(self, name: str) -> RendezvousError:

@@ -1,4 +1,4 @@
-"""The address of etcd and this process's credentials for it: from `etcd://a:2379,b:2379` and the environment."""
+"""The address of etcd and the credentials for it, from `etcd://a:2379,b:2379` and the environment."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Run:
         return self
 
     async def _enter(self, deadline: float) -> bool:
-        """One attempt; False where another process was faster, or a dead one was in the way."""
+        """Try once to enter; False where another process was faster, or a dead one was in the way."""
         look = [words.get(self._key), words.get_all(self._clients, limit=_LOOKED_AT)]
         run, clients = (await self._ask([], look, (), deadline))[0].ranges
         found = run.item
@@ -161,7 +161,7 @@ class Run:
         return found, again
 
     async def grant(self, seconds: int, deadline: float, lease: int = 0) -> int:
-        """A new lease, of this id or some other; etcd may make it somewhat longer."""
+        """Grant a new lease, of this id or some other; etcd may make it somewhat longer."""
         lease = lease or secrets.randbits(62) | 1  # chosen here, so that another attempt makes no second one
         with contextlib.suppress(LeaseExists):
             await self._gateway.call("/v3/lease/grant", {"TTL": str(seconds), "ID": str(lease)}, deadline)

@@ -37,14 +37,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Pass these bytes on."""
+    """The order to pass these bytes on."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Clog:
-    """Read no more; these bytes go first once the way is free again."""
+    """The order to read no more; these bytes go first once the way is free again."""
 
     data: bytes
 
@@ -56,7 +56,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Reset the connection."""
+    """The order to reset the connection."""
 
 
 Effect = Forward | Clog | Finish | Cut

@@ -55,7 +55,7 @@ def _unpack(card: bytes) -> dict[str, Any]:
 
 
 async def detour_store(ways: Mapping[str, Sequence[Any]], listens: Callable[..., None]) -> DetourStore:
-    """In a rank process: the job's store (AIODIST_STORE), by way of the proxies.
+    """Reach the job's store (AIODIST_STORE) by way of the proxies, in a rank process.
 
     Args:
         ways: by peer (as JSON has it), host and port.

@@ -41,7 +41,7 @@ Scenario = Callable[..., Awaitable[Any]]
 
 
 class RoundFailed(AssertionError):
-    """A scenario did not come to where it was waited for; says who, and what the processes printed."""
+    """The error that a scenario did not come to where it was waited for; says who, and what was printed."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Round:
     """One job on `Victims`. See there.
 
     Attributes:
-        said: all that was said so far, in the order of hearing.
+        said: all that was said so far, in the order of arrival.
         detours: the proxies, where there are any.
         size: how many ranks it began with.
     """
@@ -219,7 +219,7 @@ class Round:
 
     async def __aexit__(self, *_: object) -> None:
         for rank, process in self._processes.items():
-            if rank in self._over and self._over[rank].what == "ends" and not process.doomed:
+            if rank in self._over and self._over[rank].what == "ends" and not process.unresponsive:
                 self._victims._give_back(self._places[rank], process)
             else:
                 self._victims._bury(process)
@@ -293,7 +293,7 @@ class Round:
         return rank
 
     def tell(self, word: str, ranks: Iterable[int] | None = None) -> None:
-        """Say a word to ranks (all that live), which hear it when they ask: `Stage.told`."""
+        """Send a text to ranks (all that live), which get it when they ask: `Stage.told`."""
         for rank in list(self._processes) if ranks is None else ranks:
             if rank not in self._over:
                 self._processes[rank].order({"word": word})
@@ -309,17 +309,17 @@ class Round:
 
     def kill(self, rank: int) -> int:
         """SIGKILL; nanoseconds on CLOCK_MONOTONIC just before."""
-        self._processes[rank].doomed = True
+        self._processes[rank].unresponsive = True
         return self._signal(rank, signal.SIGKILL)
 
     def stop(self, rank: int) -> int:
         """SIGSTOP; the time as in `kill`. Without a `resume` it is killed when the round is left."""
-        self._processes[rank].doomed = True
+        self._processes[rank].unresponsive = True
         return self._signal(rank, signal.SIGSTOP)
 
     def resume(self, rank: int) -> int:
         """SIGCONT; the time as in `kill`."""
-        self._processes[rank].doomed = False
+        self._processes[rank].unresponsive = False
         return self._signal(rank, signal.SIGCONT)
 
     def _signal(self, rank: int, number: signal.Signals) -> int:
@@ -327,7 +327,7 @@ class Round:
         self._processes[rank].signal(number)
         return now
 
-    # ── hearing ──────────────────────────────────────────────────────────────────────────────────────
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
     def heard(self, what: str, rank: int | None = None) -> list[Said]:
         """The messages so far of this kind (`what`), by everybody or by one."""
@@ -336,7 +336,7 @@ class Round:
     async def all_say(
         self, what: str, ranks: Iterable[int] | None = None, *, times: int = 1, within: float = 60.0
     ) -> None:
-        """Return when each of the ranks (all that began) has said a word.
+        """Wait until each of the ranks (all that began) has sent a message of one kind.
 
         Args:
             what: the word.
@@ -381,7 +381,7 @@ class Round:
         return "\n".join([*lines, self._victims.log()])
 
     async def until(self, holds: Callable[[], object], within: float) -> None:
-        """Return when something holds, looked at after all that is heard, or after so many seconds."""
+        """Wait until something holds, looked at after every message, or until so many seconds have passed."""
         try:
             async with asyncio.timeout(within):
                 while not holds():
