@@ -68,7 +68,7 @@ Says = Callable[[str, Mapping[str, str]], str]
 def find(
     flavour: Flavour, chosen: str | None, path: Sequence[str], prefix: str, says: Says | None = None
 ) -> Mpi | str:
-    """An installation of a flavour, or why there is none, in words.
+    """An installation of a flavour, or why there is none, as text.
 
     Args:
         chosen: the prefix that the user named, if any; then no other is looked at.

@@ -70,7 +70,7 @@ def check_own(facts: os.stat_result, handle: int, owner: int | None = None) -> N
 
 
 def whose(user: int) -> str:
-    """Why what belongs to a user is refused, in words."""
+    """The reason, as text, why what belongs to a user is refused."""
     if not is_known(user):
         return f"it belongs to user {user}, who may be anybody: this user namespace does not know all users"
     return f"it belongs to user {user}, and this process runs as user {os.geteuid()}"

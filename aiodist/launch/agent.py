@@ -185,7 +185,7 @@ class Agent:
     # -- the end of an attempt ------------------------------------------------------------------
 
     async def _give_up(self, nodes: Nodes, crew: Crew, error: UsageError) -> None:
-        """End an attempt whose workers cannot start: tell the other nodes, and wait until theirs have ended."""
+        """End an attempt whose workers cannot start: tell the other nodes, wait until theirs have ended."""
         await crew.kill_all()
         report = replace(crew.report_at(await nodes.take_turn()), error=str(error))
         await nodes.publish(report)

@@ -1,4 +1,4 @@
-"""The verdict in words: the last lines that a failed or mended job writes. Pure.
+"""The verdict as text: the last lines that a failed or mended job writes. Pure.
 
 Names, errors and last lines come from workers and from other nodes: in the box they are lines without orders
 to the terminal, and no more than fit there. (What workers write themselves is shown as it is.)

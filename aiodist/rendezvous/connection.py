@@ -238,7 +238,7 @@ class Connection:
         try:
             if not self._open:
                 self._heard = True
-                if not self._shake_hands(data) or self._closing:  # who is turned back is heard no further
+                if not self._shake_hands(data) or self._closing:  # who is turned back is read no further
                     return True
                 data = self._first_words()
             if payloads := self._parser.feed(data):

@@ -351,7 +351,7 @@ async def check_goodbye(pair: Pair, budget: int) -> None:
 
 
 async def check_goodbye_of_receiver(pair: Pair, budget: int) -> None:
-    """The sender hears the goodbye of a receiver that closes first."""
+    """The sender learns of the goodbye of a receiver that closes first."""
     await pair.passes(Key(22, 0, 0, 0), FRAGMENT)
     await pair.receiver.aclose()
     await pair.at_sender.until(lambda: bool(pair.at_sender.goodbyes))

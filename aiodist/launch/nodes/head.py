@@ -138,7 +138,7 @@ class Head:
         assert self._agents_store is not None
         waiting = self._admission.waiting if self._admission is not None else {}
         admitted = [member for member in roster.members if member.id in waiting]
-        for member in admitted:  # who is never heard of is missed like one who falls silent
+        for member in admitted:  # a node that never comes is missed like one that falls silent
             await store.set(f"agents/alive/{member.id}", b"", ttl=LEASE)
         await store.set(f"agents/{roster.attempt}/roster", roster.to_json())
         for member in admitted:

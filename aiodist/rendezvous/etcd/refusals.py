@@ -42,7 +42,7 @@ def refusal(status: int, body: str) -> Exception:
 
     Args:
         status: of HTTP.
-        body: of the answer: etcd's JSON, or whatever an unauthenticated peer says.
+        body: of the answer: etcd's JSON, or whatever another server says.
     """
     try:
         said = json.loads(body)

@@ -60,7 +60,7 @@ async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
 
 
 class Process:
-    """Record of what this process has said to mpirun. Any thread may ask to speak.
+    """Record of what this process has said to mpirun. Any thread may ask to send.
 
     Attributes:
         passed: texts that all have.

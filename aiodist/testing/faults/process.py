@@ -22,7 +22,7 @@ _START = 60.0  # seconds for a nursery to import everything and fork its first
 
 
 class RankProcess:
-    """One process that obeys, and suffers.
+    """One process that takes orders and faults.
 
     Args:
         pid: its id.
