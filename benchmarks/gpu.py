@@ -32,7 +32,7 @@ TURNS = 5
 PATIENCE = timedelta(seconds=60)  # torch's with a rank whose NCCL refuses
 
 Call = Callable[[Any], Any]
-"""Starts an all_reduce → what is waited for."""
+"""A starter of an all_reduce → what is waited for."""
 
 
 class Peer:

@@ -27,7 +27,7 @@ from aiodist.transport.base import (
 )
 
 MakePair = Callable[[], Awaitable[tuple[Endpoint, Endpoint]]]
-"""Makes two endpoints of the running loop, ranks 0 and 1, introduced to each other."""
+"""A maker of two endpoints of the running loop, ranks 0 and 1, introduced to each other."""
 
 LIMIT = 60.0
 """Seconds that each check may take before it counts as a hang."""

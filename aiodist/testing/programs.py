@@ -40,7 +40,7 @@ BYTES = tuple(dtype for dtype in DTYPES if dtype.itemsize == 1)
 """Dtypes of one byte: their tensors are cut anywhere. They are drawn more often than others."""
 
 Room = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
-"""Makes uninitialised, contiguous arrays."""
+"""A maker of uninitialised, contiguous arrays."""
 
 
 @dataclass(frozen=True, slots=True)

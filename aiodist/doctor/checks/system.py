@@ -105,7 +105,7 @@ def check_open_files(room: Room, ranks: int) -> Finding:
         "open files",
         "limited",
         value,
-        "ranks that cannot open a connection or map a peer's shared segment do not start",
+        "ranks that cannot open a connection or map a local peer's memory do not start",
         f"ulimit -n {needed}" if can_raise else f"ulimit -Hn {needed}, as root, and ulimit -n {needed}",
     )
 

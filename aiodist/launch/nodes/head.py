@@ -36,7 +36,7 @@ PATIENCE = 10.0
 """Seconds before we say whom we wait for."""
 
 Say = Callable[[str], None]
-"""Shows one line to the operator."""
+"""A function that shows one line to the operator."""
 
 
 class Head:

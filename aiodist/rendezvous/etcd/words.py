@@ -17,7 +17,7 @@ from aiodist.sanitize import one_line
 Json = dict[str, Any]
 
 MAX_OPERATIONS = 60
-"""In one transaction; etcd takes 128 by default, and as many inside each one that is nested."""
+"""Operations in one transaction; etcd takes 128 by default, and as many inside each one that is nested."""
 
 
 class Item(NamedTuple):
