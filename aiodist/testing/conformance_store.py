@@ -15,7 +15,7 @@ from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import Store, WatchEvent, claim_rank, release_rank
 
 MakeStore = Callable[[], Awaitable[Store]]
-"""A maker of a handle on one store of the running loop, as one more process would have; the check closes it."""
+"""A maker of a handle on one store of the running loop, as for one more process; the check closes it."""
 
 LIMIT = 60.0
 """Seconds that each check may take before it counts as a hang."""

@@ -14,7 +14,7 @@ from aiodist.doctor.words import describe
 from aiodist.errors import AiodistError
 
 PROBES = frozenset({"address", "backends", "cupy", "driver", "mpi", "package", "pair", "torch"})
-"""Names of the probes: of a module here, with a function `probe`."""
+"""Names of the probes: each is a module here, with a function `probe`."""
 
 
 def main() -> None:
