@@ -255,7 +255,7 @@ BARS: tuple[Bar, ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one goal came out. `value` None: not measured in this run."""
+    """The outcome of one goal. `value` None: not measured in this run."""
 
     bar: Bar
     value: float | None

@@ -23,15 +23,15 @@ _END = 5.0
 
 
 class CrewError(Exception):
-    """A rank failed, ended or gave no answer; says which, and how."""
+    """The error that a rank failed, ended or gave no answer; says which, and how."""
 
 
 class AbsentError(Exception):
-    """The peer cannot do what was ordered; says why."""
+    """The error that the peer cannot do what was ordered; says why."""
 
 
 class Crew:
-    """Starts the ranks; use it with `with`, or `close` it.
+    """The ranks, started; use it with `with`, or `close` it.
 
     Args:
         peer: whose.

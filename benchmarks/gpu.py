@@ -32,7 +32,7 @@ TURNS = 5
 PATIENCE = timedelta(seconds=60)  # torch's with a rank whose NCCL refuses
 
 Call = Callable[[Any], Any]
-"""Starts an all_reduce → what is waited for."""
+"""A starter of an all_reduce → what is waited for."""
 
 
 class Peer:
@@ -154,7 +154,7 @@ async def _torch(pg: dist.ProcessGroup) -> Peer | None:
 
 
 async def _lateness(pg: dist.ProcessGroup, make: Callable[[int], Any], say: Callable[..., None]) -> None:
-    """How late a 1 ms ticker is while 1 GiB is reduced, again and again."""
+    """Measure the lateness of a 1 ms ticker while 1 GiB is reduced, again and again."""
     tensor = make((1 << 30) // 4)
     await pg.all_reduce(tensor)
     ticker = Ticker()

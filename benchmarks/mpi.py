@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Flavour:
-    """How one MPI is recognised.
+    """The marks by which one MPI is recognised.
 
     Args:
         name: 'openmpi' or 'mpich'.
@@ -68,7 +68,7 @@ Says = Callable[[str, Mapping[str, str]], str]
 def find(
     flavour: Flavour, chosen: str | None, path: Sequence[str], prefix: str, says: Says | None = None
 ) -> Mpi | str:
-    """An installation of a flavour, or why there is none, in words.
+    """An installation of a flavour, or why there is none, as text.
 
     Args:
         chosen: the prefix that the user named, if any; then no other is looked at.
@@ -106,7 +106,7 @@ def _environment(flavour: Flavour, prefix: Path) -> dict[str, str]:
 
 
 def version_of(launcher: str, env: Mapping[str, str]) -> str:
-    """What a launcher says about itself; '' where it cannot be run."""
+    """The version text of a launcher; '' where it cannot be run."""
     try:
         found = subprocess.run(
             [launcher, "--version"],
@@ -129,5 +129,5 @@ def search_path() -> list[str]:
 
 
 def own_prefix() -> str:
-    """Where the interpreter's wheels put their programs."""
+    """The folder below which the interpreter's wheels put their programs."""
     return sys.prefix

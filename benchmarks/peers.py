@@ -1,4 +1,4 @@
-"""Who takes part: aiodist, the peers that are installed here, and the two limits."""
+"""The peers that take part: aiodist, the peers that are installed here, and the two limits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TORCH_STORE = Peer("tcpstore", "torch-store", "store.get(key), …")
 
 @dataclass(frozen=True)
 class Found:
-    """Who is here.
+    """The peers that are here.
 
     Args:
         peers: by name, in the order in which they take turns.

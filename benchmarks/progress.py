@@ -8,7 +8,7 @@ import time
 
 
 class Progress:
-    """Shows how far the run is.
+    """A display of how far the run is.
 
     Args:
         steps: how many there will be.
@@ -22,7 +22,7 @@ class Progress:
         self._live = sys.stderr.isatty()
 
     def step(self, suite: str, label: str) -> None:
-        """A step begins."""
+        """Show that a step begins."""
         self._label = label
         if suite != self._suite and not self._live:
             print(f"{self._elapsed()}  {suite}", file=sys.stderr, flush=True)
@@ -31,7 +31,7 @@ class Progress:
         self._done += 1
 
     def show(self, detail: str) -> None:
-        """What is measured in this moment."""
+        """Show what is measured in this moment."""
         if self._live:
             share = 100 * max(0, self._done - 1) // self._steps
             text = f"{share:3d}% {self._elapsed()}  {self._suite}: {self._label} {detail}"

@@ -32,7 +32,7 @@ def report(results: Results, peers: Sequence[Peer]) -> str:
 
 
 def machine(facts: dict[str, Any]) -> str:
-    """Where and with what."""
+    """The section on the machine and its packages."""
     packages = ", ".join(f"{name} {version}" for name, version in facts.get("packages", {}).items())
     libraries = ", ".join(
         f"{peer}: {versions['library']}"

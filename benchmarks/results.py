@@ -1,4 +1,4 @@
-"""What was measured: records that can be looked up, and written as JSON."""
+"""The measurements: records that can be looked up, and written as JSON."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _PATIENCE = 2  # failures of a crew after which it is not started again
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for.
+    """The settings of a run.
 
     Args:
         ranks: world sizes of the sweeps.
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass
 class Run:
-    """What the suites share.
+    """The parts that the suites share.
 
     Attributes:
         found: the peers.
@@ -77,7 +77,7 @@ class Run:
     _failures: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def peers(self, *names: str) -> list[Peer]:
-        """Those of these peers that are here."""
+        """The peers of these that are here."""
         return [self.found.peers[name] for name in names if name in self.found.peers]
 
     def crew(self, peer: Peer, size: int) -> Crew:

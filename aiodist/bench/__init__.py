@@ -1,1 +1,1 @@
-"""What `aiodist bench` and `benchmarks/` share: cases with values to check, timing, units, tables."""
+"""Parts that `aiodist bench` and `benchmarks/` share: cases with values to check, timing, units, tables."""

@@ -1,4 +1,4 @@
-"""What each rank of `aiodist bench` runs; rank 0 shows progress and results.
+"""The program of each rank of `aiodist bench`; rank 0 shows progress and results.
 
 Started by the command: `python -m aiodist.bench OPTIONS`, the options as one JSON object.
 """
@@ -67,7 +67,7 @@ def sweep_table(lines: list[Line], size: int) -> str:
 
 
 def extras(one: Spread, late: list[float], nbytes: int) -> str:
-    """What is no sweep, in words."""
+    """The figures that are no sweep, as text."""
     shown = ", ".join(
         f"{name} {show_seconds(quantile(late, share))}"
         for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
@@ -121,12 +121,12 @@ class Progress:
         self._began = time.monotonic()
 
     def step(self, text: str) -> None:
-        """The next one of the steps begins."""
+        """Show that the next step begins."""
         self._show(f"{text}\r")
         self._done += 1
 
     def end(self) -> None:
-        """All is done."""
+        """Show that all is done."""
         if self._stream is sys.stderr:
             self._show("measured\n")
 

@@ -17,7 +17,7 @@ Once = Callable[[], Awaitable[Any]]
 
 
 class UnavailableError(Exception):
-    """This case cannot be measured here; says why."""
+    """The error that this case cannot be measured here; says why."""
 
 
 class Bound:

@@ -1,7 +1,8 @@
-"""What one measured operation works on: how many elements, which values go in, which must come out.
+"""The data of one measured operation: how many elements, which values go in, which must come out.
 
 Sizes are counted as nccl-tests count them: the bytes of the larger side of one rank. Values differ
-between ranks and local peers and are small integers, exact in every dtype (bfloat16 up to 8 ranks).
+between ranks and between adjacent elements. They are small integers, exact in every dtype (bfloat16 up to 8
+ranks).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BLOCK = _PERIOD << 16  # elements compared at once
 
 
 class WrongResultError(AssertionError):
-    """A measured operation gave other values than it must."""
+    """The error that a measured operation gave wrong values."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How late the loop serves a one-millisecond ticker: what a server on the same loop would feel."""
+"""The lateness of a one-millisecond ticker on the loop: what a server on the same loop would feel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PERIOD = 1e-3
 
 
 class Ticker:
-    """Ticks every millisecond between `start` and `stop`, and notes how late each tick came.
+    """A ticker, every millisecond between `start` and `stop`, that notes how late each tick came.
 
     uvloop counts whole milliseconds, so an idle loop shows up to one of them.
 

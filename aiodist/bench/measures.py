@@ -58,7 +58,7 @@ def busbw(what: str, nbytes: int, size: int, seconds: float) -> float:
 
 
 def repeats(seconds: float, budget: float) -> tuple[int, int]:
-    """How to spend a budget on an operation that takes about so long.
+    """Divide a budget among runs of an operation that takes about so long.
 
     Returns:
         (samples, operations in each); at least one of one.

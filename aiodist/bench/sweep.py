@@ -31,7 +31,7 @@ class Line:
 
 
 def cases(kinds: Sequence[str], sizes: Sequence[int]) -> list[Case]:
-    """What a sweep measures, in order; a barrier has no size."""
+    """The cases that a sweep measures, in order; a barrier has no size."""
     sized = [Case(kind, nbytes) for kind in kinds if kind != "barrier" for nbytes in sizes]
     return sized + [Case("barrier")] * ("barrier" in kinds)
 
@@ -68,7 +68,7 @@ async def agree(pg: ProcessGroup, once: Once, budget: float) -> tuple[int, int]:
 
 
 async def lateness(pg: ProcessGroup, nbytes: int, seconds: float) -> list[float]:
-    """How late a 1 ms ticker is on this rank's loop during all_reduces, for about so many seconds."""
+    """The lateness of a 1 ms ticker on this rank's loop during all_reduces, for about so many seconds."""
     tensor = np.zeros(max(1, nbytes // 4), np.float32)
     await pg.all_reduce(tensor)  # its memory is there, and so are the engine's buffers
     ticker = Ticker()

@@ -15,7 +15,7 @@ _HABITS = {"-n": "--nproc-per-node", "-np": "--nproc-per-node"}  # mpirun's
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `UsageError` where argparse would print its whole usage; abbreviations are not accepted.
+    """A parser that raises `UsageError` where argparse prints its whole usage, and accepts no abbreviations.
 
     Args:
         prog: 'aiodist run'.
@@ -28,11 +28,11 @@ class Parser(argparse.ArgumentParser):
         self._example = example
 
     def print_help(self, file: Any = None) -> None:
-        """Called by argparse."""
+        """Print the help, for argparse."""
         show(self.format_help().rstrip())
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse."""
+        """Raise a `UsageError` for an error of argparse's."""
         hint = f"'{self.prog} --help' lists the options"
         missing = message.removeprefix("the following arguments are required: ")
         unknown = message.removeprefix("unrecognized arguments: ")
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Options:
-    """Adds options to a group of a parser: --a-b is also --a_b, and PET_A_B in the environment.
+    """A maker of options in a group of a parser: --a-b is also --a_b, and PET_A_B in the environment.
 
     Args:
         group: the parser, or one of its groups.

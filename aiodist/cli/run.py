@@ -191,7 +191,7 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _check_script(script: Path) -> None:
-    """What would fail in every worker alike is said once, before anything is started."""
+    """Refuse, before anything is started, a script that would fail in every worker alike."""
     if not script.exists():
         hint = "Use -m for a module, --no-python for another program"
         where = "" if script.is_absolute() else f" in {Path.cwd()}"

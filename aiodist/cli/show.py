@@ -1,4 +1,4 @@
-"""What a command prints, and what is said where nobody can take it."""
+"""The output of a command, and the error where nobody can take it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def show(text: str) -> None:
 
 
 def _let_go() -> None:
-    """What is still buffered would be written at the end of the process, and fail again."""
+    """Discard buffered output, which would be written at the end of the process, and fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

@@ -73,7 +73,7 @@ def _size(text: str) -> int:
 
 
 async def _start(args: Namespace) -> StoreServer:
-    from aiodist.environment import check_open_door, job_id, job_name, secret, switch, tls
+    from aiodist.environment import check_open_port, job_id, job_name, secret, switch, tls
     from aiodist.rendezvous.jobs import JobSecrets
     from aiodist.rendezvous.server import StoreServer
 
@@ -83,7 +83,7 @@ async def _start(args: Namespace) -> StoreServer:
         jobs = JobSecrets(args.jobs)
         return await StoreServer.start_many(host, port, jobs, tls=key, data=data, limit=limit)
     known = secret(os.environ)
-    check_open_door(host, known, switch(os.environ, "AIODIST_ALLOW_INSECURE"))
+    check_open_port(host, known, switch(os.environ, "AIODIST_ALLOW_INSECURE"))
     job = job_name("--job", args.job) if args.job else job_id(os.environ)
     return await StoreServer.start(host, port, job, known, tls=key, data=data, limit=limit)
 

@@ -1,4 +1,4 @@
-"""What this machine has for aiodist, what each missing piece costs, and how to mend it.
+"""A report on what this machine has for aiodist, what each missing piece costs, and how to mend it.
 
     variables   the AIODIST_* variables that exist
     finding     what a check says

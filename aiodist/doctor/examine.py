@@ -100,7 +100,7 @@ def _questions(environ: Environ, addresses: Told, limit: float, folder: str) -> 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    """For what the probes write; '' where nothing can be written."""
+    """A folder for what the probes write; '' where nothing can be written."""
     try:
         made = tempfile.TemporaryDirectory(prefix="aiodist-doctor-")
     except OSError:
@@ -157,7 +157,7 @@ def _backends(answers: Mapping[str, Answer], seen: Kernel, environ: Environ) -> 
 
 
 def _section(title: str, checks: Callable[[], Iterable[Finding]]) -> Section:
-    """A check that fails itself is a finding, too: what the others found is worth showing."""
+    """A section of findings; a check that fails itself is one, too: the others' are worth showing."""
     try:
         return Section(title, list(checks()))
     except Exception as error:
@@ -187,7 +187,7 @@ def _without_mpi(environ: Environ) -> dict[str, str]:
 
 
 def _with_secret(environ: Environ) -> dict[str, str]:
-    """With one for this occasion, where the environment has none: nothing is made in the user's home."""
+    """The environment, with a secret for this occasion if it has none: nothing is made in the user's home."""
     if environ.get("AIODIST_SECRET") or environ.get("AIODIST_SECRET_FILE"):
         return dict(environ)
     return {**environ, "AIODIST_SECRET": secrets.token_hex(16)}

@@ -1,4 +1,4 @@
-"""What a check says about one thing."""
+"""The result of a check on one thing."""
 
 from __future__ import annotations
 

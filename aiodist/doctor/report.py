@@ -28,7 +28,7 @@ def as_lines(sections: Sequence[Section]) -> Iterator[str]:
 
 
 def as_dict(sections: Sequence[Section]) -> dict[str, Any]:
-    """Everything; 'works': the host backend does."""
+    """The whole report; 'works': the host backend does."""
     return {
         "works": host_works(sections),
         "findings": [

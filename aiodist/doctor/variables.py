@@ -73,7 +73,7 @@ def unknown(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _closest(name: str) -> str:
-    """By what follows the beginning that all have."""
+    """The closest name, by what follows the beginning that all have."""
     endings = [known.removeprefix(PREFIX) for known in KNOWN]
     close = difflib.get_close_matches(name.upper().removeprefix(PREFIX), endings, 1)
     return PREFIX + close[0] if close else ""

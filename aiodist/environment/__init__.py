@@ -1,4 +1,4 @@
-"""What the environment says about this process. Pure tables: variables in, facts out."""
+"""The environment's facts about this process. Pure tables: variables in, facts out."""
 
 from aiodist.environment.company import (
     Company,
@@ -10,6 +10,7 @@ from aiodist.environment.company import (
 from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, placement
 from aiodist.environment.secret import (
     check_open_door,
+    check_open_port,
     check_secret,
     given_secret,
     home_secret,
@@ -38,6 +39,7 @@ __all__ = [
     "Tls",
     "Tuning",
     "check_open_door",
+    "check_open_port",
     "check_secret",
     "chosen",
     "company_of_agent",

@@ -23,7 +23,7 @@ ALONE = "AIODIST_ALONE"
 
 @dataclass(frozen=True)
 class Company:
-    """What speaks of others.
+    """Evidence of other processes of this job.
 
     Attributes:
         said: a variable and its value, 'HOROVOD_SIZE=2'.
@@ -52,7 +52,7 @@ _INDEX = "JOB_COMPLETION_INDEX"  # of a pod of an indexed Job: one of several, w
 
 
 def chosen(environ: Environ, world_size: int = -1) -> str:
-    """What says that this process shall be a job of its own, 'AIODIST_ALONE=1'; '' where nothing does.
+    """The setting that makes this process a job of its own, 'AIODIST_ALONE=1'; '' where nothing does.
 
     Raises:
         UsageError: AIODIST_ALONE is neither yes nor no.
@@ -63,7 +63,7 @@ def chosen(environ: Environ, world_size: int = -1) -> str:
 
 
 def company_of_script(environ: Environ) -> Company | None:
-    """Who else is there, to a process that nothing which aiodist follows has given a rank."""
+    """Evidence of others, for a process that nothing which aiodist follows has given a rank."""
     way_out = f"{ALONE}=1, or world_size=1 in the call, if it shall be a job of its own"
     if (counted := _counted(environ)) is not None:
         count, hint = counted
@@ -78,7 +78,7 @@ def company_of_script(environ: Environ) -> Company | None:
 
 
 def company_of_rank(environ: Environ) -> Company | None:
-    """The launcher that counts more, to a process that was told RANK=0 and WORLD_SIZE=1; else None."""
+    """Evidence of a launcher that counts more, for a process with RANK=0 and WORLD_SIZE=1; else None."""
     if (counted := _counted(environ)) is None or not _several(environ, counted[0]):
         return None
     left_over = "Unset RANK and WORLD_SIZE if they were left over; one torchrun a node takes --nnodes"
@@ -88,7 +88,7 @@ def company_of_rank(environ: Environ) -> Company | None:
 
 
 def company_of_agent(environ: Environ, workers: int) -> Company | None:
-    """Who else is there, to a launcher's agent that is to run a job of one node.
+    """Evidence of others, for a launcher's agent that is to run a job of one node.
 
     Args:
         environ: the agent's own.

@@ -1,4 +1,4 @@
-"""How many cores this process may use: its affinity, and the quota of its container."""
+"""The number of cores that this process may use: its affinity, and the quota of its container."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def quota(path: Path = _QUOTA) -> float | None:
 
 
 def cores() -> float:
-    """How many of its threads can run at once."""
+    """The number of its threads that can run at once."""
     limit = quota()
     return affinity() if limit is None else min(affinity(), limit)

@@ -70,7 +70,7 @@ def check_own(facts: os.stat_result, handle: int, owner: int | None = None) -> N
 
 
 def whose(user: int) -> str:
-    """Why what belongs to a user is refused, in words."""
+    """The reason, as text, why what belongs to a user is refused."""
     if not is_known(user):
         return f"it belongs to user {user}, who may be anybody: this user namespace does not know all users"
     return f"it belongs to user {user}, and this process runs as user {os.geteuid()}"
@@ -116,7 +116,7 @@ def check_key(what: str, path: str | os.PathLike[str]) -> None:
 
 
 def read_file(what: str, path: str | os.PathLike[str], *, trusted: bool) -> bytes:
-    """What a file holds that everybody may read.
+    """Read a file that everybody may read.
 
     Args:
         what: what errors call it.
@@ -192,7 +192,7 @@ class Folder:
         return Folder(self.path / name, _open_own(name, self._handle, make, self._owner), self._owner)
 
     def names(self) -> list[str]:
-        """What is in it, sorted."""
+        """The names in it, sorted."""
         return sorted(os.listdir(self._handle))
 
     def has(self, name: str) -> bool:
@@ -323,7 +323,7 @@ def _folder_of(path: Path) -> tuple[int, str]:
 
 
 def _trusted_link(name: str, folder: int) -> Path | None:
-    """Where an entry leads if it is a link; None for another, and for one that is not there."""
+    """The target of an entry if it is a link; None for another, and for one that is not there."""
     try:
         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Who am I? Environment variables → rank, world, node and master. Pure: the environment is an argument.
+"""The placement of this process: environment variables → rank, world, node and master. Pure.
 
-The rules are a table, one row a launcher; the first row whose evidence is there decides. Later
-launchers are more rows. Nothing is guessed that a variable does not say: a node's number is never
-`rank // local size`.
+The environment is an argument. The rules are a table, one row a launcher; the first row whose evidence is
+there decides. Later launchers are more rows. Nothing is guessed that a variable does not say: a node's number
+is never `rank // local size`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ _HINT = "Start with `aiodist run`, or set RANK, WORLD_SIZE, MASTER_ADDR and MAST
 
 @dataclass
 class _Reader:
-    """Reads numbers, and remembers what was read."""
+    """A reader of numbers that remembers what was read."""
 
     environ: Environ
     seen: dict[str, str] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class _Reader:
         return None
 
     def count(self, name: str) -> int | None:
-        """How many numbers a list has."""
+        """The length of a list of numbers."""
         text = self.environ.get(name, "")
         if not text:
             return None
@@ -250,7 +250,7 @@ def _matches(row: Launcher, environ: Environ) -> bool:
 
 
 def _arguments(rank: int, world_size: int) -> dict[str, str]:
-    """Those that were given, in words."""
+    """The arguments that were given, as text."""
     given = (("the argument rank", rank), ("the argument world_size", world_size))
     return {name: str(value) for name, value in given if value >= 0}
 

@@ -1,4 +1,4 @@
-"""Which host and boot this is, and what its kernel says about a process (/proc, Linux)."""
+"""The identity of this host and boot, and what the kernel says about a process (/proc, Linux)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def boot_id() -> str:
-    """Names this boot of this host; '' where nobody knows. `OSError` where this process can open no file."""
+    """A name of this boot of this host; '' where nobody knows. `OSError` where no file can be opened."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -18,12 +18,12 @@ def boot_id() -> str:
 
 
 def host_id() -> str:
-    """Names this host, by its boot where that is known; processes with the same may share memory."""
+    """A name of this host, by its boot where that is known; processes with the same may share memory."""
     return boot_id() or os.uname().nodename
 
 
 def pid_space() -> str:
-    """Names what process ids mean here: this boot of this host, and the namespace. '' where nobody knows."""
+    """A name for the space of process ids here: boot of this host, and namespace. '' where nobody knows."""
     try:
         boot = boot_id()
         return boot and f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"

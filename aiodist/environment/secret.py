@@ -33,7 +33,7 @@ _warned = False
 
 
 def secret(environ: Mapping[str, str]) -> bytes:
-    """What the processes of this job know and others do not; b'' where there is none.
+    """The secret that the processes of this job share; b'' where there is none.
 
     Raises:
         UsageError: a file that should hold it cannot be trusted, or holds none.
@@ -96,7 +96,7 @@ def home_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def secret_origin(environ: Mapping[str, str]) -> str:
-    """Where `secret` would take it from, for people. Never the secret; nothing is made or read.
+    """The origin of `secret`, for people. Never the secret; nothing is made or read.
 
     Returns:
         Words such as 'set (AIODIST_SECRET)', or 'none: loopback only'.
@@ -117,7 +117,7 @@ def secret_origin(environ: Mapping[str, str]) -> str:
     return "none: loopback only"
 
 
-def check_open_door(host: str, key: bytes, allow_insecure: bool) -> None:
+def check_open_port(host: str, key: bytes, allow_insecure: bool) -> None:
     """Refuse to listen for other hosts without a secret, unless told to.
 
     Args:
@@ -134,6 +134,9 @@ def check_open_door(host: str, key: bytes, allow_insecure: bool) -> None:
             hint="Set AIODIST_SECRET (or AIODIST_SECRET_FILE) to the same on every host, or use "
             "MASTER_ADDR=127.0.0.1; AIODIST_ALLOW_INSECURE=1 does without",
         )
+
+
+check_open_door = check_open_port  # the former name, until its callers have this one
 
 
 def is_loopback(host: str) -> bool:
@@ -194,7 +197,7 @@ def _make(folder: Folder) -> bool:
 
 
 def _read(folder: Folder, path: Path) -> bytes | None:
-    """What the file holds; None where there is none."""
+    """The bytes of the file; None where there is none."""
     try:
         handle = folder.file(_NAME)
     except FileNotFoundError:

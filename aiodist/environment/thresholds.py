@@ -1,4 +1,4 @@
-"""Where one way of doing things gives way to another: every threshold of the host engine, in one table.
+"""The thresholds of the host engine, where one way of doing things gives way to another, in one table.
 
 Each is measured (docs/performance.md says how) and can be set by its variable, on every rank alike: ranks
 compare them when they meet, for they must choose the same path.

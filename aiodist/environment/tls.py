@@ -25,7 +25,7 @@ NAMES = ("AIODIST_TLS_CERT", "AIODIST_TLS_KEY", "AIODIST_TLS_CA")
 
 @dataclass(frozen=True, eq=False)
 class Tls:
-    """What this process needs to speak TLS.
+    """The contexts and certificate that this process needs to speak TLS.
 
     Attributes:
         server: for connections that it accepted.
@@ -82,7 +82,7 @@ def _reading(what: str, read: Callable[[], T]) -> T:
 
 
 def read_ca(what: str, path: str) -> str:
-    """The certificates of a file, PEM, of those who say who belongs.
+    """The certificates in a PEM file, of the authorities that say who belongs.
 
     Args:
         what: what errors call it.
@@ -126,7 +126,7 @@ def _context(is_server: bool, files: tuple[str, str, str], trusted: str) -> ssl.
 
 
 def _first_certificate(what: str, content: bytes) -> bytes:
-    """A process's own certificate is the first of its file; what follows are those above it."""
+    """The process's own certificate: the first of its file; those that follow are above it."""
     import ssl
 
     try:

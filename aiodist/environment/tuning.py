@@ -1,4 +1,4 @@
-"""What else the environment says: the job, and what the user wants to be different."""
+"""The other settings of the environment: the job, and what the user wants to be different."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def tuning(environ: Environ) -> Tuning:
 
 
 def job_id(environ: Environ) -> str:
-    """What tells this job's processes from another's at the same address; `UsageError` if it is no text."""
+    """The name that sets this job apart from another at the same address; `UsageError` if it is no text."""
     for name in ("AIODIST_JOB", "TORCHELASTIC_RUN_ID"):
         if environ.get(name):
             return job_name(name, environ[name])

@@ -72,7 +72,7 @@ class Agent:
         self._finished = False
 
     async def run(self) -> int:
-        """The whole life of the agent."""
+        """Run the job → its exit code; the whole life of the agent."""
         self._loop = asyncio.get_running_loop()
         self._interrupt: asyncio.Future[int] = self._loop.create_future()
         self._late: asyncio.Queue[int] = asyncio.Queue()  # signals while none of our workers lives
@@ -97,10 +97,10 @@ class Agent:
             if self._crew is not None:
                 await self._crew.kill_all()
             await nodes.aclose()
-        return await self._show(verdict, nodes.seat.nnodes)
+        return await self._show(verdict, nodes.place.nnodes)
 
     async def _run_job(self, nodes: Nodes) -> Verdict:
-        """Attempt after attempt; the verdict on the last."""
+        """Run attempt after attempt → the verdict on the last."""
         while True:
             verdict = await self._attempt(nodes)
             following = await self._next(nodes, verdict)
@@ -113,7 +113,7 @@ class Agent:
         crew = self._crew = Crew(self._house, nodes)
         try:
             if self._plan.wants_files and self._house.logs is None:
-                self._house.logs = LogFiles(self._plan, nodes.seat.job)
+                self._house.logs = LogFiles(self._plan, nodes.place.job)
                 self._say(f"logs are in {self._house.logs.folder}")
             crew.start()
         except UsageError as error:
@@ -185,7 +185,7 @@ class Agent:
     # -- the end of an attempt ------------------------------------------------------------------
 
     async def _give_up(self, nodes: Nodes, crew: Crew, error: UsageError) -> None:
-        """Our workers cannot be started: tell the other nodes, and wait until theirs have ended."""
+        """End an attempt whose workers cannot start: tell the other nodes, wait until theirs have ended."""
         await crew.kill_all()
         report = replace(crew.report_at(await nodes.take_turn()), error=str(error))
         await nodes.publish(report)
@@ -211,7 +211,7 @@ class Agent:
         return [replace(report, lost=nodes.lost, spared=crew.spared), *waiting.result()[1:]]
 
     async def _next(self, nodes: Nodes, verdict: Verdict) -> Next:
-        """What follows; a signal meanwhile ends the job, a second one at once."""
+        """Learn what follows; a signal meanwhile ends the job, a second one at once."""
         waiting = self._loop.create_task(nodes.next(verdict))
         asked = 0
         while (signum := await self._late_signal(waiting)) is not None:
@@ -244,7 +244,7 @@ class Agent:
         return verdict
 
     def _say_again(self, verdict: Verdict, nodes: Nodes) -> None:
-        """The next attempt begins, and why."""
+        """Say that the next attempt begins, and why."""
         roster, culprit = nodes.roster, verdict.culprit
         if not verdict.code:
             why, which = "", "all workers"
@@ -255,7 +255,7 @@ class Agent:
                 why = f"rank {culprit.rank} failed ({how_it_ended(culprit)}); "
             which = f"restart {roster.restarts} of {self._plan.max_restarts}: all workers"
         on = f" on {len(roster.members)} nodes" if self._plan.most > 1 else ""
-        self._say(f"{why}{which} begin again, {nodes.seat.world_size}{on}")
+        self._say(f"{why}{which} begin again, {nodes.place.world_size}{on}")
 
     def _say(self, text: str) -> None:
         """Show one line. Names and errors in it may be of other nodes."""

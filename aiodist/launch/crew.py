@@ -1,7 +1,7 @@
 """One attempt on one node: its workers, from their start until all have ended and nothing of them is left.
 
 `Supervisor` decides when they are stopped, `mend` what follows from a failure; this shell owns processes,
-timers and descriptors. A worker that comes back is a new process in the same seat.
+timers and descriptors. A worker that comes back is a new process in the same place.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Crew:
 
     Args:
         house: the agent's.
-        nodes: the other nodes; in the seat of this attempt.
+        nodes: the other nodes; in the place of this attempt.
     """
 
     def __init__(self, house: House, nodes: Nodes) -> None:
         self._house = house
         self._plan = house.plan
         self._nodes = nodes
-        self._seat = nodes.seat
+        self._place = nodes.place
         self._supervisor = Supervisor(self._plan.nproc, self._plan.shutdown_timeout)
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
@@ -65,7 +65,7 @@ class Crew:
         self._error: BaseException | None = None
         self._workers: dict[int, Worker] = {}
         self._began: dict[int, float] = {}  # loop time at which each started last
-        self._joined_late: set[int] = set(range(self._plan.nproc)) if self._seat.newcomer else set()
+        self._joined_late: set[int] = set(range(self._plan.nproc)) if self._place.newcomer else set()
         self._endings: list[Ending] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._unswept: set[Worker] = set()
@@ -82,7 +82,7 @@ class Crew:
 
     @property
     def alive(self) -> int:
-        """How many live."""
+        """The number of workers that live."""
         return len(self._supervisor.alive)
 
     @property
@@ -101,7 +101,7 @@ class Crew:
             self._loop.call_later(INTERVAL, self._look, Stopped())
 
     async def wait(self) -> None:
-        """Until all have ended, and what they left behind is gone."""
+        """Wait until all have ended, and what they left behind is gone."""
         await self._over.wait()
         while self._tasks and self._error is None:
             await asyncio.wait(self._tasks)
@@ -111,7 +111,7 @@ class Crew:
     # -- what happens ---------------------------------------------------------------------------
 
     def asked(self, signum: int) -> None:
-        """The operator wants the end."""
+        """End the attempt, as the operator wishes."""
         if self._turn is None:
             self.signum = signum
             self._trouble()
@@ -122,12 +122,12 @@ class Crew:
         self._handle(Asked(signum))
 
     def pass_on(self, signum: int) -> None:
-        """A signal that the operator sends to the workers."""
+        """Pass on a signal that the operator sends to the workers."""
         for worker in self._workers.values():
             worker.forward(signum)
 
     def trouble_elsewhere(self, why: str) -> None:
-        """The attempt ends because of another node: 'failure', 'stop', or 'regroup'."""
+        """End the attempt because of another node: 'failure', 'stop', or 'regroup'."""
         if self._supervisor.alive and not self._supervisor.stopping and why != "regroup":
             lost = set(self._nodes.lost) - set(self._spared)
             why_ended = lost_nodes(lost) if lost else "the job ends because of another node"
@@ -139,7 +139,7 @@ class Crew:
         self._handle(Elsewhere(why != "failure"))
 
     def missed(self, lost: tuple[int, ...]) -> None:
-        """These nodes are lost, all so far."""
+        """Note that these nodes are lost, all so far."""
         self._do(self._miss(lost))
 
     async def _miss(self, lost: tuple[int, ...]) -> None:
@@ -174,7 +174,7 @@ class Crew:
                     self._over.set()
 
     def _trouble(self) -> None:
-        """The first trouble on this node that ends the attempt: take our turn among the nodes."""
+        """Deal with the first trouble here that ends the attempt: take our turn among the nodes."""
         self._halt.set()
         if self._turn is None:
             self._turn = self._loop.create_task(self._tell_the_others())
@@ -199,7 +199,7 @@ class Crew:
     # -- one worker -----------------------------------------------------------------------------
 
     def _start(self, local_rank: int, restarts: int) -> None:
-        worker = start_worker(self._house, self._seat, local_rank, restarts)
+        worker = start_worker(self._house, self._place, local_rank, restarts)
         self._workers[local_rank] = worker
         self._unswept.add(worker)
         self._began[local_rank] = self._loop.time()
@@ -209,14 +209,14 @@ class Crew:
         self._workers[local_rank].watch(partial(self._ended, local_rank))
 
     def _ended(self, local_rank: int) -> None:
-        """A worker has ended; its code and its last words are there."""
-        worker, seat = self._workers[local_rank], self._seat
+        """Deal with a worker that has ended; its code and its last words are there."""
+        worker, place = self._workers[local_rank], self._place
         assert worker.code is not None
         ending = Ending(
-            rank=seat.first_rank + local_rank,
+            rank=place.first_rank + local_rank,
             local_rank=local_rank,
-            node_rank=seat.node_rank,
-            host=seat.host,
+            node_rank=place.node_rank,
+            host=place.host,
             pid=worker.pid,
             code=worker.code,
             at_ns=worker.ended_ns - self._began_ns,
@@ -236,7 +236,7 @@ class Crew:
         self._say_idle()
 
     def _final(self, ending: Ending) -> None:
-        """It is not started again."""
+        """Record a worker that is not started again."""
         self._announce(ending, "")
         if ending.failed:
             self._trouble()
@@ -248,7 +248,7 @@ class Crew:
                 self._do(self._tell_the_workers())
 
     async def _tell_the_workers(self) -> None:
-        """Who comes back shall not wait for those who have ended well."""
+        """Tell the workers who has ended well: one that comes back shall not wait for those."""
         while self._finished and not (self._supervisor.over and self._nodes.store is None):
             ranks, self._finished = self._finished, []
             await self._nodes.say_finished(ranks)
@@ -267,7 +267,7 @@ class Crew:
     # -- a worker that may come back ------------------------------------------------------------
 
     async def _recover(self, worker: Worker, local_rank: int, ending: Ending) -> None:
-        """What follows from a failure that need not end the attempt."""
+        """Deal with a failure that need not end the attempt."""
         # Who fails at the same time is about to be seen: alone or all together makes a difference.
         await self._pause(SYMPTOM_GRACE if ending.symptom else FAILURE_GRACE)
         choice, used = await self._choose(worker, local_rank, ending)
@@ -285,7 +285,7 @@ class Crew:
             self._final(ending)
 
     async def _choose(self, worker: Worker, local_rank: int, ending: Ending) -> tuple[Mend, int]:
-        """What to do, and how many restarts are used then; returns when it is time to do it.
+        """Choose what to do → that, and how many restarts are used then; returns when it is time to do it.
 
         A worker comes back when what it had started is gone: ports, files and devices may be held by that.
         """
@@ -361,7 +361,7 @@ class Crew:
         """Say who is stopped; only news."""
         if self._over.is_set():
             return
-        first = self._seat.first_rank
+        first = self._place.first_rank
         living = {first + local: self._workers[local].pid for local in self._supervisor.alive}
         for line in stopped.news(living, [(rank, state_of(pid)) for rank, pid in living.items()]):
             self._house.say(line)
@@ -370,15 +370,15 @@ class Crew:
     # -- the end --------------------------------------------------------------------------------
 
     async def report(self) -> NodeReport:
-        """What this node says about the attempt; call it when it is over here."""
+        """This node's report on the attempt; call it when it is over here."""
         return self.report_at(await self._turn if self._turn is not None else NEVER)
 
     def report_at(self, turn: int) -> NodeReport:
         """The same, with this turn."""
-        seat, nodes = self._seat, self._nodes
+        place, nodes = self._place, self._nodes
         return NodeReport(
-            seat.node_rank,
-            seat.host,
+            place.node_rank,
+            place.host,
             tuple(self._endings),
             turn,
             self.signum,
@@ -397,7 +397,7 @@ class Crew:
         return self._turn is not None
 
     async def kill_all(self) -> None:
-        """Whatever way we leave: nobody stays."""
+        """End every worker, whatever way we leave."""
         self._halt.set()
         tasks = list(self._tasks)
         for task in tasks:

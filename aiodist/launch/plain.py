@@ -1,4 +1,4 @@
-"""What another agent left in the store as JSON, as a dataclass: with values of its types, or not at all."""
+"""JSON that another agent left in the store, as a dataclass: with values of its types, or not at all."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _LARGEST = 1 << 63  # of integers, also of those that are no numbers of anything
 
 
 def read(kind: type[T], data: bytes, what: str) -> T:
-    """A value of `kind` from JSON. A kind is int, str, bool, float, `tuple[kind, ...]`, `kind | None`, or a
-    dataclass whose fields are of such kinds.
+    """Read a value of `kind` from JSON.
+
+    A kind is int, str, bool, float, `tuple[kind, ...]`, `kind | None`, or a dataclass of such fields.
 
     Args:
         kind: what to make of it. A dataclass's fields with defaults may be left out.
@@ -68,7 +69,7 @@ def _build(kind: Any, raw: Any) -> Any:
 
 
 def shown(text: str) -> str:
-    """Text is for people: it gives their terminal no orders. How far it is indented stays."""
+    """Text as it is shown to people: it gives their terminal no orders. How far it is indented stays."""
     words = text.lstrip(" ")
     return " " * min(len(text) - len(words), _INDENT) + one_line(words, _LONGEST)
 

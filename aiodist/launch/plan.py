@@ -1,4 +1,4 @@
-"""What is to be run: everything the command line says, checked, as one frozen value."""
+"""The plan of a run: everything the command line says, checked, as one frozen value."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Plan:
         return self.max_nodes or self.nnodes
 
     @property
-    def open_door(self) -> bool:
+    def admits_later(self) -> bool:
         """Whether nodes may come while the job runs: more of them, or one in another's place."""
         return self.most > 1 and (self.most > self.nnodes or self.max_restarts > 0 or self.go_on)
 
@@ -136,8 +136,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where this node's workers sit in the job; known once all nodes have met.
+class Place:
+    """The place of this node's workers in the job; known once all nodes have met.
 
     Args:
         node_rank: this node.
@@ -169,45 +169,45 @@ class Seat:
 
 
 def worker_environment(
-    base: Mapping[str, str], plan: Plan, seat: Seat, local_rank: int, restarts: int = 0
+    base: Mapping[str, str], plan: Plan, place: Place, local_rank: int, restarts: int = 0
 ) -> dict[str, str]:
     """The environment of one worker: torchrun's names, NODE_RANK, and how to reach our store.
 
     `base` is the agent's own environment; what a user may want to tune there is left as it is.
     `restarts`: how many the job had used when this worker was started.
     """
-    rank = seat.first_rank + local_rank
+    rank = place.first_rank + local_rank
     env = dict(base)
     env.pop("TORCHELASTIC_ERROR_FILE", None)  # an outer launcher's file is not ours to write
     env.pop("AIODIST_NEWCOMER", None)
-    if seat.newcomer:
+    if place.newcomer:
         env["AIODIST_NEWCOMER"] = "1"
     env.pop("AIODIST_SECRET_FILE", None)  # AIODIST_SECRET below says it already
     env.update(
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
-        WORLD_SIZE=str(seat.world_size),
-        LOCAL_WORLD_SIZE=str(seat.nproc),
-        NODE_RANK=str(seat.node_rank),
-        GROUP_RANK=str(seat.node_rank),
-        GROUP_WORLD_SIZE=str(seat.nnodes),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_WORLD_SIZE=str(place.nproc),
+        NODE_RANK=str(place.node_rank),
+        GROUP_RANK=str(place.node_rank),
+        GROUP_WORLD_SIZE=str(place.nnodes),
         ROLE_NAME=plan.role,
         ROLE_RANK=str(rank),
-        ROLE_WORLD_SIZE=str(seat.world_size),
-        MASTER_ADDR=seat.master_addr,
-        MASTER_PORT=str(seat.master_port),
-        TORCHELASTIC_RUN_ID=seat.job,
+        ROLE_WORLD_SIZE=str(place.world_size),
+        MASTER_ADDR=place.master_addr,
+        MASTER_PORT=str(place.master_port),
+        TORCHELASTIC_RUN_ID=place.job,
         TORCHELASTIC_USE_AGENT_STORE="False",
         TORCHELASTIC_RESTART_COUNT=str(restarts),
         TORCHELASTIC_MAX_RESTARTS=str(plan.max_restarts),
         AIODIST_RESTART_COUNT=str(restarts),
-        AIODIST_JOB=seat.job,
-        AIODIST_STORE=seat.store,
-        AIODIST_SECRET=seat.secret,
+        AIODIST_JOB=place.job,
+        AIODIST_STORE=place.store,
+        AIODIST_SECRET=place.secret,
     )
     if plan.local_addr:
         env["AIODIST_HOST"] = plan.local_addr
-    if seat.nproc > 1:
+    if place.nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: n workers with n × cores threads crawl
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.setdefault("PYTHONFAULTHANDLER", "1")  # so that a segmentation fault leaves a traceback too

@@ -1,4 +1,4 @@
-"""The verdict in words: the last lines that a failed or mended job writes. Pure.
+"""The verdict as text: the last lines that a failed or mended job writes. Pure.
 
 Names, errors and last lines come from workers and from other nodes: in the box they are lines without orders
 to the terminal, and no more than fit there. (What workers write themselves is shown as it is.)
@@ -75,7 +75,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _mended(verdict: Verdict) -> str:
-    """What a job that ended well has survived."""
+    """The line on what a job that ended well has survived."""
     without = [
         f"{name_ranks([e.rank])} ({how_it_ended(e)} after {e.at_ns / 1e9:.2f} s · host {e.host})"
         for e in verdict.endings
@@ -124,7 +124,7 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
 
 
 def _way(ending: Ending) -> str:
-    """What to say of a rank, after its name."""
+    """The text on a rank, after its name."""
     if (
         ending.symptom and not ending.restarted and ending.asked != signal.SIGKILL
     ):  # perhaps it was still on its way out

@@ -18,12 +18,12 @@ from enum import Enum
 
 from aiodist.launch.verdict import Verdict
 
-QUICK = 10.0  # seconds; who fails sooner than that after a restart is in a crash loop
+QUICK = 10.0  # seconds; one that fails sooner than that after a restart is in a crash loop
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 
 
 class Mend(Enum):
-    """What to do about a failed worker."""
+    """The ways to deal with a failed worker."""
 
     RESTART = "it is started again"
     FORGIVE = "the job goes on without it"
@@ -32,7 +32,7 @@ class Mend(Enum):
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known when a worker has failed.
+    """The facts that are known when a worker has failed.
 
     Args:
         elastic: the script can take in a worker while it runs.
@@ -54,7 +54,7 @@ class Scene:
 
 
 def mend(scene: Scene) -> Mend:
-    """What to do about a worker that failed."""
+    """Choose what to do about a worker that failed."""
     done = scene.over or (scene.others_well and not scene.others_live)
     if scene.elastic and scene.outside and done:
         return Mend.FORGIVE
@@ -66,14 +66,14 @@ def mend(scene: Scene) -> Mend:
 
 @dataclass(frozen=True)
 class After:
-    """What follows an attempt. `costs`: the next one counts as a restart."""
+    """The sequel of an attempt. `costs`: the next one counts as a restart."""
 
     again: bool
     costs: bool = False
 
 
 def after(verdict: Verdict, *, used: int, limit: int, regroup: bool) -> After:
-    """What follows an attempt that has ended everywhere.
+    """Decide what follows an attempt that has ended everywhere.
 
     Args:
         verdict: on it.
@@ -109,7 +109,7 @@ class Backoff:
 
 @dataclass
 class Cover:
-    """Who dies of another's death comes back on the restart that the other took, once for each.
+    """Cover by another's restart: a worker that dies of another's death comes back on that, once for each.
 
     Keeps, for the workers of one node, the number of restarts at which each came back for nothing.
     """

@@ -1,4 +1,4 @@
-"""When to stop the workers of one node, and with which signal: a pure machine.
+"""A pure machine that decides when to stop the workers of one node, and with which signal.
 
     running ──first failure, here or elsewhere──▶ grace ──it is over──▶ stopping ──all ended──▶ over
        └──────────────── operator's signal ─────────┴─────────────────────▲
@@ -29,7 +29,7 @@ INTERRUPT_GRACE = 10.0
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker ended. `failed`: not with code 0; `symptom`: because of another rank."""
+    """The end of a worker. `failed`: not with code 0; `symptom`: because of another rank."""
 
     local_rank: int
     failed: bool
@@ -38,35 +38,35 @@ class Ended:
 
 @dataclass(frozen=True)
 class Away:
-    """A worker ended badly, and may be started again; `Back` or `Ended` follows."""
+    """The bad end of a worker that may be started again; `Back` or `Ended` follows."""
 
     local_rank: int
 
 
 @dataclass(frozen=True)
 class Back:
-    """A worker that was away has been started again."""
+    """The new start of a worker that was away."""
 
     local_rank: int
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The operator sent this signal to the agent."""
+    """A signal that the operator sent to the agent."""
 
     signum: int
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Another node's part has failed or is lost; `stopped`: the operator ends it."""
+    """The failure or loss of another node's part; `stopped`: the operator ends it."""
 
     stopped: bool = False
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed; sent at the moments that `Wake` asked for."""
+    """A point in time that `Wake` asked for."""
 
 
 Event = Ended | Away | Back | Asked | Elsewhere | Tick
@@ -74,7 +74,7 @@ Event = Ended | Away | Back | Asked | Elsewhere | Tick
 
 @dataclass(frozen=True)
 class Send:
-    """Send this signal to these workers, by local rank."""
+    """The order to send this signal to these workers, by local rank."""
 
     signum: int
     local_ranks: tuple[int, ...]
@@ -82,14 +82,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Wake:
-    """Send a Tick at this time."""
+    """The order to send a Tick at this time."""
 
     at: float
 
 
 @dataclass(frozen=True)
 class Over:
-    """All workers have ended; nothing follows."""
+    """The end: all workers have ended, and nothing follows."""
 
 
 Action = Send | Wake | Over
@@ -127,7 +127,7 @@ class Supervisor:
         return local_rank in self._away and self._stop_at is None
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about `event`, in this order."""
+        """The actions that `event` asks for, in this order."""
         match event:
             case Ended():
                 return self._ended(event, now)

@@ -1,4 +1,4 @@
-"""What became of a job: one verdict from all nodes' reports, the same on every node. Pure.
+"""The verdict on a job: one from all nodes' reports, the same on every node. Pure.
 
 The rank that failed first decides the exit code, as a shell would give it (128 + signal). Two things
 blur who was first, and both are dealt with: workers that *we* stopped are no failures, and workers
@@ -23,7 +23,7 @@ NEVER = 1 << 62  # the turn of a node where nothing went wrong
 
 @dataclass(frozen=True)
 class Ending:
-    """How one worker ended.
+    """The end of one worker.
 
     Args:
         rank: global rank.
@@ -57,24 +57,24 @@ class Ending:
 
     @property
     def stopped(self) -> bool:
-        """It ended because we asked it to."""
+        """Whether it ended because we asked it to."""
         killed_by = -self.code if self.code < 0 else self.code - 128
         return bool(self.asked) and (self.code == 0 or killed_by in _STOPPING)
 
     @property
     def failed(self) -> bool:
-        """It ended badly, and not because we asked it to."""
+        """Whether it ended badly, and not because we asked it to."""
         return self.code != 0 and not self.stopped
 
     @property
     def exit_code(self) -> int:
-        """What a shell would report: 128 + signal for a killed process."""
+        """The code that a shell would report: 128 + signal for a killed process."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one agent says at the end.
+    """One agent's report at the end.
 
     Args:
         node_rank: the node.
@@ -97,12 +97,12 @@ class NodeReport:
     spared: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
-        """For the store."""
+        """Its bytes for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> NodeReport:
-        """Raises `WireError` on anything but `to_json`'s bytes."""
+        """Read `to_json`'s bytes; `WireError` on anything else."""
         return read(cls, data, "a node's report")
 
 

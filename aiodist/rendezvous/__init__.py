@@ -1,4 +1,4 @@
-"""How processes meet: stores, the server behind them, and the schemes that lead there."""
+"""The rendezvous of processes: stores, the server behind them, and the schemes that lead there."""
 
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore

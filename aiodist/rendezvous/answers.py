@@ -32,7 +32,7 @@ def check_news(value: Any) -> list[Any]:
 
 
 def words_of(value: Any) -> str:
-    """Why a store ends, in its words; '' where these are none."""
+    """The reason that a store gives for its end; '' where it is none."""
     return one_line(value, 200) if type(value) is str else ""
 
 

@@ -247,7 +247,7 @@ class TcpStore(Store):
         return frame
 
     def _tell(self, method: str, args: list[Any]) -> None:
-        """A request whose answer does not matter, and that is not sent again."""
+        """Send a request whose answer does not matter, and that is not sent again."""
         if self._closed is None and self._connection is not None:
             self._send(self._encoder.request(self._new_id(), [], method, args))
 
@@ -258,7 +258,7 @@ class TcpStore(Store):
         return True
 
     def _send(self, frame: bytes) -> None:
-        """Written in the loop's next turn, together with what else is asked until then."""
+        """Write a frame in the loop's next turn, together with what else is asked until then."""
         if self._connection is None:
             self._reconnect()  # which sends everything that is pending
             return
@@ -307,11 +307,11 @@ class TcpStore(Store):
         self.address = connection.local_host
 
     def _words(self) -> str:
-        """The store's words when it ended the last connection, for a message."""
+        """The store's reason for ending the last connection, for an error."""
         return f"; {says('it', self._away)}" if self._away else ""
 
     def _progress(self) -> str:
-        """How far connecting has come when its time is over."""
+        """The stage that connecting has reached when its time is over."""
         if self._accepted is None:
             return self._cause or "no answer"
         waited = spoken(self._loop.time() - self._accepted)
@@ -476,7 +476,7 @@ class TcpStore(Store):
             self._reconnect()
 
     def _finish(self, error: RendezvousError) -> None:
-        """The store is over: everything that waits is told."""
+        """Tell everything that waits that the store is over."""
         self._closed = self._closed or error
         pending, self._pending = self._pending, {}
         watches, self._watches = self._watches, {}

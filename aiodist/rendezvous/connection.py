@@ -78,7 +78,7 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is written: it has ended, or ends."""
+        """Whether nothing more is written: it has ended, or ends."""
         return self._closing
 
     def start(self, deadline: float | None = None) -> None:
@@ -198,7 +198,7 @@ class Connection:
             self._end(None)
 
     def _write_failed(self, error: OSError) -> None:
-        """The peer has closed. What it said before is still read: it may say why."""
+        """Read on, from a peer that has closed: what it said before may say why."""
         self._broken = True
         self._queue.clear()
         self._loop.remove_writer(self._sock.fileno())
@@ -238,7 +238,7 @@ class Connection:
         try:
             if not self._open:
                 self._heard = True
-                if not self._shake_hands(data) or self._closing:  # who is turned back is heard no further
+                if not self._shake_hands(data) or self._closing:  # who is turned back is read no further
                     return True
                 data = self._first_words()
             if payloads := self._parser.feed(data):

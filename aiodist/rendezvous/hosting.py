@@ -1,7 +1,7 @@
-"""Rank 0 hosts the store at an address, the others join it there.
+"""Hosting: rank 0 hosts the store at an address, the others join it there.
 
-The server listens on exactly one address (and for this host beside it, see `near`); without a secret it is
-one of the loopback, unless AIODIST_ALLOW_INSECURE=1 says otherwise.
+The server listens on exactly one address (and on a local socket, see `net.local_socket`); without a secret
+it is one of the loopback, unless AIODIST_ALLOW_INSECURE=1 says otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from aiodist.environment import Placement, Tuning, check_open_door, is_loopback
+from aiodist.environment import Placement, Tuning, check_open_port, is_loopback
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import describe, interface_address, join_address, resolve
 from aiodist.rendezvous.client import TcpStore
@@ -51,7 +51,7 @@ async def host(
         RendezvousError: the port is in use, or the address is not of this host.
         UsageError: other hosts could come in, and there is no secret.
     """
-    await check_door(address, invitation)
+    await check_port(address, invitation)
     server = await _listen(invitation, address, port)
     try:
         if is_loopback(server.host) and _spans_hosts(place) and not is_loopback(address):
@@ -86,7 +86,7 @@ async def _listen(invitation: Invitation, address: str, port: int) -> StoreServe
         if own is None or "not an address of this host" not in error.message:
             raise
         # MASTER_ADDR is how others see this host (through a forwarded port, say); the user says what it has.
-        await check_door(own, invitation)
+        await check_port(own, invitation)
         return await start(own)
 
 
@@ -145,7 +145,7 @@ async def meet_at(invitation: Invitation, place: Placement, store: Store, addres
 async def meet_by_file(invitation: Invitation, place: Placement, path: str) -> Meeting:
     """Meet at the store that a file leads to; whoever comes first hosts it. Errors as of `FileStore.open`."""
     address = told_address(invitation.tuning, "127.0.0.1")
-    await check_door(address, invitation)
+    await check_port(address, invitation)
     store = await FileStore.open(
         *(path, invitation.job, invitation.secret, invitation.timeout),
         host=address,
@@ -155,7 +155,7 @@ async def meet_by_file(invitation: Invitation, place: Placement, path: str) -> M
     return await meet_at(invitation, place, store, store.client.address)
 
 
-async def check_door(host: str, invitation: Invitation) -> None:
+async def check_port(host: str, invitation: Invitation) -> None:
     """Refuse to serve other hosts without a secret, unless told to; a name counts for what it means here."""
     allow_insecure = invitation.tuning.allow_insecure
     if invitation.secret or allow_insecure:
@@ -165,7 +165,7 @@ async def check_door(host: str, invitation: Invitation) -> None:
     except OSError as error:
         raise RendezvousError(f"cannot listen on '{host}': {describe(error)}") from None
     for _, address in addresses:
-        check_open_door(str(address[0]), invitation.secret, allow_insecure)
+        check_open_port(str(address[0]), invitation.secret, allow_insecure)
 
 
 def known_place(invitation: Invitation) -> Placement:

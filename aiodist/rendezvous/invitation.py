@@ -37,7 +37,7 @@ class Meeting:
     owns_store: bool = True
 
     def formed(self) -> None:
-        """The group is made: this process's next meeting at the same address or file has another store."""
+        """Note that the group is made: the next meeting here at this address or file has another store."""
         store = self.store.client if isinstance(self.store, FileStore) else self.store
         if isinstance(store, TcpStore):
             remember(store.instance)
@@ -96,7 +96,7 @@ class Invitation:
 
     @property
     def tls(self) -> Tls | None:
-        """For TCP connections; None: they go without."""
+        """The TLS of TCP connections; None: they go without."""
         return tls(self.environ)
 
     def placement(self) -> Placement:

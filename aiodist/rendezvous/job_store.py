@@ -45,7 +45,7 @@ Outbox = dict[Connection, list[bytes]]
 
 
 class JobStore:
-    """Serves one machine, from `begin` on. Clients may come before; they wait.
+    """A store that serves one machine, from `begin` on. Clients may come before; they wait.
 
     Args:
         name: for the log; the job's.
@@ -105,7 +105,7 @@ class JobStore:
     # Clients.
 
     def connected(self, connection: Connection) -> None:
-        """A client has proven itself; `connection.client` is its id."""
+        """Serve a client that has proven itself; `connection.client` is its id."""
         client = connection.client
         if (old := self.clients.pop(client, None)) is not None:
             # It came back before this side noticed that it was gone.
@@ -127,7 +127,7 @@ class JobStore:
             connection.pause()
 
     def frames(self, connection: Connection, payloads: list[bytes]) -> None:
-        """Requests arrived."""
+        """Handle requests that arrived."""
         client = connection.client
         if self.clients.get(client) is not connection:
             return
@@ -148,7 +148,7 @@ class JobStore:
         self._flush()
 
     def lost(self, connection: Connection, error: Exception | None = None) -> None:
-        """A connection ended."""
+        """Let go of a connection that ended."""
         self._slow.discard(connection)
         self._stalled.pop(connection, None)
         client = connection.client
@@ -219,7 +219,7 @@ class JobStore:
         return False
 
     def _tick(self) -> None:
-        """Time has passed: but first, what has arrived in time counts, however late this loop looks."""
+        """Let time pass, but first read what has arrived: it was in time, however late this loop looks."""
         if self.machine.due(self._loop.time()):
             for connection in list(self.clients.values()):
                 for _ in range(_READS):
@@ -230,7 +230,7 @@ class JobStore:
     # Answers.
 
     def _flush(self) -> None:
-        """One write for each client, however many answers it gets; but nothing before it is saved."""
+        """Write once to each client, however many answers it gets; but nothing before it is saved."""
         if self._committer is not None and self._waits(self._committer):
             return
         if outbox := self._outbox:

@@ -1,4 +1,4 @@
-"""How processes claim their ranks in a store: nobody is there twice."""
+"""The claim of ranks in a store: no rank is there twice."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ _instances: set[bytes] = set()
 
 
 def remember(instance: bytes) -> None:
-    """A group was formed at this very store."""
+    """Note that a group was formed at this very store."""
     _instances.add(instance)
 
 

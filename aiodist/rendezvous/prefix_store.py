@@ -38,4 +38,4 @@ class PrefixStore(Store):
         return self._store.watch(KEY.under(self._prefix, check_key(prefix))).under(self._prefix)
 
     async def aclose(self) -> None:
-        """Nothing: whoever made the store behind it closes that."""
+        """Do nothing: whoever made the store behind it closes that."""

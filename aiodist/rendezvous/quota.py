@@ -1,4 +1,4 @@
-"""How many clients each job of a server may have, so that none takes the descriptors of the others."""
+"""The number of clients that each job of a server may have: none takes the descriptors of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def clients_of_each(jobs: int, unauthenticated: int, descriptors: int) -> int:
 
     Args:
         jobs: that are served.
-        unauthenticated: connections that have not proved themselves, of each of the two kinds (see `net.admission`).
+        unauthenticated: connections that have not proved themselves, of each of two kinds (`net.admission`).
         descriptors: that this process may have; 0 for as many as it likes.
 
     Returns:
@@ -24,7 +24,7 @@ def clients_of_each(jobs: int, unauthenticated: int, descriptors: int) -> int:
 
 
 def descriptors() -> int:
-    """How many this process may have; 0 for no limit, or where the system does not say."""
+    """The number that this process may have; 0 for no limit, or where the system does not say."""
     try:
         import resource
 

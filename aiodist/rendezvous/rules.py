@@ -62,12 +62,12 @@ def check_rank(rank: int, size: int) -> None:
 
 
 def lease_ended(token: int) -> RefusedError:
-    """A lease is asked for that has ended."""
+    """The refusal of a lease that has ended."""
     return RefusedError(f"lease {token} has ended", "Its keys are gone; begin a new one", "lease")
 
 
 def nobody_set(absent: Sequence[str], timeout: float) -> RefusedError:
-    """A call has waited in vain for keys."""
+    """The refusal of a call that has waited in vain for keys."""
     listed = ", ".join(f"'{key}'" for key in absent[:5])
     listed += f" and {len(absent) - 5} more" if len(absent) > 5 else ""
     message = f"nobody set {listed} within {spoken(timeout)}"
@@ -75,14 +75,14 @@ def nobody_set(absent: Sequence[str], timeout: float) -> RefusedError:
 
 
 def did_not_come(name: str, missing: tuple[int, ...], count: int, timeout: float) -> RefusedError:
-    """A rank has waited in vain for others at `name`: for `count` of them, of whom `missing` are named."""
+    """The refusal of a wait at `name`: `count` ranks did not come, of whom `missing` are named."""
     message = f"{name_ranks(missing, count)} did not come to '{name}' within {spoken(timeout)}"
     hint = "See whether every process was started, with the same WORLD_SIZE and store, and what it prints"
     return RefusedError(message, hint, "timeout", missing)
 
 
 def other_world(name: str, rank: int, size: int, here: list[int], count: int, world: int) -> RefusedError:
-    """A rank comes in a world of `size`, `count` others, of whom `here` are named, in one of `world`."""
+    """The refusal of a rank in a world of `size`: `count` others, of whom `here` are named, have `world`."""
     return RefusedError(
         f"rank {rank} comes to '{name}' in a world of {size}, {name_ranks(here, count)} in one of {world}",
         "Give every process the same WORLD_SIZE",
@@ -91,7 +91,7 @@ def other_world(name: str, rank: int, size: int, here: list[int], count: int, wo
 
 
 def rank_taken(name: str, rank: int) -> RefusedError:
-    """Two processes come to `name` as one rank."""
+    """The refusal of a second process that comes to `name` as the same rank."""
     return RefusedError(
         f"two processes are rank {rank} at '{name}'", "Give each process its own RANK", "conflict"
     )

@@ -35,7 +35,7 @@ _log = logging.getLogger("aiodist.store")
 
 
 class Secrets(Protocol):
-    """Which jobs there are, and what their clients know; see `JobSecrets`."""
+    """The jobs that there are, and what their clients know; see `JobSecrets`."""
 
     def names(self) -> list[str]:
         """The jobs that there are now."""
@@ -58,7 +58,7 @@ class _OneJob:
 
 
 class StoreServer:
-    """Serves one store to the processes of one job, on one address; `await StoreServer.start(…)` makes one.
+    """A server of one store, for one job, on one address; `await StoreServer.start(…)` makes one.
 
     `StoreServer.start_many(…)` serves many jobs, each with a store and a secret of its own.
 
@@ -192,7 +192,7 @@ class StoreServer:
 
     @property
     def generation(self) -> int:
-        """How many times a server was started on this folder; 0 where the store lives in memory."""
+        """The number of times a server was started on this folder; 0 where the store lives in memory."""
         return 0 if self._data is None else self._data.generation
 
     @property
@@ -252,7 +252,7 @@ class StoreServer:
     # Stores.
 
     def _choose(self, job: str) -> tuple[Identity, bytes]:
-        """For the handshake: who to be for clients of a job, and what they must know."""
+        """Choose, for the handshake, who to be for clients of a job, and what they must know."""
         # Where that cannot be seen now it raises: the connection ends without a verdict, and they ask again.
         secret = self._secrets.secret_of(job)
         if secret is None:
@@ -294,7 +294,7 @@ class StoreServer:
                 self._spawn(store.aclose(Status.closing, ""))
 
     def _save_failed(self, error: Exception) -> None:
-        """Nothing that was asked since the last commit may be confirmed: stop, so that nobody believes it."""
+        """Stop the server: nothing that was asked since the last commit may be confirmed."""
         if self.failure is not None:
             return
         self.failure = error
@@ -345,7 +345,7 @@ class StoreServer:
         self._refusals.say(address_of(sock), why)
 
     def _ready(self, connection: Connection) -> None:
-        """A client has proven itself."""
+        """Hand a client that has proven itself to its store."""
         assert connection.handshake.peer is not None
         job, client = connection.handshake.peer.job, connection.handshake.peer.card
         if len(client) != CLIENT_ID_BYTES:
@@ -392,10 +392,10 @@ class StoreServer:
         self._count()
 
     def _frames(self, connection: Connection, payloads: list[bytes]) -> None:
-        """Nothing: whom no store has is heard no further."""
+        """Ignore what comes: no store has this connection."""
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
-        """A connection ended before a store had it."""
+        """Forget a connection that ended before a store had it."""
         if connection in self._unauthenticated:
             del self._unauthenticated[connection]
             if isinstance(error, AiodistError):
@@ -403,7 +403,7 @@ class StoreServer:
         self._count()
 
     def _client_lost(self, store: JobStore, connection: Connection, error: Exception | None) -> None:
-        """A client's connection ended."""
+        """Tell the store that a client's connection ended."""
         if isinstance(error, Tampered):
             self._refusals.say(connection.peer_address, str(error))
         store.lost(connection, error)

@@ -51,7 +51,7 @@ class Shape:
 
 
 def check_key(key: str) -> str:
-    """A key as it is, or `UsageError`."""
+    """Return the key as it is, or raise `UsageError`."""
     if not isinstance(key, str):
         raise UsageError(f"a store's keys are str, got {type(key).__name__}")
     if len(key) > MAX_KEY:

@@ -127,7 +127,7 @@ class Store(ABC):
         return list(await self._call("list_keys", [check_key(prefix)]))
 
     async def num_keys(self, prefix: str = "") -> int:
-        """How many keys begin with `prefix`."""
+        """The number of keys that begin with `prefix`."""
         return int(await self._call("num_keys", [check_key(prefix)]))
 
     async def gather(

@@ -27,12 +27,12 @@ class StoreCard:
     durable: bool = False
 
     def encode(self) -> bytes:
-        """As the card of a handshake."""
+        """Its bytes, as the card of a handshake."""
         return _CARD.pack(self.instance, self.generation, self.durable)
 
     @staticmethod
     def decode(card: bytes) -> StoreCard:
-        """From the card of a handshake; `WireError` unless it is one."""
+        """Read one from the card of a handshake; `WireError` unless it is one."""
         if len(card) != _CARD.size:
             raise WireError("the server is no store of this version of aiodist")
         instance, generation, durable = _CARD.unpack(card)
@@ -40,5 +40,5 @@ class StoreCard:
 
 
 def instance_of(key: bytes, job: str) -> bytes:
-    """The name of a job's store. Who does not know the key cannot tell whether there is such a job."""
+    """The name of a job's store. Without the key nobody can tell whether there is such a job."""
     return hmac.digest(key, job.encode(), "sha256")[:INSTANCE_BYTES]

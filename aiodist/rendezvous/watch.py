@@ -48,11 +48,11 @@ class Watch:
         return self
 
     def restart(self) -> None:
-        """The next news are all that exists: the store was asked afresh."""
+        """Take the next news for all that exists: the store was asked afresh."""
         self._state = []
 
     def feed(self, news: Sequence[Any]) -> None:
-        """News of the store: [key, value or None, revision] each; None ends a piece that is not all."""
+        """Take news of the store: [key, value or None, revision] each; None ends a piece that is not all."""
         if self._state is not None:
             self._state += news
             if self._state and self._state[-1] is None:
@@ -75,7 +75,7 @@ class Watch:
         self._wake()
 
     def _join(self) -> None:
-        """Of several changes of one key only the last matters, and of a key that came and went none."""
+        """Join the changes of each key: only the last matters, and none of a key that came and went."""
         last: dict[str, WatchEvent] = {}
         for event in self._events:
             last.pop(event.key, None)  # each in the place of its last change
@@ -86,7 +86,7 @@ class Watch:
         self._many = max(MANY, 2 * len(self._events))
 
     def end(self, error: Exception | None) -> None:
-        """Nothing more will come; the reader sees what is left, then the error, or the end."""
+        """End it; the reader sees what is left, then the error, or the end."""
         self._error = error
         self._on_close = None
         self._wake()

@@ -1,4 +1,4 @@
-"""What the channel checks stand on: two endpoints as a pair, an observer that records, distinct contents."""
+"""The base of the channel checks: two endpoints as a pair, an observer that records, distinct contents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiodist.transport.base import Endpoint, Into, Key, Sink
 
 
 def content(key: Key, nbytes: int) -> bytes:
-    """Bytes that differ between messages and from their local peers."""
+    """Bytes that differ between messages and from the bytes beside them."""
     seed = hashlib.blake2b(repr(key).encode(), digest_size=61).digest()  # prime: no period fits a fragment
     return (seed * (nbytes // len(seed) + 1))[:nbytes]
 
@@ -43,34 +43,34 @@ class Recorder:
         self._changed = asyncio.Event()
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
-        """A message came in."""
+        """Record a message that came in."""
         self.arrivals.append((rank, key, signature, nbytes))
         if self.on_arrival is not None:
             self.on_arrival(key)
         self._changed.set()
 
     def lost(self, rank: int, cause: str) -> None:
-        """A peer is gone."""
+        """Record that a peer is gone."""
         self.losses.append((rank, cause))
         self._changed.set()
 
     def crowded(self, rank: int) -> None:
-        """A peer offers more than is remembered."""
+        """Record that a peer offers more than is remembered."""
         self.crowds.append(rank)
         self._changed.set()
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Somebody altered what a peer sent."""
+        """Record that somebody altered what a peer sent."""
         self.tamperings.append((rank, error))
         self._changed.set()
 
     def unable(self, rank: int | None, error: GroupBroken) -> None:
-        """This process lacks something for a connection."""
+        """Record that this process lacks something for a connection."""
         self.failures.append((rank, error))
         self._changed.set()
 
     def goodbye(self, rank: int) -> None:
-        """A peer has closed."""
+        """Record that a peer has closed."""
         self.goodbyes.append(rank)
         self._changed.set()
 
@@ -102,13 +102,13 @@ class Pair:
         return self._start(lambda done: self.inc.recv(key, nbytes, sink, done))
 
     async def receive(self, key: Key, nbytes: int) -> bytes:
-        """A message's bytes."""
+        """Receive a message's bytes."""
         into = bytearray(nbytes)
         await self.recv(key, nbytes, Into(memoryview(into)))
         return bytes(into)
 
     async def passes(self, key: Key, nbytes: int) -> None:
-        """One message goes through whole."""
+        """Check that one message goes through whole."""
         sent = self.send(key, nbytes=nbytes)
         assert await self.receive(key, nbytes) == content(key, nbytes)
         await sent

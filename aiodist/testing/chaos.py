@@ -41,12 +41,12 @@ LOST_AFTER = 1.25
 
 
 class Crashed(Exception):
-    """This process was crashed by a test."""
+    """The error that this process was crashed by a test."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Nothing comes from `src` to `dst` until then."""
+    """A cut: nothing comes from `src` to `dst` until then."""
 
     src: frozenset[int]
     dst: frozenset[int]
@@ -54,7 +54,7 @@ class _Cut:
 
 
 class Chaos:
-    """Makes the processes of a cluster, and their faults. For one `run_cluster`.
+    """The maker of a cluster's processes and their faults. For one `run_cluster`.
 
     Args:
         seed: of all that is random.
@@ -106,7 +106,7 @@ class Chaos:
         return made
 
     def job(self, process: Process, settings: Settings, leave: Callable[[], Any]) -> Job:
-        """What `process` is a member of."""
+        """The job that `process` is a member of."""
         address = self._newest_store(process)
 
         async def open_endpoint(rank: int, place: str) -> Endpoint:
@@ -148,7 +148,7 @@ class Chaos:
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────
 
     def crash(self, number: int, *, silent: bool = False) -> None:
-        """A process ends now.
+        """End a process now.
 
         Args:
             number: whose.
@@ -174,13 +174,13 @@ class Chaos:
         loop.call_soon(self._bury, process)
 
     def crash_at_step(self, number: int, step: int) -> None:
-        """A process ends before it takes this step of its (the first is 1)."""
+        """End a process before it takes this step of its own (the first is 1)."""
         self.processes[number].crash_at = step
 
     def cut(
         self, a: Collection[int], b: Collection[int], seconds: float = math.inf, *, one_way: bool = False
     ) -> None:
-        """Nothing passes between these processes (`STORE` may be among them) for so many seconds.
+        """Let nothing pass between these processes (`STORE` may be among them) for so many seconds.
 
         Args:
             one_way: only what `a` sends is lost. Connections end in both directions all the same: a kernel
@@ -195,11 +195,11 @@ class Chaos:
             loop.call_later(LOST_AFTER, self._lose_links, *ends)
 
     def heal(self) -> None:
-        """All partitions end now."""
+        """End all partitions now."""
         self._cuts.clear()
 
     def slow(self, extra: float, seconds: float, who: Collection[int] | None = None) -> None:
-        """What is sent takes up to `extra` seconds more, for so many seconds; None: by anybody."""
+        """Delay what these processes send by up to `extra` seconds, for so many seconds; None: all."""
         until = asyncio.get_running_loop().time() + seconds
         self._slow.append((until, extra, None if who is None else frozenset(who)))
         self._count("slow network")
@@ -214,7 +214,7 @@ class Chaos:
     # ── how they come about ──────────────────────────────────────────────────────────────────────────
 
     def step(self, process: Process) -> bool:
-        """A process is about to do something that others can see; whether it still can."""
+        """Whether a process that is about to do something that others can see still can."""
         if not process.dead:
             process.steps += 1
             if process.steps == process.crash_at:
@@ -222,7 +222,7 @@ class Chaos:
         return not process.dead
 
     def seconds(self, src: int, dst: int) -> float:
-        """How long the next thing takes from one process (or store) to another; inf: it does not arrive."""
+        """The seconds of the next thing from one process or store to another; inf: it never arrives."""
         now = asyncio.get_running_loop().time()
         draw = self._random.get((src, dst))
         if draw is None:
@@ -234,7 +234,7 @@ class Chaos:
         return self.blocked_until(src, dst) - now + delay
 
     def blocked_until(self, src: int, dst: int) -> float:
-        """When something that is sent now can pass."""
+        """The time at which something that is sent now can pass."""
         at = asyncio.get_running_loop().time()
         for cut in sorted(self._cuts, key=lambda cut: cut.until):
             if cut.until > at and src in cut.src and dst in cut.dst:
@@ -248,11 +248,11 @@ class Chaos:
         return 2 * self._latency[1]
 
     def network(self, place: str) -> MemoryNetwork:
-        """Where the members of a draft find each other."""
+        """The network in which the members of a draft find each other."""
         return self._places.setdefault(place, MemoryNetwork())
 
     def linked(self, process: Process, end: MemoryControl) -> None:
-        """One end of a control link is with this process."""
+        """Note that one end of a control link is with this process."""
         self._links = [(who, link) for who, link in self._links if not link._over]
         self._links.append((process, end))
 
@@ -263,7 +263,7 @@ class Chaos:
             process.task.cancel("crashed")
 
     def _prove(self, process: Process) -> None:
-        """Processes of its host see that it has ended, after its last words."""
+        """Let processes of its host see that it has ended, after its last messages."""
         loop = asyncio.get_running_loop()
         for place, endpoint in process.endpoints:
             for other in self.processes:
@@ -311,7 +311,7 @@ class Chaos:
         return address
 
     def _newest_store(self, process: Process) -> str:
-        """Where whoever starts now finds the job: the last store whose host lives."""
+        """The store at which a process that starts now finds the job: the last one whose host lives."""
         if not self._shelves:
             return self._shelve(process if self.hosted else None)
         living = [address for address, shelf in self._shelves.items() if shelf.down is None]

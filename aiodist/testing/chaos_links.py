@@ -1,4 +1,4 @@
-"""What connects the processes of `chaos`: links that go silent, and end without goodbye."""
+"""Connections of the processes of `chaos`: links that go silent, and end without goodbye."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Process:
 
 
 class Faults(Protocol):
-    """What happens to processes and what connects them, as `Chaos` decides.
+    """The faults of processes and of what connects them, as `Chaos` decides.
 
     Attributes:
         arrivals: by process and process, when the last thing arrives that one sent to the other.
@@ -62,10 +62,10 @@ class Faults(Protocol):
         """Count a step of a process; whether it has not crashed."""
 
     def seconds(self, src: int, dst: int) -> float:
-        """How long what is sent now takes from one process to another."""
+        """The seconds that what is sent now takes from one process to another."""
 
     def blocked_until(self, src: int, dst: int) -> float:
-        """Until when nothing comes from one process to another."""
+        """The time until which nothing comes from one process to another."""
 
     @property
     def refusal(self) -> float:
@@ -102,7 +102,7 @@ class ChaosPipe(Pipe[_Item], Generic[_Item]):
 
     @property
     def last(self) -> float:
-        """When the last thing arrives that was sent."""
+        """The time at which the last thing arrives that was sent."""
         return self._last
 
     def push(self, item: _Item) -> None:
@@ -110,7 +110,7 @@ class ChaosPipe(Pipe[_Item], Generic[_Item]):
             self._push(item)
 
     def end(self) -> None:
-        """The sender is gone."""
+        """End it, since the sender is gone."""
         self._push(self._last_word)
 
     def _push(self, item: _Item) -> None:

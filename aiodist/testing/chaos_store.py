@@ -31,19 +31,19 @@ class Shelf:
 
     @property
     def number(self) -> int:
-        """Where it is."""
+        """The number of the process that hosts it, or `STORE`."""
         return STORE if self.host is None else self.host.number
 
     def client(self, process: Process) -> Store:
-        """How a process comes to it."""
+        """A client of it for one process."""
         return _ChaosStore(self, process)
 
     def end_later(self) -> None:
-        """In a task."""
+        """End it in a task."""
         self._ending = asyncio.get_running_loop().create_task(self.end())
 
     async def end(self) -> None:
-        """Everybody gives it up."""
+        """End it: everybody gives it up."""
         await self.store.aclose()
 
 
@@ -84,4 +84,4 @@ class _ChaosStore(Store):
         return self._shelf.store.watch(prefix)
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

@@ -16,11 +16,11 @@ _NOBODYS = Context()  # timers have contexts of their own
 
 
 class SimulationStuck(RuntimeError):
-    """Nothing is ready and no timer is set: in real time this would wait for ever."""
+    """The error that nothing is ready and no timer is set: in real time this would wait for ever."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never sleeps: where nothing is ready it moves the clock to the next timer."""
+    """A selector that never sleeps: where nothing is ready it moves the clock to the next timer."""
 
     now = 0.0
 
@@ -66,7 +66,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio's; timers of one instant run in the order in which they were set."""
+        """Set a timer as asyncio does; timers of one instant run in the order in which they were set."""
         due = self._due.get(when)
         if due is None:
             due = self._due[when] = _Due(super().call_at(when, self._run_due, when, context=_NOBODYS))
@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @_clock_resolution.setter
     def _clock_resolution(self, seconds: float) -> None:
-        """What asyncio believes; the virtual clock knows better."""
+        """The resolution that asyncio believes; the virtual clock knows better."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

@@ -134,7 +134,7 @@ class _Plain:
         self._uids = [os.urandom(UID_BYTES) for _ in range(size)]
 
     def uid(self, rank: int) -> bytes:
-        """Of a rank's process."""
+        """The uid of a rank's process."""
         return self._uids[rank]
 
     def hosts_store(self, rank: int) -> bool:
@@ -153,7 +153,7 @@ class _Plain:
         return Job(settings.uid, words, settings, self._store, open_endpoint, leave, host="memory")
 
     async def endpoint(self, rank: int, job: Job) -> Endpoint:
-        """Of the first epoch."""
+        """The endpoint of the first epoch."""
         return MemoryEndpoint(self._shared, rank) if self._endpoint is None else self._endpoint(rank)
 
     def started(self, tasks: list[asyncio.Task[T]]) -> None:
@@ -171,7 +171,7 @@ class _Faulty:
         self._chaos = chaos
 
     def uid(self, rank: int) -> bytes:
-        """Of a rank's process."""
+        """The uid of a rank's process."""
         return self._chaos.processes[rank].uid
 
     def hosts_store(self, rank: int) -> bool:
@@ -183,7 +183,7 @@ class _Faulty:
         return self._chaos.job(self._chaos.processes[rank], settings, leave)
 
     async def endpoint(self, rank: int, job: Job) -> Endpoint:
-        """Of the first epoch."""
+        """The endpoint of the first epoch."""
         return await job.open_endpoint(rank, "")
 
     def started(self, tasks: list[asyncio.Task[T]]) -> None:

@@ -1,4 +1,4 @@
-"""What every backend must do, checked through the group on all ranks.
+"""The rules of every backend, checked through the group on all ranks.
 
     @spmd(world_size=3)
     async def test_my_backend(pg):

@@ -1,4 +1,4 @@
-"""What every transport must do, as one check that each of them runs.
+"""The rules of every transport, as one check that each of them runs.
 
     await check_channel(make_pair)
 
@@ -27,7 +27,7 @@ from aiodist.transport.base import (
 )
 
 MakePair = Callable[[], Awaitable[tuple[Endpoint, Endpoint]]]
-"""Makes two endpoints of the running loop, ranks 0 and 1, introduced to each other."""
+"""A maker of two endpoints of the running loop, ranks 0 and 1, introduced to each other."""
 
 LIMIT = 60.0
 """Seconds that each check may take before it counts as a hang."""
@@ -351,7 +351,7 @@ async def check_goodbye(pair: Pair, budget: int) -> None:
 
 
 async def check_goodbye_of_receiver(pair: Pair, budget: int) -> None:
-    """The sender hears the goodbye of a receiver that closes first."""
+    """The sender learns of the goodbye of a receiver that closes first."""
     await pair.passes(Key(22, 0, 0, 0), FRAGMENT)
     await pair.receiver.aclose()
     await pair.at_sender.until(lambda: bool(pair.at_sender.goodbyes))

@@ -1,4 +1,4 @@
-"""What every store must do, as one check that each of them runs.
+"""The rules of every store, as one check that each of them runs.
 
     await check_store(make_store)
 
@@ -15,7 +15,7 @@ from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.rendezvous import Store, WatchEvent, claim_rank, release_rank
 
 MakeStore = Callable[[], Awaitable[Store]]
-"""Makes a handle on one store of the running loop, as one more process would have; the check closes it."""
+"""A maker of a handle on one store of the running loop, as for one more process; the check closes it."""
 
 LIMIT = 60.0
 """Seconds that each check may take before it counts as a hang."""
@@ -40,7 +40,7 @@ async def check_store(make_store: MakeStore) -> None:
 
 
 async def values(at: str, one: Store, two: Store, three: Store) -> None:
-    """What one sets, the others get; bytes as they are, str as UTF-8."""
+    """Values that one sets, the others get; bytes as they are, str as UTF-8."""
     await one.set(f"{at}bytes", b"\x00\xff")
     await two.set(f"{at}text", "grün")
     await three.set(f"{at}view", memoryview(b"seen"))
@@ -86,7 +86,7 @@ async def waiting(at: str, one: Store, two: Store, three: Store) -> None:
 
 
 async def timeouts(at: str, one: Store, two: Store, three: Store) -> None:
-    """What never comes is named when the time is up; the store goes on."""
+    """Keys that never come are named when the time is up; the store goes on."""
     await one.set(f"{at}here", b"x")
     error = await fails(one.multi_get([f"{at}here", f"{at}never"], timeout=_SOON), RendezvousTimeout)
     assert "never" in str(error)
@@ -193,7 +193,7 @@ async def gathers(at: str, one: Store, two: Store, three: Store) -> None:
 
 
 async def barriers(at: str, one: Store, two: Store, three: Store) -> None:
-    """Nobody passes a barrier before all have come; who never came is named, within the time."""
+    """A barrier lets nobody pass before all have come; it names who never came, within the time."""
     first = asyncio.ensure_future(one.barrier(f"{at}b", 3, 0))
     second = asyncio.ensure_future(two.barrier(f"{at}b", 3, 1))
     await arrived(one, two)
@@ -254,7 +254,7 @@ async def cancelling(at: str, one: Store, two: Store, three: Store) -> None:
 
 
 async def nonsense(at: str, one: Store, two: Store, three: Store) -> None:
-    """What is no key or value is refused before it is sent."""
+    """Anything that is no key or value is refused before it is sent."""
     wrong: Any = 5
     await refused(one.set(wrong, b""))
     await refused(one.set(f"{at}k", wrong))

@@ -43,14 +43,14 @@ class Hosts:
         self._made: list[str] = []
 
     def enter(self, host: int) -> list[str]:
-        """What a command that runs on a host begins with."""
+        """The words that a command on a host begins with."""
         return ["nsenter", f"--net=/run/netns/{self._names[host]}"]
 
     def address(self, host: int) -> str:
         """A host's address, which all of them reach."""
         return f"{_NETWORK}.{host + 1}"
 
-    def peer_segment(self, host: int, other: int, hardware: str | None) -> None:
+    def set_link_address(self, host: int, other: int, hardware: str | None) -> None:
         """Have one host believe that another has this hardware address; None: what it finds out by itself."""
         entry = [self.address(other), "dev", "eth0"]
         if hardware is None:
@@ -80,7 +80,7 @@ class Hosts:
         self._remove()
 
     def _connect(self) -> None:
-        """The first host has the switch."""
+        """Lay the cables; the first host has the switch."""
         first = self._names[0]
         _ip(first, "link", "add", "eth0", "type", "bridge")
         for host, name in enumerate(self._names):

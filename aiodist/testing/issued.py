@@ -49,7 +49,7 @@ class Issued:
 
 
 class Place(Protocol):
-    """Where the tensors of a program lie, if not on the host."""
+    """The place of a program's tensors, if not on the host."""
 
     def put(self, array: Array, layout: str) -> Any:
         """A tensor there with the values of an array, laid out as for `laid_out`."""
@@ -110,7 +110,7 @@ def issue(pg: ProcessGroup, step: Step, timeout: float | None = None, place: Pla
 
 
 def _arguments(step: Step, rank: int, size: int) -> dict[str, Any]:
-    """What a collective is called with besides its tensors."""
+    """The arguments of a collective besides its tensors."""
     roles = ROLES[step.kind]
     arguments: dict[str, Any] = {}
     if roles.rooted:

@@ -40,7 +40,7 @@ BYTES = tuple(dtype for dtype in DTYPES if dtype.itemsize == 1)
 """Dtypes of one byte: their tensors are cut anywhere. They are drawn more often than others."""
 
 Room = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
-"""Makes uninitialised, contiguous arrays."""
+"""A maker of uninitialised, contiguous arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _step(rng: random.Random, size: int, kinds: Sequence[Kind], big: int) -> Ste
 
 
 def rows(step: Step, size: int) -> list[list[int]]:
-    """How many rows each rank gives each, where parts are rows: `[source][target]`."""
+    """The number of rows that each rank gives each, where parts are rows: `[source][target]`."""
     rng = random.Random(step.salt)
     most = max(1, 2000 // max(1, int(np.prod(step.shape, dtype=np.int64))) // size)
     if not step.uneven:
@@ -134,7 +134,7 @@ def rows(step: Step, size: int) -> list[list[int]]:
 
 
 def tensor(step: Step, rank: int, size: int) -> Array:
-    """What a rank that gives passes to a collective."""
+    """The tensor that a rank that gives passes to a collective."""
     roles = ROLES[step.kind]
     if step.in_rows:
         mine = rows(step, size)[rank]
@@ -144,7 +144,7 @@ def tensor(step: Step, rank: int, size: int) -> Array:
 
 
 def expected(step: Step, rank: int, size: int) -> Array | None:
-    """What a collective gives a rank, by NumPy; None where it gives nothing."""
+    """The result of a collective for a rank, by NumPy; None where it gives nothing."""
     roles = ROLES[step.kind]
     senders = origins(step.kind, rank, size, step.root)
     if not senders:
@@ -159,7 +159,7 @@ def expected(step: Step, rank: int, size: int) -> Array | None:
 
 
 def _part(step: Step, whole: Array, source: int, target: int, size: int) -> Array:
-    """Of what `source` gives, the part for `target`."""
+    """The part for `target` of what `source` gives."""
     roles = ROLES[step.kind]
     if roles.source is Parts.ONE:
         return whole
@@ -202,7 +202,7 @@ def value(step: Step, rank: int, rows: int | None = None) -> Array:
 
 
 def room(step: Step, rank: int, shared: Callable[[int], Array]) -> Room:
-    """Where a rank's tensors of a step lie.
+    """The memory of a rank's tensors of a step.
 
     Args:
         step: the step.
@@ -238,7 +238,7 @@ def laid_out(array: Array, layout: str, make: Room = np.empty) -> Array:
 
 
 def reduced(step: Step, size: int) -> Array:
-    """What reducing all ranks' tensors gives, by NumPy."""
+    """The reduction of all ranks' tensors, by NumPy."""
     total = tensor(step, 0, size)
     wide = total.dtype if total.dtype.kind in "biuc" or total.dtype.itemsize > 2 else np.dtype(np.float32)
     total = total.astype(wide)

@@ -50,7 +50,7 @@ class Process(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """How one rank ended: its exit code (negative: the signal), output, and place in the order of failing.
+    """The end of one rank: its exit code (negative: the signal), output, and place in the order of failing.
 
     A rank that raised failed when it raised, whenever its process ended; one that died without an
     exception came before those, which most likely raised because of it.
@@ -63,7 +63,7 @@ class Outcome:
 
 
 class RanksFailed(AssertionError):
-    """Some ranks did not end as expected."""
+    """The error that some ranks did not end as expected."""
 
 
 def spmd(
@@ -252,7 +252,7 @@ def _put_in_order(outcomes: list[Outcome], failures: int) -> None:
 
 
 def note_failure() -> None:
-    """In a rank: its function raises, now."""
+    """Note, in a rank, that its function raises now."""
     if descriptor := os.environ.get(FAILURES):
         os.write(int(descriptor), f"{os.environ['RANK']} {time.monotonic_ns()}\n".encode())
 

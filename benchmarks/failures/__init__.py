@@ -1,1 +1,1 @@
-"""What happens when something fails, counted: `python -m benchmarks.failures`."""
+"""Counts of what happens when something fails: `python -m benchmarks.failures`."""

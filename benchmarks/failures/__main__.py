@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_row(number: int, scale: Scale) -> list[Figures] | None:
-    """One row; None where nothing can run it."""
+    """Run one row; None where nothing can run it."""
     row = ROWS[number]
     if row.run is None:
         return None

@@ -18,11 +18,11 @@ LEAST, MOST = 4, 8  # living members between which the number moves
 EVICT_AFTER = 2.0
 LOOK = 20
 ROOM = (("fds", 12, 11), ("shm", 12, 2), ("threads", 3, 0), ("rss", 32 << 20, 0))
-"""What may come and go, and what each member costs, of what `held` counts."""
+"""Allowances of what `held` counts: what may come and go, and what each member costs."""
 
 
 async def run(scale: Scale) -> list[Figures]:
-    """Sums are exact in every epoch, and what a survivor holds does not grow."""
+    """Check that sums are exact in every epoch, and that what a survivor holds does not grow."""
     found = []
     for transport, name in (("auto", "shared memory"), ("tcp", "TCP")):
         figures = Figures(13, f"churn, {name}", f"{LEAST} to {MOST}")
@@ -106,7 +106,7 @@ def _died(outcome: object) -> bool:
 
 
 def _check_flat(round: Round, figures: Figures) -> None:
-    """What long-lived members hold in their last epochs, against their first ones."""
+    """Compare what long-lived members hold in their last epochs with their first ones."""
     grown = []
     for rank in range(round.size + len(round.said)):
         epochs = epochs_of(round, rank)

@@ -22,7 +22,7 @@ async def counted(stage: Stage, nbytes: int, count: int) -> dict[str, Any]:
 
 
 async def run(scale: Scale) -> list[Figures]:
-    """Every few milliseconds another way of another connection is clogged, or throttled, for a while."""
+    """Clog or throttle, every few milliseconds, another way of another connection for a while."""
     figures = Figures(12, "ways clogged 10 to 400 ms, or throttled to 20 MB/s", str(RANKS))
     repeats, count = scale.pick(1, 2, 20), scale.pick(30, 200, 400)
     chance = random.Random(scale.seed)
@@ -51,7 +51,7 @@ async def run(scale: Scale) -> list[Figures]:
 
 
 async def _clog(round: Round, chance: random.Random) -> int:
-    """Until cancelled; how many faults there were."""
+    """Clog until cancelled → how many faults there were."""
     assert round.detours is not None
     ways = [
         way for proxy in round.detours.of(range(RANKS), range(RANKS)) for way in (proxy.forth, proxy.back)

@@ -76,7 +76,7 @@ def _everything(pg: Any) -> Any:
         rows = await pg.all_to_all(np.arange(size) + 10 * rank)
         return bool(np.array_equal(rows, np.arange(size) * 10 + rank))
 
-    async def peer_segment() -> bool:
+    async def ring_shift() -> bool:
         got = np.zeros(100_000)
         work = pg.recv(got, (rank - 1) % size, async_op=True)
         await pg.send(np.full(100_000, float(rank)), (rank + 1) % size)
@@ -97,13 +97,13 @@ def _everything(pg: Any) -> Any:
 
     for count in (10, 200_000, 3):
         yield reduce(count)
-    for one in (broadcast, gather, shuffle, peer_segment, objects, child):
+    for one in (broadcast, gather, shuffle, ring_shift, objects, child):
         yield one()
     yield reduce(1000)
 
 
 async def run(scale: Scale) -> list[Figures]:
-    """Each step in turn, or as many as there is time for, evenly."""
+    """Crash at each step in turn, or as many as there is time for, evenly."""
     found = []
     for transport, name in (("shm", "shared memory"), ("tcp", "TCP")):
         async with Victims(transport=transport) as victims:

@@ -36,7 +36,7 @@ async def store_kills(scale: Scale) -> list[Figures]:
     return [figures]
 
 
-async def strangers(scale: Scale) -> list[Figures]:
+async def silent_connections(scale: Scale) -> list[Figures]:
     """Row 19, its second half: thousands of connections that say nothing, beside a job that works."""
     connections = scale.pick(100, 1000, 5000)
     figures = Figures(19, f"{connections:,} silent connections", "2")
@@ -52,17 +52,17 @@ async def strangers(scale: Scale) -> list[Figures]:
 async def fuzz(scale: Scale) -> list[Figures]:
     """Row 19: bytes that are not this protocol, for every parser."""
     inputs = scale.pick(2_000, 20_000, 1_000_000)
-    figures = Figures(19, "fuzzed frames, letters, messages, objects", "–")
+    figures = Figures(19, "fuzzed frames, local messages, messages, objects", "–")
     if not (ROOT / "tests" / "fuzz" / "__main__.py").exists():
         figures.notes.append("not run: tests/fuzz is not here")
-        return [figures, *await strangers(scale)]
+        return [figures, *await silent_connections(scale)]
     command = [sys.executable, "-m", "tests.fuzz", "--inputs", str(inputs), "--seed", str(scale.seed)]
     scale.step(19, " ".join(command[1:]))
     done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True)
     figures.repeats = inputs
     if done.returncode:
         figures.problem((done.stdout + done.stderr)[-2000:])
-    return [figures, *await strangers(scale)]
+    return [figures, *await silent_connections(scale)]
 
 
 def suite(row: int, what: str, *paths: str) -> Row:
@@ -90,7 +90,7 @@ def suite(row: int, what: str, *paths: str) -> Row:
 
 
 async def _driver(module: str, figures: Figures, **arguments: Any) -> dict[str, Any] | None:
-    """What a load driver of the tests gives; None where it is not in this tree."""
+    """The result of a load driver of the tests; None where it is not in this tree."""
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
     try:

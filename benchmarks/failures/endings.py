@@ -44,7 +44,7 @@ async def run(scale: Scale) -> list[Figures]:
 
 
 async def end_one(victims: Victims, fault: Fault, chance: random.Random, figures: Figures) -> None:
-    """One fault between two of the ranks; all of them have to hear of it."""
+    """Make one fault between two of the ranks; all of them have to learn of it."""
     async with victims.round(linger, RANKS, detours=True, nbytes=NBYTES) as round:
         await round.all_say("running")
         assert round.detours is not None
@@ -61,7 +61,7 @@ async def end_one(victims: Victims, fault: Fault, chance: random.Random, figures
 
 
 async def judge(round: Round, pair: set[int], began: int, figures: Figures) -> None:
-    """What all ranks saw, the two at its ends included: errors that name one of these, and then rest."""
+    """Check what all ranks saw, the two at its ends too: errors that name one of these, and then rest."""
     outcomes = await round.outcomes()
     figures.repeats += 1
     for rank, outcome in outcomes.items():

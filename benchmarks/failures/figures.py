@@ -1,4 +1,4 @@
-"""What came out: one line of the table for each variant of a row, and how it reads."""
+"""The figures: one line of the table for each variant of a row, and how it reads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Figures:
         return self.bar is None or not self.samples or percentile(self.samples, 99) <= self.bar
 
     def problem(self, text: str) -> None:
-        """Something was not as it shall be."""
+        """Note something that was not as it shall be."""
         self.problems.append(text)
 
     def as_json(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ async def _stop_one(victims: Victims, limit: float, chance: random.Random, figur
 
 
 class Told(logging.Handler):
-    """When this process was first told, in its log, that a loop does not turn, and in which words."""
+    """The moment and text in which this process's log first says that a loop does not turn."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -134,7 +134,7 @@ async def blocked(scale: Scale) -> list[Figures]:
 async def _busy(
     scale: Scale, row: int, how: str, words: str, seconds: float, repeats: int, limit: float
 ) -> list[Figures]:
-    """One rank is busy; those who wait log that after `warn_after`, and everything goes on."""
+    """Keep one rank busy; those who wait log that after `warn_after`, and everything goes on."""
     warn_after = min(5.0, limit / 2)
     env = {"AIODIST_EVICT_AFTER": f"{limit:g}", "AIODIST_WARN_AFTER": f"{warn_after:g}"}
     if scale.tiny:

@@ -67,7 +67,7 @@ async def kill_one(victims: Victims, size: int, nbytes: int, chance: random.Rand
 
 
 def judge(figures: Figures, rank: int, outcome: Said | None, victim: int, died: int) -> None:
-    """What one survivor saw: every pending Work fails, and names the victim, the operation and its number."""
+    """Check that each pending Work of a survivor fails, naming the victim, the operation and its number."""
     if outcome is None:
         figures.hangs += 1
         return

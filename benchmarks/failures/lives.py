@@ -1,4 +1,4 @@
-"""What a member of a job does that outlives deaths: steps with exact sums, and a new epoch after each fault.
+"""The work of a member of a job that outlives deaths: steps with exact sums, a new epoch after each fault.
 
 Each process adds a number of its own to every element, so a sum says exactly who took part in it.
 """
@@ -115,7 +115,7 @@ def _named(error: dict[str, Any]) -> dict[str, Any]:
 
 
 def held() -> dict[str, Any]:
-    """What this process holds: descriptors, shared mappings, bytes in memory, threads."""
+    """The resources that this process holds: descriptors, shared mappings, bytes in memory, threads."""
     maps = Path("/proc/self/maps").read_text()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {

@@ -66,7 +66,7 @@ async def give_up(stage: Stage) -> dict[str, Any]:
 
 
 async def end_the_loop(stage: Stage, odd: int) -> dict[str, Any]:
-    """One rank's loop ends in the middle of an operation; its process lives on, the group is not closed."""
+    """End one rank's loop in the middle of an operation; its process lives on, the group is not closed."""
     if stage.rank == odd:
 
         async def short() -> None:
@@ -93,7 +93,7 @@ async def end_the_loop(stage: Stage, odd: int) -> dict[str, Any]:
 
 
 async def fork(stage: Stage, odd: int) -> dict[str, Any]:
-    """One rank forks: the child has no group, and its end disturbs nobody."""
+    """Fork one rank: the child has no group, and its end disturbs nobody."""
     async with await stage.join() as pg:
         right = 0
         for number in range(10):

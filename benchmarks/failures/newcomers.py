@@ -16,7 +16,7 @@ LOOK = 5  # steps between two looks at who waits
 
 
 async def run(scale: Scale) -> list[Figures]:
-    """Members step on all the while."""
+    """Let newcomers come, and die on their way in, while members step on."""
     comes = Figures(11, "comes in the middle of an operation", f"{SIZE}+1")
     dies = Figures(11, "dies on its way in", f"{SIZE}+1")
     chance = random.Random(scale.seed)

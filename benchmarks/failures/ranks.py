@@ -1,4 +1,4 @@
-"""What ranks do while something happens to them: all_reduces of whole numbers, each result checked.
+"""The work of ranks while something happens to them: all_reduces of whole numbers, each result checked.
 
 Element i of rank r in operation k is i % 1009 + 31 r + k: different on every rank, element and operation,
 and every sum is exact. So a result that mixes operations, or lacks a rank, is seen.
@@ -42,7 +42,7 @@ class Numbers:
         self.tensors: list[Array] = made[1]
 
     def fill(self, tensor: Array, rank: int, number: int) -> None:
-        """What a rank gives to an operation."""
+        """Fill in what a rank gives to an operation."""
         np.add(self._base, 31 * rank + number, out=tensor)
 
     def right(self, tensor: Array, ranks: tuple[int, ...], number: int) -> bool:
@@ -53,7 +53,7 @@ class Numbers:
 
 
 class When:
-    """Notes when a Work was issued, and when it ended: the program may be busy with another one just then."""
+    """The times at which a Work was issued and ended: the program may be busy with another one just then."""
 
     def __init__(self) -> None:
         self.issued = time.monotonic_ns()
@@ -64,7 +64,7 @@ class When:
 
 
 async def aside(nbytes: int, function: Any, *arguments: Any) -> Any:
-    """What would hold the loop goes to a thread, as in any program on a loop: 64 MiB take NumPy 80 ms."""
+    """Run in a thread what would hold the loop, as any program on a loop does: 64 MiB take NumPy 80 ms."""
     if nbytes < BIG:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
@@ -157,7 +157,7 @@ async def endless(stage: Stage, nbytes: int, depth: int = 2, timeout: float = 20
 
 
 async def linger(stage: Stage, nbytes: int, depth: int = 2) -> dict[str, Any]:
-    """As `endless`, and then measure how busy this process is for half a second in which nothing happens."""
+    """Do as `endless`, then measure how busy this process is for half a second in which nothing happens."""
     pg = await stage.join()
     try:
         found = await reduce_until_broken(stage, pg, nbytes, depth)

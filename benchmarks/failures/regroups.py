@@ -23,7 +23,7 @@ def epochs_of(round: Round, rank: int) -> list[Said]:
 
 
 def gather(figures: Figures, outcomes: dict[int, Said | None], round: Round) -> dict[int, dict[str, Any]]:
-    """What those say that ended in order; others are counted."""
+    """Gather what those say that ended in order; others are counted."""
     found = {}
     for rank, outcome in outcomes.items():
         if outcome is None:
@@ -116,7 +116,7 @@ async def _separate(
 
 
 async def deaths(scale: Scale) -> list[Figures]:
-    """One dies; while the others regroup a second crashes at a step of that, a third is killed."""
+    """Kill one; while the others regroup a second crashes at a step of that, a third is killed."""
     size, repeats = 8, scale.pick(2, 10, 100)
     found = []
     for transport, name in (("auto", "shared memory"), ("tcp", "TCP")):
@@ -168,7 +168,7 @@ def _same_members(
     perhaps: Collection[int],
     since: int,
 ) -> None:
-    """The last epochs are one: of the survivors, and perhaps of some that ended well before they died."""
+    """Check that the last epochs are one: of survivors, and perhaps of some that died after a good end."""
     sets = {tuple(value["members"]) for value in seen.values()}
     if len(sets) != 1 or any(value["ended"] for value in seen.values()):
         figures.problem(f"survivors {sorted(survivors)}: {seen}")
@@ -184,7 +184,7 @@ def _same_members(
 
 
 async def all_but_one(scale: Scale) -> list[Figures]:
-    """All are killed at once but one; what it may do depends on the policy."""
+    """Kill all at once but one; what it may do depends on the policy."""
     size, repeats = scale.pick(3, 4, 8), scale.pick(1, 5, 50)
     cases = [
         ("min_size=1, the store decides", 1, False, True),

@@ -125,10 +125,10 @@ ROWS: dict[int, Row] = {
         "closed before anything is parsed; the reason is logged; the job goes on",
         elsewhere.suite(
             18,
-            "tests of the doors",
+            "tests of the handshake and admission",
             "tests/security/test_attacks.py",
             "tests/wire/test_handshake.py",
-            "tests/wire/test_letter.py",
+            "tests/wire/test_local_message.py",
             "tests/net/test_secure.py",
         ),
     ),

@@ -1,4 +1,4 @@
-"""How much is done: all of it, or as much as an impatient reader, or CI, has time for."""
+"""The amount of work: all of it, or as much as an impatient reader, or CI, has time for."""
 
 from __future__ import annotations
 

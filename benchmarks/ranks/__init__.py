@@ -1,1 +1,1 @@
-"""What runs in the rank processes: one module per peer, and the loop that takes the driver's orders."""
+"""The programs of the rank processes: one module per peer, and the loop that takes the driver's orders."""

@@ -87,7 +87,7 @@ def _finish(order: Coroutine[Any, Any, bool]) -> bool:
 
 
 def _die_with_driver(sock: socket.socket) -> None:
-    """In a thread: end this process at once when the driver has gone, whatever it is doing."""
+    """End this process at once, from a thread, when the driver has gone, whatever it is doing."""
     poll = select.poll()
     poll.register(sock, getattr(select, "POLLRDHUP", select.POLLHUP))
     poll.poll()

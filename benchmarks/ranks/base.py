@@ -21,7 +21,7 @@ Call = Callable[[], Any]
 
 
 class AbsentError(Exception):
-    """The peer does not offer this operation; says why."""
+    """The error that the peer does not offer this operation; says why."""
 
 
 class Peer:
@@ -38,7 +38,7 @@ class Peer:
         self.once: Call | None = None
 
     def versions(self) -> dict[str, str]:
-        """What is measured, for the record."""
+        """The versions of what is measured, for the record."""
         return {}
 
     # What a peer brings.
@@ -112,7 +112,7 @@ class Peer:
         self.once = None
 
     async def init(self, port: int, at: float) -> float:
-        """At a given monotonic time: make the group and all_reduce one number. When the result was there."""
+        """Make the group and all_reduce one number, at a given monotonic time → when the result was there."""
         tensor = self.zeros(1)
         time.sleep(max(0.0, at - time.monotonic()))  # noqa: ASYNC251
         await self.connect(port)
@@ -197,7 +197,7 @@ def resident() -> int:
 
 
 class Peak:
-    """Samples `resident` in a thread while in its block.
+    """A sampler of `resident` in a thread while in its block.
 
     Attributes:
         most: the largest sample.
@@ -222,7 +222,7 @@ class Peak:
 
 
 def more_descriptors() -> None:
-    """As many descriptors as the system lets this process have."""
+    """Allow as many descriptors as the system lets this process have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

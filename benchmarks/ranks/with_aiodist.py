@@ -61,7 +61,7 @@ class AiodistPeer(Peer):
         self.once = self.bound = None
 
     async def late(self, nbytes: int, seconds: float) -> dict[str, float]:
-        """How late a 1 ms ticker is during all_reduces, and on the idle loop."""
+        """The lateness of a 1 ms ticker during all_reduces, and on the idle loop."""
         await self.barrier()
         ticker = Ticker()
         ticker.start()

@@ -1,4 +1,4 @@
-"""What all_reduces do to the loop beside them, and computing to them; two ranks."""
+"""Effects of all_reduces on the loop beside them, and of computing on them; two ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the command to its end, for a job of two ranks that does one all_reduce."""
+"""The time from the command to its end, for a job of two ranks that does one all_reduce."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launch(run: Run) -> list[Step]:
 
 
 def command(peer: Peer) -> list[str]:
-    """How a user would start the job."""
+    """The command with which a user would start the job."""
     job = str(_JOBS / f"with_{peer.kind}.py")
     if peer.kind == "aiodist":
         return [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(_SIZE), job]

@@ -128,7 +128,7 @@ def test_default_port_of_several_nodes(script: str) -> None:
 def test_a_range_of_nodes(script: str) -> None:
     made = plan("--nnodes=1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h:7", script)
     assert (made.nnodes, made.max_nodes, made.most, made.node_rank) == (1, 4, 4, None)
-    assert (made.last_call, made.open_door, made.shown_nodes) == (30, True, "1:4")
+    assert (made.last_call, made.admits_later, made.shown_nodes) == (30, True, "1:4")
     static = plan("--nnodes=1:4", "--node-rank=3", "--master-addr=h", script)
     assert (static.node_rank, static.master_port) == (3, 29500), "says who hosts; ranks are by arrival"
 

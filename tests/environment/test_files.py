@@ -85,7 +85,7 @@ def test_links_of_others_are_not(name: str, tmp_path: Path, hand_over: HandOver)
 
 
 def test_users_whom_a_namespace_does_not_know_are_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a user namespace '/' may be such a one's, and so is every unauthenticated peer's link."""
+    """In a user namespace '/' may be such a one's, and so is every unknown user's link."""
     proc = Path("/proc/sys/kernel/overflowuid")
     unknown = int(proc.read_text()) if proc.exists() else 65534
     for owner, trusted in ((12345, True), (unknown, False)):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.environment import (
-    check_open_door,
+    check_open_port,
     files,
     given_secret,
     home_secret,
@@ -238,12 +238,12 @@ def test_where_it_comes_from_in_words(tmp_path: Path) -> None:
         assert secret_origin(home) == "none: loopback only"
 
 
-def test_the_door() -> None:
-    check_open_door("10.0.0.1", b"secret", False)
-    check_open_door("10.0.0.1", b"", True)
-    check_open_door("127.0.0.1", b"", False)
+def test_the_open_port() -> None:
+    check_open_port("10.0.0.1", b"secret", False)
+    check_open_port("10.0.0.1", b"", True)
+    check_open_port("127.0.0.1", b"", False)
     with pytest.raises(UsageError, match=r"refused to serve 10\.0\.0\.1 without a secret.*AIODIST_SECRET"):
-        check_open_door("10.0.0.1", b"", False)
+        check_open_port("10.0.0.1", b"", False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "[::1]", "localhost"])

@@ -33,7 +33,7 @@ def test_who_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     [(ALL, True), (SPLIT, True), (ONE, False), (SOME, False), ("", False)],
     ids=["all", "split", "one", "some", "none"],
 )
-def test_who_shares_the_number_of_strangers(
+def test_who_shares_the_number_of_unknown_users(
     text: str, known: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also where the namespace gives that number to a user of its own."""

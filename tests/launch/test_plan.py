@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from aiodist.errors import UsageError
-from aiodist.launch.plan import Plan, Seat, worker_environment
+from aiodist.launch.plan import Place, Plan, worker_environment
 
-SEAT = Seat(
+PLACE = Place(
     node_rank=1,
     nnodes=2,
     first_rank=3,
@@ -70,7 +70,7 @@ def test_streams() -> None:
 
 
 def test_worker_environment() -> None:
-    env = worker_environment({"HOME": "/h", "TORCHELASTIC_ERROR_FILE": "x"}, Plan(("true",), 2), SEAT, 1)
+    env = worker_environment({"HOME": "/h", "TORCHELASTIC_ERROR_FILE": "x"}, Plan(("true",), 2), PLACE, 1)
     assert env["HOME"] == "/h"
     assert "TORCHELASTIC_ERROR_FILE" not in env
     expected = {
@@ -98,23 +98,23 @@ def test_worker_environment() -> None:
 
 def test_environment_of_a_worker_that_is_started_again() -> None:
     plan = Plan(("true",), 2, max_restarts=3)
-    env = worker_environment({"AIODIST_NEWCOMER": "1"}, plan, SEAT, 1, 2)
+    env = worker_environment({"AIODIST_NEWCOMER": "1"}, plan, PLACE, 1, 2)
     assert (env["RANK"], env["TORCHELASTIC_RESTART_COUNT"], env["AIODIST_RESTART_COUNT"]) == ("4", "2", "2")
     assert env["TORCHELASTIC_MAX_RESTARTS"] == "3"
     assert "AIODIST_NEWCOMER" not in env, "an outer launcher's word is not ours"
-    assert worker_environment({}, plan, replace(SEAT, newcomer=True), 1)["AIODIST_NEWCOMER"] == "1"
+    assert worker_environment({}, plan, replace(PLACE, newcomer=True), 1)["AIODIST_NEWCOMER"] == "1"
 
 
 def test_where_nodes_may_come_later() -> None:
-    assert not Plan(("true",), max_restarts=3).open_door, "one node alone"
+    assert not Plan(("true",), max_restarts=3).admits_later, "one node alone"
     several = Plan(("true",), nnodes=2, master_port=1)
-    assert not several.open_door and several.shown_nodes == "2"
-    assert replace(several, max_restarts=1).open_door
-    assert replace(several, max_nodes=4).open_door
+    assert not several.admits_later and several.shown_nodes == "2"
+    assert replace(several, max_restarts=1).admits_later
+    assert replace(several, max_nodes=4).admits_later
     assert replace(several, max_nodes=4).shown_nodes == "2:4"
 
 
 def test_what_the_user_tuned_stays() -> None:
     plan = Plan(("true",), 2, local_addr="10.0.0.2")
-    env = worker_environment({"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "0"}, plan, SEAT, 0)
+    env = worker_environment({"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "0"}, plan, PLACE, 0)
     assert (env["OMP_NUM_THREADS"], env["PYTHONUNBUFFERED"], env["AIODIST_HOST"]) == ("4", "0", "10.0.0.2")

@@ -1,4 +1,4 @@
-"""The client and the server over real connections: strangers, broken connections, deaths."""
+"""The client and the server over real connections: unauthenticated peers, broken connections, deaths."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ async def test_who_does_not_answer_as_a_store_is_named(monkeypatch: pytest.Monke
     real = Connection.start
     monkeypatch.setattr(Connection, "start", deaf)
     loop = asyncio.get_running_loop()
-    async with await loop.create_server(asyncio.Protocol, HOST, 0) as stranger:
-        port = stranger.sockets[0].getsockname()[1]
+    async with await loop.create_server(asyncio.Protocol, HOST, 0) as other:
+        port = other.sockets[0].getsockname()[1]
         said = r"\(it accepts connections, but does not answer as a store: no handshake within 5 s\b"
         with pytest.raises(RendezvousTimeout, match=said):
             await TcpStore.connect(HOST, port, "job", b"", 30)
@@ -134,7 +134,7 @@ async def test_the_server_listens_on_its_address_only(
         ("job", b"", 'the peer says: "the store has another secret than this process"'),
     ],
 )
-async def test_a_stranger_is_refused(
+async def test_an_unauthenticated_peer_is_refused(
     server: StoreServer, job: str, secret: bytes, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "aiodist.store"):

@@ -252,7 +252,7 @@ async def test_the_wrong_secret(port: int) -> None:
             await rendezvous("env://", timeout=60, environ=environ(1, 2, port), secret=b"wrong")
 
 
-async def test_no_open_door_without_a_secret(port: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_open_port_without_a_secret(port: int, caplog: pytest.LogCaptureFixture) -> None:
     url = f"tcp://0.0.0.0:{port}?rank=0&world_size=1"
     with pytest.raises(UsageError, match=r"without a secret.*AIODIST_SECRET"):
         await rendezvous(url, timeout=5)

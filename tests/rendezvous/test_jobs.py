@@ -91,18 +91,18 @@ async def test_the_wrong_secret_and_the_wrong_job_look_the_same(
 
 
 def seen(server: StoreServer, job: str) -> bytes:
-    """What an unauthenticated peer who names a job gets to see: all that the server says, to the end."""
-    stranger = Handshake.client(Identity(job, Purpose.store), b"guess", bytes(16))
+    """All that the server says to an unauthenticated peer who names a job, to the end."""
+    guest = Handshake.client(Identity(job, Purpose.store), b"guess", bytes(16))
     serving = server._handshake()
-    serving.receive(stranger.data_to_send())
+    serving.receive(guest.data_to_send())
     said = serving.data_to_send()
-    stranger.receive(said)
+    guest.receive(said)
     with pytest.raises(AuthenticationError):
-        serving.receive(stranger.data_to_send())
+        serving.receive(guest.data_to_send())
     return said + serving.data_to_send()
 
 
-async def test_a_stranger_cannot_tell_which_jobs_there_are(server: StoreServer) -> None:
+async def test_an_unauthenticated_peer_cannot_tell_which_jobs_there_are(server: StoreServer) -> None:
     """Everything but the nonce is the same, whatever job is named."""
     first = seen(server, "a")
     for job in ("a", "x"):

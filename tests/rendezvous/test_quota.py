@@ -10,12 +10,12 @@ from aiodist.rendezvous.quota import clients_of_each
 
 @pytest.mark.parametrize("jobs", [1, 2, 7, 100])
 @pytest.mark.parametrize("descriptors", [1024, 4096, 1 << 20])
-def test_all_jobs_and_all_strangers_find_room_at_once(jobs: int, descriptors: int) -> None:
-    strangers = min(1024, descriptors // 8)
-    each = clients_of_each(jobs, strangers, descriptors)
+def test_all_jobs_and_all_unauthenticated_find_room_at_once(jobs: int, descriptors: int) -> None:
+    others = min(1024, descriptors // 8)
+    each = clients_of_each(jobs, others, descriptors)
     assert each >= 1
-    assert jobs * each + 2 * strangers <= descriptors - 64 - 4 * jobs or each == 1
-    assert (jobs + 1) * each + 2 * strangers + 64 + 4 * jobs > descriptors - jobs, "and nothing is left over"
+    assert jobs * each + 2 * others <= descriptors - 64 - 4 * jobs or each == 1
+    assert (jobs + 1) * each + 2 * others + 64 + 4 * jobs > descriptors - jobs, "and nothing is left over"
 
 
 def test_nobody_is_kept_out_where_there_is_no_limit() -> None:

@@ -189,7 +189,7 @@ async def test_connections_lead_through_proxies() -> None:
         assert 1 in {rank for o in outcomes.values() if o and o.value for rank in o.value["ranks"]}
 
 
-def test_the_front_door_shows_them_lazily() -> None:
+def test_the_package_shows_them_lazily() -> None:
     code = (
         "import sys, aiodist.testing as t\n"
         "assert 'aiodist.testing.faults' not in sys.modules\n"

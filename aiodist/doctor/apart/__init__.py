@@ -1,4 +1,4 @@
-"""What each process that is asked runs: one look, its answer as JSON on stdout, and the end.
+"""The program of each process that is asked: one look, its answer as JSON on stdout, and the end.
 
 A probe is a function from arguments to facts that JSON can hold. What its library prints goes to stderr.
 """
@@ -14,7 +14,7 @@ from aiodist.doctor.words import describe
 from aiodist.errors import AiodistError
 
 PROBES = frozenset({"address", "backends", "cupy", "driver", "mpi", "package", "pair", "torch"})
-"""Their names: of a module here, with a function `probe`."""
+"""Names of the probes: each is a module here, with a function `probe`."""
 
 
 def main() -> None:

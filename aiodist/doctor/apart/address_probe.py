@@ -1,4 +1,4 @@
-"""Which address of this host leads to another. A name server may not answer for long."""
+"""The address of this host that leads to another. A name server may not answer for long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def probe(own: str, there: str) -> dict[str, str]:
-    """What is known of two hosts' names or addresses, each '' for none.
+    """Check two hosts' names or addresses, each '' for none.
 
     Returns:
         'unusable': why this host cannot listen on `own`; 'own': this host's address towards `there`;

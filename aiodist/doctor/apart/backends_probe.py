@@ -1,4 +1,4 @@
-"""What `backend=None` picks in this process, and which backends other packages bring."""
+"""The backend that `backend=None` picks in this process, and those that other packages bring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiodist.doctor.words import describe
 
 
 def probe() -> dict[str, Any]:
-    """What there is.
+    """Look for backends.
 
     Returns:
         'host', 'device': what carries out operations on tensors on the host and on devices; '' for nothing.

@@ -14,7 +14,7 @@ _LONGEST = 4000  # of what a compiler says
 
 
 def probe() -> dict[str, Any]:
-    """What there is.
+    """Look for CuPy.
 
     Returns:
         'version'; 'packages': the distributions that bring a CuPy; 'cuda': of its runtime, as the driver's;

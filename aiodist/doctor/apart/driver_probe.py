@@ -19,7 +19,7 @@ class _Uuid(ctypes.Structure):
 
 
 def probe() -> dict[str, Any]:
-    """What there is.
+    """Look for the CUDA driver and its devices.
 
     Returns:
         'nodes': device files of the kernel's part of the driver, 'kernel': its version;
@@ -82,7 +82,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _number(function: Any, *arguments: int) -> int:
-    """Of a function that writes one number to where its first argument points. A CUdevice is its index."""
+    """The number that a function writes to where its first argument points. A CUdevice is its index."""
     found = ctypes.c_int(0)
     if function(ctypes.byref(found), *arguments):
         return 0

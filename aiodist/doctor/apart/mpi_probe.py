@@ -7,7 +7,7 @@ from typing import Any
 
 
 def probe() -> dict[str, Any]:
-    """What there is.
+    """Look for mpi4py and its MPI.
 
     Returns:
         'version': of mpi4py; 'library': in its own words, 'threads': the level that it grants, both '' where

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def probe(name: str) -> dict[str, str]:
-    """'version', '' where it says none. Importing it may raise whatever a broken one raises."""
+    """Import the package → 'version', '' where it says none. Raises whatever a broken one raises."""
     found = getattr(import_module(name), "__version__", "")
     if isinstance(found, str) and found:
         return {"version": found}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def probe(rank: str, where: str, limit: str) -> dict[str, object]:
-    """'right': the results are; 'shared': it was done in shared memory.
+    """Add and pass on numbers → 'right': the results are; 'shared': it was done in shared memory.
 
     Args:
         rank: '0' or '1'.
@@ -35,7 +35,7 @@ def probe(rank: str, where: str, limit: str) -> dict[str, object]:
 
 
 def _mapped() -> int:
-    """How many processes' memory is mapped here: one's own, and the peer_segment's."""
+    """The number of processes whose shared segment is mapped here: this one's, and the peer's."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

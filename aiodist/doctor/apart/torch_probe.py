@@ -11,7 +11,7 @@ from aiodist.doctor.apart.driver_probe import probe as driver
 
 
 def probe() -> dict[str, Any]:
-    """What there is.
+    """Look for torch.
 
     Returns:
         'version'; 'cuda': that it was built for, or ''; 'devices': how many it sees, None: was not asked.

@@ -1,1 +1,1 @@
-"""From what was seen to findings. Pure: nothing here looks at the machine."""
+"""The checks: from what was seen to findings. Pure: nothing here looks at the machine."""

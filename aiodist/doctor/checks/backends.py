@@ -1,4 +1,4 @@
-"""What would carry out operations."""
+"""Findings on the backends that would carry out operations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_host(pair: Sequence[Answer], shared_memory: bool) -> Finding:
 
 
 def check_backends(answer: Answer) -> Sequence[Finding]:
-    """What `backend=None` picks, and backends of other packages; from the probe `backends`."""
+    """Say what `backend=None` picks, and the backends of other packages; from the probe `backends`."""
     if answer.trouble:
         return [Finding("backend=None", "missing", answer.trouble, "the default cannot be told")]
     facts = answer.facts

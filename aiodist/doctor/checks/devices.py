@@ -104,7 +104,7 @@ def _cupy(driver: Answer, cupy: Answer, devices: int, extra: str) -> Finding:
 
 
 def _lacking(said: str) -> str:
-    """What CuPy needs to compile its kernels, and has not, from what it said."""
+    """The part that CuPy lacks to compile its kernels, from what it said."""
     if header := re.search(r'cannot open source file "([^"]+)"', said):
         return f"CUDA's headers ({header[1]}) are missing"
     if "libnvrtc" in said:

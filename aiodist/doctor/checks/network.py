@@ -24,7 +24,7 @@ def check_loopback(trouble: str) -> Finding:
 
 
 def check_address(told: Told, outward: str, answer: Answer) -> Sequence[Finding]:
-    """Which address of this host its peers will use.
+    """Say which address of this host its peers will use.
 
     Args:
         told: what the environment says.

@@ -10,7 +10,7 @@ from aiodist.doctor.probes.asking import Answer
 
 @dataclass(frozen=True)
 class Need:
-    """What for, and what it costs to be without."""
+    """The use of a package, and what it costs to be without."""
 
     state: State
     cost: str

@@ -1,4 +1,4 @@
-"""What the environment says: who this process is, the secret, TLS, tuning, and what nobody reads."""
+"""Findings on the environment: who this process is, the secret, TLS, tuning, and what nobody reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REFUSED = "no rank with these variables can start"
 
 
 def check_placement(found: Placement | UsageError) -> Finding:
-    """Who this process would be."""
+    """Say which rank this process would be."""
     if isinstance(found, UsageError):
         return Finding("placement", "missing", found.message, _REFUSED, found.hint)
     if found.launcher == "alone":
@@ -30,7 +30,7 @@ def check_tuning(trouble: UsageError | None) -> Sequence[Finding]:
 
 
 def check_secret(origin: str, trouble: UsageError | None, allow_insecure: bool) -> Finding:
-    """Where the secret comes from; never the secret.
+    """Say where the secret comes from; never the secret.
 
     Args:
         origin: of `environment.secret_origin`.

@@ -13,7 +13,7 @@ _FILES_PER_RANK, _OWN_FILES = 11, 64
 
 
 def check_kernel(kernel: Kernel) -> Sequence[Finding]:
-    """What the operating system gives."""
+    """Say what the operating system gives."""
     linux = kernel.system == "Linux"
     machine = kernel.machine.lower()
     found = [
@@ -105,7 +105,7 @@ def check_open_files(room: Room, ranks: int) -> Finding:
         "open files",
         "limited",
         value,
-        "ranks that cannot open a connection or map a peer_segment's memory do not start",
+        "ranks that cannot open a connection or map a local peer's memory do not start",
         f"ulimit -n {needed}" if can_raise else f"ulimit -Hn {needed}, as root, and ulimit -n {needed}",
     )
 

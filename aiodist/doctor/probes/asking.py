@@ -1,4 +1,4 @@
-"""Asks processes of their own what they find: a broken driver can hang or kill one, and no more.
+"""Questions to processes of their own, and what they find: a broken driver can hang or kill one, and no more.
 
 All are started at once, and have the same time. Who has no answer then is killed, with all that it started.
 """
@@ -28,7 +28,7 @@ _GRACE = 1.0  # for a killed process to be gone; one that hangs in a driver neve
 
 @dataclass(frozen=True)
 class Question:
-    """What to ask one process.
+    """A question to one process.
 
     Args:
         name: of the probe, see `apart`.
@@ -43,7 +43,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it said.
+    """Its answer.
 
     Attributes:
         facts: what it found; {} where it found nothing.
@@ -79,7 +79,7 @@ class Inquiry:
         return self
 
     def answers(self, waiting: Callable[[str], object] = lambda name: None) -> list[Answer]:
-        """In the order of the questions. `waiting` is called with the name of the one that is waited for."""
+        """The answers, in the order of the questions. `waiting` is called with the name of one awaited."""
         found = []
         for one in self._asked:
             waiting(one.name)

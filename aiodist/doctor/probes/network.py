@@ -14,7 +14,7 @@ _PATIENCE = 1.0
 
 @dataclass(frozen=True)
 class Told:
-    """What the environment says of addresses.
+    """The addresses that the environment says.
 
     Attributes:
         own: the address of this host that peers shall be told; '' where nothing says.

@@ -17,7 +17,7 @@ from aiodist.net.descriptors import receive
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the operating system can do. A text that is not '' says why it cannot.
+    """The abilities of the operating system. A text that is not '' says why it cannot.
 
     Attributes:
         system: 'Linux'.
@@ -44,7 +44,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Room:
-    """What this process may use.
+    """The resources that this process may use.
 
     Attributes:
         cpus: of the machine.
@@ -62,7 +62,7 @@ class Room:
 
     @property
     def cores(self) -> float:
-        """How many of its threads can run at once."""
+        """The number of its threads that can run at once."""
         return self.affinity if self.quota is None else min(self.affinity, self.quota)
 
 

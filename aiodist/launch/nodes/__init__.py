@@ -2,13 +2,13 @@
 
     meeting      before the first attempt: who hosts, who comes in → `Nodes`
     nodes        one node's tie to the others: what it says and asks
-    monitor      what it hears meanwhile: alarms, leases, who is lost
+    node_monitor what it learns meanwhile: alarms, leases, who is lost
     words        what lies in the agents' store, and what is read there; pure
     head         node 0: hosts the stores, lets nodes in, says what follows an attempt
-    admission        where nodes come in, and wait for a seat
-    tie          what an agent knows for the whole job, and so its seat in an attempt; pure
+    admission    the admission store, where nodes come in and wait for a place
+    tie          what an agent knows for the whole job, and so its place in an attempt; pure
     roster       who takes part in an attempt, and where they sit; pure
-    access        opens the job's stores, with its secret
+    store_access opens the job's stores, with its secret
     secret       where that comes from
     ports        addresses and ports of this machine
 

@@ -1,12 +1,12 @@
-"""Where nodes come in: the doorbell on master_addr:master_port, and who waits there.
+"""The admission of nodes: the store on master_addr:master_port, and the nodes that wait there.
 
 agents/arrivals    counts who came; the head is 0
 agents/card/<id>   a node's card, as long as its agent is connected
-agents/seat/<id>   the answer: where the agents' store is, and the attempt; or why there is no seat
+agents/seat/<id>   the answer: where the agents' store is, and the attempt; or why there is no place
 agents/over        the job's exit code, for those who still wait when it ends
 
-The head keeps the door open as long as nodes may come: while the job is not complete, and, where it may
-grow or replace nodes, to its end.
+The head keeps the admission store open as long as nodes may come: while the job is not complete, and, where
+it may grow or replace nodes, to its end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DIGITS = 18  # of a node's number
 
 @dataclass(frozen=True)
 class Card:
-    """What a node says of itself; `rank` is the --node-rank that it wants, if any."""
+    """A node's description of itself; `rank` is the --node-rank that it wants, if any."""
 
     host: str
     nproc: int
@@ -45,7 +45,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it is told: where the agents' store is, and the attempt; or why there is no seat."""
+    """The head's answer to it: where the agents' store is, and the attempt; or why there is no place."""
 
     error: str = ""
     port: int = 0
@@ -53,7 +53,7 @@ class Answer:
 
 
 class OverError(Exception):
-    """The job has ended, with this exit code, while we waited for a seat."""
+    """The job has ended, with this exit code, while we waited for a place."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -65,17 +65,17 @@ class Admission:
 
     Args:
         plan: the head's.
-        bell: the store that is the doorbell; closed by `aclose`.
+        server: the admission store; closed by `aclose`.
         book: a client of it; likewise.
-        changed: called when somebody came or left.
+        changed: called when a node came or left.
     """
 
-    def __init__(self, plan: Plan, bell: StoreServer, book: TcpStore, changed: Callable[[], None]) -> None:
+    def __init__(self, plan: Plan, server: StoreServer, book: TcpStore, changed: Callable[[], None]) -> None:
         self._plan = plan
-        self._bell = bell
+        self._server = server
         self._book = book
         self._changed = changed
-        self._seated: dict[int, Member] = {}  # a seat is theirs until `leave`
+        self._admitted: dict[int, Member] = {}  # a place is theirs until `leave`
         self._refused: set[int] = set()
         self.waiting: dict[int, Member] = {}  # by id, so by arrival
         self.complaint = ""  # what the command lines of two nodes disagree about
@@ -90,7 +90,7 @@ class Admission:
                 id = int(number[:_DIGITS])
                 if value is None:
                     self.waiting.pop(id, None)
-                elif id not in self._seated and id not in self._refused:
+                elif id not in self._admitted and id not in self._refused:
                     try:
                         await self._came(id, read(Card, value, "a node's card"))
                     except WireError as error:
@@ -104,7 +104,7 @@ class Admission:
             self.complaint = f"nodes disagree: node 0 says --nnodes {ours}, {host} says --nnodes {nnodes}"
             await self.refuse(id, self.complaint)
             return
-        rivals = (*self._seated.values(), *self.waiting.values())
+        rivals = (*self._admitted.values(), *self.waiting.values())
         if wanted is not None and self._plan.most == self._plan.nnodes:
             owner = next((rival for rival in rivals if rival.wanted == wanted), None)
             if owner is not None:
@@ -112,74 +112,74 @@ class Admission:
                 return
         self.waiting[id] = Member(id, host, card.nproc, wanted)
 
-    async def seat(self, member: Member, port: int, attempt: int) -> None:
-        """Tell a node that waits where to go."""
+    async def admit(self, member: Member, port: int, attempt: int) -> None:
+        """Give a node that waits its place: tell it where the agents' store is."""
         self.waiting.pop(member.id, None)
-        self._seated[member.id] = member
+        self._admitted[member.id] = member
         await self._answer(member.id, {"port": port, "attempt": attempt})
 
     async def refuse(self, id: int, error: str) -> None:
-        """Send a node away."""
+        """Refuse a node, with this error."""
         self.waiting.pop(id, None)
         self._refused.add(id)
         await self._answer(id, {"error": error})
 
     async def refuse_all(self, error: str) -> None:
-        """Send everybody away who waits."""
+        """Refuse every node that waits."""
         for id in list(self.waiting):
             await self.refuse(id, error)
 
     def claim(self, member: Member) -> None:
-        """The head's own place."""
-        self._seated[member.id] = member
+        """Keep the head's own place."""
+        self._admitted[member.id] = member
 
     def leave(self, id: int) -> None:
-        """A node is lost: another may take its node rank."""
-        self._seated.pop(id, None)
+        """Free the place of a node that is lost: another may take its node rank."""
+        self._admitted.pop(id, None)
 
     async def _answer(self, id: int, answer: dict[str, Any]) -> None:
         with suppress(RendezvousError):
             await self._book.set(f"agents/seat/{id}", json.dumps(answer))
 
     async def aclose(self, code: int | None = None) -> None:
-        """Close the door; `code`: of the job, if it has ended."""
+        """End the admission; `code`: of the job, if it has ended."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
         if code is not None:
             with suppress(RendezvousError):
                 await self._book.set("agents/over", str(code))
         await self._book.aclose()
-        await self._bell.aclose(_GOODBYE)
+        await self._server.aclose(_GOODBYE)
 
 
-async def knock(plan: Plan, book: TcpStore, host: str) -> tuple[int, int, int]:
-    """A node's side: leave a card and wait for a seat → our id, port of the agents' store, attempt.
+async def request_place(plan: Plan, book: TcpStore, host: str) -> tuple[int, int, int]:
+    """Leave this node's card and wait for a place → our id, port of the agents' store, attempt.
 
     Raises:
         UsageError: the head refuses this node.
-        RendezvousError: no seat in time.
+        RendezvousError: no place in time.
         OverError: the job has ended.
     """
     id = await book.add("agents/arrivals", 1)
     card = Card(host, plan.nproc, plan.shown_nodes, plan.node_rank)
     patience = plan.meet_timeout + plan.last_call + 10
     await book.set(f"agents/card/{id}", json.dumps(asdict(card)), ttl=FOREVER)
-    seat = asyncio.ensure_future(book.get(f"agents/seat/{id}", timeout=patience))
+    place = asyncio.ensure_future(book.get(f"agents/seat/{id}", timeout=patience))
     over = asyncio.ensure_future(book.get("agents/over", timeout=2 * patience))
     try:
-        await asyncio.wait({seat, over}, return_when=asyncio.FIRST_COMPLETED)
-        if not seat.done() and over.exception() is None:
+        await asyncio.wait({place, over}, return_when=asyncio.FIRST_COMPLETED)
+        if not place.done() and over.exception() is None:
             raise OverError(read(int, over.result(), "the job's exit code"))
-        answer = read(Answer, await seat, "the head's answer")
+        answer = read(Answer, await place, "the head's answer")
     except RendezvousTimeout:
         raise RendezvousTimeout(
-            f"node 0 at {plan.master_addr}:{plan.master_port} gave this node no seat within {patience:g} s",
+            f"node 0 at {plan.master_addr}:{plan.master_port} gave this node no place within {patience:g} s",
             hint="The job has all the nodes that it takes, or still waits for others",
         ) from None
     finally:
-        for task in (seat, over):
+        for task in (place, over):
             task.cancel()
-        await asyncio.gather(seat, over, return_exceptions=True)
+        await asyncio.gather(place, over, return_exceptions=True)
     if answer.error:
         raise UsageError(answer.error, hint="Give every agent the same --nnodes, and its own --node-rank")
     with suppress(AiodistError):

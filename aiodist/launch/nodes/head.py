@@ -36,16 +36,18 @@ PATIENCE = 10.0
 """Seconds before we say whom we wait for."""
 
 Say = Callable[[str], None]
-"""Shows one line to the operator."""
+"""A function that shows one line to the operator."""
 
 
 class Head:
-    """Args:
-    plan: this node's.
-    me: its card.
-    access: opens the agents' stores.
-    host: the address to listen on.
-    say: shows one line to the operator.
+    """The node that decides.
+
+    Args:
+        plan: this node's.
+        me: its card.
+        access: opens the agents' stores.
+        host: the address to listen on.
+        say: shows one line to the operator.
     """
 
     def __init__(self, plan: Plan, me: Member, access: StoreAccess, host: str, say: Say) -> None:
@@ -55,7 +57,7 @@ class Head:
         self._host = host
         self._say = say
         self._news = asyncio.Event()  # for `_muster`
-        self._knocks = asyncio.Event()  # for `_attend`
+        self._arrivals = asyncio.Event()  # for `_attend`
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._backoff = Backoff()
         self._began = 0.0
@@ -65,28 +67,28 @@ class Head:
         self._attending: asyncio.Task[None] | None = None
         self._running = False
         self._regroup = False
-        self.code = 1  # the job's, for those who wait at the door when it ends
+        self.code = 1  # the job's, for nodes that wait for admission when it ends
 
     def _changed(self) -> None:
-        """Somebody came, or is gone."""
+        """Note that a node came, or is gone."""
         self._news.set()
-        self._knocks.set()
+        self._arrivals.set()
 
     # -- the first attempt ----------------------------------------------------------------------
 
     async def alone(self) -> Roster:
-        """The roster of a job of one node."""
+        """Form the roster of a job of one node."""
         return await self._form([self._me], 0, 0)
 
-    async def host(self, bell: StoreServer, book: TcpStore, local: str) -> tuple[Roster, Store]:
+    async def host(self, server: StoreServer, book: TcpStore, local: str) -> tuple[Roster, Store]:
         """Wait for the other nodes → the roster, and a client of the agents' store.
 
         Args:
-            bell: the doorbell; ours from here on.
+            server: the admission store; ours from here on.
             book: a client of it; likewise.
             local: where we reach a store of ours.
         """
-        self._admission = admission = Admission(self._plan, bell, book, self._changed)
+        self._admission = admission = Admission(self._plan, server, book, self._changed)
         admission.claim(self._me)
         self._agents_store = await self._access.serve(self._host)
         try:
@@ -97,7 +99,7 @@ class Head:
         store = await self._access.enter(local, self._agents_store.port, self._plan.meet_timeout)
         roster = await self._form(members, 0, 0)
         await self._publish(store, roster)
-        if not self._plan.open_door:
+        if not self._plan.admits_later:
             size = len(roster.members)
             await admission.refuse_all(f"the job's {size} nodes are complete already; raise --nnodes")
             await store.barrier("agents/here", size, 0, timeout=self._plan.meet_timeout)
@@ -106,7 +108,7 @@ class Head:
         return roster, store
 
     def attend(self, nodes: Nodes) -> None:
-        """The attempt has begun: let in who comes."""
+        """Admit nodes that come, now that the attempt has begun."""
         self._running = True
         nodes.heard.changed = self._changed
         if self._admission is not None and self._attending is None:
@@ -114,12 +116,12 @@ class Head:
         self._changed()
 
     async def _form(self, members: list[Member], attempt: int, restarts: int) -> Roster:
-        """Seat them, and open a store for their workers."""
+        """Give them their places, and open a store for their workers."""
         if self._workers_store is not None:
             await self._workers_store.aclose()
         self._workers_store = await self._access.of_workers.serve(self._host)
         port = self._plan.master_port
-        if port is None or self._plan.open_door:  # then it is the door's
+        if port is None or self._plan.admits_later:  # then it is the admission store's
             port = free_port(self._host)
         self._began = asyncio.get_running_loop().time()
         self._regroup = False
@@ -132,21 +134,21 @@ class Head:
         )
 
     async def _publish(self, store: Store, roster: Roster) -> None:
-        """Leave the roster for everybody, and call those who wait at the door."""
+        """Publish the roster, and admit those on it that wait."""
         assert self._agents_store is not None
         waiting = self._admission.waiting if self._admission is not None else {}
-        called = [member for member in roster.members if member.id in waiting]
-        for member in called:  # who is never heard of is missed like one who falls silent
+        admitted = [member for member in roster.members if member.id in waiting]
+        for member in admitted:  # a node that never comes is missed like one that falls silent
             await store.set(f"agents/alive/{member.id}", b"", ttl=LEASE)
         await store.set(f"agents/{roster.attempt}/roster", roster.to_json())
-        for member in called:
+        for member in admitted:
             assert self._admission is not None
-            await self._admission.seat(member, self._agents_store.port, roster.attempt)
+            await self._admission.admit(member, self._agents_store.port, roster.attempt)
 
     # -- waiting for nodes ----------------------------------------------------------------------
 
     async def _muster(self, present: Callable[[], list[Member]], *, first: bool) -> list[Member]:
-        """The members of an attempt, as soon as it can begin.
+        """Wait until an attempt can begin → its members.
 
         Args:
             present: who is here already.
@@ -183,8 +185,8 @@ class Head:
                     await self._news.wait()
 
     def _missing(self, here: list[Member]) -> list[int]:
-        seats = Roster.of(here).members
-        taken = {seat.wanted if seat.wanted is not None else rank for rank, seat in enumerate(seats)}
+        members = Roster.of(here).members
+        taken = {m.wanted if m.wanted is not None else rank for rank, m in enumerate(members)}
         return sorted(set(range(self._plan.nnodes)) - taken)
 
     def _who(self, here: list[Member]) -> str:
@@ -208,13 +210,13 @@ class Head:
         )
 
     async def _attend(self, nodes: Nodes, admission: Admission) -> None:
-        """While an attempt runs: those who come join it, or make all begin again."""
+        """Let nodes that come while an attempt runs join it, or have all begin again."""
         store = nodes.store
         assert store is not None
         spare = False
         while True:
-            await self._knocks.wait()
-            self._knocks.clear()
+            await self._arrivals.wait()
+            self._arrivals.clear()
             if not self._running:  # those who come are `_muster`'s
                 continue
             for node in nodes.lost:
@@ -236,7 +238,7 @@ class Head:
                 nodes.heard.know(nodes.roster.grown(newcomer))
                 await self._publish(store, nodes.roster)
                 self._say(f"{newcomer.host} joins the job with {newcomer.nproc} worker(s)")
-                self._knocks.set()  # perhaps there are more
+                self._arrivals.set()  # perhaps there are more
             else:
                 self._regroup = True
                 self._say(f"{newcomer.host} joins the job: all workers begin again with {living + 1} nodes")
@@ -245,16 +247,16 @@ class Head:
     # -- what follows an attempt ----------------------------------------------------------------
 
     def stop(self, signum: int) -> None:
-        """The operator ends the job."""
+        """End the job, as the operator wishes."""
         if not self._stopped.done():
             self._stopped.set_result(signum)
 
     def over(self) -> None:
-        """Our workers have ended: nobody is let in any more."""
+        """Admit nobody any more: our workers have ended."""
         self._running = False
 
     async def decide(self, nodes: Nodes, verdict: Verdict) -> Next:
-        """What follows the attempt that has ended with this verdict; all agents are told."""
+        """Decide what follows the attempt that has ended with this verdict; all agents are told."""
         self._running = False
         used = await nodes.restarts()
         limit = self._plan.max_restarts

@@ -1,9 +1,9 @@
-"""How the agents of a job meet, before any worker starts.
+"""The meeting of a job's agents, before any worker starts.
 
 Node 0, the head, hosts the agents' store and the workers', on ports that the system picks, and the
-*doorbell* on master_addr:master_port, where every other agent comes in (see `admission`). When all have, the
-doorbell is closed again: MASTER_PORT is free for what the workers want to do with it. Where nodes may come
-later, it stays, and the workers get another MASTER_PORT. One node alone needs no doorbell, and its
+*admission store* on master_addr:master_port, where every other agent comes in (see `admission`). When all
+have, it is closed again: MASTER_PORT is free for what the workers want to do with it. Where nodes may come
+later, it stays, and the workers get another MASTER_PORT. One node alone needs no admission store, and its
 MASTER_PORT is a free port that nobody holds.
 """
 
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from aiodist.environment import job_id, tls
 from aiodist.errors import RendezvousError, UsageError
-from aiodist.launch.nodes.admission import knock
+from aiodist.launch.nodes.admission import request_place
 from aiodist.launch.nodes.head import PATIENCE, Head, Say
 from aiodist.launch.nodes.nodes import Nodes
-from aiodist.launch.nodes.ports import about_door, bind_address, check_free, reachable, short_host
+from aiodist.launch.nodes.ports import about_port, bind_address, check_free, reachable, short_host
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.nodes.store_access import StoreAccess
@@ -40,7 +40,7 @@ async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
         say: shows one line to the operator, for a wait that gets long.
 
     Returns:
-        This node's seat and its tie to the other nodes; the caller closes it.
+        This node's place and its tie to the other nodes; the caller closes it.
 
     Raises:
         UsageError: the nodes' command lines do not fit together.
@@ -53,14 +53,14 @@ async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
         return await _alone(plan, StoreAccess(job, secret, tls(environ)), say)
     access = StoreAccess(plan.job or job_id(environ), secret, tls(environ))
     try:
-        bell = await _ring(plan, access, say)
+        server = await _serve_admission(plan, access, say)
     except RendezvousError as error:
         if plan.node_rank is not None or not is_in_use(error):
             raise
-        bell = None  # somebody else on this machine was first: it is node 0
-    if bell is None:
+        server = None  # an agent on this machine was first: it is node 0
+    if server is None:
         return await _join(plan, access, say)
-    return await _host(plan, access, bell, say)
+    return await _host(plan, access, server, say)
 
 
 async def _alone(plan: Plan, access: StoreAccess, say: Say) -> Nodes:
@@ -71,8 +71,8 @@ async def _alone(plan: Plan, access: StoreAccess, say: Say) -> Nodes:
     return Nodes(tie, await head.alone(), None, head)
 
 
-async def _ring(plan: Plan, access: StoreAccess, say: Say) -> StoreServer | None:
-    """The doorbell, if this node hosts it."""
+async def _serve_admission(plan: Plan, access: StoreAccess, say: Say) -> StoreServer | None:
+    """Host the admission store, if this node is to; None: it is not."""
     if plan.node_rank not in (0, None):
         return None
     address = bind_address(plan.master_addr, plan.local_addr)
@@ -87,27 +87,27 @@ async def _ring(plan: Plan, access: StoreAccess, say: Say) -> StoreServer | None
             hint="Name one of its own, or leave it out where --master-addr is one",
         )
     assert plan.master_port is not None
-    bell = await access.serve(address, plan.master_port)
-    if about := about_door(address, plan.master_addr):
+    server = await access.serve(address, plan.master_port)
+    if about := about_port(address, plan.master_addr):
         say(about)
-    return bell
+    return server
 
 
-async def _host(plan: Plan, access: StoreAccess, bell: StoreServer, say: Say) -> Nodes:
-    local = reachable(bell.host)
+async def _host(plan: Plan, access: StoreAccess, server: StoreServer, say: Say) -> Nodes:
+    local = reachable(server.host)
     try:
-        book = await access.enter(local, bell.port, plan.meet_timeout)
+        book = await access.enter(local, server.port, plan.meet_timeout)
     except BaseException:
-        await bell.aclose()
+        await server.aclose()
         raise
-    head = Head(plan, _me(plan), access, bell.host, say)
+    head = Head(plan, _me(plan), access, server.host, say)
     try:
-        roster, store = await head.host(bell, book, local)
+        roster, store = await head.host(server, book, local)
     except BaseException:
         await head.aclose()
         raise
     # What we are bound to may not be what the others' name for us means here.
-    named = plan.master_addr.strip("[]") if local != bell.host else bell.host
+    named = plan.master_addr.strip("[]") if local != server.host else server.host
     return Nodes(Tie(0, named, plan.master_addr, access, short_host()), roster, store, head)
 
 
@@ -122,15 +122,15 @@ async def _join(plan: Plan, access: StoreAccess, say: Say) -> Nodes:
     finally:
         dialled.cancel()
     async with book:
-        id, port, attempt = await knock(plan, book, short_host())
+        id, port, attempt = await request_place(plan, book, short_host())
         store = await access.enter(plan.master_addr, port, plan.meet_timeout)
     try:
         data = await store.get(f"agents/{attempt}/roster", timeout=plan.meet_timeout)
         roster = Roster.from_json(data)
         node_rank = roster.node_rank(id)
         if node_rank is None:
-            raise UsageError("node 0 gave this node no seat", hint="Start its agent again")
-        if not plan.open_door:  # else its lease says whether a node is there
+            raise UsageError("node 0 gave this node no place", hint="Start its agent again")
+        if not plan.admits_later:  # else its lease says whether a node is there
             await store.barrier("agents/here", len(roster.members), node_rank, timeout=plan.meet_timeout)
     except BaseException:
         await store.aclose()

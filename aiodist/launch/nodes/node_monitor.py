@@ -1,4 +1,4 @@
-"""What one agent hears of the others while the job runs: alarms, leases, longer rosters, who is lost."""
+"""The node monitor: alarms, leases, longer rosters and losses that one agent learns of while the job runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aiodist.rendezvous.store import Store
 
 # An agent that dies loses its lease as soon as its connection has ended (see `StoreMachine`); the lease's
-# own time is for machines that vanish without a word.
+# own time is for machines that vanish without a message.
 LEASE = 15.0
 _ALIVE = "agents/alive/"
 BEAT = 1.0
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass
 class Listener:
-    """Who is told of what happens elsewhere; each may be called more than once.
+    """The functions that are told of what happens elsewhere; each may be called more than once.
 
     Args:
         trouble: the attempt ends; takes why, as in the alarm.
@@ -38,7 +38,7 @@ class Listener:
 
 
 class NodeMonitor:
-    """The other nodes, as one node hears of them.
+    """The other nodes, as one node sees them.
 
     Args:
         id: this node, by arrival.
@@ -59,7 +59,7 @@ class NodeMonitor:
         self._beat = beat
         self._listener: Listener | None = None
         self._pulse: asyncio.Task[None] | None = None
-        self._ear: asyncio.Task[None] | None = None
+        self._alarm_watch: asyncio.Task[None] | None = None
         self.alive = {member.id for member in roster.members}  # as of the last beat
         self.changed: Callable[[], None] = lambda: None  # the head's: called when `alive` has changed
         self._begin(roster)
@@ -69,7 +69,7 @@ class NodeMonitor:
         self.know(roster)
 
     def know(self, roster: Roster) -> None:
-        """The roster of this attempt, perhaps longer than before."""
+        """Take the roster of this attempt, perhaps longer than before."""
         self.roster = roster
         for node, member in enumerate(roster.members):
             if member.id != self._id:
@@ -80,7 +80,7 @@ class NodeMonitor:
         return f"agents/{self.roster.attempt}/{name}"
 
     def report_key(self, node: int) -> str:
-        """Where a node (rank) leaves its report."""
+        """The key of a node's (rank's) report."""
         return self.key(f"report/{self.roster.members[node].id}")
 
     @property
@@ -100,11 +100,11 @@ class NodeMonitor:
             return
         if self._pulse is None or self._pulse.done():
             self._pulse = asyncio.create_task(self._keep_alive(self._store))
-        await self._deafen()
-        self._ear = asyncio.create_task(self._hear_alarm(self._store))
+        await self._stop_watch()
+        self._alarm_watch = asyncio.create_task(self._watch_alarm(self._store))
 
     async def all_reported(self) -> None:
-        """Returns when every other node has reported, or is lost."""
+        """Wait until every other node has reported, or is lost."""
         store = self._store
         if store is None:
             return
@@ -117,7 +117,7 @@ class NodeMonitor:
 
     async def enter(self, roster: Roster) -> None:
         """Take part in the next attempt; `watch` again."""
-        await self._deafen()
+        await self._stop_watch()
         self._listener = None
         self._begin(roster)
 
@@ -127,22 +127,22 @@ class NodeMonitor:
         return await self._unless_lost(0, self._store.get(self.key("next"), timeout=FOREVER))
 
     def lose_touch(self) -> None:
-        """The store is gone, or gave us up: node 0 is lost to us, and of the others we hear no more."""
+        """Count node 0 as lost: the store is gone, or gave us up, and of the others we learn no more."""
         for node in [0] if 0 in self._lost else self._lost:
             self._lost[node].set()
 
     async def aclose(self) -> None:
-        """Hear nothing any more, and let our lease run out."""
-        await self._deafen()
+        """Stop watching, and let our lease run out."""
+        await self._stop_watch()
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
 
-    async def _deafen(self) -> None:
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.cancel()
-            await asyncio.gather(ear, return_exceptions=True)
+    async def _stop_watch(self) -> None:
+        task, self._alarm_watch = self._alarm_watch, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _has_reported(self, store: Store, node: int) -> None:
         await self._unless_lost(node, store.wait([self.report_key(node)], timeout=FOREVER))
@@ -164,7 +164,7 @@ class NodeMonitor:
                 task.cancel()
             await asyncio.gather(answer, *losses, return_exceptions=True)
 
-    async def _hear_alarm(self, store: Store) -> None:
+    async def _watch_alarm(self, store: Store) -> None:
         why = "failure"
         try:
             why = (await store.get(self.key("alarm"), timeout=FOREVER)).decode(errors="replace")

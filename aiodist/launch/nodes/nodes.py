@@ -30,23 +30,23 @@ class Decider(Protocol):
     code: int
 
     def attend(self, nodes: Nodes) -> None:
-        """The attempt has begun."""
+        """Note that the attempt has begun."""
 
     def over(self) -> None:
-        """Our workers have ended."""
+        """Note that our workers have ended."""
 
     def stop(self, signum: int) -> None:
-        """The operator ends the job."""
+        """End the job, as the operator wishes."""
 
     async def decide(self, nodes: Nodes, verdict: Verdict) -> Next:
-        """What follows an attempt."""
+        """Decide what follows an attempt."""
 
     async def aclose(self) -> None:
         """Close what it hosts."""
 
 
 class Nodes:
-    """This node's seat, and the others.
+    """This node's place, and the other nodes.
 
     Args:
         tie: what holds for the whole job.
@@ -72,12 +72,12 @@ class Nodes:
         self.head = head
         self.lease = lease
         self.heard = NodeMonitor(tie.id, roster, store, leads=head is not None, lease=lease, beat=beat)
-        self.seat = tie.seat(roster)
+        self.place = tie.place(roster)
         self._restarts = 0  # where there is no store
 
     @property
     def roster(self) -> Roster:
-        """Who takes part in this attempt; grows when a node joins the running group."""
+        """The nodes of this attempt; grows when a node joins the running group."""
         return self.heard.roster
 
     @property
@@ -142,7 +142,7 @@ class Nodes:
     # -- what it asks ---------------------------------------------------------------------------
 
     async def restarts(self) -> int:
-        """How many restarts were taken so far; more than allowed where several took the last one."""
+        """The number of restarts taken so far; more than allowed where several took the last one."""
         return await self._add_restarts(0)
 
     async def take_restart(self) -> int:
@@ -156,7 +156,7 @@ class Nodes:
         return self._restarts
 
     async def others(self) -> Others:
-        """What the workers of the other nodes do."""
+        """Look what the workers of the other nodes do."""
         if self.store is None or 0 in self.lost:
             return Others(False, False)
         live = well = False
@@ -173,7 +173,7 @@ class Nodes:
         return Others(live, well)
 
     async def elastic(self) -> Elastic:
-        """What the workers have left in their store: whether one can be taken in, and whether all is done."""
+        """Look in the workers' store whether one can be taken in, and whether all is done."""
         with suppress(AiodistError, TimeoutError):
             async with asyncio.timeout(_ASKING), await self._workers_store() as store:
                 if await store.check([ELASTIC]):
@@ -186,7 +186,7 @@ class Nodes:
     async def reports(self, mine: NodeReport) -> list[NodeReport]:
         """All nodes' reports, once all have one or are lost; `mine` is published already.
 
-        Who has lost node 0 hears of nobody any more, and has its own alone.
+        A node that has lost node 0 hears of nobody any more, and has its own alone.
         """
         store = self.store
         if store is None:
@@ -201,7 +201,7 @@ class Nodes:
         return reports
 
     async def next(self, verdict: Verdict) -> Next:
-        """What follows this attempt, whose verdict is this: the head decides, the others hear of it."""
+        """Learn what follows this attempt, whose verdict is this: the head decides, the others are told."""
         if self.head is not None:
             return await self.head.decide(self, verdict)
         try:
@@ -215,9 +215,9 @@ class Nodes:
         return following
 
     async def enter(self, roster: Roster) -> None:
-        """Take the seat of the next attempt; `watch` again."""
+        """Take the place of the next attempt; `watch` again."""
         await self.heard.enter(roster)
-        self.seat = self.tie.seat(roster)
+        self.place = self.tie.place(roster)
 
     async def aclose(self) -> None:
         """Say goodbye; the host of the store waits, bounded, until the others did."""

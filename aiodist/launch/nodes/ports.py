@@ -28,8 +28,8 @@ def bind_address(master_addr: str, local_addr: str | None = None) -> str | None:
     """The address to listen on, so that the others reach us as `master_addr`; None: it is another machine.
 
     Of the addresses of a name the first that is ours counts, one towards other hosts before the loopback's:
-    what a name of ours means here may be 127.0.1.1 (Debian), and then `local_addr`, this node's address by
-    the operator's word, comes before that. Never all addresses, unless `master_addr` says so.
+    what a name of ours means here may be 127.0.1.1 (Debian), and then `local_addr`, this node's address as
+    the operator says, comes before that. Never all addresses, unless `master_addr` says so.
     """
     try:
         found = socket.getaddrinfo(master_addr.strip("[]"), None, type=socket.SOCK_STREAM)
@@ -43,8 +43,8 @@ def bind_address(master_addr: str, local_addr: str | None = None) -> str | None:
     return next(iter([*outer, *([local_addr] if own and local_addr else []), *inner]), None)
 
 
-def about_door(address: str, master_addr: str) -> str:
-    """What the operator should know of an address that we listen on; '' where it is what was named."""
+def about_port(address: str, master_addr: str) -> str:
+    """A warning about an address that we listen on, for the operator; '' where it is what was named."""
     if is_loopback(address) and not is_loopback(master_addr):
         return (
             f"listening on {address}, which is what {master_addr} means here: no other host can come in. "
@@ -56,6 +56,9 @@ def about_door(address: str, master_addr: str) -> str:
             "--local-addr on this node says on which"
         )
     return ""
+
+
+about_door = about_port  # the former name, until its callers have this one
 
 
 def _is_ours(family: int, host: str) -> bool:
@@ -85,5 +88,5 @@ def check_free(host: str, port: int) -> None:
 
 
 def reachable(bound: str) -> str:
-    """Where to dial a server of our own that is bound to this address."""
+    """The address at which to dial a server of our own that is bound to this one."""
     return _EVERYWHERE.get(bound, bound)

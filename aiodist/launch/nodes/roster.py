@@ -1,4 +1,4 @@
-"""Who takes part in an attempt, and where they sit. Pure.
+"""The nodes of an attempt, and their places. Pure.
 
 An *attempt* is one start of all workers. Its roster lists the nodes, in order of node rank; a node that
 comes later, and whose workers join the running group, is appended, so nobody's ranks ever change.
@@ -54,22 +54,22 @@ class Roster:
 
     @classmethod
     def of(cls, members: Iterable[Member], **more: int) -> Roster:
-        """Seat these nodes: each that wants a node rank gets it, the others the free ones by arrival."""
+        """Give each node that wants a node rank that one, the others the free ones by arrival."""
         asked = list(members)
         count = len(asked)
-        seats: dict[int, Member] = {}
+        places: dict[int, Member] = {}
         for member in asked:
-            if member.wanted is not None and member.wanted < count and member.wanted not in seats:
-                seats[member.wanted] = member
-        free = iter(sorted(set(range(count)) - seats.keys()))
+            if member.wanted is not None and member.wanted < count and member.wanted not in places:
+                places[member.wanted] = member
+        free = iter(sorted(set(range(count)) - places.keys()))
         for member in sorted(asked, key=lambda m: m.id):
-            if member not in seats.values():
-                seats[next(free)] = member
-        seated, rank = [], 0
+            if member not in places.values():
+                places[next(free)] = member
+        listed, rank = [], 0
         for node in range(count):
-            seated.append(replace(seats[node], first_rank=rank))
-            rank += seats[node].nproc
-        return cls(tuple(seated), initial=count, **more)
+            listed.append(replace(places[node], first_rank=rank))
+            rank += places[node].nproc
+        return cls(tuple(listed), initial=count, **more)
 
     @property
     def world_size(self) -> int:
@@ -77,18 +77,18 @@ class Roster:
         return sum(member.nproc for member in self.members)
 
     def node_rank(self, id: int) -> int | None:
-        """Where this node sits; None: it is not on the roster."""
+        """The node rank of this node; None: it is not on the roster."""
         return next((rank for rank, member in enumerate(self.members) if member.id == id), None)
 
     def grown(self, member: Member) -> Roster:
-        """With a node that came later; its workers get the next ranks."""
+        """This roster with a node that came later; its workers get the next ranks."""
         return replace(self, members=(*self.members, replace(member, first_rank=self.world_size)))
 
     def to_json(self) -> bytes:
-        """For the store."""
+        """Its bytes for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Roster:
-        """Raises `WireError` on anything but `to_json`'s bytes."""
+        """Read `to_json`'s bytes; `WireError` on anything else."""
         return read(cls, data, "a job's roster")

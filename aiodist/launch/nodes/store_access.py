@@ -1,4 +1,4 @@
-"""How this job's stores are opened: by the name, the secret and the certificates that its processes share.
+"""Access to this job's stores: by the name, the secret and the certificates that its processes share.
 
 The agents' stores and the workers' have different secrets: what a worker knows opens no store of the agents,
 where its keys could be taken for theirs.
@@ -21,7 +21,7 @@ FOREVER = 1e8
 
 @dataclass(frozen=True)
 class StoreAccess:
-    """What it takes to serve and to enter the stores of one job.
+    """The name, secret and certificates that serve and open the stores of one job.
 
     Args:
         job: its name.
@@ -35,7 +35,7 @@ class StoreAccess:
 
     @property
     def of_workers(self) -> StoreAccess:
-        """Opens the workers' stores: their secret follows from the agents', and not the other way round.
+        """Access to the workers' stores: their secret follows from the agents', and not the other way round.
 
         Without a secret there is nothing to tell them apart by.
         """

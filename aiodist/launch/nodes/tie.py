@@ -1,4 +1,4 @@
-"""What an agent knows for the whole job, and so its seat in each attempt. Pure."""
+"""The facts that an agent knows for the whole job, and so its place in each attempt. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.plan import Seat
+from aiodist.launch.plan import Place
 
 
 @dataclass(frozen=True)
 class Tie:
-    """Args:
-    id: this node, by arrival; 0 is the head.
-    store_host: where workers reach the stores that the head hosts.
-    master_addr: MASTER_ADDR of the workers.
-    access: opens the agents' stores.
-    host: this node's short name.
+    """One agent's facts for the whole job.
+
+    Args:
+        id: this node, by arrival; 0 is the head.
+        store_host: where workers reach the stores that the head hosts.
+        master_addr: MASTER_ADDR of the workers.
+        access: opens the agents' stores.
+        host: this node's short name.
     """
 
     id: int
@@ -25,8 +27,8 @@ class Tie:
     access: StoreAccess
     host: str = ""
 
-    def seat(self, roster: Roster) -> Seat:
-        """This node's seat in an attempt; it is on the roster."""
+    def place(self, roster: Roster) -> Place:
+        """This node's place in an attempt; it is on the roster."""
         node_rank = roster.node_rank(self.id)
         assert node_rank is not None
         # What our workers are told stays as it is when others come, also for one that is started again.
@@ -34,7 +36,7 @@ class Tie:
         seen = roster.members if newcomer else roster.members[: roster.initial]
         mine = roster.members[node_rank]
         address = f"[{self.store_host}]" if ":" in self.store_host else self.store_host
-        return Seat(
+        return Place(
             node_rank=node_rank,
             nnodes=len(seen),
             first_rank=mine.first_rank,
@@ -48,3 +50,5 @@ class Tie:
             host=self.host,
             newcomer=newcomer,
         )
+
+    seat = place  # the former name, until its callers have this one

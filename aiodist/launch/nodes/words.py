@@ -1,4 +1,4 @@
-"""What the agents tell each other in their store while the job runs. Pure.
+"""The messages of the agents to each other in their store while the job runs. Pure.
 
 Of its keys (the workers have another store), <n> is the attempt and <id> a node by arrival:
 
@@ -24,7 +24,7 @@ from aiodist.launch.plain import read
 
 
 class Others(NamedTuple):
-    """What the workers of the other nodes do: one lives; one has ended with code 0."""
+    """The state of the other nodes' workers: one lives; one has ended with code 0."""
 
     live: bool
     well: bool
@@ -39,7 +39,7 @@ class Elastic(NamedTuple):
 
 @dataclass(frozen=True)
 class Next:
-    """What follows an attempt.
+    """The decision on what follows an attempt.
 
     Args:
         roster: of the next one; None: the job ends.
@@ -54,10 +54,10 @@ class Next:
     used: int = 0
 
     def to_json(self) -> bytes:
-        """For the store."""
+        """Its bytes for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Next:
-        """Raises `WireError` on anything but `to_json`'s bytes."""
+        """Read `to_json`'s bytes; `WireError` on anything else."""
         return read(cls, data, "the head's decision")

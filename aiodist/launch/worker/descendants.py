@@ -72,7 +72,7 @@ def reap() -> dict[int, int]:
 
 
 def descendants() -> set[int]:
-    """This process's children, theirs, and so on. Who forks meanwhile may be missed."""
+    """This process's children, theirs, and so on. What is forked meanwhile may be missed."""
     me = os.getpid()
     children = _listed if os.path.exists(f"/proc/{me}/task/{me}/children") else _counted()
     found: set[int] = set()
@@ -120,7 +120,7 @@ def _listed(parent: int) -> set[int]:
 
 
 def _counted() -> Callable[[int], set[int]]:
-    """The same for kernels without such lists: from who says whose child it is."""
+    """A function like `_listed`, for kernels without such lists: from the parent that each process names."""
     children: dict[int, set[int]] = {}
     for pid, (_, parent, _) in _all():
         children.setdefault(int(parent), set()).add(pid)

@@ -71,10 +71,10 @@ class Guardian:
 
     def run(self, stdin: int, out: int, err: int) -> None:
         """Start the worker with these descriptors, which are closed; returns when nothing of it is left."""
-        self._bell, ringer = socket.socketpair()
-        self._bell.setblocking(False)
-        ringer.setblocking(False)
-        signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
+        self._wakeup, waker = socket.socketpair()
+        self._wakeup.setblocking(False)
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # not SIG_IGN, which would be handed on
         self._whole = not self._order.leave and adopt_orphans()
         try:
@@ -131,7 +131,7 @@ class Guardian:
             self._wait(_POLL)
 
     def _all_gone(self) -> bool:
-        """Who has adopted all orphans knows it for sure, whoever forked while we looked."""
+        """Whether nothing is left; certain where all orphans are adopted, whatever forked while we looked."""
         try:
             reap()
         except ChildProcessError:
@@ -139,7 +139,7 @@ class Guardian:
         return not self._whole and not self._left()
 
     def _left(self) -> set[int]:
-        """What is to be ended, as far as it can be seen."""
+        """The processes that are to be ended, as far as they can be seen."""
         if self._whole:
             return descendants()
         if os.path.isdir("/proc/self"):
@@ -160,12 +160,12 @@ class Guardian:
     # -- the agent ------------------------------------------------------------------------------
 
     def _wait(self, limit: float | None) -> None:
-        """Until a child ends, or the agent says something or is gone; at most so many seconds."""
-        watched = [self._bell] if self._alone else [self._bell, self._control]
+        """Wait until a child ends, or the agent says something or is gone; at most so many seconds."""
+        watched = [self._wakeup] if self._alone else [self._wakeup, self._control]
         ready, _, _ = select.select(watched, [], [], limit)
-        if self._bell in ready:
+        if self._wakeup in ready:
             with suppress(BlockingIOError):
-                while self._bell.recv(4096):
+                while self._wakeup.recv(4096):
                     pass
         if self._control in ready:
             self._hear()

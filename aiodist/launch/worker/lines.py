@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class LineSplitter:
-    """Cuts a byte stream into whole lines.
+    """A splitter of a byte stream into whole lines.
 
     Args:
         in_place: whether a line that ends in a carriage return is live (a terminal shows it).
@@ -69,7 +69,7 @@ class LineSplitter:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What is left when the stream has ended: a last line without a newline."""
+        """The rest when the stream has ended: a last line without a newline."""
         text, self._partial = self._partial, b""
         if not text and self._in_place and self._returned is not None:
             text = self._returned
@@ -78,13 +78,13 @@ class LineSplitter:
 
 
 class LastWords:
-    """Keeps the end of a worker's stderr, to show why it failed."""
+    """The end of a worker's stderr, kept to show why it failed."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=_LAST_LINES)
 
     def add(self, *lines: bytes) -> None:
-        """The next lines, without their ends."""
+        """Add the next lines, without their ends."""
         self._lines.extend(line[:_LAST_WIDTH] for line in lines[-_LAST_LINES:])
 
     def _decoded(self) -> list[str]:
@@ -128,7 +128,7 @@ def _trace_start(lines: Sequence[str]) -> int | None:
 
 
 def _strip(lines: Sequence[str]) -> list[str]:
-    """Without the empty lines at both ends."""
+    """The lines without the empty ones at both ends."""
     kept = list(lines)
     while kept and not kept[-1]:
         kept.pop()

@@ -1,4 +1,4 @@
-"""Where the workers' output goes when it goes to files (torchrun's layout)."""
+"""The files that the workers' output goes to, if it does (torchrun's layout)."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Console:
         self._rest()
 
     def _rest(self) -> None:
-        """Nothing more to write."""
+        """Stop watching for room: nothing is left to write."""
         if self._waiting:
             self._waiting = False
             self._loop.remove_writer(self._fd)
@@ -154,7 +154,7 @@ def open_consoles(loop: asyncio.AbstractEventLoop) -> tuple[Console, Console]:
 
 
 class Relay:
-    """Moves one stream of one worker.
+    """A relay of one stream of one worker.
 
     Args:
         loop: the agent's loop.
@@ -189,7 +189,7 @@ class Relay:
         loop.add_reader(fd, self._readable)
 
     def finish(self) -> None:
-        """The worker has ended: take what is still in the pipe, and let go of it.
+        """Take what is still in the pipe of a worker that has ended, and let go of it.
 
         A process that the worker left behind may hold the other end open for ever, so this does not
         wait for the end of the stream.

@@ -47,7 +47,7 @@ class Spawner:
 
     @classmethod
     def start(cls) -> Spawner:
-        """Fork it."""
+        """Fork the spawner."""
         ours, theirs = socket.socketpair()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from aiodist.launch.plan import Plan, Seat, worker_environment
+from aiodist.launch.plan import Place, Plan, worker_environment
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import Console, Relay
@@ -23,7 +23,7 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 @dataclass
 class House:
-    """What an agent has for all attempts: the plan, consoles, who starts workers, who speaks."""
+    """The parts that an agent has for all attempts: plan, spawner, consoles, `say`, log files."""
 
     plan: Plan
     spawner: Spawner
@@ -33,23 +33,23 @@ class House:
     logs: LogFiles | None = None
 
 
-def start_worker(house: House, seat: Seat, local_rank: int, restarts: int) -> Worker:
-    """Start one worker of a seat.
+def start_worker(house: House, place: Place, local_rank: int, restarts: int) -> Worker:
+    """Start one worker of this node.
 
     Args:
         house: the agent's.
-        seat: of this node in the attempt.
+        place: of this node in the attempt.
         local_rank: of the worker.
         restarts: how many the job has used before this start.
 
     Raises:
         UsageError: the command cannot be run, or its files cannot be written.
     """
-    env = worker_environment(os.environ, house.plan, seat, local_rank, restarts)
+    env = worker_environment(os.environ, house.plan, place, local_rank, restarts)
     if house.logs is not None:
         house.logs.prepare(restarts, local_rank)
         env["TORCHELASTIC_ERROR_FILE"] = house.logs.path(restarts, local_rank, "error.json")
-    first = local_rank == 0 and seat.node_rank == 0 and restarts == 0
+    first = local_rank == 0 and place.node_rank == 0 and restarts == 0
     return spawn(
         house.plan.command,
         env,
@@ -57,16 +57,16 @@ def start_worker(house: House, seat: Seat, local_rank: int, restarts: int) -> Wo
         spawner=house.spawner,
         grace=min(_GRACE, house.plan.shutdown_timeout),
         leave_daemons=house.plan.leave_daemons,
-        make_relays=partial(_relays, house, seat, local_rank, restarts),
+        make_relays=partial(_relays, house, place, local_rank, restarts),
     )
 
 
 def _relays(
-    house: House, seat: Seat, local_rank: int, restarts: int, out: int, err: int, words: LastWords
+    house: House, place: Place, local_rank: int, restarts: int, out: int, err: int, words: LastWords
 ) -> list[Relay]:
-    plan, rank = house.plan, seat.first_rank + local_rank
+    plan, rank = house.plan, place.first_rank + local_rank
     files = _log_files(house, local_rank, restarts)
-    prefix = plan.prefix_of(rank=rank, local_rank=local_rank, node_rank=seat.node_rank, host=seat.host)
+    prefix = plan.prefix_of(rank=rank, local_rank=local_rank, node_rank=place.node_rank, host=place.host)
     relays = []
     for fd, bit, console in ((out, 1, house.out), (err, 2, house.err)):
         painted = prefix
@@ -99,7 +99,7 @@ def _log_files(house: House, local_rank: int, restarts: int) -> dict[int, int]:
 
 
 def _stdin_is_for_workers() -> bool:
-    """A file or a pipe goes to rank 0, as under mpirun; a terminal stays with the agent."""
+    """Whether stdin goes to rank 0: a file or a pipe does, as under mpirun; a terminal does not."""
     try:
         return sys.stdin is not None and not os.isatty(0)
     except OSError:

@@ -1,4 +1,4 @@
-"""Which workers are stopped (SIGSTOP, Ctrl-Z, a debugger): read from /proc, only to say it.
+"""The workers that are stopped (SIGSTOP, Ctrl-Z, a debugger): read from /proc, only to say it.
 
 A stopped worker is no failure. But everybody waits for it, and nothing else would say why.
 """
@@ -22,7 +22,7 @@ def state_of(pid: int) -> str:
 
 
 class Stopped:
-    """Remembers who is stopped, so that each change is said once. Pure."""
+    """A record of who is stopped, so that each change is said once. Pure."""
 
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}  # rank → the process that is stopped

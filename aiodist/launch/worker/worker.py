@@ -105,7 +105,7 @@ class Worker:
         return self._gone.is_set()
 
     async def sweep(self) -> None:
-        """Returns when nothing of it is left; the guardian sees to that, from its end on.
+        """Wait until nothing of it is left; the guardian sees to that, from its end on.
 
         What SIGKILL does not end, another user's say, is given up after some seconds.
         """
@@ -115,7 +115,7 @@ class Worker:
         self._let_go()
 
     def _hear(self) -> None:
-        """The guardian says how it ended, and then, by the end of the stream, that nothing is left."""
+        """Read what the guardian says: how it ended, then, by the end of the stream, that nothing is left."""
         try:
             data = self._control.recv(4096)
         except BlockingIOError:

@@ -18,7 +18,7 @@ LOG_BYTES = 16 << 20  # a log may grow to this, or to twice the snapshot
 
 
 class Committer:
-    """Makes changes last, in order.
+    """The committer, which makes changes durable, in order.
 
     Args:
         files: where; the committer owns them.

@@ -175,7 +175,7 @@ def _locked(folder: Folder) -> int:
 
 
 def _folder_name(job: str) -> str:
-    """A job's name as that of a folder: nothing in it leads elsewhere, and no two jobs share one."""
+    """The name of a job's folder: nothing in it leads elsewhere, and no two jobs share one."""
     quoted = quote(job, safe="").replace(".", "%2E").replace("~", "%7E")
     if not quoted or len(quoted) > _LONGEST:
         quoted = f"{quoted[:_LONGEST]}~{hashlib.sha256(job.encode()).hexdigest()[:32]}"

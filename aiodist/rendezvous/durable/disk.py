@@ -81,7 +81,7 @@ class StoreFiles:
     """The files of one store, open for its next commit. Make it with `StoreFiles.recover`.
 
     Attributes:
-        cut: what was cut off the log's end, in words; '' where it was whole.
+        cut: what was cut off the log's end, as text; '' where it was whole.
         log_bytes: size of the log.
         snapshot_bytes: size of the last snapshot.
     """
@@ -184,7 +184,7 @@ class StoreFiles:
         return end
 
     def _path(self, name: str) -> Path:
-        """For people."""
+        """The path, for people."""
         return self._folder.path / name
 
     def _incomplete(self, name: str) -> RendezvousError:

@@ -79,13 +79,13 @@ class Header:
     salt: bytes
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Its bytes."""
         packed = _HEADER.pack(_MAGIC, VERSION, self.kind, self.number, self.instance, self.salt)
         return packed + _CHECK.pack(zlib.crc32(packed))
 
     @staticmethod
     def decode(data: bytes) -> Header:
-        """From the first bytes of a file; `DamageError` unless they are one."""
+        """Read one from the first bytes of a file; `DamageError` unless they are one."""
         if len(data) < HEADER_BYTES:
             raise DamageError(0, "the header is cut off")
         packed = bytes(data[: _HEADER.size])

@@ -28,7 +28,7 @@ def is_gone(process: bytes) -> bool:
 
 
 def _start(pid: int) -> str:
-    """When a process began, in ticks since the boot; '' where there is none (any more)."""
+    """The time at which a process began, in ticks since the boot; '' where there is none (any more)."""
     try:
         fields = stat_fields(pid)
     except OSError:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     import aiohttp
 
 ATTEMPT_SECONDS = 5.0
-"""How long one member may take to answer before another is asked."""
+"""Seconds that one member may take to answer before another is asked."""
 
 QUIET_SECONDS = 20.0
-"""A watch on which nothing came for so long is made anew: its member may have gone without a word."""
+"""Seconds without a message after which a watch is made anew: its member may have gone without a message."""
 
 _BACKOFF = (0.02, 0.5)  # seconds between attempts: the first, the longest
 

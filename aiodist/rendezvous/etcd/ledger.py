@@ -42,7 +42,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Tried:
-    """How an attempt went.
+    """The outcome of an attempt.
 
     Attributes:
         happened: the change is made.
@@ -178,7 +178,7 @@ class Ledger:
 
     @contextlib.asynccontextmanager
     async def _turn(self, key: bytes) -> AsyncIterator[None]:
-        """Calls of one process for one key go one after the other: they would only be in each other's way."""
+        """Take this process's turn for a key: its calls for one key go one after the other."""
         lock, wanted = self._turns.get(key, (asyncio.Lock(), 0))
         self._turns[key] = (lock, wanted + 1)
         try:

@@ -1,4 +1,4 @@
-"""How processes meet in etcd: by `etcd://host:port,…`, or `etcds://` with TLS."""
+"""The rendezvous in etcd: by `etcd://host:port,…`, or `etcds://` with TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where etcd is and who this process is to it: from `etcd://a:2379,b:2379` and the environment."""
+"""The address of etcd and the credentials for it, from `etcd://a:2379,b:2379` and the environment."""
 
 from __future__ import annotations
 

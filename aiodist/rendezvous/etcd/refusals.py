@@ -16,7 +16,7 @@ _PASSING = (_CANCELLED, _UNKNOWN, _DEADLINE, _INTERNAL, _UNAVAILABLE)
 
 
 class Away(Exception):
-    """No answer, for now: another attempt, or another member, may get one. Says why in a few words."""
+    """The lack of an answer, for now: another attempt, or another member, may get one. Says briefly why."""
 
 
 class TokenOver(Away):
@@ -34,7 +34,7 @@ class LeaseExists(Exception):
 
 
 class NoAuthentication(Exception):
-    """etcd wants no user."""
+    """The answer that etcd wants no user."""
 
 
 def refusal(status: int, body: str) -> Exception:
@@ -42,7 +42,7 @@ def refusal(status: int, body: str) -> Exception:
 
     Args:
         status: of HTTP.
-        body: of the answer: etcd's JSON, or whatever an unauthenticated peer says.
+        body: of the answer: etcd's JSON, or whatever another server says.
     """
     try:
         said = json.loads(body)

@@ -272,7 +272,7 @@ class Gather:
         )
 
     async def _withdraw(self) -> None:
-        """The call is cancelled, wherever it was."""
+        """Withdraw a call that is cancelled, wherever it was."""
         self._deadline = asyncio.get_running_loop().time() + _LEAVING_SECONDS
         with contextlib.suppress(AiodistError, NoLease):
             if self._now is None:
@@ -296,6 +296,6 @@ def _round(description: bytes) -> tuple[bytes, int]:
 
 
 def _rank(card: Item) -> int:
-    """Of who has left a card; -1 for a key that is none."""
+    """The rank that has left a card; -1 for a key that is none."""
     name = card.key.rpartition(b"/")[2]
     return int(name) if name.isdigit() and len(name) <= 18 else -1

@@ -33,10 +33,10 @@ from aiodist.rendezvous.etcd.words import Item, Json, Outcome
 from aiodist.sanitize import one_line
 
 RUN_SECONDS = 60
-"""How long a run lasts without any of its processes."""
+"""Seconds that a run lasts without any of its processes."""
 
 CLIENT_SECONDS = 10
-"""How long a process counts as there after its last sign of life."""
+"""Seconds that a process counts as there after its last sign of life."""
 
 _KEEP_SECONDS = 3.0  # between signs of life
 _LOOKED_AT = 16  # processes whether they are dead, at a time
@@ -90,7 +90,7 @@ class Run:
         return self
 
     async def _enter(self, deadline: float) -> bool:
-        """One attempt; False where another process was faster, or a dead one was in the way."""
+        """Try once to enter; False where another process was faster, or a dead one was in the way."""
         look = [words.get(self._key), words.get_all(self._clients, limit=_LOOKED_AT)]
         run, clients = (await self._ask([], look, (), deadline))[0].ranges
         found = run.item
@@ -161,7 +161,7 @@ class Run:
         return found, again
 
     async def grant(self, seconds: int, deadline: float, lease: int = 0) -> int:
-        """A new lease, of this id or some other; etcd may make it somewhat longer."""
+        """Grant a new lease, of this id or some other; etcd may make it somewhat longer."""
         lease = lease or secrets.randbits(62) | 1  # chosen here, so that another attempt makes no second one
         with contextlib.suppress(LeaseExists):
             await self._gateway.call("/v3/lease/grant", {"TTL": str(seconds), "ID": str(lease)}, deadline)

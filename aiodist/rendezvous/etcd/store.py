@@ -146,7 +146,7 @@ class EtcdStore(Store):
 
     @contextlib.asynccontextmanager
     async def _use(self, call: Call) -> AsyncIterator[None]:
-        """A call is under way until it is over, or the store is."""
+        """Keep a call under way until it is over, or the store is."""
         check_use(self._loop, self._closed)
         try:
             async with call.scope:
@@ -191,7 +191,7 @@ class EtcdStore(Store):
         self._leases[key] = lease
 
     def _end_lease(self, key: str, lease: _Lease) -> None:
-        """The time of a key that this process has set is up; etcd alone would count in whole seconds."""
+        """End the lease of a key of this process when its time is up; etcd alone counts in whole seconds."""
         if self._leases.get(key) is lease:
             del self._leases[key]
         self._start(self._run.revoke(lease.id, self._loop.time() + lease.seconds))
@@ -345,7 +345,7 @@ class EtcdStore(Store):
         self._start(tidy())
 
     def _lost(self, error: AiodistError) -> None:
-        """The store is over: everything that waits is told."""
+        """Tell everything that waits that the store is over."""
         self._closed = self._closed or error
         for call in self._calls:
             call.scope.reschedule(self._loop.time())

@@ -65,5 +65,5 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
 
 
 def _name(item: Item, cut: int) -> str:
-    """Of a key; others than stores may have put one there that is no text."""
+    """The name of a key; others than stores may have put one there that is no text."""
     return item.key[cut:].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""etcd's words in JSON, as its gateway takes them: conditions, operations, transactions, and their answers.
+"""etcd's messages in JSON, as its gateway takes them: conditions, operations, transactions, answers.
 
 Pure. Keys and values are bytes here and base64 there; numbers of 64 bits are strings there.
 """
@@ -17,7 +17,7 @@ from aiodist.sanitize import one_line
 Json = dict[str, Any]
 
 MAX_OPERATIONS = 60
-"""In one transaction; etcd takes 128 by default, and as many inside each one that is nested."""
+"""Operations in one transaction; etcd takes 128 by default, and as many inside each one that is nested."""
 
 
 class Item(NamedTuple):
@@ -71,17 +71,17 @@ def after(prefix: bytes) -> bytes:
 
 
 def unchanged(key: bytes, revision: int) -> Json:
-    """The key was last written at this revision; 0: it is absent."""
+    """The condition that the key was last written at this revision; 0: it is absent."""
     return {"key": _64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
 def none_in(start: bytes, end: bytes) -> Json:
-    """No key is in [start, end)."""
+    """The condition that no key is in [start, end)."""
     return {**unchanged(start, 0), "range_end": _64(end)}
 
 
 def holds(key: bytes, value: bytes) -> Json:
-    """The key is there and holds this."""
+    """The condition that the key is there and holds this."""
     return {"key": _64(key), "target": "VALUE", "result": "EQUAL", "value": _64(value)}
 
 
@@ -122,7 +122,7 @@ def delete_all(prefix: bytes) -> Json:
 
 
 def txn(conditions: list[Json], success: Sequence[Json], failure: Sequence[Json] = ()) -> Json:
-    """If all conditions hold do one, else the other; at once. Long lists go as nested transactions."""
+    """A transaction: if all conditions hold do one, else the other; at once. Long lists are nested."""
     return {"compare": conditions, "success": _nested(success), "failure": _nested(failure)}
 
 
@@ -149,7 +149,7 @@ def watch(start: bytes, end: bytes, revision: int) -> Json:
 
 
 def outcome(answer: Json) -> Outcome:
-    """The answer to a transaction, read; `WireError` if it is none."""
+    """Read the answer to a transaction; `WireError` if it is none."""
     with _reading():
         found = Outcome(bool(answer.get("succeeded")), int(answer["header"]["revision"]), [])
         _collect(answer, found)
@@ -204,7 +204,7 @@ class News:
 
 
 def news(result: Json) -> News:
-    """A message of a watch, read; the flag of a change is whether the key is there after it.
+    """Read a message of a watch; the flag of a change is whether the key is there after it.
 
     Raises:
         WireError: it is none.

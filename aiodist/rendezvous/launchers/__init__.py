@@ -1,4 +1,4 @@
-"""How processes of other launchers meet, where nobody has set MASTER_ADDR, or somebody listens there.
+"""The rendezvous of other launchers' processes, where nobody has set MASTER_ADDR, or somebody listens there.
 
     agent_store   torchrun: rank 0 leaves its address in the agent's own store, which has MASTER_PORT
     pmi           MPICH: … in the launcher's key-value space

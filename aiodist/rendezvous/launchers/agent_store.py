@@ -161,7 +161,7 @@ class AgentStore:
             raise self._lost(error) from None
 
     async def get(self, key: str, timeout: float | timedelta) -> str:
-        """A value, as soon as somebody has left it.
+        """Wait for a value, until somebody has left it.
 
         Raises:
             RendezvousTimeout: nobody did in time. This ends the connection.
@@ -258,7 +258,7 @@ def _no_answer(where: str, patience: float) -> RendezvousTimeout:
 
 
 def _key(key: str) -> bytes:
-    """A key as torch's own clients send it: they begin every one with a slash."""
+    """The key as torch's own clients send it: they begin every one with a slash."""
     return _text(f"/{key}")
 
 

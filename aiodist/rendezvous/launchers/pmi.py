@@ -60,7 +60,7 @@ async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
 
 
 class Process:
-    """Record of what this process has said to mpirun. Any thread may ask to speak.
+    """Record of what this process has said to mpirun. Any thread may ask to send.
 
     Attributes:
         passed: texts that all have.
@@ -105,7 +105,7 @@ class Process:
             self._lock.release()
 
     def leave(self) -> None:
-        """At the end of the interpreter: say that it is one, or mpirun kills the others."""
+        """Say that this end of the interpreter is one, or mpirun kills the others."""
         if os.getpid() != self._pid or self._gave_up or not self.passed or _mpi_says_it():
             return
         with contextlib.suppress(OSError, AiodistError), _opened(self._fd) as sock:
@@ -224,7 +224,7 @@ async def _ask(sock: socket.socket, request: str, name: str) -> dict[str, str]:
 
 
 def _encode(text: str) -> str:
-    """In letters that every version takes in a value: no blanks, no '='."""
+    """Encode in characters that every version takes in a value: no blanks, no '='."""
     return _FIRST + urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 

@@ -19,7 +19,7 @@ class Lease:
 
     @property
     def due(self) -> float:
-        """When it ends, as things are."""
+        """The time at which it ends, as things are."""
         return self.expires if self.cut is None else min(self.cut, self.expires)
 
 

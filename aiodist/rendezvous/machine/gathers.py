@@ -79,7 +79,7 @@ class Gathers:
         self.sessions.done_together(calls, cards)
 
     def _joined(self, name: str, rank: int, size: int) -> Round | None:
-        """The round that a rank comes to, None for a new one; refuses one that contradicts it."""
+        """The round that a rank joins, None for a new one; refuses one that contradicts it."""
         gather = self.rounds.get(name)
         if gather is not None and size != gather.size:
             here = list(islice(gather.cards, MAX_MISSING))

@@ -44,7 +44,7 @@ class Leases:
         return None if lease is None or lease.single else lease
 
     def standing(self, token: int) -> Lease:
-        """As `of_many`; refuses a token whose lease has ended."""
+        """Do as `of_many`; refuses a token whose lease has ended."""
         lease = self.of_many(token)
         if lease is None:
             raise lease_ended(token)

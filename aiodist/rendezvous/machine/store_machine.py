@@ -248,7 +248,7 @@ class StoreMachine:
             self.sessions.remember_ended(client)
 
     def restarted(self, now: float) -> None:
-        """All changes were replayed: time begins. Leases last for their ttl, clients may come back.
+        """Begin time, after all changes were replayed. Leases last for their ttl, clients may come back.
 
         From here on changes are noted.
         """

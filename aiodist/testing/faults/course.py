@@ -1,4 +1,4 @@
-"""What becomes of the bytes of one direction of one proxied connection. Pure: bytes in, what to do out.
+"""The course of the bytes of one direction of one proxied connection. Pure: bytes in, what to do out.
 
 A fault is planned at a byte's number, counted from 0 over the life of the connection, so it hits the same
 byte of the same frame in every run, however the network cuts the stream.
@@ -37,14 +37,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Pass these bytes on."""
+    """The order to pass these bytes on."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Clog:
-    """Read no more; these bytes go first once the way is free again."""
+    """The order to read no more; these bytes go first once the way is free again."""
 
     data: bytes
 
@@ -56,7 +56,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Reset the connection."""
+    """The order to reset the connection."""
 
 
 Effect = Forward | Clog | Finish | Cut

@@ -55,7 +55,7 @@ def _unpack(card: bytes) -> dict[str, Any]:
 
 
 async def detour_store(ways: Mapping[str, Sequence[Any]], listens: Callable[..., None]) -> DetourStore:
-    """In a rank process: the job's store (AIODIST_STORE), by way of the proxies.
+    """Reach the job's store (AIODIST_STORE) by way of the proxies, in a rank process.
 
     Args:
         ways: by peer (as JSON has it), host and port.
@@ -115,7 +115,7 @@ class Detours:
         ]
 
     def ways(self, rank: int) -> dict[str, list[Any]]:
-        """What this rank shall dial, by peer."""
+        """The addresses that this rank shall dial, by peer."""
         return {
             str(peer): list(proxy.address)
             for (dialer, peer), proxy in self._proxies.items()

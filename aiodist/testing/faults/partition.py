@@ -16,7 +16,7 @@ _NOBODY = "02:00:00:00:00:00"
 
 
 class Partition:
-    """What is cut between hosts. All is healed when the hosts are taken away.
+    """A partition between hosts. All is healed when the hosts are taken away.
 
     Args:
         hosts: entered.
@@ -27,21 +27,21 @@ class Partition:
         self._cut: set[tuple[int, int]] = set()
 
     def swallow(self, source: int, target: int) -> None:
-        """What `source` sends to `target` vanishes; the other way is as it was."""
-        self._hosts.peer_segment(source, target, _NOBODY)
+        """Drop what `source` sends to `target`; the other way is as it was."""
+        self._hosts.set_link_address(source, target, _NOBODY)
         self._cut.add((source, target))
 
     def separate(self, some: Iterable[int], others: Iterable[int]) -> None:
-        """Nothing passes between two sets of hosts, either way."""
+        """Cut two sets of hosts off from each other, both ways."""
         for a, b in product(list(some), list(others)):
             self.swallow(a, b)
             self.swallow(b, a)
 
     def isolate(self, host: int) -> None:
-        """Nothing passes between one host and all others."""
+        """Cut one host off from all others."""
         self.separate([host], (other for other in range(self._hosts.count) if other != host))
 
     def heal(self) -> None:
-        """Everything passes again."""
+        """Let everything pass again."""
         while self._cut:
-            self._hosts.peer_segment(*self._cut.pop(), None)
+            self._hosts.set_link_address(*self._cut.pop(), None)

@@ -22,7 +22,7 @@ _START = 60.0  # seconds for a nursery to import everything and fork its first
 
 
 class RankProcess:
-    """One process that obeys, and suffers.
+    """One process that takes orders and faults.
 
     Args:
         pid: its id.
@@ -32,13 +32,13 @@ class RankProcess:
 
     Attributes:
         gone: whether its end has been heard.
-        doomed: whether it was sent what it does not survive: it obeys no more.
+        unresponsive: whether it was sent SIGKILL or SIGSTOP: it obeys no more.
     """
 
     def __init__(self, pid: int, pidfd: int, sock: socket.socket) -> None:
         self.pid = pid
         self.gone = False
-        self.doomed = False
+        self.unresponsive = False
         self.heard: Callable[[dict[str, Any] | None], None] = lambda message: None
         self._pidfd = pidfd
         self._sock = sock
@@ -53,7 +53,7 @@ class RankProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it lives, heard or not."""
+        """Whether it lives, answering or not."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._pidfd, selectors.EVENT_READ)
             return not selector.select(0)
@@ -97,7 +97,7 @@ class RankProcess:
 
 
 class Nursery:
-    """Starts rank processes on one host. See `nursery` for how.
+    """A starter of rank processes on one host. See `nursery` for how.
 
     Args:
         prefix: what the nursery's command begins with, to run it on another host.
@@ -127,7 +127,7 @@ class Nursery:
             )
 
     def spawn(self) -> RankProcess:
-        """A new process, ready for orders. Blocks for the milliseconds that it takes."""
+        """Start a new process, ready for orders. Blocks for the milliseconds that it takes."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:

@@ -82,7 +82,7 @@ class Direction:
         self._plan.clear()
 
     def drop(self) -> None:
-        """From now on everything vanishes, in order of reading; for good, as a stream with a hole is none."""
+        """Drop everything from now on, in order of reading; for good, as a stream with a hole is none."""
         self._dropping = True
         for flow in self._flows:
             flow.course.dropping = True
@@ -111,7 +111,7 @@ class Direction:
 
 
 class FaultProxy:
-    """Listens, and leads each connection to a target. Make one with `await FaultProxy.start(…)`.
+    """A listener that leads each connection to a target. Make one with `await FaultProxy.start(…)`.
 
     Attributes:
         address: host and port to dial.
@@ -312,7 +312,7 @@ class _Flow:
         return True
 
     async def _drain(self) -> None:
-        """After an early end: what the sender still says goes nowhere, and is read all the same."""
+        """Read on after an early end: what the sender still says goes nowhere."""
         while await asyncio.get_running_loop().sock_recv(self._source, _PIECE):
             pass
 

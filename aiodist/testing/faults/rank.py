@@ -1,4 +1,4 @@
-"""What runs in a rank process: one order after the other, each an async function, on a loop of its own.
+"""The program of a rank process: one order after the other, each an async function, on a loop of its own.
 
 Orders and answers are JSON, one packet each. Between orders the process waits in the kernel.
 """
@@ -23,7 +23,7 @@ PACKET = 128 << 10
 
 
 class Stage:
-    """Where a scenario's function acts, in one rank process. It is the function's first argument.
+    """The stage of a scenario's function in one rank process. It is the function's first argument.
 
     Attributes:
         rank, size: this process's place in the job. A newcomer (`dist.join`) has the rank that it has in
@@ -50,7 +50,7 @@ class Stage:
         self._sock.send(json.dumps({"say": what, "at": time.monotonic_ns(), **facts}).encode())
 
     def told(self) -> list[str]:
-        """What the driver has told this rank since it was asked last (`Round.tell`)."""
+        """The texts that the driver has told this rank since it was asked last (`Round.tell`)."""
         words = []
         try:
             while packet := self._sock.recv(PACKET, socket.MSG_DONTWAIT):

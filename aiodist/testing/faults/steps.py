@@ -20,7 +20,7 @@ _OUTSIDE = _PACKAGE + "testing/"
 
 
 class Steps:
-    """Calls `act` once, in the thread that comes to the step, before its first line.
+    """A watch that calls `act` once, in the thread that comes to the step, before its first line.
 
     Args:
         point: 'module:qualified name' of a function ('aiodist.control.plane:ControlPlane.attach'); '' means

@@ -41,12 +41,12 @@ Scenario = Callable[..., Awaitable[Any]]
 
 
 class RoundFailed(AssertionError):
-    """A scenario did not come to where it was waited for; says who, and what the processes printed."""
+    """The error that a scenario did not come to where it was waited for; says who, and what was printed."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a rank said, or that it is gone (`what` is 'died') or through with its function ('ends').
+    """A message of a rank, or that it is gone (`what` is 'died') or through with its function ('ends').
 
     Attributes:
         rank: of the round.
@@ -62,12 +62,12 @@ class Said:
 
     @property
     def value(self) -> Any:
-        """What the function returned."""
+        """The result that the function returned."""
         return self.facts.get("value")
 
     @property
     def error(self) -> str:
-        """What the function raised, in words; '' if nothing."""
+        """The error that the function raised, as text; '' if none."""
         return str(self.facts.get("error", ""))
 
 
@@ -161,12 +161,12 @@ class Victims:
         self._all.discard(process)
 
     def _meeting(self) -> dict[str, str] | None:
-        """Where ranks of namespaces meet; None: at a store of this process."""
+        """The variables with which ranks of namespaces meet; None: at a store of this process."""
         return None if self._hosts is None else dict(self._hosts.env)
 
 
 async def serve_store(stage: Stage, host: str, port: int, job: str, secret: str) -> None:
-    """What a process does that is nothing but a store."""
+    """Serve a store, in a process that does nothing else."""
     async with await StoreServer.start(host, port, job, secret.encode()):
         stage.say("serves")
         await asyncio.Event().wait()
@@ -176,7 +176,7 @@ class Round:
     """One job on `Victims`. See there.
 
     Attributes:
-        said: all that was said so far, in the order of hearing.
+        said: all that was said so far, in the order of arrival.
         detours: the proxies, where there are any.
         size: how many ranks it began with.
     """
@@ -219,7 +219,7 @@ class Round:
 
     async def __aexit__(self, *_: object) -> None:
         for rank, process in self._processes.items():
-            if rank in self._over and self._over[rank].what == "ends" and not process.doomed:
+            if rank in self._over and self._over[rank].what == "ends" and not process.unresponsive:
                 self._victims._give_back(self._places[rank], process)
             else:
                 self._victims._bury(process)
@@ -293,7 +293,7 @@ class Round:
         return rank
 
     def tell(self, word: str, ranks: Iterable[int] | None = None) -> None:
-        """Say a word to ranks (all that live), which hear it when they ask: `Stage.told`."""
+        """Send a text to ranks (all that live), which get it when they ask: `Stage.told`."""
         for rank in list(self._processes) if ranks is None else ranks:
             if rank not in self._over:
                 self._processes[rank].order({"word": word})
@@ -309,17 +309,17 @@ class Round:
 
     def kill(self, rank: int) -> int:
         """SIGKILL; nanoseconds on CLOCK_MONOTONIC just before."""
-        self._processes[rank].doomed = True
+        self._processes[rank].unresponsive = True
         return self._signal(rank, signal.SIGKILL)
 
     def stop(self, rank: int) -> int:
         """SIGSTOP; the time as in `kill`. Without a `resume` it is killed when the round is left."""
-        self._processes[rank].doomed = True
+        self._processes[rank].unresponsive = True
         return self._signal(rank, signal.SIGSTOP)
 
     def resume(self, rank: int) -> int:
         """SIGCONT; the time as in `kill`."""
-        self._processes[rank].doomed = False
+        self._processes[rank].unresponsive = False
         return self._signal(rank, signal.SIGCONT)
 
     def _signal(self, rank: int, number: signal.Signals) -> int:
@@ -327,16 +327,16 @@ class Round:
         self._processes[rank].signal(number)
         return now
 
-    # ── hearing ──────────────────────────────────────────────────────────────────────────────────────
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
     def heard(self, what: str, rank: int | None = None) -> list[Said]:
-        """What was said so far with this word, by everybody or by one."""
+        """The messages so far of this kind (`what`), by everybody or by one."""
         return [said for said in self.said if said.what == what and rank in (None, said.rank)]
 
     async def all_say(
         self, what: str, ranks: Iterable[int] | None = None, *, times: int = 1, within: float = 60.0
     ) -> None:
-        """Return when each of the ranks (all that began) has said a word.
+        """Wait until each of the ranks (all that began) has sent a message of one kind.
 
         Args:
             what: the word.
@@ -359,7 +359,7 @@ class Round:
     async def outcomes(
         self, ranks: Iterable[int] | None = None, *, within: float = 60.0
     ) -> dict[int, Said | None]:
-        """How ranks ended: 'ends' or 'died'; None where one has not within so many seconds: it hangs.
+        """The ends of ranks: 'ends' or 'died'; None where one has not within so many seconds: it hangs.
 
         Those that hang print their stacks, which `report` shows.
         """
@@ -373,7 +373,7 @@ class Round:
         return {rank: self._over.get(rank) for rank in wanted}
 
     def report(self) -> str:
-        """How everybody ended so far, and the end of what was printed."""
+        """A report on how everybody ended so far, and the end of what was printed."""
         lines = [
             f"rank {rank}: {over.what} {over.error or over.value}\n{over.facts.get('trace', '')}"
             for rank, over in sorted(self._over.items())
@@ -381,7 +381,7 @@ class Round:
         return "\n".join([*lines, self._victims.log()])
 
     async def until(self, holds: Callable[[], object], within: float) -> None:
-        """Return when something holds, looked at after all that is heard, or after so many seconds."""
+        """Wait until something holds, looked at after every message, or until so many seconds have passed."""
         try:
             async with asyncio.timeout(within):
                 while not holds():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from aiodist.errors import RendezvousTimeout, UsageError
-from aiodist.launch.nodes.admission import OverError, knock
+from aiodist.launch.nodes.admission import OverError, request_place
 from aiodist.launch.nodes.head import Head
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.node_monitor import Listener
@@ -71,12 +71,12 @@ async def begin(node: Nodes) -> asyncio.Queue[object]:
 
 async def test_restarts_of_one_node_until_they_are_used_up() -> None:
     node = await meet(Plan(("true",), max_restarts=1), {}, silent)
-    store = node.seat.store
+    store = node.place.store
     again = await node.next(FAILED)
     assert again.roster is not None
     assert (again.used, again.roster.attempt, again.roster.restarts) == (1, 1, 1)
     await node.enter(again.roster)
-    assert node.seat.store != store, "a store of its own"
+    assert node.place.store != store, "a store of its own"
     assert await node.next(FAILED) == Next(used=1)
     await node.aclose()
 
@@ -98,8 +98,8 @@ async def test_a_late_node_gets_a_seat_in_an_elastic_job(plan: Plan) -> None:
         async with await head._workers_store() as store:
             await store.set(ELASTIC, b"1")
         late = await meet(replace(plan, nproc=2), SECRET, silent)
-        assert (late.seat.node_rank, late.seat.first_rank, late.seat.newcomer) == (1, 1, True)
-        assert late.seat.store == head.seat.store
+        assert (late.place.node_rank, late.place.first_rank, late.place.newcomer) == (1, 1, True)
+        assert late.place.store == head.place.store
         assert head.roster == late.roster
         await late.aclose()
 
@@ -114,7 +114,7 @@ async def test_a_late_node_makes_an_inelastic_job_begin_again(plan: Plan) -> Non
         late = await coming
         assert following.roster is not None
         assert late.roster == following.roster
-        assert (late.seat.nnodes, late.seat.newcomer, following.used) == (2, False, 0)
+        assert (late.place.nnodes, late.place.newcomer, following.used) == (2, False, 0)
         await late.aclose()
 
 
@@ -151,7 +151,7 @@ async def test_a_node_that_leaves_while_others_are_awaited_does_not_count(plan: 
     access = StoreAccess("j", "s")
     assert plan.master_port is not None
     book = await access.enter("127.0.0.1", plan.master_port, 20)
-    guest = asyncio.create_task(knock(plan, book, "guest"))
+    guest = asyncio.create_task(request_place(plan, book, "guest"))
     watch = book.watch("agents/card/")
     assert (await anext(watch)).value is not None
     await watch.aclose()
@@ -165,7 +165,7 @@ async def test_a_node_that_leaves_while_others_are_awaited_does_not_count(plan: 
     await asyncio.gather(*(node.aclose() for node in nodes))
 
 
-async def test_nobody_is_seated_twice_on_one_node_rank(plan: Plan) -> None:
+async def test_nobody_is_admitted_twice_on_one_node_rank(plan: Plan) -> None:
     plan = replace(plan, nnodes=2, max_nodes=0, max_restarts=1)
     async with met(replace(plan, node_rank=0), replace(plan, node_rank=1)) as [head, other]:
         await begin(head)

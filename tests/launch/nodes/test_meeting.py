@@ -236,9 +236,9 @@ async def test_only_a_port_in_use_means_that_another_was_first(
 
 async def test_alone() -> None:
     nodes = await meet(Plan(("true",), nproc=3), {}, silent)
-    seat = nodes.seat
-    assert (seat.world_size, seat.first_rank, seat.node_rank, seat.master_addr) == (3, 0, 0, "127.0.0.1")
-    assert not seat.store.endswith(f":{seat.master_port}")
+    place = nodes.place
+    assert (place.world_size, place.first_rank, place.node_rank, place.master_addr) == (3, 0, 0, "127.0.0.1")
+    assert not place.store.endswith(f":{place.master_port}")
     await nodes.aclose()
 
 

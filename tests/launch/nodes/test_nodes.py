@@ -17,7 +17,7 @@ from aiodist.launch.nodes.words import Next, Others
 from aiodist.launch.verdict import NodeReport, Verdict
 from aiodist.rendezvous.hash_store import HashStore
 
-DOORS = StoreAccess("j", "s")
+ACCESS = StoreAccess("j", "s")
 
 
 def roster(count: int, **more: int) -> Roster:
@@ -25,7 +25,7 @@ def roster(count: int, **more: int) -> Roster:
 
 
 def tie(id: int) -> Tie:
-    return Tie(id, "127.0.0.1", "127.0.0.1", DOORS, f"h{id}")
+    return Tie(id, "127.0.0.1", "127.0.0.1", ACCESS, f"h{id}")
 
 
 def nodes(store: HashStore, count: int, **more: float) -> list[Nodes]:
@@ -42,15 +42,15 @@ async def close(*members: Nodes) -> None:
     await asyncio.gather(*(member.aclose() for member in members))
 
 
-def test_seats() -> None:
-    seat = Nodes(tie(1), roster(3), HashStore()).seat
-    assert (seat.node_rank, seat.nnodes, seat.first_rank, seat.nproc, seat.world_size) == (1, 3, 1, 2, 6)
-    assert (seat.store, seat.master_port, seat.newcomer) == ("127.0.0.1:9", 7, False)
-    assert seat.secret == DOORS.of_workers.secret
-    late = Nodes(tie(3), roster(3).grown(Member(3, "h3", 4)), HashStore()).seat
+def test_places() -> None:
+    place = Nodes(tie(1), roster(3), HashStore()).place
+    assert (place.node_rank, place.nnodes, place.first_rank, place.nproc, place.world_size) == (1, 3, 1, 2, 6)
+    assert (place.store, place.master_port, place.newcomer) == ("127.0.0.1:9", 7, False)
+    assert place.secret == ACCESS.of_workers.secret
+    late = Nodes(tie(3), roster(3).grown(Member(3, "h3", 4)), HashStore()).place
     assert (late.node_rank, late.nnodes, late.first_rank, late.world_size) == (3, 4, 6, 10)
     assert late.newcomer
-    early = Nodes(tie(0), roster(3).grown(Member(3, "h3", 4)), HashStore()).seat
+    early = Nodes(tie(0), roster(3).grown(Member(3, "h3", 4)), HashStore()).place
     assert (early.nnodes, early.world_size) == (3, 6), "what its workers were told stays"
 
 
@@ -291,7 +291,7 @@ async def test_the_heads_decision() -> None:
     assert refused.roster is None and "had lost this one" in refused.error
     assert again.roster is not None
     await b.enter(again.roster)
-    assert (b.seat.nnodes, b.lost, b.key("x")) == (2, (), "agents/1/x")
+    assert (b.place.nnodes, b.lost, b.key("x")) == (2, (), "agents/1/x")
     await close(a, b, c)
 
 

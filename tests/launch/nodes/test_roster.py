@@ -10,7 +10,7 @@ from aiodist.errors import WireError
 from aiodist.launch.nodes.roster import Member, Roster
 
 
-def test_seats_by_wish_then_by_arrival() -> None:
+def test_places_by_wish_then_by_arrival() -> None:
     roster = Roster.of(
         [Member(0, "a", 2), Member(1, "b", 3, wanted=0), Member(3, "d", 1), Member(2, "c", 4, wanted=9)]
     )

@@ -75,7 +75,7 @@ def test_as_many_hosts_as_there_may_be() -> None:
 
 
 def compressed(numbers: list[int], digits: int) -> str:
-    """The inside of brackets, as Slurm writes it: local peers become a range."""
+    """The inside of brackets, as Slurm writes it: adjacent numbers become a range."""
     parts: list[tuple[int, int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:
