@@ -9,7 +9,6 @@ from aiodist.environment.company import (
 )
 from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, placement
 from aiodist.environment.secret import (
-    check_open_door,
     check_open_port,
     check_secret,
     given_secret,
@@ -38,7 +37,6 @@ __all__ = [
     "Placement",
     "Tls",
     "Tuning",
-    "check_open_door",
     "check_open_port",
     "check_secret",
     "chosen",

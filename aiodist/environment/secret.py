@@ -136,9 +136,6 @@ def check_open_port(host: str, key: bytes, allow_insecure: bool) -> None:
         )
 
 
-check_open_door = check_open_port  # the former name, until its callers have this one
-
-
 def is_loopback(host: str) -> bool:
     """Whether this name or address is this machine's own loopback, without asking any name server."""
     if host == "localhost":

@@ -12,7 +12,7 @@ from functools import partial
 
 from aiodist.backends.plan import Plan
 from aiodist.control.liveness import Patience
-from aiodist.environment import Tls, Tuning, check_open_door, job_id, secret, split_address, tls
+from aiodist.environment import Tls, Tuning, check_open_port, job_id, secret, split_address, tls
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default, set_default
@@ -153,7 +153,7 @@ class Member:
             self._presence = Presence(job.store, job.uid, self._me)
 
     async def _open_endpoint(self, rank: int, _place: str) -> SocketEndpoint:
-        check_open_door(self._meeting.address, self._secret, self._tuned.allow_insecure)
+        check_open_port(self._meeting.address, self._secret, self._tuned.allow_insecure)
         return await SocketEndpoint.open(
             rank=rank,
             job=self._job_id,

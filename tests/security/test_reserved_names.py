@@ -39,7 +39,7 @@ async def test_what_a_worker_knows_opens_no_store_of_the_agents() -> None:
 
 def test_a_workers_secret_is_its_jobs_and_says_nothing_of_the_operators() -> None:
     tie = Tie(0, HOST, HOST, DOORS)
-    secret = tie.seat(Roster.of([Member(0, "h", 1)])).secret
+    secret = tie.place(Roster.of([Member(0, "h", 1)])).secret
     assert secret.encode() == WORKERS
     assert len(bytes.fromhex(secret)) == 32
     others = {

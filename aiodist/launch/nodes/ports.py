@@ -58,9 +58,6 @@ def about_port(address: str, master_addr: str) -> str:
     return ""
 
 
-about_door = about_port  # the former name, until its callers have this one
-
-
 def _is_ours(family: int, host: str) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

@@ -50,5 +50,3 @@ class Tie:
             host=self.host,
             newcomer=newcomer,
         )
-
-    seat = place  # the former name, until its callers have this one

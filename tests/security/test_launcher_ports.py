@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiodist.launch.nodes import ports
-from aiodist.launch.nodes.ports import about_door, bind_address
+from aiodist.launch.nodes.ports import about_port, bind_address
 from tests.launch.jobs import Start, start
 from tests.processes import sockets_of
 
@@ -56,10 +56,10 @@ def test_bound_is_what_the_name_means(
 
 
 def test_operator_is_told() -> None:
-    assert about_door("10.0.0.5", "node-a") == about_door("127.0.0.1", "localhost") == ""
-    assert about_door("0.0.0.0", "0.0.0.0") == about_door("::", "[::]") == ""
-    assert re.search(r"^listening on 127.0.1.1, .*--local-addr", about_door("127.0.1.1", "node-a"))
-    assert re.search(r"^listening on all addresses .*--local-addr", about_door("0.0.0.0", "service"))
+    assert about_port("10.0.0.5", "node-a") == about_port("127.0.0.1", "localhost") == ""
+    assert about_port("0.0.0.0", "0.0.0.0") == about_port("::", "[::]") == ""
+    assert re.search(r"^listening on 127.0.1.1, .*--local-addr", about_port("127.0.1.1", "node-a"))
+    assert re.search(r"^listening on all addresses .*--local-addr", about_port("0.0.0.0", "service"))
 
 
 PATCHED = """
