@@ -7,6 +7,7 @@ timers and descriptors. A worker that comes back is a new process in the same pl
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -42,6 +43,7 @@ from aiodist.launch.worker.starting import House, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker
 
+logger = logging.getLogger("aiodist.launch.crew")
 _LOCKED_OUT = ("RendezvousTimeout", "RendezvousError")  # a group that has ended lets nobody in
 
 
@@ -158,7 +160,9 @@ class Crew:
             self._house.say(f"{lost_nodes(new)}; the job goes on with {nnodes - len(lost)}")
 
     def _handle(self, event: Event) -> None:
-        self._act(self._supervisor.handle(event, self._loop.time()))
+        actions = self._supervisor.handle(event, self._loop.time())
+        logger.debug("%s → %s", event, actions or "nothing")
+        self._act(actions)
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -299,6 +303,7 @@ class Crew:
             and self._cover.covers(local_rank, symptom=ending.symptom, used=used)
         )
         choice = mend(replace(scene, may_restart=free or used < limit))
+        logger.debug("rank %d: %s, %d restarts used of %d: %s", ending.rank, scene, used, limit, choice.name)
         if choice is not Mend.RESTART or not self._supervisor.may_return(local_rank):
             return choice, used
         if not free and (used := await nodes.take_restart()) > limit:  # another node took the last one

@@ -288,6 +288,7 @@ class TcpStore(Store):
                         said = "it accepts connections, but does not answer as a store: "
                         self._cause = said * (self._accepted is not None) + describe(error)
                         self._accepted = None
+                        _log.debug("the store at %s: %s; again in %.2f s", self._where(), self._cause, delay)
                         if not isinstance(error, ConnectionRefusedError):
                             deadline = self._loop.time() + refused
                         elif self._loop.time() >= deadline:
@@ -467,6 +468,10 @@ class TcpStore(Store):
         self._connection = None
         self._lost.set()
         self._vain += 1
+        _log.debug(
+            "the connection with the store at %s has ended (%s); %d calls and %d watches go on",
+            *(self._where(), error or "closed", len(self._pending), len(self._watches)),
+        )
         if isinstance(error, Tampered) and self._vain <= _ALTERED:
             _log.warning("the connection with the store at %s has ended: %s", self._where(), error)
         elif isinstance(error, WireError):

@@ -108,6 +108,7 @@ def _number(query: dict[str, list[str]], name: str, url: str) -> int:
 async def _env(invitation: Invitation) -> Meeting:
     environ = invitation.environ
     place = invitation.placement()
+    _log.debug("rank %d of %d, by %s (%s)", place.rank, place.world_size, place.launcher, place.evidence)
     if place.launcher == "alone" and chosen(environ, invitation.world_size):
         return _alone(invitation)
     if (url := store_url(environ)) is not None:

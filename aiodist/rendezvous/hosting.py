@@ -66,6 +66,7 @@ async def host(
                 address,
             )
         reached = address if server.host in _EVERYWHERE else server.host
+        _log.debug("rank %d hosts the store at %s", place.rank, join_address(reached, server.port))
         if tell is not None:
             await tell(join_address(reached, server.port))
         meeting = await join(invitation, place, reached, server.port)
@@ -114,6 +115,7 @@ async def join(invitation: Invitation, place: Placement, host: str, port: int, a
             if not found_old:
                 raise
             break
+        _log.debug("rank %d: connected to the store at %s", place.rank, join_address(host, port))
         if not anew or not met_before(store.instance):
             store.timeout = invitation.timeout
             return await meet_at(invitation, place, store, store.address)

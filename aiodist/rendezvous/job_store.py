@@ -28,6 +28,7 @@ from aiodist.rendezvous.events import (
     Wake,
 )
 from aiodist.rendezvous.machine import StoreMachine
+from aiodist.sanitize import one_line
 from aiodist.wire.messages import MAX_FRAME, Encoder, Status, encode_response, pack, split_request
 
 MAX_SLOW = 256 << 20  # bytes that may wait for all clients that do not read; the slowest go first
@@ -112,6 +113,7 @@ class JobStore:
             old.abort()
             self._feed(Disconnected(client))
         self.clients[client] = connection
+        _log.debug("a client of job '%s' connects: %s", one_line(self.name), connection.peer_address)
         self._gone.clear()
         self._on_count()
         if self.has_begun:
@@ -154,6 +156,10 @@ class JobStore:
         client = connection.client
         if self.clients.get(client) is connection:
             del self.clients[client]
+            _log.debug(
+                "a client of job '%s' has gone: %s (%s)",
+                *(one_line(self.name), connection.peer_address, error or "closed"),
+            )
             if not self.clients:
                 self._gone.set()
             self._on_count()

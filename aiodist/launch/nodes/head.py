@@ -7,6 +7,7 @@ their own, so that nothing which a dead attempt left behind is in the way of the
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
     from aiodist.rendezvous.store import Store
 
+logger = logging.getLogger("aiodist.launch.head")
 _LINGER = 5.0  # seconds for the other agents to say goodbye
 
 PATIENCE = 10.0
@@ -125,6 +127,7 @@ class Head:
             port = free_port(self._host)
         self._began = asyncio.get_running_loop().time()
         self._regroup = False
+        logger.debug("attempt %d, of %d nodes: %s", attempt, len(members), members)
         return Roster.of(
             members,
             attempt=attempt,
@@ -261,6 +264,7 @@ class Head:
         used = await nodes.restarts()
         limit = self._plan.max_restarts
         step = after(verdict, used=used, limit=limit, regroup=self._regroup)
+        logger.debug("code %d, lost %s, %d of %d restarts: %s", verdict.code, verdict.lost, used, limit, step)
         following = Next(used=min(used, limit))
         if step.again:
             following = await self._unless_stopped(nodes, self._again(nodes, step.costs, used))
