@@ -1,4 +1,4 @@
-"""What algorithms cost: the model that `select` chooses by, and all of its constants.
+"""The costs of algorithms: the model that `select` chooses by, and all of its constants.
 
 time = rounds · α + extra messages · μ + bytes · β + copied bytes · γ
 
@@ -50,7 +50,7 @@ share, and overflow, every receiver's link; in turn each has it to itself."""
 
 
 class Cost(NamedTuple):
-    """What an algorithm takes; each figure is a sum over rounds, of the busiest rank in the round.
+    """The cost of an algorithm; each figure is a sum over rounds, of the busiest rank in the round.
 
     Attributes:
         rounds: how many.
@@ -110,12 +110,12 @@ def halving(size: int) -> Cost:
 
 
 def bruck(size: int) -> Cost:
-    """As recursive halving, for any size, with ranges that wrap."""
+    """The cost of recursive halving, for any size, with ranges that wrap."""
     return Cost(levels(size), share(size), copied=2 * share(size))
 
 
 def twice(cost: Cost) -> Cost:
-    """There and back."""
+    """The cost of an algorithm there and back."""
     return Cost(2 * cost.rounds, 2 * cost.tensors, 2 * cost.messages, 2 * cost.copied)
 
 

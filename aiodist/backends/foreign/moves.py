@@ -58,5 +58,5 @@ def _rows(task: Task, size: int) -> list[Array]:
 
 
 def worth(moves: Sequence[Move]) -> list[Move]:
-    """Those that move anything: libraries differ in what they make of empty messages."""
+    """The moves that are not empty: libraries differ in what they make of empty messages."""
     return [move for move in moves if move.array.size]

@@ -18,7 +18,7 @@ class Wired(Exchange):
     start: Callable[[], None]
 
     def look(self) -> bool:
-        """Everybody has published it."""
+        """Whether all ranks have published the operation."""
         if not self.arrived():
             return False
         self.start()
