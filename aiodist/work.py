@@ -214,7 +214,7 @@ class Work(Generic[T]):
         """The operation's number."""
         return self.call.seq
 
-    # ── for the one who waits ────────────────────────────────────────────────────────────────────────
+    # ── for the awaiter ──────────────────────────────────────────────────────────────────────────────
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._held_back:

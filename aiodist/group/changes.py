@@ -22,7 +22,7 @@ _PENDING_JOINS = "pending joins"
 
 
 class Changes:
-    """Checks calls on membership and hands them to what takes the epoch's members to the next.
+    """The part of a group with the calls on membership: checks them, and hands them to `Regrouping`.
 
     Args:
         core: of the group.
@@ -105,7 +105,7 @@ class Changes:
             raise told
         if found < 0:
             raise RendezvousError(
-                f"rank {self._roster.ranks[0]} could not ask the store who waits",
+                f"rank {self._roster.ranks[0]} could not ask the store which newcomers wait",
                 hint="See that rank's output",
             )
         return int(found)

@@ -32,7 +32,7 @@ _BYTES = np.dtype(np.uint8)
 
 
 class Objects:
-    """Checks calls with objects, and issues their steps.
+    """The part of a group with the calls on objects: checks them, and issues their steps.
 
     Args:
         core: of the group.

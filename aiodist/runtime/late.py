@@ -34,7 +34,7 @@ class Late:
 
     Args:
         store: where they gather.
-        told: where the launcher says who has finished.
+        told: where the launcher says which ranks have finished.
         world_size: how many they are.
     """
 

@@ -117,7 +117,7 @@ class Member:
         """Form the job's first world with the others that meet.
 
         Args:
-            told: a launcher says at the meeting's store who has finished, and comes no more.
+            told: a launcher says at the meeting's store which ranks have finished, and come no more.
         """
         meeting, job = self._meeting, self.job
         try:

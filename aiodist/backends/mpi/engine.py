@@ -31,7 +31,7 @@ _PLACE = struct.Struct("<II")  # rank and size in COMM_WORLD
 
 
 class MpiEngine(Engine):
-    """Tensors on the host, by MPI."""
+    """The engine of tensors on the host, by MPI."""
 
     name = "mpi"
     uneven = frozenset({Kind.all_gather, Kind.reduce_scatter})

@@ -96,7 +96,7 @@ class NcclEngine(Engine):
 
     @classmethod
     def fits(cls, told: Sequence[bytes]) -> str:
-        """The reason why not: all need one NCCL, and a GPU each unless that NCCL can share them; '' if so."""
+        """The reason why there is not one NCCL, and a GPU each unless it can share them; '' if there is."""
         return misfit([decode(one) for one in told])
 
     # ── beginning ────────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class Candidate(Generic[R]):
-    """Forms a draft in a task of its own. Close it unless its epoch was adopted.
+    """A draft that is being formed, in a task of its own. Close it unless its epoch was adopted.
 
     A draft whose links are up may have been formed at others, though not here (a member died in its
     barrier), and may still be decided: so its world is kept until it is known which one is.

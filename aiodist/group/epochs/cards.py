@@ -50,7 +50,7 @@ def read_cards(answers: list[bytes], mine: Mapping[str, Any]) -> list[dict[str, 
 
 
 def check_cards(cards: list[dict[str, Any]]) -> None:
-    """Refuse a job that mixes versions, byte orders or settings; the error says who has which.
+    """Refuse a job that mixes versions, byte orders or settings; the error says which rank has which.
 
     Raises:
         AuthenticationError: another protocol version or byte order.

@@ -114,7 +114,7 @@ class Board:
         self._heads = [_FIRST8 + slot * _STRIDE8 for slot in range(SLOTS)]
         self.signed: list[bytes | None] = [None] * SLOTS
         self.memories = [peer.memory for peer in self.peers]
-        self._members_here = list(self.peers)  # who has not been seen to leave
+        self._members_here = list(self.peers)  # those not seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
         hub.boards.add(self)
         try:

@@ -1,6 +1,6 @@
 """One running operation between ranks of one host, and what all kinds of them have in common.
 
-An operation is published in the call, and then goes on as peers let it. Who drives it, the loop or the bulk
+An operation is published in the call, and then goes on as peers let it. Its driver, the loop or the bulk
 thread, calls `look` again and again, which carries it from one wait for a peer to the next. Where its data
 goes in several blocks that is written as a generator, `steps`, which yields at each wait.
 """
