@@ -26,7 +26,7 @@ CPU, CUDA = "cpu", "cuda"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """See the module.
+    """The backends of one job; see the module.
 
     Attributes:
         asked: what `backend=` was, in one spelling; '' for None.

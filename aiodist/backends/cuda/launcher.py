@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 
 class Launcher:
-    """See the module.
+    """The launcher of a device's work; see the module.
 
     Args:
         name: of the thread.

@@ -23,7 +23,7 @@ class Event(Protocol):
 
 
 class Waiter:
-    """See the module.
+    """The waiter for the events of one stream; see the module.
 
     Args:
         name: of the thread.

@@ -1,8 +1,9 @@
 """Collectives as sends and receives between members: which part goes where.
 
 The part that each rank gets follows from the table of roles, so any collective is one exchange, with parts of
-any sizes. A reduction gathers all ranks' parts, and the task reduces them in rank order when it is emptied, off
-the loop: simple, bitwise alike on all ranks, with memory for `size` parts. Geometry only; no memory is read.
+any sizes. A reduction gathers all ranks' parts, and the task reduces them in rank order when it is emptied,
+off the loop: simple, bitwise alike on all ranks, with memory for `size` parts. Geometry only; no memory is
+read.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from aiodist.transport.base import Endpoint
 
 
 class Resources:
-    """See the module.
+    """The resources of one process; see the module.
 
     Args:
         endpoint: the process's channels.

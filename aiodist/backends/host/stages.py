@@ -118,7 +118,7 @@ class Run:
 
 
 class Strand:
-    """See the module.
+    """One strand of a run; see the module.
 
     Args:
         run: the operation that it is a part of.

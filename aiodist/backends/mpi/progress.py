@@ -75,7 +75,7 @@ ended, by index, each with its error or None."""
 
 
 class Progress:
-    """See the module. Any thread may call what is public, but `run`.
+    """The progress of one process's calls; see the module. Any thread may call what is public, but `run`.
 
     Args:
         test: asks MPI.

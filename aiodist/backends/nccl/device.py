@@ -53,7 +53,7 @@ class Member(Protocol):
 
 
 class NcclDevice:
-    """See the module.
+    """One device, shared by its NCCL groups; see the module.
 
     Args:
         index: of the CUDA device.

@@ -51,7 +51,7 @@ _LOOK = 0.5
 
 
 class NcclEngine(Engine):
-    """See the module, and `Engine` for what its methods are told."""
+    """The NCCL engine of one group; see the module, and `Engine` for what its methods are told."""
 
     name = "nccl"
     places = frozenset({"cuda"})

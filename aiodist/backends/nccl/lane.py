@@ -16,7 +16,7 @@ from aiodist.backends.cuda.waiter import Waiter
 
 
 class Lane:
-    """See the module. Made in a thread whose current device is that of the group.
+    """One lane; see the module. Made in a thread whose current device is that of the group.
 
     Args:
         cupy: the module.

@@ -29,7 +29,7 @@ Call = Callable[[Any, int], None]
 
 @dataclass(slots=True)
 class Launch:
-    """See the module.
+    """The launch of one operation; see the module.
 
     Attributes:
         task: the operation.

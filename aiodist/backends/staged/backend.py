@@ -58,7 +58,7 @@ class Step(Operation):
 
 
 class StagedBackend:
-    """See the module.
+    """The staged backend of one group; see the module.
 
     Args:
         host: the host backend of the group.

@@ -57,7 +57,7 @@ class Transfer:
 
 
 class Copier:
-    """See the module. Its threads begin with the first group and end with the last one.
+    """One world's copier; see the module. Its threads begin with the first group and end with the last one.
 
     Args:
         device: index of the CUDA device.

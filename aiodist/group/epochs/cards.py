@@ -81,7 +81,7 @@ def check_cards(cards: list[dict[str, Any]]) -> None:
 
 
 def read_ranks(answers: list[bytes]) -> list[set[int]]:
-    """By rank, the ranks that it names. `RendezvousError` if one names none."""
+    """The ranks that each rank names, by rank. `RendezvousError` if one names none."""
     found = []
     for rank, answer in enumerate(answers):
         try:

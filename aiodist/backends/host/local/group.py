@@ -56,7 +56,7 @@ class Owner(Protocol):
 
 
 class LocalGroup:
-    """See the module.
+    """One group on this host; see the module.
 
     Args:
         hub: the process's side.

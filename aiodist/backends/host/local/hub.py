@@ -114,7 +114,7 @@ class _Left(NamedTuple):
 
 
 class Hub:
-    """See the module. Everything here happens on the loop's thread, but for `fence_bulk`.
+    """The hub of one process; see the module. It runs in the loop's thread, but for `fence_bulk`.
 
     Args:
         segment: this process's memory and bells.

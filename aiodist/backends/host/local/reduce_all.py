@@ -86,7 +86,7 @@ class _Layout:
 
 
 class ReduceAll(Exchange):
-    """See the module.
+    """The exchange of all_reduce and reduce; see the module.
 
     Attributes:
         exposed: peers read the source where it lies in the segment.

@@ -53,7 +53,7 @@ class _Layout:
 
 
 class Share(Exchange):
-    """See the module.
+    """The exchange in one phase; see the module.
 
     Attributes:
         exposed: peers read the source where it lies in the segment.
