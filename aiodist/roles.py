@@ -1,7 +1,7 @@
-"""The operations, and what each argument of them holds: a table.
+"""The table of operations, and of what each argument of them holds.
 
 Every operation moves *parts* between the members of a group. A rank that gives has either one part, which
-goes to everybody who gets, or a part for each member. A rank that gets is given one part, by the root or
+goes to every rank that gets, or a part for each member. A rank that gets is given one part, by the root or
 reduced over all, or a part by each member.
 
     ONE  ─▶ ONE    all_reduce, reduce, broadcast
@@ -40,7 +40,7 @@ class Kind(enum.IntEnum):
 
 
 class Parts(enum.Enum):
-    """What an argument holds."""
+    """The content of an argument."""
 
     NONE = "nothing"
     ONE = "one part"
@@ -48,7 +48,7 @@ class Parts(enum.Enum):
 
 
 class Uneven(enum.Enum):
-    """Whether the parts of an operation may differ in size."""
+    """The ways in which the parts of an operation may differ in size."""
 
     NEVER = "all parts are alike"
     AGREED = "all members know the size of every part"
@@ -57,13 +57,13 @@ class Uneven(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What the arguments of one operation hold.
+    """The contents of one operation's arguments.
 
     Args:
         source: what a rank that gives has.
         target: what a rank that gets has room for.
-        root_gives: only the root gives; else everybody.
-        root_gets: only the root gets; else everybody.
+        root_gives: only the root gives; else every rank.
+        root_gets: only the root gets; else every rank.
         reduces: the target is the reduction of all sources, in the order of ranks.
         uneven: whether parts may differ in size.
         message: one rank sends and one receives; all others are collective.
@@ -84,7 +84,7 @@ class Roles:
 
     @property
     def root_name(self) -> str:
-        """How callers name the root: 'src' or 'dst'; '' without one."""
+        """The callers' name of the root: 'src' or 'dst'; '' without one."""
         return "src" if self.root_gives else "dst" if self.root_gets else ""
 
     @property

@@ -1,4 +1,4 @@
-"""What an operation is: reduce ops, dtypes, and the description that every rank must agree on.
+"""Types of operations: reduce ops, dtypes, and the description that every rank must agree on.
 
 A `Call` is the agreed part of one operation: what, on how many elements, of which dtype. Its
 `signature` is 32 bytes that travel in the header of an operation's first frames, so that ranks that
@@ -22,7 +22,7 @@ from aiodist.roles import Kind as Kind
 
 
 class ReduceOp(enum.IntEnum):
-    """How elements of different ranks combine (torch's names)."""
+    """The ways in which elements of different ranks combine (torch's names)."""
 
     SUM = 1
     AVG = 2
@@ -119,13 +119,13 @@ def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -
 
 
 OF_OBJECTS = "of objects"
-"""In the detail of collectives whose elements are encoded objects, and so of those that stand for them."""
+"""Text in the detail of collectives whose elements are encoded objects, and of those that stand for them."""
 
 OF_SPLIT = "of a split"
-"""In the detail of the collective by which members tell each other what groups they want."""
+"""Text in the detail of the collective by which members tell each other what groups they want."""
 
 OBJECT_TAGS = 2**31
-"""From here on tags are those of messages that are objects: apart from those of tensors."""
+"""The first tag of messages that are objects: apart from those of tensors."""
 
 _SIGNATURE = struct.Struct("<BBBBiQQII")
 SIGNATURE_BYTES = _SIGNATURE.size
@@ -134,7 +134,7 @@ NO_ROOT = -1
 
 @dataclass(frozen=True)
 class Call:
-    """What every member must agree on for one operation.
+    """The description of one operation that every member must agree on.
 
     Args:
         kind: the operation.
@@ -144,7 +144,7 @@ class Call:
         reduce: for reductions.
         root: group rank of the source or destination, NO_ROOT where there is none.
         offer: bits for paths that this rank could take; taken only if all offer (law 3).
-        detail: anything else that must be equal, in words (the ranks of a new group).
+        detail: anything else that must be equal, as text (the ranks of a new group).
     """
 
     kind: Kind
@@ -167,12 +167,12 @@ class Call:
 
     @property
     def combine(self) -> ReduceOp | None:
-        """How elements combine: what PREMUL_SUM has multiplied is summed."""
+        """The op that combines elements: what PREMUL_SUM has multiplied is summed."""
         return ReduceOp.SUM if self.reduce is ReduceOp.PREMUL_SUM else self.reduce
 
     @cached_property
     def count(self) -> int:
-        """Elements in `shape`."""
+        """The number of elements in `shape`."""
         count = 1
         for extent in self.shape:
             count *= extent
@@ -180,7 +180,7 @@ class Call:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in `shape`."""
+        """The number of bytes in `shape`."""
         return self.count * self.dtype.itemsize
 
     @cached_property
@@ -200,7 +200,7 @@ class Call:
         )
 
     def describe(self) -> str:
-        """The call in a user's words: 'all_reduce(float32[3, 4], SUM)'."""
+        """The call as a user writes it: 'all_reduce(float32[3, 4], SUM)'."""
         if self.kind in (Kind.barrier, Kind.new_group):
             return f"{self.kind.name}({self.detail})"
         parts = [f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"]
@@ -221,7 +221,7 @@ def agree(mine: bytes, theirs: bytes) -> bool:
 
 
 def describe_signature(signature: bytes) -> str:
-    """A peer's signature in words; the shape is not in it, so the element count stands for it."""
+    """A peer's signature as text; the shape is not in it, so the element count stands for it."""
     kind, dtype, reduce, _ndim, root, count, _seq, _shape, _offer = _SIGNATURE.unpack(signature)
     try:
         call = Call(Kind(kind), 0, DTYPES[dtype], (count,), ReduceOp(reduce) if reduce else None, root)

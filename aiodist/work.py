@@ -34,10 +34,10 @@ _REMEMBERED = 16  # failures that a group keeps for its end; nobody reads more o
 
 
 class Failures:
-    """What Works of one group failed with and nobody was told; `aclose` raises it.
+    """The failures of one group's Works of which nobody was told; `aclose` raises them.
 
-    A broken group fails all its Works with one cause, so it counts once, and whoever was told by one Work
-    knows it. Other errors, of an object that cannot be decoded for instance, count one by one.
+    A broken group fails all its Works with one cause, so it counts once, and is known when one Work has told
+    it. Other errors, of an object that cannot be decoded for instance, count one by one.
     """
 
     __slots__ = ("_break_noted", "_unseen")
@@ -47,7 +47,7 @@ class Failures:
         self._break_noted = False
 
     def note(self, error: BaseException) -> None:
-        """A Work failed with this."""
+        """Note that a Work failed with an error."""
         if isinstance(error, GroupBroken):
             if self._break_noted:
                 return
@@ -57,7 +57,7 @@ class Failures:
         self._unseen.append(error)
 
     def seen(self, error: BaseException) -> None:
-        """A Work gave this to whoever asked."""
+        """Note that a Work gave an error to a caller."""
         if isinstance(error, GroupBroken):
             self._break_noted = True
             self._unseen = [known for known in self._unseen if not isinstance(known, GroupBroken)]
@@ -65,7 +65,7 @@ class Failures:
             self._unseen = [known for known in self._unseen if known is not error]
 
     def forget(self) -> None:
-        """This process ends the group by an error of its own, which says enough."""
+        """Forget the failures: this process ends the group by an error of its own, which says enough."""
         self._break_noted = True
         self._unseen = []
 
@@ -79,25 +79,25 @@ class Failures:
 
 
 class Completion(Protocol):
-    """Where an operation on a device stands."""
+    """The progress of an operation on a device."""
 
     def synchronize(self, stream: Any = None) -> None:
         """Have a stream wait for the operation; None: the one that the caller uses now."""
 
 
 class Driver(Protocol):
-    """What can bring one operation on while it is awaited."""
+    """The object that can bring one operation on while it is awaited."""
 
     def poll(self) -> None:
         """Try to end the operation, for no longer than this turn of the loop may take."""
 
 
 class Issuer:
-    """What all Works of one group have in common.
+    """The state that all Works of one group share.
 
     Args:
         loop: the group's.
-        failures: where a failure is noted until somebody is told.
+        failures: where a failure is noted until a caller is told.
 
     Attributes:
         group: what users hold of the group.
@@ -131,7 +131,7 @@ _FAILED = 2
 
 
 class Work(Generic[T]):
-    """The handle of one started operation; what every method of a group returns.
+    """The handle of one started operation, which every method of a group returns.
 
     `await work` gives the result. Until then the operation borrows the tensors that it was given: do not
     write to them, nor read those that it writes, before the Work is done, also if your await was
@@ -169,7 +169,8 @@ class Work(Generic[T]):
         result: Any = None,
         seq: int | None = None,
     ) -> None:
-        """
+        """Make the handle.
+
         Args:
             issuer: what the group's Works have in common.
             call: what the ranks agree on.
@@ -198,7 +199,7 @@ class Work(Generic[T]):
 
     @property
     def call(self) -> Call:
-        """What the ranks agree on."""
+        """The description on which the ranks agree."""
         if self._seq is not None:
             self._call, self._seq = self._call.numbered(self._seq), None
         return self._call
@@ -213,7 +214,7 @@ class Work(Generic[T]):
         """The operation's number."""
         return self.call.seq
 
-    # ── for the one who waits ────────────────────────────────────────────────────────────────────────
+    # ── for the awaiter ──────────────────────────────────────────────────────────────────────────────
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._held_back:
@@ -314,7 +315,7 @@ class Work(Generic[T]):
         raise self._told().with_traceback(None)
 
     def exception(self) -> BaseException | None:
-        """What a Work that is done failed with, or None.
+        """The error that a Work that is done failed with, or None.
 
         Raises:
             asyncio.InvalidStateError: the operation has not ended yet.
@@ -325,7 +326,7 @@ class Work(Generic[T]):
         return None if self._state == _DONE else self._told()
 
     def _told(self) -> BaseException:
-        """The error, for somebody who asked."""
+        """The error, for a caller that asked."""
         assert self._error is not None
         self._awaited = True
         if self._issuer.failures is not None:
@@ -394,7 +395,7 @@ class Work(Generic[T]):
     # ── for the one who carries it out ───────────────────────────────────────────────────────────────
 
     def _finish(self, result: T) -> None:
-        """The operation ended well. Called once, on the loop."""
+        """End the operation well. Called once, on the loop."""
         if self._state == _PENDING:
             self._result = result
             self._state = _DONE
@@ -402,7 +403,7 @@ class Work(Generic[T]):
                 self._wake()
 
     def _fail(self, error: BaseException) -> None:
-        """The operation failed, and its buffers are no longer touched. Called once, on the loop."""
+        """End the operation by an error; its buffers are no longer touched. Called once, on the loop."""
         if self._state == _PENDING:
             if isinstance(error, GroupBroken):
                 error = error.during(self.op, self.seq, self.group.name, self.group.epoch)
@@ -417,7 +418,7 @@ class Work(Generic[T]):
         self._held_back = held
 
     def _let_be_dropped(self) -> None:
-        """Count it as awaited, so that dropping it is no mistake."""
+        """Count the Work as awaited, so that dropping it is no mistake."""
         self._awaited = True
 
     def _forget_failure(self) -> None:

@@ -1,1 +1,1 @@
-"""Who carries operations out. `base` says what a backend is; each folder is one."""
+"""The backends, which carry operations out. `base` defines the interface; each folder is one backend."""

@@ -1,4 +1,4 @@
-"""What a backend is: it is given operations that are validated and numbered, and carries them out.
+"""The interface of a backend, which carries out operations that are validated and numbered.
 
 A backend never decides what is right: the group has checked the call, taken its number and made the
 Work. It starts an operation inside `submit` and says on the loop that it ended well. It never fails one:
@@ -19,7 +19,7 @@ from aiodist.work import Issuer, Work
 
 Array = npt.NDArray[Any]
 Given = Array | list[Array] | None
-"""What an argument of an operation is: a tensor, a list with one for each member, or nothing."""
+"""An argument of an operation: a tensor, a list with one for each member, or nothing."""
 
 
 class Operation:
@@ -96,27 +96,27 @@ class Operation:
 
     @property
     def sealed(self) -> bool:
-        """Whether somebody acts on its bytes, which are no tensor's: so they have to be authenticated."""
+        """Whether its bytes are no tensor's, and are acted on: so they have to be authenticated."""
         detail = self.call.detail
         return self.tag >= OBJECT_TAGS or (bool(detail) and (OF_OBJECTS in detail or OF_SPLIT in detail))
 
     def succeed(self) -> None:
-        """The operation ended well. The buffers are the user's again."""
+        """End the operation well. The buffers are the user's again."""
         self.ended(self)
         self.work._finish(self.result)
 
 
 class Reports(Protocol):
-    """What a backend tells its group. Ranks are group ranks."""
+    """The reports of a backend to its group. Ranks are group ranks."""
 
     def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A peer's signature for collective `seq` differs from this rank's."""
+        """Report that a peer's signature for collective `seq` differs from this rank's."""
 
     def peer_mismatch(self, said: dict[int, str]) -> None:
-        """Two sides of one message disagree, about its size or dtype."""
+        """Report that the two sides of a message disagree about its size or dtype."""
 
     def broken(self, error: GroupBroken) -> None:
-        """The group can do no more work, and the others should know."""
+        """Report that the group can do no more work. The other members are told."""
 
 
 class Numbers(Protocol):
@@ -159,11 +159,11 @@ class ShortWay(Protocol):
         """Enter what is pending in flight now."""
 
     def call(self, seq: int) -> Call | None:
-        """What was started here under a number, unless that is long ago."""
+        """The call that was started here under a number, unless that is long ago."""
 
 
 class Backend(Protocol):
-    """Carries out the operations of one group.
+    """The executor of one group's operations.
 
     Attributes:
         name: what `get_backend` says.
@@ -189,24 +189,24 @@ class Backend(Protocol):
         """Start an operation. It has begun when this returns."""
 
     def reserve(self, seq: int) -> None:
-        """Collective `seq` has its number, and will be submitted later; others may come before it."""
+        """Note that collective `seq` has its number and is submitted later; others may come before it."""
 
     def hold(self, operation: Operation) -> None:
-        """An operation was issued, and will be submitted later (`coalesce`); others may come before it.
+        """Note an operation that was issued and is submitted later (`coalesce`); others may come before it.
 
         Called inside the user's call: what holds at that moment only, such as the stream on which the caller
         works, is noted now. A collective has its number, so this stands for `reserve`, too.
         """
 
     def batch(self, begins: bool) -> None:
-        """What is submitted between batch(True) and batch(False) may begin together, at the end."""
+        """Begin or end a batch: what is submitted in it may begin together, at its end."""
 
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything. `quiet()` is called once, now or later on the loop, when no buffer is touched
         any more; then the group fails the Works. Nothing is submitted afterwards."""
 
     def retire(self) -> None:
-        """The group is gone for good: forget it, and drop what may still arrive for it."""
+        """Forget the group, which is gone for good, and drop what may still arrive for it."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array, uninitialised, where this backend reads and writes it with the fewest copies."""
@@ -241,7 +241,7 @@ class Backend(Protocol):
         told: what that rank did before counts, and others may have a result of it."""
 
     def divide(self, context: int, members: Sequence[int]) -> None:
-        """All members make another group of this one, in this place among its operations.
+        """Note that all members make another group of this one, in this place among its operations.
 
         Args:
             context: of the new group.
@@ -249,7 +249,7 @@ class Backend(Protocol):
         """
 
     def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """Members of this group may have made another one, which this rank was to be in and never makes.
+        """Note that this rank never makes a group that other members may have made with it as a member.
 
         Args:
             context: of that group.
@@ -257,7 +257,7 @@ class Backend(Protocol):
         """
 
     async def bystand(self) -> None:
-        """Members of this group make another one, without this rank."""
+        """Take the part of a non-member while members of this group make another one."""
 
 
 CAPABILITIES = frozenset(

@@ -1,4 +1,4 @@
-"""Which memory an operation works on, and what is copied into it before and out of it after.
+"""The memory that an operation works on, and the copies into it before and out of it after.
 
 Backends work on contiguous arrays of one axis. Where the user's array is contiguous it *is* that memory; a
 strided one is staged, and written back when the operation has ended well (gloo and NCCL silently misread
@@ -19,7 +19,7 @@ from aiodist.roles import ROLES, Parts
 from aiodist.types import ReduceOp
 
 Allocate = Callable[[int, "np.dtype[np.generic]"], Array]
-"""Makes an uninitialised contiguous array of so many elements."""
+"""Maker of an uninitialised contiguous array of so many elements."""
 
 
 @dataclass(slots=True)
@@ -76,14 +76,14 @@ class Buffers:
             copy_into(to, source)
 
     def fill_ns(self) -> float:
-        """What `fill` costs, roughly; 0 where it does nothing."""
+        """The estimated cost of `fill`; 0 where it does nothing."""
         cost = sum(copy_cost_ns(to.nbytes) for to, _ in self.before)
         if self.factor is not None and self.source is not None:
             cost += cost_ns(self.source.nbytes, self.source.dtype, ReduceOp.SUM)
         return cost
 
     def empty_ns(self) -> float:
-        """What `empty` costs, roughly; 0 where it does nothing."""
+        """The estimated cost of `empty`; 0 where it does nothing."""
         cost = sum(copy_cost_ns(to.nbytes) for to, _ in self.after)
         if self.result is not None and (self.divisor > 1 or self.one_nan):
             cost += cost_ns(self.result.nbytes, self.result.dtype, ReduceOp.SUM)
@@ -139,7 +139,7 @@ def buffers(
         allocate: makes what is staged.
         joined: all of `send` lies in `source`, and all of `recv` in `target`; lists of tensors are copied for
             that. Else the tensors of a list stay where they are.
-        own: everything is staged, and nothing multiplied: for whoever hands it to another backend.
+        own: everything is staged, and nothing multiplied: for a caller that hands it to another backend.
     """
     made = Buffers(allocate, own, None if own else operation.factor)
     call, source, target = operation.call, operation.source, operation.target
@@ -178,7 +178,7 @@ def cut(array: Array, sizes: Sequence[int] | None, size: int) -> list[Array]:
 
 
 def bounds_of(count: int, sizes: Sequence[int] | None, size: int) -> list[int]:
-    """Where each of `size` parts of `count` elements begins, and the end of the last one."""
+    """The start of each of `size` parts of `count` elements, and the end of the last one."""
     return list(accumulate([count // size] * size if sizes is None else sizes, initial=0))
 
 

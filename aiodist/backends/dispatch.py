@@ -35,11 +35,11 @@ class Part(Protocol):
     def renounce(self, context: int, ranks: Sequence[int]) -> None: ...
     async def bystand(self) -> None: ...
     def child(self, host: HostBackend, whole: bool) -> Part:
-        """That of a group made of this one's members; `whole`: all of them take part in making it."""
+        """The part for a group made of this one's members; `whole`: all of them take part in making it."""
 
 
 class Dispatch:
-    """Carries out one group's operations by several backends.
+    """The executor of one group's operations by several backends.
 
     Args:
         name: what `get_backend` says.
@@ -95,15 +95,15 @@ class Dispatch:
         self._by_place[operation.place].submit(operation)
 
     def reserve(self, seq: int) -> None:
-        """A collective that will be submitted later, without a tensor of the user's."""
+        """Note a collective that is submitted later, without a tensor of the user's."""
         self._host.reserve(seq)
 
     def hold(self, operation: Operation) -> None:
-        """An operation that will be submitted later."""
+        """Note an operation that is submitted later."""
         self._by_place[operation.place].hold(operation)
 
     def batch(self, begins: bool) -> None:
-        """What is submitted until the batch ends begins together."""
+        """Begin or end a batch: what is submitted in it begins together."""
         for part in self._all:
             part.batch(begins)
 
@@ -114,7 +114,7 @@ class Dispatch:
         self._host.abort(quiet)
 
     def retire(self) -> None:
-        """The group is gone for good."""
+        """Forget the group, which is gone for good."""
         for part in reversed(self._all):
             part.retire()
 
@@ -129,25 +129,25 @@ class Dispatch:
         return self._host.short_way(issuer, numbers, note) if self._takes_host else None
 
     def seen(self, seq: int) -> set[int]:
-        """As the host backend, which hears of every collective."""
+        """The members that the host backend, which knows every collective, has seen to begin one."""
         return self._host.seen(seq)
 
     def take_in(self) -> None:
-        """As the host backend: what other engines have done they tell by themselves."""
+        """Have the host backend end what peers have done; other engines report by themselves."""
         self._host.take_in()
 
     def divide(self, context: int, members: Sequence[int]) -> None:
-        """All members make another group of this one."""
+        """Note that all members make another group of this one."""
         for part in self._all:
             part.divide(context, members)
 
     def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """This rank never makes a group that others may have made."""
+        """Note that this rank never makes a group that others may have made."""
         for part in self._all:
             part.renounce(context, ranks)
 
     async def bystand(self) -> None:
-        """Members of this group make another one without this rank."""
+        """Take the part of a non-member while members make another group."""
         for part in self._all:
             await part.bystand()
 

@@ -1,4 +1,4 @@
-"""Which backend carries out what, in one job: `backend=` taken apart, checked, and agreed on.
+"""The choice of backends in one job: `backend=` taken apart, checked, and agreed on.
 
 parse ─▶ check (are the libraries here?) ─▶ card, settle (does it fit all ranks?) ─▶ make (for each group)
 """
@@ -26,12 +26,12 @@ CPU, CUDA = "cpu", "cuda"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """See the module.
+    """The backends of one job; see the module.
 
     Attributes:
         asked: what `backend=` was, in one spelling; '' for None.
         host: tensors on the host go to the host engine.
-        engines: what else carries operations out, by place.
+        engines: those that carry other operations out, by place.
         staged: tensors on devices go through the host's memory, and the host engine.
         automatic: nobody asked for what carries out operations on devices: what does not fit is left out.
         device: index of this process's CUDA device, once it is known.
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """What `get_backend` says: what carries operations out, which may be less than was asked for."""
+        """The name that `get_backend` gives: what carries operations out, perhaps less than was asked for."""
         names = {place: engine.name for place, engine in self.engines.items()}
         if self.host:
             names[CPU] = "host"
@@ -60,14 +60,14 @@ class Plan:
 
     @property
     def aliases(self) -> frozenset[str]:
-        """What a new group may be asked for by: all that was asked for, and each part of what there is."""
+        """The names by which a new group may be asked for: all that was asked for, and each part there is."""
         texts = {self.asked, self.name} - {""}
         parts = {item.rpartition(":")[2] for text in texts for item in text.split(",")}
         return frozenset(texts | parts | ({"gloo"} if "host" in parts else set()))
 
     @property
     def plain(self) -> bool:
-        """There is the host engine, and nothing else."""
+        """Whether there is the host engine, and nothing else."""
         return not self.engines and not self.staged
 
     def check(self, device_id: Any = None) -> Plan:
@@ -97,7 +97,7 @@ class Plan:
         return replace(plan, device=device)
 
     def card(self) -> dict[str, Any]:
-        """What the other ranks have to know."""
+        """The card for the other ranks."""
         return {
             "asked": self.asked,
             "engines": {place: engine.name for place, engine in self.engines.items()},
@@ -105,7 +105,7 @@ class Plan:
         }
 
     def settle(self, cards: Sequence[Mapping[str, Any]], tells: bool = True) -> Plan:
-        """What all ranks can do, from what each can. The same on all.
+        """The plan that all ranks can carry out, from what each can. The same on all.
 
         Args:
             cards: of all ranks.
@@ -169,7 +169,7 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
         gpu: whether a driver of GPUs is here; None looks.
 
     Raises:
-        UsageError: it has no meaning. BackendUnavailable: whoever brings it cannot be imported.
+        UsageError: it has no meaning. BackendUnavailable: the package that brings it cannot be imported.
     """
     gpu = library.has_driver() if gpu is None else gpu
     if backend is None:

@@ -62,7 +62,7 @@ def find_engine(name: str) -> type[Engine]:
 
     Raises:
         UsageError: nobody knows the name.
-        BackendUnavailable: whoever brings it cannot be imported.
+        BackendUnavailable: the package that brings it cannot be imported.
     """
     if name in _registered:
         return _registered[name]
@@ -96,7 +96,7 @@ def find_engine(name: str) -> type[Engine]:
 
 
 def _fault(engine: object) -> str:
-    """Why something cannot serve as an engine; '' if it can."""
+    """The reason why something cannot serve as an engine; '' if it can."""
     if not (isinstance(engine, type) and issubclass(engine, Engine)):
         return "is no subclass of Engine"
     if not getattr(engine, "name", ""):

@@ -1,4 +1,4 @@
-"""When nothing of this process touches a group's buffers any more: the end of a broken group waits for it."""
+"""The release of a group's buffers: a broken group ends when nothing of this process touches them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class Release:
-    """Counts what still touches the buffers of one group: jobs in threads, copies, libraries. On the loop.
+    """The count of what touches the buffers of one group: jobs in threads, copies, libraries. On the loop.
 
-    Whoever hands a buffer to one of these holds the release, and lets go when it is done with, whatever came
-    of it. The group fails its Works, and so gives the buffers back to the user, when all have let go.
+    Code that hands a buffer to one of these holds the release, and lets go at its end, however it ends. The
+    group fails its Works, and so gives the buffers back to the user, when all have let go.
     """
 
     __slots__ = ("_holders", "_then")
@@ -19,11 +19,11 @@ class Release:
         self._then: Callable[[], None] | None = None
 
     def hold(self) -> None:
-        """A buffer of the group is touched from now on."""
+        """Note that a buffer of the group is touched from now on."""
         self._holders += 1
 
     def let_go(self) -> None:
-        """It is not any more. Once for each `hold`."""
+        """Note that it is not touched any more. Once for each `hold`."""
         self._holders -= 1
         self._look()
 
@@ -40,7 +40,7 @@ class Release:
 
 
 def once(function: Callable[[], None]) -> Callable[[], None]:
-    """The first call of a function; further ones do nothing."""
+    """A function of which only the first call counts; further ones do nothing."""
     waiting = [function]
 
     def call() -> None:

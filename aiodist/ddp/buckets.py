@@ -1,4 +1,4 @@
-"""Which gradients travel together. Pure: the same list of arrays gives the same buckets on every rank.
+"""The buckets of gradients that travel together. Pure: the same arrays give the same buckets on every rank.
 
 Source of the sizes: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
 Training", VLDB 2020, section 3.2; torch's defaults are kept.
@@ -18,7 +18,7 @@ FIRST_NBYTES = MIB  # the first bucket is small, so that communication starts ea
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one array lies in its bucket: elements `start` to `stop`."""
+    """The place of one array in its bucket: elements `start` to `stop`."""
 
     index: int
     start: int
@@ -34,7 +34,7 @@ class Bucket:
 
     @property
     def count(self) -> int:
-        """Elements of the whole bucket."""
+        """The number of elements in the whole bucket."""
         return self.slots[-1].stop
 
 

@@ -18,42 +18,42 @@ Array = npt.NDArray[Any]
 
 
 class Averager(Protocol):
-    """What GradientSync needs of a process group."""
+    """The methods of a process group that GradientSync needs."""
 
     @property
     def rank(self) -> int:
         """This process's rank in the group."""
 
     def all_reduce(self, tensor: Any, op: ReduceOp = ..., *, async_op: bool = ...) -> Awaitable[Any]:
-        """As `ProcessGroup.all_reduce`."""
+        """See `ProcessGroup.all_reduce`."""
 
     def broadcast(self, tensor: Any, src: int = ..., *, async_op: bool = ...) -> Awaitable[Any]:
-        """As `ProcessGroup.broadcast`."""
+        """See `ProcessGroup.broadcast`."""
 
     def empty(self, shape: int, dtype: DTypeLike) -> Array:
-        """As `ProcessGroup.empty`."""
+        """See `ProcessGroup.empty`."""
 
 
 class Rebuilder(Averager, Protocol):
-    """What it needs beside, where members may come and go."""
+    """The further methods that it needs where members may come and go."""
 
     def _must_regroup(self) -> Any:
-        """`UsageError` where members never change."""
+        """Raise `UsageError` where members never change."""
 
     async def agree(self, flag: bool = ...) -> bool:
-        """As `ProcessGroup.agree`."""
+        """See `ProcessGroup.agree`."""
 
     def rebuild(self, min_size: int = ...) -> Awaitable[Any]:
-        """As `ProcessGroup.rebuild`."""
+        """See `ProcessGroup.rebuild`."""
 
     async def newcomers_here(self) -> int:
-        """As `ProcessGroup.newcomers_here`."""
+        """See `ProcessGroup.newcomers_here`."""
 
 
 class GradientSync:
-    """Keeps the copies of a model on all ranks of a group equal.
+    """A synchroniser of a model's copies on all ranks of a group: it keeps them equal.
 
-    Construction starts the broadcast of rank 0's values into everybody's arrays; await the object once
+    Construction starts the broadcast of rank 0's values into all ranks' arrays; await the object once
     before the first step. Then, in each step, mark every gradient ready as soon as it is computed, in
     any order; communication goes on while you compute the others. `finish` gives the averages.
 
@@ -69,7 +69,7 @@ class GradientSync:
     ranks, as the group demands, so a bucket that is full early waits for those before it.
 
     With `elastic=True` members may die and newcomers join at any moment. A step then counts only if all
-    members say so; if one died, or somebody waits to be admitted, `finish` forms the next epoch, gives
+    members say so; if one died, or a newcomer waits, `finish` forms the next epoch, gives
     newcomers the values of those who were there, and returns an empty list: the step is done again.
 
         pg = await dist.join()
@@ -144,7 +144,7 @@ class GradientSync:
         return tuple(self._buckets)
 
     def _begin(self) -> None:
-        """Buckets in the group's memory, and the broadcast of rank 0's values on its way."""
+        """Make buckets in the group's memory, and start the broadcast of rank 0's values."""
         self._memory = [self.pg.empty(bucket.count, bucket.dtype) for bucket in self._buckets]
         for number, bucket in enumerate(self._buckets):
             for slot in bucket.slots:
@@ -193,7 +193,7 @@ class GradientSync:
                     copy_into(value, arrived)
 
     async def _regroup(self, error: GroupBroken | None = None) -> None:
-        """Go on with who is left, and who waits; their values are on their way then."""
+        """Go on with the members that are left, and newcomers; their values are on their way then."""
         if error is not None and (not self._elastic or isinstance(error, Evicted | QuorumLost)):
             raise error
         self.pg = await self._rebuilder.rebuild(self._min_size)

@@ -60,7 +60,7 @@ def reduce(
 def all_gather(
     tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False
 ) -> Handle:
-    """Every rank's tensor into a list of tensors, in place. → the list. See `ProcessGroup.all_gather`.
+    """Gather every rank's tensor into a list, in place. → the list. See `ProcessGroup.all_gather`.
 
     Args:
         tensor_list: one tensor for each rank, of the shape and dtype of `tensor`; overwritten. None may share
@@ -74,7 +74,7 @@ def all_gather(
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
 ) -> Handle:
-    """Every rank's tensor into one, stacked or concatenated along the first axis, as its shape says.
+    """Gather every rank's tensor into one, stacked or concatenated along the first axis, as its shape says.
 
     Args:
         output_tensor: of shape `(size, *input_tensor.shape)`, or with the first axis `size` times as long as
@@ -141,7 +141,7 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Handle:
-    """Every rank's tensor into a list on the destination, in place. → the list there, None elsewhere.
+    """Gather every rank's tensor into a list on the destination, in place. → the list there, None elsewhere.
 
     Args:
         tensor: same shape and dtype on all ranks; read.
@@ -186,7 +186,7 @@ def all_to_all(
     group: Group = None,
     async_op: bool = False,
 ) -> Handle:
-    """The j-th input goes to rank j; the i-th output comes from rank i. → the outputs.
+    """Send the j-th input to rank j; get the i-th output from rank i. → the outputs.
 
     Args:
         output_tensor_list: one tensor for each rank, of any shapes; overwritten.
@@ -205,7 +205,7 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Handle:
-    """Parts of one tensor's first axis to all ranks. → `output`. See `ProcessGroup.all_to_all`.
+    """Send parts of one tensor's first axis to all ranks. → `output`. See `ProcessGroup.all_to_all`.
 
     Args:
         output: overwritten with the parts that come, in rank order.
@@ -222,7 +222,7 @@ def all_to_all_single(
 
 
 def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> Handle:
-    """A barrier that names who is missing when its time is over, as every operation here does."""
+    """Return when all ranks have called it. Like all operations it names the missing ranks at its timeout."""
     pg = member(group, "monitored_barrier")
     return Skipped() if pg is None else pg.monitored_barrier(timeout, wait_all_ranks)
 

@@ -206,5 +206,5 @@ def _group(group: object) -> ProcessGroup:
 
 
 def get_pg_count() -> int:
-    """How many groups this process has open, the world's included; 0 where there is none."""
+    """The number of groups that this process has open, the world's included; 0 where there is none."""
     return sum(not group.closed for group in default_group()._core.family)

@@ -1,4 +1,4 @@
-"""Which group a call is for, and what a process gets that is no member of it."""
+"""The group that a call is for, and what a non-member gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiodist.work import Work
 
 
 class NonMember:
-    """What `new_group` gives to a process that is no member, so that it is not taken for the world."""
+    """The result of `new_group` on a non-member, so that it is not taken for the world."""
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"

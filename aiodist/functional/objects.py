@@ -43,7 +43,7 @@ def _check_any_list(value: Any) -> None:
 def all_gather_object(
     object_list: list[Any], obj: Any, group: Group = None, *, allow_pickle: bool = False
 ) -> Handle:
-    """Every rank's object into a list, in place. → None. See `ProcessGroup.all_gather_object`.
+    """Gather every rank's object into a list, in place. → None. See `ProcessGroup.all_gather_object`.
 
     Args:
         object_list: list of `size` elements; overwritten, in rank order.
@@ -67,7 +67,7 @@ def gather_object(
     *,
     allow_pickle: bool = False,
 ) -> Handle:
-    """Every rank's object into a list on the destination, in place. → None.
+    """Gather every rank's object into a list on the destination, in place. → None.
 
     Args:
         obj: this rank's object; encoded in the call.
@@ -100,7 +100,7 @@ def broadcast_object_list(
     *,
     allow_pickle: bool = False,
 ) -> Handle:
-    """The source's list over everybody's, in place. → None.
+    """Overwrite all ranks' lists with the source's, in place. → None.
 
     Args:
         object_list: a list of the same length on all ranks; read on the source, overwritten elsewhere.

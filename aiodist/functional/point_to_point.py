@@ -28,7 +28,7 @@ def send(
 def isend(
     tensor: Any, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
 ) -> Handle:
-    """As `send`, for a caller that keeps the handle."""
+    """Send a tensor, for a caller that keeps the handle. See `send`."""
     pg = member(group, "isend")
     if pg is None:
         return Skipped()
@@ -52,7 +52,7 @@ def recv(
 def irecv(
     tensor: Any, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
 ) -> Handle:
-    """As `recv`, for a caller that keeps the handle."""
+    """Receive a tensor, for a caller that keeps the handle. See `recv`."""
     return _recv(tensor, src, group, tag, group_src, "irecv", held=True)
 
 

@@ -230,7 +230,7 @@ def own_part(sent: int, received: int, unit: str) -> None:
 
 
 def splits(array: Array, values: Sequence[int] | None, size: int, name: str, argument: str) -> list[int]:
-    """How the first axis of an array is divided among the ranks; None divides it equally."""
+    """The sizes into which the first axis of an array is divided among the ranks; None divides it equally."""
     if array.ndim == 0:
         raise UsageError(f"all_to_all divides the first axis, and {name} is 0-d")
     if values is None:

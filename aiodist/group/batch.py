@@ -2,8 +2,8 @@
 
 A block belongs to the task that entered it; tasks, timers and callbacks that were born inside are others.
 What is held back stands in one line for each group, in the order of issue. Collectives begin in the order of
-their numbers: whatever is to begin has what stands before it begin first. So nobody waits for a number that
-cannot begin, and all ranks divide a batch alike where another task issues something in between.
+their numbers: an operation that is to begin has those before it begin first. So no rank waits for a number
+that cannot begin, and all ranks divide a batch alike where another task issues something in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _stands_for: weakref.WeakKeyDictionary[asyncio.Future[Any], object] = weakref.We
 
 
 def issuer() -> object:
-    """The task that issues now, or whom it stands for; None in a callback."""
+    """The task that issues now, or the issuer for which it stands; None in a callback."""
     task = asyncio.current_task()
     return task if task is None or not _stands_for else _stands_for.get(task, task)
 
@@ -42,7 +42,7 @@ class Batches:
         numbers: likewise; collectives that are held back are noted there.
 
     Attributes:
-        open: the block of each who is in one.
+        open: the block of each issuer that is in one.
     """
 
     def __init__(self, backend: Backend, numbers: Numbers) -> None:
@@ -157,7 +157,7 @@ class Batch:
 
 
 class Held(NamedTuple):
-    """One thing that is held back.
+    """One operation that is held back.
 
     Attributes:
         batch: whose.

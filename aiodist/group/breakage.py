@@ -28,7 +28,7 @@ def pack(error: GroupBroken) -> tuple[Any, ...]:
         case PeerLost():
             return ("lost", error.ranks, _cut(error.cause))
         case CollectiveMismatch():
-            return ("mismatch", tuple((rank, _cut(words)) for rank, words in _telling(error.said)))
+            return ("mismatch", tuple((rank, _cut(text)) for rank, text in _telling(error.said)))
         case CollectiveTimeout():
             return ("timeout", error.timeout, error.missing, error.unheard, _cut(error.trouble))
         case Tampered():
@@ -40,12 +40,12 @@ def pack(error: GroupBroken) -> tuple[Any, ...]:
 
 
 def unpack(code: str, values: tuple[Any, ...]) -> GroupBroken:
-    """The error that a peer packed, its words as one line; `WireError` if it is none."""
+    """The error that a peer packed, its text as one line; `WireError` if it is none."""
     match code, values:
         case "lost", (tuple(ranks), str(cause)) if ranks and _are_ranks(ranks):
             return PeerLost(ranks, one_line(cause))
         case "mismatch", (tuple(said),) if said and all(_is_statement(item) for item in said):
-            return CollectiveMismatch({rank: one_line(words) for rank, words in said})
+            return CollectiveMismatch({rank: one_line(text) for rank, text in said})
         case "timeout", (int(timeout) | float(timeout), tuple(missing), tuple(unheard), str(trouble)) if (
             _are_ranks(missing + unheard)
         ):
@@ -64,7 +64,7 @@ def _cut(text: str) -> str:
 
 
 def _telling(said: Mapping[int, str]) -> list[tuple[int, str]]:
-    """The statements worth passing on: of each that differs some, so that who is odd is not cut off."""
+    """The statements worth passing on: some of each that differs, so that the odd rank is not cut off."""
     like_it: Counter[str] = Counter()
     order = []
     for rank in sorted(said):

@@ -1,4 +1,4 @@
-"""Calls that change who belongs to the job: `rebuild`, `shrink`, `grow`, `agree`, `pending_joins`."""
+"""Calls that change the members of the job: `rebuild`, `shrink`, `grow`, `agree`, `pending_joins`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PENDING_JOINS = "pending joins"
 
 
 class Changes:
-    """Checks calls on membership and hands them to what takes the epoch's members to the next.
+    """The part of a group with the calls on membership: checks them, and hands them to `Regrouping`.
 
     Args:
         core: of the group.
@@ -33,11 +33,11 @@ class Changes:
         self._roster = core.roster
 
     def rebuild(self, min_size: int, admit: bool, timeout: Timeout) -> Awaitable[Any]:
-        """As `ProcessGroup.rebuild`."""
+        """See `ProcessGroup.rebuild`."""
         return self._call(check.at_least_1(min_size, "min_size"), bool(admit), 0, (), timeout)
 
     def shrink(self, exclude: Sequence[int], timeout: Timeout) -> Awaitable[Any]:
-        """As `ProcessGroup.shrink`."""
+        """See `ProcessGroup.shrink`."""
         regroup, size = self.must_regroup(), self._roster.size
         named = check.some(exclude, size, "exclude", "a list of ranks")
         members = check.members(named, size) if named else ()
@@ -48,11 +48,11 @@ class Changes:
         return self._call(1, False, 0, tuple(regroup.uids[member] for member in members), timeout)
 
     def grow(self, n: int, timeout: Timeout) -> Awaitable[Any]:
-        """As `ProcessGroup.grow`."""
+        """See `ProcessGroup.grow`."""
         return self._call(1, True, check.at_least_1(n, "n"), (), timeout)
 
     async def agree(self, flag: bool, timeout: Timeout) -> bool:
-        """As `ProcessGroup.agree`."""
+        """See `ProcessGroup.agree`."""
         limit = self._core.limit(timeout)
         regroup = self._core.family.regroup
         if regroup is None:
@@ -60,7 +60,7 @@ class Changes:
         return await regroup.agree(self._core, bool(flag), limit)
 
     async def pending_joins(self, timeout: Timeout) -> int:
-        """As `ProcessGroup.pending_joins`."""
+        """See `ProcessGroup.pending_joins`."""
         core, regroup = self._core, self.must_regroup()
         core.check_here()
         limit = core.limit(timeout)
@@ -83,15 +83,15 @@ class Changes:
             raise
 
     async def newcomers_here(self) -> int:
-        """As `ProcessGroup.newcomers_here`."""
+        """See `ProcessGroup.newcomers_here`."""
         return await self.must_regroup().count_newcomers()
 
-    # ── how they come about ──────────────────────────────────────────────────────────────────────────
+    # ── how they are made ─────────────────────────────────────────────────────────────────────────────
 
     async def _tell_who_waits(
         self, asking: asyncio.Task[int] | None, number: int, found: Array, limit: float
     ) -> int:
-        """The store's answer goes from rank 0 to the others; -1 where there is none."""
+        """Give the store's answer from rank 0 to the others; -1 where there is none."""
         told: int | BaseException = -1
         if asking is not None:
             await asyncio.wait([asking], timeout=limit)
@@ -105,7 +105,7 @@ class Changes:
             raise told
         if found < 0:
             raise RendezvousError(
-                f"rank {self._roster.ranks[0]} could not ask the store who waits",
+                f"rank {self._roster.ranks[0]} could not ask the store which newcomers wait",
                 hint="See that rank's output",
             )
         return int(found)

@@ -128,7 +128,7 @@ class GroupCore:
 
     @property
     def owner(self) -> Any:
-        """What users hold of the group."""
+        """The object of the group that users hold."""
         return self.issuer.group
 
     @property
@@ -159,12 +159,12 @@ class GroupCore:
         return self.timeout if timeout is None else seconds(timeout)
 
     async def connect(self, timeout: float) -> None:
-        """Have the backend connect with those of the other members: before anybody uses the group."""
+        """Have the backend connect with those of the other members, before the group is used."""
         if self.backend.opens:
             await self._unless_broken(self.backend.open(), timeout)
 
     async def stand_by(self, timeout: float) -> None:
-        """Take the part of a rank without which others make a group out of this one."""
+        """Take the part of a non-member while other members make a group from this one."""
         if self.backend.opens:
             await self._unless_broken(self.backend.bystand(), timeout)
 
@@ -193,7 +193,7 @@ class GroupCore:
         task.add_done_callback(self._opening.discard)
 
     async def drain(self) -> None:
-        """As `ProcessGroup.drain`."""
+        """See `ProcessGroup.drain`."""
         if self.batches.mine():
             raise UsageError(
                 "drain() inside coalesce() would wait for what begins at its end",
@@ -213,14 +213,14 @@ class GroupCore:
         await self.drain()
 
     def succeed(self, old: GroupCore) -> None:
-        """Take the place of an earlier epoch's group: whoever closes that, or one before it, closes this."""
+        """Take the place of an earlier epoch's group: closing that one, or one before it, closes this one."""
         self.lineage = old.lineage
         self.lineage.latest = self
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────
 
     def abort(self, reason: str) -> None:
-        """As `ProcessGroup.abort`."""
+        """See `ProcessGroup.abort`."""
         self.check_here(closed_is_wrong=False)
         self.failures.forget()
         if self._closing is None or len(self._flight):  # also while closing waits for what is in flight
@@ -233,14 +233,14 @@ class GroupCore:
             await latest.leave(error)
             return
         if error is not None and self._closing is None:
-            words = str(error)
+            text = str(error)
             # Peers may wait in any group: a world that ends by an exception takes all with it.
             for group in self._ending():
-                group.abort(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+                group.abort(f"{type(error).__name__}: {text}" if text else type(error).__name__)
         await self.aclose()
 
     async def aclose(self) -> None:
-        """As `ProcessGroup.aclose`."""
+        """See `ProcessGroup.aclose`."""
         latest = self.lineage.latest
         if latest is not self:
             await latest.aclose()
@@ -248,7 +248,7 @@ class GroupCore:
         groups = self._ending()
         await self.close()
         if any(group.failures for group in groups):
-            await asyncio.sleep(0)  # whoever awaits is woken in this turn of the loop
+            await asyncio.sleep(0)  # awaiting tasks are woken in this turn of the loop
         errors = [group.failures.take() for group in groups]
         for error in errors:
             if error is not None:
@@ -309,7 +309,7 @@ class GroupCore:
         Args:
             asked: the operation.
             reserved: the number, where it was taken before.
-            at_once: it starts also in a `coalesce` block: whoever called awaits it there.
+            at_once: it starts also in a `coalesce` block: the caller awaits it there.
         """
         self.check_here(closed_is_wrong=reserved is None)
         source, target, detail = asked.source, asked.target, asked.detail
@@ -411,7 +411,7 @@ class GroupCore:
         self._steps.carry_out(work, steps)
 
     def _dropped(self, work: Work[Any]) -> None:
-        """The others wait for the steps that nobody submits now."""
+        """Break the group: the others wait for the steps that nobody submits now."""
         error = GroupAborted(
             self.roster.me, f"its task for an {work.op} was cancelled: all tasks of its loop were"
         )
@@ -428,7 +428,7 @@ class GroupCore:
     # ── the end of the group ─────────────────────────────────────────────────────────────────────────
 
     def break_group(self, error: GroupBroken, *, tell: bool = True) -> None:
-        """The group is broken. Idempotent: the first cause stays.
+        """Break the group. Idempotent: the first cause stays.
 
         Args:
             error: why.

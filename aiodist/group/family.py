@@ -1,4 +1,4 @@
-"""Which groups belong together: those of one process in one epoch, and each epoch's world after another's."""
+"""Groups that belong together: those of one process in one epoch, and the worlds of successive epochs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Lineage(Generic[G]):
     """The groups that took each other's places, epoch after epoch: all of them share this.
 
     Attributes:
-        latest: the newest; whoever closes an earlier one closes it. None between is kept.
+        latest: the newest; closing an earlier one closes it. None between is kept.
     """
 
     def __init__(self, first: G) -> None:

@@ -21,7 +21,7 @@ from time import thread_time
 from aiodist.backends.base import Operation, ShortWay
 from aiodist.types import Call
 
-STALL = 0.1  # seconds without progress after which an operation asks who is missing (law 4)
+STALL = 0.1  # seconds without progress after which an operation asks which ranks are missing (law 4)
 MOST = 32  # asked about in STALL seconds, the nearest deadline first: thousands of questions would be a stall
 FEW = 2  # where others have ended meanwhile: most of those that wait wait for their turn
 SHARE = 20  # the timer's work is proportional to what is in flight; it rests for so many times as long
@@ -79,7 +79,7 @@ class Flight:
             self.short.note_all()
 
     def issue(self, operation: Operation, timeout: float) -> None:
-        """An operation begins."""
+        """Enter an operation that begins."""
         now = self._loop.time()
         ask_at = now + min(STALL, timeout / 2)
         self._open[operation] = Entry(timeout, now + timeout, ask_at)
@@ -91,7 +91,7 @@ class Flight:
             self._arm(ask_at)
 
     def ended(self, operation: Operation) -> None:
-        """An operation has ended."""
+        """Take out an operation that has ended."""
         self._open.pop(operation, None)
         self._moves = True
         if not self._open and self._idle:
@@ -112,7 +112,7 @@ class Flight:
         return {operation.peer for operation in self._open if operation.peer >= 0}
 
     def fail_all(self, error: BaseException) -> None:
-        """Everything in flight fails; no buffer is touched any more."""
+        """Fail everything in flight; no buffer is touched any more."""
         self._catch_up()
         operations, self._open = list(self._open), {}
         self._disarm()

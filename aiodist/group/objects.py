@@ -1,6 +1,6 @@
 """Python objects between the ranks of a group: encoded once, sent as bytes.
 
-A collective of objects is two collectives of arrays: first everybody's number of bytes, then the bytes. Both
+A collective of objects is two collectives of arrays: first all ranks' numbers of bytes, then the bytes. Both
 numbers are taken in the call (law 1), so that what is issued meanwhile keeps its place; the second is
 submitted when the first has ended.
 
@@ -32,7 +32,7 @@ _BYTES = np.dtype(np.uint8)
 
 
 class Objects:
-    """Checks calls with objects, and issues their steps.
+    """The part of a group with the calls on objects: checks them, and issues their steps.
 
     Args:
         core: of the group.
@@ -43,7 +43,7 @@ class Objects:
         self._rank, self._size = core.roster.rank, core.roster.size
 
     def all_gather(self, obj: Any, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
-        """As `ProcessGroup.all_gather_object`."""
+        """See `ProcessGroup.all_gather_object`."""
         self._check_pickle(allow_pickle)
         data = _encoded(obj, allow_pickle)
 
@@ -56,7 +56,7 @@ class Objects:
         return self._two_steps(self._sizes(data, timeout), rest, timeout, async_op)
 
     def gather(self, obj: Any, dst: int, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
-        """As `ProcessGroup.gather_object`."""
+        """See `ProcessGroup.gather_object`."""
         self._check_pickle(allow_pickle)
         root = check.group_rank(dst, self._size, "dst")
         data = _encoded(obj, allow_pickle)
@@ -72,7 +72,7 @@ class Objects:
     def broadcast(
         self, obj: Any, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """As `ProcessGroup.broadcast_object`."""
+        """See `ProcessGroup.broadcast_object`."""
         self._check_pickle(allow_pickle)
         root = check.group_rank(src, self._size, "src")
         data = _encoded(obj, allow_pickle) if root == self._rank else np.empty(0, np.uint8)
@@ -90,7 +90,7 @@ class Objects:
     def scatter(
         self, objs: Sequence[Any] | None, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """As `ProcessGroup.scatter_object`."""
+        """See `ProcessGroup.scatter_object`."""
         self._check_pickle(allow_pickle)
         root = check.group_rank(src, self._size, "src")
         sizes = np.zeros(self._size, np.int64)
@@ -113,7 +113,7 @@ class Objects:
     def send(
         self, obj: Any, dst: int, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[None]:
-        """As `ProcessGroup.send_object`."""
+        """See `ProcessGroup.send_object`."""
         self._check_pickle(allow_pickle)
         peer = check.peer_rank(dst, self._rank, self._size, "dst")
         number = check.message_tag(tag)
@@ -124,7 +124,7 @@ class Objects:
     def recv(
         self, src: int | None, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
     ) -> Work[Any]:
-        """As `ProcessGroup.recv_object`."""
+        """See `ProcessGroup.recv_object`."""
         return self.receive(src, tag, allow_pickle, timeout, async_op, lambda _, obj: obj)
 
     def receive(
@@ -159,13 +159,13 @@ class Objects:
     # ── the two steps ────────────────────────────────────────────────────────────────────────────────
 
     def _sizes(self, data: Array, timeout: Timeout) -> Callable[[], Work[Array]]:
-        """The first step where everybody has something: all get all sizes, `(size, 1)` int64."""
+        """The first step where every rank has an object: all get all sizes, `(size, 1)` int64."""
         mine, table = np.array([data.size], np.int64), np.empty((self._size, 1), np.int64)
         asked = internal(Kind.all_gather, mine, table, detail=OF_OBJECTS)
         return partial(self._core.issue, asked, timeout, True)
 
     def _told(self, root: int, sizes: Array, timeout: Timeout) -> Callable[[], Work[Array]]:
-        """The first step where one rank has something: all get its sizes, int64."""
+        """The first step where one rank has an object: all get its sizes, int64."""
         asked = internal(Kind.broadcast, sizes, root=root, detail=OF_OBJECTS)
         return partial(self._core.issue, asked, timeout, True)
 

@@ -1,4 +1,4 @@
-"""Where the tensors of one operation lie: all in one place, and one that the group's backend takes."""
+"""The place of one operation's tensors: the same for all, and one that the group's backend takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HOST_PLACE", "check_device", "common_place", "misplaced", "place_of"
 
 
 def place_of(source: Any, target: Any, backend: Backend) -> tuple[str, str]:
-    """Where an operation's arrays lie, and what the backend marks calls there with.
+    """The place of an operation's arrays, and the backend's mark for calls there.
 
     Raises:
         UsageError: the backend does not take them there.
@@ -31,7 +31,7 @@ def place_of(source: Any, target: Any, backend: Backend) -> tuple[str, str]:
 
 
 def common_place(source: Any, target: Any) -> str:
-    """Where the arrays of an operation lie, each one array, a list, or None; '' where there are none.
+    """The place of an operation's arrays, each one array, a list, or None; '' where there are none.
 
     Raises:
         UsageError: some lie elsewhere than others.

@@ -1,4 +1,4 @@
-"""The process group: what users hold. It documents its calls and hands them to its parts.
+"""The process group that users hold. It documents its calls and hands them to its parts.
 
 Names without an underscore are for users. What the package needs beside them is behind `_core` (`GroupCore`):
 numbers, submits, life, and how the group ends. `epochs` takes it from there.
@@ -74,7 +74,7 @@ class ProcessGroup:
 
     @property
     def timeout(self) -> float:
-        """Seconds; of operations that say nothing else."""
+        """The timeout, in seconds, of operations that say nothing else."""
         return self._core.timeout
 
     @timeout.setter
@@ -171,7 +171,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[Any]:
-        """Every rank gets every rank's tensor.
+        """Give every rank's tensor to every rank.
 
         Args:
             tensor: same shape and dtype on all ranks; read. With `sizes`, same dtype and trailing shape.
@@ -211,7 +211,7 @@ class ProcessGroup:
     def gather(
         self, tensor: Any, dst: int = 0, out: Any = None, *, timeout: Timeout = None, async_op: bool = False
     ) -> Work[Any]:
-        """One rank gets every rank's tensor.
+        """Give every rank's tensor to one rank.
 
         Args:
             tensor: same shape and dtype on all ranks; read.
@@ -248,7 +248,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[Any]:
-        """Every rank sends a part of the first axis to every rank.
+        """Send a part of the first axis from every rank to every rank.
 
         Args:
             tensor: read. Same dtype and trailing shape on all ranks.
@@ -285,7 +285,7 @@ class ProcessGroup:
     def monitored_barrier(
         self, timeout: Timeout = None, wait_all_ranks: bool = False, *, async_op: bool = False
     ) -> Work[None]:
-        """A barrier for debugging, with torch's name. Like every operation here it names who is missing.
+        """Return when all ranks have called it: torch's barrier for debugging. It names the missing ranks.
 
         Args:
             timeout: seconds until `CollectiveTimeout` names the ranks that did not come.
@@ -378,7 +378,7 @@ class ProcessGroup:
     def all_gather_object(
         self, obj: Any, *, allow_pickle: bool = False, timeout: Timeout = None, async_op: bool = False
     ) -> Work[list[Any]]:
-        """Every rank gets every rank's object.
+        """Give every rank's object to every rank.
 
         Args:
             obj: this rank's; encoded in the call, so it may be changed at once. Of any size.
@@ -401,7 +401,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[list[Any] | None]:
-        """One rank gets every rank's object. Arguments and errors as in `all_gather_object`.
+        """Give every rank's object to one rank. Arguments and errors as in `all_gather_object`.
 
         Returns:
             → on `dst`, list of `size` objects, in rank order; None elsewhere.
@@ -417,7 +417,7 @@ class ProcessGroup:
         timeout: Timeout = None,
         async_op: bool = False,
     ) -> Work[Any]:
-        """Every rank gets `src`'s object. Elsewhere `obj` is not looked at.
+        """Give `src`'s object to every rank. Elsewhere `obj` is not looked at.
 
         Returns:
             → the object; on `src`, `obj` itself.
@@ -574,7 +574,7 @@ class ProcessGroup:
         await self._core.drain()
 
     def issued_count(self) -> int:
-        """How many collectives this rank has issued in the group, ended or not."""
+        """The number of collectives that this rank has issued in the group, ended or not."""
         return self._core.numbers.issued
 
     def abort(self, reason: str = "abort() was called") -> None:
@@ -611,16 +611,16 @@ class ProcessGroup:
     def rebuild(
         self, min_size: int = 1, admit: bool = True, *, timeout: Timeout = None
     ) -> Awaitable[ProcessGroup]:
-        """Go on with who is left: the next epoch's world, without the lost, with newcomers.
+        """Go on with the members that are left: the next epoch's world, without the lost, with newcomers.
 
         Every member that lives calls it, after an error or at a step's boundary. It is returned when every
         member has left this epoch; this group and its subgroups are closed then, and ranks are counted anew,
         in their old order, newcomers last. A member that dies meanwhile is left out; its death starts nothing
-        over for the user. Cancelling whoever awaits it does not stop it; the next such call takes it up.
+        over for the user. Cancelling its awaiter does not stop it; the next such call takes it up.
 
         Args:
             min_size: with fewer members than this there is no next epoch. Newcomers count.
-            admit: take in who waits (`dist.join`).
+            admit: take in newcomers that wait (`dist.join`).
             timeout: seconds to wait for members that live and have not called; then they are evicted. None
                 takes the group's.
 
@@ -653,7 +653,7 @@ class ProcessGroup:
         `rebuild` meanwhile, because something broke, all go on without waiting for newcomers.
 
         Args:
-            n: how many newcomers there have to be; all who wait are admitted.
+            n: how many newcomers there have to be; all that wait are admitted.
             timeout: seconds to wait for them, and for members that have not called. None takes the group's.
 
         Returns: as `rebuild`.
@@ -665,7 +665,7 @@ class ProcessGroup:
         return self._changes.grow(n, timeout)
 
     async def agree(self, flag: bool = True, *, timeout: Timeout = None) -> bool:
-        """Whether all members say yes: the same answer on all survivors, whoever dies meanwhile.
+        """Whether all members say yes: the same answer on all survivors, also if members die meanwhile.
 
         It is a collective, numbered in order with the others. After a death operations may have ended well on
         some members and failed on others; only this is uniform, so steps are committed by it.
@@ -687,7 +687,7 @@ class ProcessGroup:
         return await self._changes.agree(flag, timeout)
 
     async def pending_joins(self, *, timeout: Timeout = None) -> int:
-        """How many newcomers wait to be admitted. A collective: all members get the same answer.
+        """The number of newcomers that wait to be admitted. A collective: all members get the same answer.
 
         Args:
             timeout: seconds; None takes the group's.
@@ -698,7 +698,7 @@ class ProcessGroup:
         return await self._changes.pending_joins(timeout)
 
     async def newcomers_here(self) -> int:
-        """How many newcomers wait, as far as this rank knows; no collective. Ranks may know different things.
+        """The number of waiting newcomers, as far as this rank knows; ranks may differ. Not collective.
 
         Without a round trip after the first call: cheap enough to ask at every step.
         """

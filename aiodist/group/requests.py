@@ -1,4 +1,4 @@
-"""What a call of a collective asks for: its arguments, checked by what the table of roles says of them.
+"""The request that a call of a collective makes: its arguments, checked by the table of roles.
 
 A tensor that has a part for each member is passed as one array, its parts stacked along a new first axis or
 joined along the one they have, or as a list of tensors (torch's form). Everything is checked here, before a
@@ -38,7 +38,7 @@ class Request:
         result: what the Work gives.
         reduce, factor: how elements combine, and what this rank's are multiplied by first.
         root: group rank.
-        detail: whatever else ranks must agree on, in words.
+        detail: anything else that ranks must agree on, as text.
         source_sizes, target_sizes: elements of the parts, where they may differ.
         peer, tag, senders: of a message.
         own: the arrays are the group's own, not the caller's: the host engine carries it out.
@@ -75,7 +75,7 @@ def internal(kind: Kind, array: Array, target: Array | None = None, **more: Any)
 
 
 class Names(NamedTuple):
-    """What a caller knows the arguments by, for error texts; and whether parts are passed as a list."""
+    """The caller's names of the arguments, for error texts; and whether parts are passed as a list."""
 
     tensor: str = "tensor"
     out: str = "out"
@@ -86,7 +86,7 @@ PLAIN = Names()
 
 
 class Caller(NamedTuple):
-    """Where a call is made: a member, `rank` of `size`."""
+    """The member that makes a call, `rank` of `size`."""
 
     rank: int
     size: int
@@ -148,11 +148,11 @@ def _reducing(made: Request, op: Op | None) -> Request:
 
 
 Arranged = tuple[Given, Given, Any]
-"""Source, target, and what the Work gives."""
+"""The source, the target, and what the Work gives."""
 
 
 def _whole(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
-    """One tensor, alike on all ranks."""
+    """Arrange one tensor, alike on all ranks."""
     gives, gets = roles.gives(here.rank, root), roles.gets(here.rank, root)
     if roles.one_tensor:
         array = (check.readable if gives else check.writable)(tensor, names.tensor)
@@ -168,7 +168,7 @@ def _whole(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: 
 
 
 def _to_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
-    """Each rank gives a part; who gets has room for all of them."""
+    """Arrange a part that each rank gives; a rank that gets has room for all of them."""
     source = check.readable(tensor, names.tensor)
     if not roles.gets(here.rank, root):
         _refuse(out, names.out, roles, here, root)
@@ -182,7 +182,7 @@ def _to_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names
 
 
 def _from_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
-    """Who gives has a part for each rank, which gets one."""
+    """Arrange parts that a rank gives, one for each rank."""
     if roles.reduces and not names.listed and out is None:
         source = check.readable(tensor, names.tensor)
         result, target = check.output(None, tensor, source, check.split_axis(source, here.size))
@@ -237,7 +237,7 @@ def _refuse(value: Any, name: str, roles: Roles, here: Caller, root: int) -> Non
 
 
 def given(value: Any) -> bool:
-    """Whether there is something; torch's scripts pass an empty list, too, where they have nothing."""
+    """Whether a value is given; torch's scripts pass an empty list, too, where they have nothing."""
     return value is not None and not (isinstance(value, list | tuple) and not value)
 
 

@@ -1,4 +1,4 @@
-"""The members of a group: fixed when it is made (law 9), and the same everywhere but for who asks. Pure."""
+"""The members of a group: fixed when it is made (law 9), and the same on all ranks but for `rank`. Pure."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ _SCATTER = Names("scatter_list", "tensor", listed=True)
 
 
 def all_gather(pg: ProcessGroup, tensors: Sequence[Any], tensor: Any, async_op: bool) -> Work[Any]:
-    """Every rank's tensor into a list of tensors. → the list."""
+    """Gather every rank's tensor into a list of tensors. → the list."""
     return pg._core.issue(
         request(Kind.all_gather, pg._here, tensor, tensors, names=_ALL_GATHER), None, async_op
     )
 
 
 def all_gather_into_tensor(pg: ProcessGroup, output: Any, tensor: Any, async_op: bool) -> Work[Any]:
-    """Every rank's tensor into one, stacked or concatenated along the first axis. → `output`."""
+    """Gather every rank's tensor into one, stacked or concatenated along the first axis. → `output`."""
     return pg._core.issue(
         request(Kind.all_gather, pg._here, tensor, output, names=_ALL_GATHER_INTO), None, async_op
     )
@@ -55,7 +55,7 @@ def reduce_scatter_tensor(pg: ProcessGroup, output: Any, tensor: Any, op: Op, as
 def gather(
     pg: ProcessGroup, tensor: Any, tensors: Sequence[Any] | None, dst: int, async_op: bool
 ) -> Work[Any]:
-    """Every rank's tensor into a list on `dst`. → the list there, None elsewhere."""
+    """Gather every rank's tensor into a list on `dst`. → the list there, None elsewhere."""
     return pg._core.issue(
         request(Kind.gather, pg._here, tensor, tensors, root=dst, names=_GATHER), None, async_op
     )
@@ -71,12 +71,12 @@ def scatter(
 
 
 def all_to_all(pg: ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool) -> Work[Any]:
-    """The j-th input goes to rank j, the i-th output comes from rank i; any sizes. → the outputs."""
+    """Send the j-th input to rank j, get the i-th output from rank i; any sizes. → the outputs."""
     return pg._core.issue(exchange_lists(pg._here, outputs, inputs), None, async_op)
 
 
 def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, sends: bool) -> None:
-    """All that `send` and `recv` check, before any message of a batch is under way."""
+    """Check all that `send` and `recv` check, before any message of a batch is under way."""
     pg._core.check_here()
     if peer is not None:
         check.peer_rank(peer, pg.rank, pg.size, "peer")

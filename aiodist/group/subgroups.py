@@ -29,7 +29,7 @@ logger = logging.getLogger("aiodist.group.subgroups")
 
 
 class Subgroups:
-    """Makes groups of some of a group's members.
+    """The maker of groups of some of a group's members.
 
     Args:
         core: of the group.
@@ -44,7 +44,7 @@ class Subgroups:
     def new_group(
         self, ranks: Sequence[int] | None, timeout: Timeout, name: str, locally: bool
     ) -> Awaitable[Any]:
-        """As `ProcessGroup.new_group`."""
+        """See `ProcessGroup.new_group`."""
         core, roster = self._core, self._roster
         chosen = check.members(ranks, roster.size)
         label = check.text(name, "name")
@@ -60,7 +60,7 @@ class Subgroups:
         return self._after(work, context, chosen, limit, label or f"{roster.name}.{number}")
 
     def split(self, color: int | None, key: int, timeout: Timeout, name: str) -> Awaitable[Any]:
-        """As `ProcessGroup.split`."""
+        """See `ProcessGroup.split`."""
         mine = np.array([_NO_COLOR if color is None else _word(color, "color"), _word(key, "key")], np.int64)
         if color is not None and mine[0] < 0:
             raise UsageError(f"color must be a non-negative integer or None, got {int(mine[0])}")
@@ -71,7 +71,7 @@ class Subgroups:
         work = self._core.issue(asked, limit, True, at_once=True)
         return self._after_split(work, self._next_child(), int(mine[0]), limit, label)
 
-    # ── how they come about ──────────────────────────────────────────────────────────────────────────
+    # ── how they are made ─────────────────────────────────────────────────────────────────────────────
 
     def _next_child(self) -> int:
         return self._core.numbers.next_of("children") + 1
@@ -81,7 +81,7 @@ class Subgroups:
     ) -> Any:
         if self._roster.rank not in chosen:
             await work
-            self._core.control.unsubscribe(context)  # what its members tell everybody is not kept here
+            self._core.control.unsubscribe(context)  # what its members tell all ranks is not kept here
             await self._core.stand_by(timeout)
             return None
         ranks = [self._roster.ranks[member] for member in chosen]
@@ -124,7 +124,7 @@ class Subgroups:
             raise
 
     def _renounce(self, context: int, ranks: Sequence[int], error: GroupBroken) -> None:
-        """This rank never makes a group: there is nothing here that could tell the others why."""
+        """Tell the others that this rank never makes a group: nothing else here could tell them why."""
         logger.debug(
             "a group of '%s' is never made on rank %d: %s", self._roster.name, self._roster.me, error
         )

@@ -1,4 +1,4 @@
-"""A group's listener on the control plane: who is missing, who disagrees, who is gone.
+"""A group's listener on the control plane: ranks that are missing, disagree, or are gone.
 
 While all is well nothing here runs. An operation without progress asks the leader (the first member
 that has not left), which asks all members what they issued under that number:
@@ -41,20 +41,20 @@ ANSWERS = 0.25  # seconds that members have to answer before a verdict is given 
 AGAIN = 0.05  # seconds between rounds of questions once members disagree
 ROUNDS = 6  # of questions, at most
 ROOM = 64  # answers and questions that are kept until those about operations that have ended are thrown away
-SHOWN = 4  # members whose troubles an error tells
+SHOWN = 4  # members whose problems an error tells
 ASKED = 4 * MOST  # about so many a member asks while one inquiry lasts; of more it is asked again
 SUSPICION = 2.0  # seconds after which a mismatch seen here is told without the leader
 
 
 class Breaks(Protocol):
-    """Breaks the group."""
+    """A function that breaks the group."""
 
     def __call__(self, error: GroupBroken, *, tell: bool = True) -> None:
-        """As `GroupCore.break_group`."""
+        """See `GroupCore.break_group`."""
 
 
 class Watch:
-    """Listens for one group, and speaks for it; also what its backend reports to. Ranks are global.
+    """The listener and speaker of one group, to which its backend also reports. Ranks are global.
 
     Args:
         roster: the group's members.
@@ -112,10 +112,10 @@ class Watch:
         self._inquiries.clear()
         self._asks.clear()
 
-    # ── what this rank has to say ────────────────────────────────────────────────────────────────────
+    # ── what this rank tells ─────────────────────────────────────────────────────────────────────────
 
     def ask(self, seq: int) -> None:
-        """An operation makes no progress: ask the leader, or the member after those that did not answer."""
+        """Ask the leader, or the member after those that did not answer, about a stalled operation."""
         tried = 0 if seq in self.absent else self._asked.get(seq, 0)
         self._control.tell([self._leader(tried)], Say.stalled, self._context, seq)
         if len(self._asked) >= self._room_asked:
@@ -125,15 +125,15 @@ class Watch:
         self._asked[seq] = tried + 1
 
     def tell_broken(self, error: GroupBroken) -> None:
-        """The group is broken: tell all members."""
+        """Tell all members that the group is broken."""
         self._control.flood(Say.broken, self._context, *pack(error))
 
     def leave(self, issued: int) -> None:
-        """This rank closes the group, having issued so many collectives."""
+        """Tell all members that this rank closes the group, having issued so many collectives."""
         self._control.flood(Say.left, self._context, self._control.rank, issued)
 
     def gone(self, seq: int) -> PeerLost | None:
-        """Why a collective of this number can never complete: a member left before it. None if none did."""
+        """The reason why a collective can never complete: a member left before this number. Else None."""
         early = [rank for rank, issued in self._left.items() if seq >= issued]
         return self._departure(early) if early else None
 
@@ -166,8 +166,8 @@ class Watch:
         return CollectiveTimeout(timeout, missing, unheard, "; ".join(trouble[:SHOWN]))
 
     def _other_side(self, operation: Operation, blocked: Mapping[int, str]) -> Absence:
-        """Ranks that had not arrived at a message, as far as is known here: nobody asks about those. Whose
-        loop does not turn, or has been silent of late, may have issued its side."""
+        """Ranks that had not arrived at a message, as far as is known here: nobody asks about those. A rank
+        whose loop does not turn, or has been silent of late, may have issued its side."""
         if operation.peer < 0:
             return Absence(())
         peer = self._roster.ranks[operation.peer]
@@ -186,8 +186,8 @@ class Watch:
     # ── Reports of the backend, which speaks of group ranks ──────────────────────────────────────────
 
     def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A peer's signature differs from ours. The leader finds out what all said; if it does not, what is
-        known here must do."""
+        """Note that a peer's signature differs from ours. The leader finds out what all said; if it does not,
+        what is known here must do."""
         if seq in self._suspected:
             return
         peer = self._roster.ranks[peer]
@@ -202,17 +202,17 @@ class Watch:
         self.ask(seq)
 
     def peer_mismatch(self, said: dict[int, str]) -> None:
-        """Both sides of a message disagree."""
-        self._breaks(CollectiveMismatch({self._roster.ranks[rank]: words for rank, words in said.items()}))
+        """Break the group: both sides of a message disagree."""
+        self._breaks(CollectiveMismatch({self._roster.ranks[rank]: text for rank, text in said.items()}))
 
     def broken(self, error: GroupBroken) -> None:
-        """The backend can do no more work."""
+        """Break the group: the backend can do no more work."""
         self._breaks(error)
 
     # ── Listener ─────────────────────────────────────────────────────────────────────────────────────
 
     def rank_lost(self, rank: int, cause: str, silence: float | None = None) -> None:
-        """A rank is gone without goodbye."""
+        """Note that a rank is gone without goodbye."""
         if rank == self._control.rank:
             self._breaks(
                 Evicted(
@@ -222,16 +222,16 @@ class Watch:
                 tell=False,
             )
         elif rank in self._members and rank not in self._left:
-            # Everybody hears of a loss anyway.
+            # All members learn of a loss anyway.
             self._breaks(PeerLost([rank], cause, silence=silence), tell=False)
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Somebody on the path altered what was said between this process and a rank."""
+        """Note that messages between this process and a rank were altered on the path."""
         if rank in self._members:
             self._breaks(error)
 
     def rank_left(self, rank: int) -> None:
-        """A rank has left them all. Of a group that it had it said so before; this one it never made."""
+        """Note that a rank has left all groups. It said so before of those it had; this one it never made."""
         if rank in self._members and rank not in self._left:
             self._leaves(rank, 0)
 
@@ -243,9 +243,9 @@ class Watch:
             self._breaks(self._departure([rank]))
 
     def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
-        """Loops do not turn. If this rank waits for one, it logs that, once, and once more when another
-        reason is known: as a warning if it is the first member whose loop turns, or exchanges messages with
-        that one. A thousand lines would help nobody."""
+        """Note loops that do not turn. If this rank waits for one, it logs that, once, and once more when
+        another reason is known: as a warning if it is the first member whose loop turns, or exchanges
+        messages with that one. A thousand lines would help nobody."""
         self._warned = {rank: state for rank, state in self._warned.items() if rank in blocked}
         here = self._members & blocked.keys() - self._left.keys()
         found = {rank for rank in here if self._warned.get(rank) is not blocked[rank].state}
@@ -260,15 +260,15 @@ class Watch:
                 self._warned[rank] = blocked[rank].state
                 first_of_all = collective and first == self._control.rank
                 level = logging.WARNING if direct or first_of_all else logging.INFO
-                words = f"{self._name(rank)} {blocked[rank].describe(now)}"
-                logger.log(level, "%s; group '%s' waits", words, self._roster.name)
+                text = f"{self._name(rank)} {blocked[rank].describe(now)}"
+                logger.log(level, "%s; group '%s' waits", text, self._roster.name)
 
     def said(self, message: Message) -> None:
-        """A message for this group. A member that speaks nonsense is as good as lost."""
+        """Take a message for this group. A member that sends an invalid one counts as lost."""
         try:
             self._hear(message)
         except (WireError, TypeError, ValueError) as error:
-            self._control.lose(message.origin, f"spoke nonsense on the control plane ({error})")
+            self._control.lose(message.origin, f"sent an invalid message on the control plane ({error})")
 
     def _hear(self, message: Message) -> None:
         if message.origin not in self._members:
@@ -344,14 +344,14 @@ class Watch:
     def _answer(self, seq: int, leader: int) -> None:
         arrived = self._begun(seq)
         call = self._flight.call(seq) if arrived else None
-        signature, words = (call.signature, call.describe()) if call else (b"", "")
-        self._control.tell([leader], Say.here, self._context, seq, arrived, signature, words)
+        signature, text = (call.signature, call.describe()) if call else (b"", "")
+        self._control.tell([leader], Say.here, self._context, seq, arrived, signature, text)
 
     def _learn(self, message: Message) -> None:
-        _, seq, arrived, signature, words = message.body
+        _, seq, arrived, signature, text = message.body
         inquiry = self._inquiries.get(seq)
         if inquiry is not None:
-            inquiry.answer(message.origin, bool(arrived), bytes(signature), one_line(str(words)))
+            inquiry.answer(message.origin, bool(arrived), bytes(signature), one_line(str(text)))
             if inquiry.complete():
                 self._judge(inquiry)
 
@@ -360,7 +360,7 @@ class Watch:
             return
         match inquiry.verdict():
             case Disagreement(_, partial) if partial and inquiry.rounds < ROUNDS:
-                # Who is about to arrive shall be heard, too. The group is beyond saving, so there is time.
+                # Members about to arrive shall be heard, too. The group is broken anyway, so there is time.
                 number = inquiry.rounds
                 self._later(AGAIN, lambda: self._question(inquiry) if inquiry.rounds == number else None)
             case Disagreement(said):

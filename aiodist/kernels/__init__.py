@@ -1,4 +1,4 @@
-"""What is computed on arrays: reductions, copies, and what they cost."""
+"""Computation on arrays: reductions, copies, and their costs."""
 
 from __future__ import annotations
 

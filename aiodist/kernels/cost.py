@@ -1,4 +1,4 @@
-"""How long a reduction holds its thread, roughly: what to run off the event loop (law 7).
+"""The estimated time for which a reduction holds its thread: what to run off the event loop (law 7).
 
 The rates were measured with `combine` on one core of a 2-core x86-64 cloud machine (NumPy 2.4, ml_dtypes 0.5,
 torch 2.13), in GB/s of `dst`: native dtypes ran at 20-45 with both operands in the cache and 12-25 from
@@ -17,8 +17,8 @@ import numpy as np
 from aiodist.types import BFLOAT16, ReduceOp
 
 INLINE_NS = 200_000.0
-"""What may run on the loop in one go (law 7). Handing a job to a thread and back costs 25 µs on uvloop, so
-much less than this would not pay."""
+"""The longest time on the loop in one go (law 7). Handing a job to a thread and back costs 25 µs on uvloop,
+so much less than this would not pay."""
 
 CALL_NS = 2000.0  # of a call on a few elements, native or half
 CACHED_NBYTES = 512 * 1024  # of dst, up to which both operands tend to be in the cache
@@ -27,7 +27,7 @@ _FLOAT16 = np.dtype(np.float16)
 
 
 COPY_BYTES_PER_NS = 8.0
-"""A copy in cache-cold memory: 8 GB/s."""
+"""The rate of a copy in cache-cold memory: 8 GB/s."""
 
 
 def copy_cost_ns(nbytes: int) -> float:

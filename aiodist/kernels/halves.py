@@ -79,7 +79,7 @@ class Halves(threading.local):
         return self._casts
 
     def _round(self, wide: Array, half: Array) -> bool:
-        """To float16 by integer steps. Says no to a block with magnitudes from 65536 on.
+        """Round to float16 by integer steps → whether it could: not a block with magnitudes from 65536 on.
 
         Adding 2**13 times a number's power of two to it has the adder round it to the 11 bits of float16,
         and leaves them in the low bits of the sum. The power is at least 2**-14, as subnormals are spaced
@@ -110,7 +110,7 @@ class Halves(threading.local):
 
 
 class _Casts:
-    """Torch's, between a thread's float32 blocks and halves.
+    """Torch's casts between a thread's float32 blocks and halves.
 
     Halves are copied through scratch (0.07 ns an element): tensors of the callers' arrays would cost more.
     """
@@ -139,7 +139,7 @@ def _cast(source: Any, target: Any, count: int) -> None:
 
 
 def add_by_torch(left: Array, right: Array, out: Array) -> bool:
-    """`out = left + right` if torch is there and it pays (a call takes 20 µs); says whether it was done."""
+    """Do `out = left + right` if torch is there and it pays (a call takes 20 µs) → whether it was done."""
     if out.size <= BLOCK or not torch_serves():
         return False
     operands = (left, right, out)
@@ -174,7 +174,7 @@ class _Alias:
 
 
 def torch_serves() -> bool:
-    """Whether torch is loaded, and does as NumPy does: seen once, before it is relied upon."""
+    """Whether torch is loaded, and does as NumPy does: checked once, before it is used."""
     torch = sys.modules.get("torch")
     if torch is None or getattr(torch.__spec__, "_initializing", False):  # being imported by another thread
         return False
@@ -186,7 +186,8 @@ def torch_serves() -> bool:
 @cache
 @np.errstate(all="ignore")
 def _compare() -> bool:
-    """On numbers of all exponents: halves, halfway between two, and next to halfway. 2 ms at first."""
+    """Compare torch and NumPy on numbers of all exponents: halves, halfway between two, and next to halfway.
+    2 ms at first."""
     scratch = np.zeros((2, BLOCK), np.float32)
     casts = _Casts(scratch)
     count = np.arange(4099, dtype=np.uint32)  # not a multiple of anything
@@ -200,7 +201,7 @@ def _compare() -> bool:
         result = np.empty_like(left)
         casts.narrow(result)
         agree &= _same(result, wide.astype(dtype))
-        right = (bits + (count % 2999).astype(np.uint16)).view(dtype)  # near, so that sums are rounded
+        right = (bits + (count % 2999).astype(np.uint16)).view(dtype)  # close to it, so that sums are rounded
         _add(left, right, result)
         agree &= _same(result, (left.astype(np.float32) + right.astype(np.float32)).astype(dtype))
         if not agree:

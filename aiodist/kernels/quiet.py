@@ -21,7 +21,7 @@ def _run_in_errstate(function: Callable[..., Any], *args: Any, **named: Any) -> 
 
 
 class _Quiet(threading.local):
-    """Of each thread, as nobody else can enter a context while one is in it.
+    """The state of each thread, as no other can enter a context while one is in it.
 
     Attributes:
         run: `run(function, *args, **named)` calls a ufunc, or what calls ufuncs, with floating-point errors

@@ -1,6 +1,6 @@
 """Reductions of one array into another, in place.
 
-`combine` and `reduce_into` are what stands behind every RecvReduce. They allocate nothing that grows with
+`combine` and `reduce_into` carry out every RecvReduce. They allocate nothing that grows with
 the arrays: the half precisions are widened to float32 in blocks that stay in the cache, through scratch
 memory that each thread keeps.
 
@@ -35,7 +35,7 @@ from aiodist.types import BFLOAT16, ReduceOp
 
 Array = npt.NDArray[Any]
 Combine = Callable[[Array, Array, Array], object]
-"""Combines two arrays, the left one first, into a third."""
+"""A function that combines two arrays, the left one first, into a third."""
 
 _FLOAT16 = np.dtype(np.float16)
 UFUNCS: dict[ReduceOp, np.ufunc] = {  # as they are for all but halves and products of complex numbers
@@ -119,8 +119,8 @@ def _combine_halves(left: Array, right: Array, out: Array, ufunc: np.ufunc) -> N
 
 
 def _multiply_complex(left: Array, right: Array, out: Array) -> None:
-    """In real steps: NumPy's own product rounds differently where it may use a fused multiply-add, and
-    whether it may depends on which operand is overwritten and on the length."""
+    """Multiply in real steps: NumPy's own product rounds differently where it may use a fused multiply-add,
+    and whether it may depends on which operand is overwritten and on the length."""
     for start in range(0, len(out), BLOCK):
         a, b, part = (array[start : start + BLOCK] for array in (left, right, out))
         real, imag = a.real * b.real, a.real * b.imag
@@ -130,7 +130,7 @@ def _multiply_complex(left: Array, right: Array, out: Array) -> None:
 
 
 def finish(dst: Array, op: ReduceOp, size: int, *, one_nan: bool = False) -> None:
-    """What remains once all ranks' values are combined: AVG divides by the number of ranks.
+    """Apply the last step once all ranks' values are combined: AVG divides by the number of ranks.
 
     Every rank does this on its own copy, with the same result.
 
@@ -149,7 +149,8 @@ def finish(dst: Array, op: ReduceOp, size: int, *, one_nan: bool = False) -> Non
 
 
 def _any_nan(array: Array) -> bool:
-    """Without an array of booleans: of 64 MiB that one would take longer than the look at the values."""
+    """Whether there is a NaN, found without an array of booleans: of 64 MiB that one would take longer than
+    the look at the values."""
     if array.dtype.char in _HALVES:
         infinity = np.array(np.inf, array.dtype).view(np.uint16)
         negative = np.maximum.reduce(array.view(np.uint16)) > infinity | 0x8000

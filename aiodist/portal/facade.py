@@ -36,7 +36,7 @@ class Portal(LoopThread):
     def __init__(self) -> None:
         self._world: ProcessGroup | None = None
         self._groups: weakref.WeakValueDictionary[int, SyncProcessGroup] = weakref.WeakValueDictionary()
-        self._seats: dict[object, Seat] = {}  # of those who are inside `with pg.coalesce()` and the like
+        self._seats: dict[object, Seat] = {}  # of callers inside `with pg.coalesce()` and the like
         super().__init__()
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ class Portal(LoopThread):
         return world is not None and world._core.lineage is group._core.lineage
 
     def closing(self) -> Coroutine[Any, Any, None] | None:
-        """What to run before the loop ends with its process."""
+        """The coroutine to run before the loop ends with its process."""
         return None if self._world is None else self._world.aclose()
 
     def _leave(
@@ -152,7 +152,7 @@ class Portal(LoopThread):
         self._wrap_up(reply, work.result() if error is None else None, error)
 
     def _wrapped(self, value: Any) -> Any:
-        """What synchronous code can use of a result."""
+        """The form of a result that synchronous code can use."""
         if isinstance(value, ProcessGroup):
             group = self._groups.get(id(value))  # a wrapper holds its group, so the id is no other's
             if group is None:
@@ -232,7 +232,7 @@ class SyncWork(Generic[T]):
         return cast("T", self._reply.get())
 
     def exception(self) -> BaseException | None:
-        """What a Work that is done failed with, or None.
+        """The error that a Work that is done failed with, or None.
 
         Raises:
             asyncio.InvalidStateError: the operation has not ended yet.
@@ -261,7 +261,7 @@ class SyncWork(Generic[T]):
 
 
 class Seat:
-    """Whoever is inside a `with` of the portal: for the loop one issuer, in one context, as a task would be.
+    """A caller inside a `with` of the portal: for the loop one issuer, in one context, as a task would be.
 
     Attributes:
         context: in which the loop runs the calls.
@@ -276,13 +276,13 @@ class Seat:
 
 
 def _caller() -> object:
-    """Who calls: this thread, or, where it runs a loop of its own, the task."""
+    """The caller: this thread, or, where it runs a loop of its own, the task."""
     task = None if asyncio._get_running_loop() is None else asyncio.current_task()
     return threading.current_thread() if task is None else task
 
 
 class _SyncContext:
-    """An async context manager as a plain one. It and the calls of whoever entered it share a seat."""
+    """An async context manager as a plain one. It and the calls of its caller share a seat."""
 
     def __init__(self, portal: Portal, manager: Any) -> None:
         self._portal = portal
@@ -317,7 +317,7 @@ class _SyncContext:
 
 
 class _Method(Generic[P, T]):
-    """For type checkers: a method with the parameters P."""
+    """A method with the parameters P, for type checkers."""
 
     def __get__(self, instance: object, owner: type) -> Callable[P, T]:
         raise NotImplementedError

@@ -29,7 +29,7 @@ _open: set[LoopThread] = set()
 
 
 class Reply:
-    """What comes back from the loop's thread, once.
+    """The reply that comes back from the loop's thread, once.
 
     Each waiter brings a lock of its own, so Ctrl-C, which can strike between any two lines of the main
     thread, leaves none locked that the loop or another waiter needs. Waiting for a lock is one call, which a
@@ -50,7 +50,7 @@ class Reply:
         self._gates: list[threading.Lock] = []
 
     def settle(self, value: Any, error: BaseException | None = None) -> None:
-        """Called in the loop's thread; the first time counts."""
+        """Settle the reply, in the loop's thread; the first time counts."""
         if self.settled:
             return
         self._value = value
@@ -142,11 +142,11 @@ class LoopThread:
         self._thread.join()
 
     def closing(self) -> Coroutine[Any, Any, None] | None:
-        """What to run before the loop ends with its process."""
+        """The coroutine to run before the loop ends with its process."""
         return None
 
     def end_with_process(self) -> None:
-        """The interpreter exits: close, within bounds."""
+        """Close within bounds, as the interpreter exits."""
         try:
             self.post(self._close).wait(EXIT_PATIENCE)
         except (GroupClosed, KeyboardInterrupt):
@@ -160,7 +160,7 @@ class LoopThread:
         self._replies.add(reply)
 
     def settle(self, reply: Reply, value: Any, error: BaseException | None = None) -> None:
-        """Answer."""
+        """Settle a reply."""
         self._replies.discard(reply)
         reply.settle(value, error)
 

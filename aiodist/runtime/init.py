@@ -1,6 +1,6 @@
 """`init_process_group`: from a process to a member of a job.
 
-Placement (who am I?) comes from the arguments or the environment, the rendezvous gives a store, the
+Placement (rank and size) comes from the arguments or the environment, the rendezvous gives a store, the
 `World` does the rest. Nothing here is global but the default group of a loop (law 10).
 """
 
@@ -51,7 +51,7 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether `aiodist run`, torchrun or whoever else sets TORCHELASTIC_RUN_ID started this process."""
+    """Whether `aiodist run`, torchrun or another that sets TORCHELASTIC_RUN_ID started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -91,7 +91,7 @@ async def init_process_group(
     Raises:
         UsageError: arguments or environment variables without meaning; or others were started with this
             process, and nothing says where to meet them: each would be a job of its own.
-        RendezvousTimeout: not all came in time; names who is missing.
+        RendezvousTimeout: not all came in time; names the missing ranks.
         RendezvousError: the processes cannot work together (two with one rank, other versions…).
         BackendUnavailable: the backend is not here.
     """
@@ -162,7 +162,7 @@ async def with_libraries(plan: Plan, device_id: Any) -> Plan:
 
 @contextlib.contextmanager
 def ask_to_meet() -> Iterator[None]:
-    """One meeting at a time on a loop."""
+    """Allow one rendezvous at a time on a loop."""
     loop = asyncio.get_running_loop()
     if loop in _meeting:
         raise UsageError("init_process_group is under way on this loop", hint="Await the first call")
@@ -182,7 +182,7 @@ async def _meet(
     timeout: float,
     environ: Mapping[str, str],
 ) -> tuple[Meeting, Mapping[str, str]]:
-    """Where the job meets, and the variables to go on with. MPI knows who this is, and where to meet."""
+    """The meeting of the job, and the variables to go on with. MPI gives rank and place."""
     if any(engine.name == "mpi" for engine in plan.engines.values()):
         from aiodist.backends.mpi import meeting as mpi
         from aiodist.backends.mpi.place import is_told
@@ -201,7 +201,7 @@ async def meet(
     timeout: float,
     environ: Mapping[str, str],
 ) -> Meeting:
-    """Where the job meets, and who this process is there."""
+    """The meeting of the job, with this process's place in it."""
     if store is None:
         return await rendezvous(
             init_method or "env://",

@@ -44,7 +44,7 @@ class _Run(Enum):
 
 logger = logging.getLogger("aiodist.runtime")
 
-_PROBE = 2.0  # seconds for a look at whether somebody serves the store already
+_PROBE = 2.0  # seconds for a look at whether the store is served already
 
 
 async def join(
@@ -78,7 +78,7 @@ async def join(
         → the world's group, also the default of the running loop.
 
     Raises:
-        RendezvousTimeout: nobody admitted it in time, or the job has not begun and somebody did not come.
+        RendezvousTimeout: it was not admitted in time, or the job has not begun and a rank did not come.
         RendezvousError: the job ended before this process was admitted, or none of its members is left, and
             this process has no rank with which to begin it anew.
         and what `init_process_group` raises.
@@ -151,7 +151,7 @@ async def _meet(
     begins = _has_a_place(url, environ, rank, world_size)
     deadline = asyncio.get_running_loop().time() + limit
     if store is None and (found := await _serving(url, limit, environ, begins)) is not None:
-        # Somebody serves it, so this process does not, though it may be rank 0.
+        # It is served already, so this process does not serve it, though it may be rank 0.
         try:
             address = told_address(tuning(environ), address_at(found))
             run = await _look(found, group_name)

@@ -1,7 +1,7 @@
-"""A worker that comes back to a job that has ended: it waits for nobody who has finished.
+"""A worker that comes back to a job that has ended: it does not wait for ranks that have finished.
 
-What a launcher starts again may be slow, and come to a store at which the last epoch is over. A new run of
-all ranks would begin there. But those that have ended well do not come: their launcher says so.
+A worker that a launcher starts again may be slow, and come to a store at which the last epoch is over. A new
+run of all ranks would begin there. But those that have ended well do not come: their launcher says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiodist.errors import RendezvousError, name_ranks
 from aiodist.rendezvous import Store, claim_rank
 
 FINISHED = "aiodist/finished/"
-"""A key that begins so, and ends with a rank, says that this rank has ended well."""
+"""The start of a key that ends with a rank, and says that this rank has ended well."""
 
 _DEAD = 3.0  # seconds in which a store finds that the process before us, in this rank, is dead
 _AGAIN = 0.1
@@ -30,11 +30,11 @@ def told_who_finishes(environ: Mapping[str, str], world_size: int) -> bool:
 
 
 class Late:
-    """Gathers the ranks of a job that had begun before, as long as all of them may come.
+    """The gathering of the ranks of a job that had begun before, as long as all of them may come.
 
     Args:
         store: where they gather.
-        told: where the launcher says who has finished.
+        told: where the launcher says which ranks have finished.
         world_size: how many they are.
     """
 
@@ -44,13 +44,13 @@ class Late:
         self._world_size = world_size
 
     async def claim(self, rank: int, description: bytes) -> None:
-        """As `claim_rank`, also soon after the death of who had this rank."""
+        """Claim a rank as `claim_rank` does, also soon after the death of its last process."""
         await self._unless_finished(self._claim(rank, description))
 
     async def gather(
         self, name: str, world_size: int, rank: int, value: bytes, timeout: float | None = None
     ) -> list[bytes]:
-        """As `Store.gather`. Also raises `RendezvousError` where not all can come any more."""
+        """Gather as `Store.gather` does; raise `RendezvousError`, too, where not all can come any more."""
         return await self._unless_finished(self._store.gather(name, world_size, rank, value, timeout))
 
     async def _claim(self, rank: int, description: bytes) -> None:

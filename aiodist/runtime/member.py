@@ -41,7 +41,7 @@ from aiodist.transport import SocketEndpoint
 
 ELASTIC = "aiodist/elastic"
 """Key that tells a launcher that a failed worker may be started again alone: its script joins, and the job
-has begun. Whoever fails before that has the whole job start again. b'over': the job has ended, and well."""
+has begun. If a worker fails before that, the whole job starts again. b'over': the job has ended, and well."""
 
 _HASTE = 1.0  # seconds that a store lingers for its clients when a rank was lost
 
@@ -117,7 +117,7 @@ class Member:
         """Form the job's first world with the others that meet.
 
         Args:
-            told: a launcher says at the meeting's store who has finished, and comes no more.
+            told: a launcher says at the meeting's store which ranks have finished, and come no more.
         """
         meeting, job = self._meeting, self.job
         try:
@@ -145,7 +145,7 @@ class Member:
         return group
 
     def _stay(self, group: ProcessGroup) -> None:
-        """Have newcomers see that somebody of the run lives, where the store alone does not show it."""
+        """Have newcomers see that a member of the run lives, where the store alone does not show it."""
         job = self.job
         if self._tls is not None and group.rank == 0:
             warn_of_plain_traffic(group.backend)
@@ -201,13 +201,13 @@ class Member:
         return PrefixStore(self._name, client)
 
     async def _swap(self, store: FileStore) -> None:
-        """The file names another host now."""
+        """Go over to another store: the file names another host now."""
         old, self._meeting.store = self._meeting.store, store
         with contextlib.suppress(RendezvousError):
             await old.aclose()
 
     async def _finish(self, epoch: int, size: int) -> None:
-        """All was well here. When it was with every member, the job is over, and nobody need wait to join."""
+        """Note that all was well here. If so at every member, the job is over: nobody need wait to join."""
         if await self.job.store.add(f"over/{epoch}", 1) == size:
             await self.job.store.set(OVER, b"1")
             await self._meeting.store.set(ELASTIC, b"over")
@@ -233,11 +233,11 @@ class Member:
                         PrefixStore(self._name, self._meeting.store), self._meeting.rank, self._me
                     )
         except (RendezvousError, TimeoutError):
-            pass  # whoever hosted the store is gone; so is the claim
+            pass  # the host of the store is gone; so is the claim
         finally:
             for client in self._reached.values():
                 await client.aclose()
-            # Who was lost will not say goodbye to the store either.
+            # A lost rank will not say goodbye to the store either.
             linger = min(_HASTE, LINGER_SECONDS) if self.job.hasty else LINGER_SECONDS
             await self._meeting.aclose(linger)
             for server in self._servers:
@@ -246,7 +246,7 @@ class Member:
 
 @functools.cache  # once in a process
 def warn_of_plain_traffic(backend: str) -> None:
-    """Say that TLS is not for what another library moves by itself; `backend`: as in `get_backend`."""
+    """Warn that TLS does not cover what another library moves by itself; `backend`: as in `get_backend`."""
     others = sorted({part.rpartition(":")[2] for part in backend.split(",")} - {"host"})
     if others:
         _log.warning(
@@ -281,7 +281,7 @@ def outlives_jobs(store: Store) -> bool:
 
 
 def _address_of(store: Store) -> str:
-    """Where a store is served; '' for one that is not served over TCP."""
+    """The address of a store; '' for one that is not served over TCP."""
     while isinstance(store, PrefixStore):
         store = store.underlying
     if isinstance(store, FileStore):

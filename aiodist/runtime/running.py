@@ -51,7 +51,7 @@ def _check(main: object) -> None:
 
 
 def _interrupted_at(interrupt: BaseException) -> str:
-    """The innermost line of the user's own code that Ctrl-C interrupted, in words."""
+    """The innermost line of the user's own code that Ctrl-C interrupted, as text."""
     chain = interrupt.__context__ or interrupt
     inner = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
     for frame in reversed(traceback.extract_tb(chain.__traceback__)):
@@ -61,7 +61,7 @@ def _interrupted_at(interrupt: BaseException) -> str:
 
 
 def _say_interrupted(where: str, usual: Callable[..., None], kind: type[BaseException], *rest: Any) -> None:
-    """An excepthook that says one line for a KeyboardInterrupt."""
+    """Print one line for a KeyboardInterrupt, as an excepthook."""
     if issubclass(kind, KeyboardInterrupt):
         print(f"interrupted at {where}", file=sys.stderr)
     else:

@@ -19,7 +19,7 @@ def _depth(size: int) -> int:
 
 
 def broadcast(rank: int, size: int, root: int) -> Schedule:
-    """From the root down the tree; any size, any root.
+    """Send the tensor from the root down the tree; any size, any root.
 
     Buffer: the tensor, in one chunk. Rounds: ceil(log2 n). Bytes sent: by the root ceil(log2 n)
     tensors, by a leaf none.
@@ -39,7 +39,7 @@ def broadcast(rank: int, size: int, root: int) -> Schedule:
 
 
 def reduce(rank: int, size: int, root: int) -> Schedule:
-    """Up the tree to the root; any size, any root.
+    """Reduce up the tree to the root; any size, any root.
 
     Buffer: the tensor, in one chunk; on inner ranks of the tree a working copy, since partials pass
     through it. The ranks' values are combined in order, counted from the root on.
@@ -59,7 +59,7 @@ def reduce(rank: int, size: int, root: int) -> Schedule:
 
 
 def gather(rank: int, size: int, root: int) -> Schedule:
-    """Up the tree to the root, each rank passing on the chunks of its subtree; any size, any root.
+    """Gather up the tree to the root, each rank passing on the chunks of its subtree; any size, any root.
 
     Buffer: the result, in `size` chunks, with this rank's input already in chunk `rank`; inner ranks of
     the tree need one too, but touch only their subtree's part. Ranges wrap where the root is not 0.
@@ -71,7 +71,7 @@ def gather(rank: int, size: int, root: int) -> Schedule:
 
 
 def scatter(rank: int, size: int, root: int) -> Schedule:
-    """From the root down the tree, each rank getting the chunks of its subtree; any size, any root.
+    """Scatter from the root down the tree, each rank getting the chunks of its subtree; any size, any root.
 
     Buffer: on the root the input, in `size` chunks; on the others memory for it, of which they touch
     only their subtree's part. The result is chunk `rank`. Ranges wrap where the root is not 0.
@@ -82,7 +82,7 @@ def scatter(rank: int, size: int, root: int) -> Schedule:
 
 
 def gather_rounds(me: int, size: int) -> Rounds:
-    """Chunk r moves from rank r to rank 0; nothing wraps."""
+    """Rounds that move chunk r from rank r to rank 0; nothing wraps."""
     rounds: Rounds = []
     for i in range(_depth(size)):
         distance = 1 << i
@@ -96,7 +96,7 @@ def gather_rounds(me: int, size: int) -> Rounds:
 
 
 def scatter_rounds(me: int, size: int) -> Rounds:
-    """Chunk r moves from rank 0 to rank r, the other way round than in `gather_rounds`."""
+    """Rounds that move chunk r from rank 0 to rank r, the other way round than in `gather_rounds`."""
 
     def reverse(step: Step) -> Step:
         if isinstance(step, Send):
@@ -107,5 +107,5 @@ def scatter_rounds(me: int, size: int) -> Rounds:
 
 
 def subtree(me: int, size: int) -> int:
-    """How many ranks hang under rank `me` of the tree with root 0, itself counted."""
+    """The number of ranks in the subtree of rank `me`, itself included, in the tree with root 0."""
     return min(me & -me, size - me) if me else size

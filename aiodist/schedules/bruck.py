@@ -17,7 +17,7 @@ from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, sc
 
 
 def all_gather(rank: int, size: int) -> Schedule:
-    """Everybody collects from the rank at distance 1, 2, 4, … what that rank has; any size.
+    """Collect from the ranks at distance 1, 2, 4, … what they have; any size.
 
     Buffer: the result, in `size` chunks, with this rank's input already in chunk `rank`. Ranges wrap.
     Rounds: ceil(log2 n). Bytes sent by a rank: (n-1)/n of the result.
@@ -26,7 +26,7 @@ def all_gather(rank: int, size: int) -> Schedule:
 
 
 def reduce_scatter(rank: int, size: int) -> Schedule:
-    """Bruck's all_gather backwards: where a chunk was copied to, its partial comes from; any size.
+    """Run Bruck's all_gather backwards: where a chunk was copied to, its partial comes from; any size.
 
     Buffer: a working copy of the whole input, in `size` chunks; the result is chunk `rank`, what the
     others hold afterwards means nothing. Ranges wrap. Each chunk is reduced once, though not in the order
@@ -36,7 +36,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
 
 
 def all_reduce(rank: int, size: int) -> Schedule:
-    """Reduce-scatter, then all-gather; any size.
+    """Run reduce-scatter, then all-gather; any size.
 
     Buffer: the tensor, in `size` chunks. Ranges wrap. Each chunk is reduced once and handed out.
     Rounds: 2 ceil(log2 n). Bytes sent by a rank: 2(n-1)/n of the tensor.
@@ -45,7 +45,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
 
 
 def _gather_rounds(rank: int, size: int) -> Rounds:
-    """Before a round a rank has as many chunks as the distance, its own the first."""
+    """Rounds of the gather: before each a rank has as many chunks as the distance, its own the first."""
     rounds: Rounds = []
     distance = 1
     while distance < size:
@@ -57,7 +57,7 @@ def _gather_rounds(rank: int, size: int) -> Rounds:
 
 
 def _reduce_rounds(rank: int, size: int) -> Rounds:
-    """The partials of a rank go where its chunks came from, the last distance first."""
+    """Rounds in which a rank's partials go where its chunks came from, the last distance first."""
     rounds: Rounds = []
     distance = 1
     while distance < size:

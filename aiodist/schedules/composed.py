@@ -42,7 +42,7 @@ def broadcast(rank: int, size: int, root: int) -> Schedule:
 
 
 def ring_reduce(rank: int, size: int, root: int) -> Schedule:
-    """Reduce-scatter around the ring, then everybody sends its chunk to the root; any size, any root.
+    """Reduce-scatter around the ring, then send every chunk to the root; any size, any root.
 
     Buffer: the tensor, in `size` chunks; a working copy, since partials pass through it.
     Rounds: n. Bytes sent: one tensor by every rank, (n-1)/n by the root; over the critical path 2(n-1)/n.

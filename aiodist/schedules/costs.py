@@ -1,4 +1,4 @@
-"""What algorithms cost: the model that `select` chooses by, and all of its constants.
+"""The costs of algorithms: the model that `select` chooses by, and all of its constants.
 
 time = rounds · α + extra messages · μ + bytes · β + copied bytes · γ
 
@@ -50,7 +50,7 @@ share, and overflow, every receiver's link; in turn each has it to itself."""
 
 
 class Cost(NamedTuple):
-    """What an algorithm takes; each figure is a sum over rounds, of the busiest rank in the round.
+    """The cost of an algorithm; each figure is a sum over rounds, of the busiest rank in the round.
 
     Attributes:
         rounds: how many.
@@ -85,7 +85,7 @@ def share(size: int) -> float:
 
 
 def binomial(size: int) -> Cost:
-    """One whole tensor a level."""
+    """The cost of one whole tensor a level."""
     return Cost(levels(size), float(levels(size)))
 
 
@@ -95,12 +95,12 @@ def binomial_chunks(size: int) -> Cost:
 
 
 def linear(size: int) -> Cost:
-    """Everything to or from one rank at once; also all_to_all at once."""
+    """The cost of everything to or from one rank at once; also all_to_all at once."""
     return Cost(min(1, size - 1), share(size), messages=max(0, size - 2))
 
 
 def ring(size: int) -> Cost:
-    """Once around; also all_to_all in turn."""
+    """The cost of once around; also all_to_all in turn."""
     return Cost(size - 1, share(size))
 
 
@@ -110,12 +110,12 @@ def halving(size: int) -> Cost:
 
 
 def bruck(size: int) -> Cost:
-    """As recursive halving, for any size, with ranges that wrap."""
+    """The cost of recursive halving, for any size, with ranges that wrap."""
     return Cost(levels(size), share(size), copied=2 * share(size))
 
 
 def twice(cost: Cost) -> Cost:
-    """There and back."""
+    """The cost of an algorithm there and back."""
     return Cost(2 * cost.rounds, 2 * cost.tensors, 2 * cost.messages, 2 * cost.copied)
 
 
@@ -134,15 +134,15 @@ def all_reduce_halving(size: int) -> Cost:
 
 
 def scatter_ring(size: int) -> Cost:
-    """Down the tree, then around the ring."""
+    """The cost of a scatter down the tree, then once around the ring."""
     return Cost(levels(size) + size - 1, 2 * share(size))
 
 
 def ring_gather(size: int) -> Cost:
-    """Around the ring, then everything to the root at once."""
+    """The cost of once around the ring, then everything to the root at once."""
     return Cost(size if size > 1 else 0, 2 * share(size), messages=max(0, size - 2))
 
 
 def barrier(size: int) -> Cost:
-    """Empty messages."""
+    """The cost of empty messages."""
     return Cost(levels(size), 0.0)

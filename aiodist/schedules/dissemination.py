@@ -1,4 +1,4 @@
-"""The dissemination barrier: in round k everybody tells the rank 2^k further on.
+"""The dissemination barrier: in round k every rank tells the rank 2^k further on.
 
 Source: D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier synchronization", Int. J.
 Parallel Programming 17 (1988).
@@ -10,7 +10,7 @@ from aiodist.schedules.steps import Recv, Schedule, Send, Step, schedule
 
 
 def barrier(rank: int, size: int) -> Schedule:
-    """Afterwards every rank knows that every rank has come; any size.
+    """Let every rank know that every rank has come; any size.
 
     No buffer: the messages are empty. Rounds: ceil(log2 n). Messages sent by a rank: one a round.
     """

@@ -1,4 +1,4 @@
-"""How early a receive may be posted: so that who is ahead sends at once, and nobody has to ask.
+"""The earliest round in which a receive may be posted, so that a rank that is ahead sends at once, unasked.
 
 A rank enters a round when its previous round is done. A receive of a later round may be posted before that if
 whatever arrives meanwhile does no harm: if from then on no step touches its chunks before its own round does.

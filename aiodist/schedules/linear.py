@@ -1,4 +1,4 @@
-"""The root deals with every rank itself, all at once.
+"""Linear algorithms: the root deals with every rank itself, all at once.
 
 Every byte travels once, straight to its place, and no rank needs memory for others. The root handles
 n-1 messages: for few ranks, or for large messages.
@@ -13,7 +13,7 @@ from aiodist.schedules.steps import Recv, Schedule, Send, Step, schedule
 
 
 def gather(rank: int, size: int, root: int) -> Schedule:
-    """Everybody sends its chunk straight to the root; any size, any root.
+    """Send all chunks straight to the root; any size, any root.
 
     Buffer: the result, in `size` chunks, with this rank's input already in chunk `rank`; a rank but the
     root touches no other chunk. Rounds: 1. Bytes sent: one chunk by every rank but the root, which
@@ -26,7 +26,7 @@ def gather(rank: int, size: int, root: int) -> Schedule:
 
 
 def scatter(rank: int, size: int, root: int) -> Schedule:
-    """The root sends everybody its chunk; any size, any root.
+    """Send every rank its chunk straight from the root; any size, any root.
 
     Buffer: on the root the input, in `size` chunks; on the others memory for it, of which they touch
     chunk `rank` only, which is the result. Rounds: 1. Bytes sent: by the root (n-1)/n of the buffer, by

@@ -14,8 +14,8 @@ from aiodist.schedules.steps import Recv, Rounds, Schedule, Send, schedule
 
 
 def all_to_all(rank: int, size: int) -> Schedule:
-    """One peer a round: a partner to swap with where n is a power of two, else one to send to and one to
-    receive from; any size.
+    """Exchange with one peer a round: a partner to swap with where n is a power of two, else one to send to
+    and one to receive from; any size.
 
     Buffers: the input and the output, in `size` chunks each, with chunk `rank` of the output already
     copied from the input. Rounds: n-1. Bytes sent by a rank: its input but for its own chunk.
@@ -29,7 +29,7 @@ def all_to_all(rank: int, size: int) -> Schedule:
 
 
 def spread(rank: int, size: int) -> Schedule:
-    """All messages at once; any size.
+    """Send all messages at once; any size.
 
     Buffers: as for `all_to_all`. Rounds: 1. Bytes sent by a rank: its input but for its own chunk.
     """

@@ -22,16 +22,16 @@ from aiodist.roles import ROLES, Parts, origins
 from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, spans
 from aiodist.types import NO_ROOT, Kind
 
-Pick = Callable[[int], int]  # given how many ranks could go next, which one does
+Pick = Callable[[int], int]  # the number of ranks that could go next → the one that does
 
 
 class ScheduleError(Exception):
-    """The schedules break a rule, or do not compute what they promise."""
+    """Schedules that break a rule, or do not compute what they promise."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of schedules that passed.
+    """The facts that are proved of schedules that passed.
 
     Attributes:
         rounds: of the longest schedule.
@@ -278,7 +278,7 @@ def _check_result(kind: Kind, run: _Run, rank: int, root: int) -> None:
 
 
 def _expected(kind: Kind, run: _Run, rank: int, root: int, chunk: int) -> list[int] | None:
-    """What a chunk holds in the end; None where that does not matter."""
+    """The values that a chunk holds in the end; None where that does not matter."""
     roles, parts = ROLES[kind], origins(kind, rank, run.size, root)
     if run.two_buffers:
         return [run.inputs[chunk][rank]]

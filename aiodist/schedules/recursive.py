@@ -142,8 +142,8 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
 
 
 def reduce_scatter_rounds(rank: int, size: int) -> Rounds:
-    """Partners split the chunks that both still answer for; far partners first, so that what a rank
-    answers for is one range of chunks that ends at its own."""
+    """Rounds in which partners split the chunks that both still answer for; far partners first, so that a
+    rank answers for one range of chunks that ends at its own."""
     _check_power_of_two(size)
     rounds: Rounds = []
     distance = size // 2

@@ -13,7 +13,7 @@ from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, sc
 
 
 def reduce_rounds(rank: int, size: int) -> Rounds:
-    """Chunk c starts at rank c + 1, passes every rank once and ends, complete, at rank c."""
+    """Rounds in which chunk c starts at rank c + 1, passes every rank once and ends, complete, at rank c."""
     right, left = (rank + 1) % size, (rank - 1) % size
     rounds: Rounds = []
     for i in range(size - 1):
@@ -23,7 +23,7 @@ def reduce_rounds(rank: int, size: int) -> Rounds:
 
 
 def gather_rounds(rank: int, size: int) -> Rounds:
-    """Every rank starts with chunk `rank` and passes on what it received last."""
+    """Rounds in which every rank starts with chunk `rank` and passes on what it received last."""
     right, left = (rank + 1) % size, (rank - 1) % size
     rounds: Rounds = []
     for i in range(size - 1):
@@ -33,7 +33,7 @@ def gather_rounds(rank: int, size: int) -> Rounds:
 
 
 def all_reduce(rank: int, size: int) -> Schedule:
-    """Reduce-scatter, then all-gather, around the ring; any size.
+    """Run reduce-scatter, then all-gather, around the ring; any size.
 
     Buffer: the tensor, in `size` chunks. Each chunk is reduced once, in ring order, and handed out.
     Rounds: 2(n-1). Bytes sent by a rank: 2(n-1)/n of the tensor.
@@ -42,7 +42,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
 
 
 def reduce_scatter(rank: int, size: int) -> Schedule:
-    """Around the ring; any size.
+    """Reduce and scatter around the ring; any size.
 
     Buffer: a working copy of the whole input, in `size` chunks; the result is chunk `rank`, what the
     others hold afterwards means nothing. Rounds: n-1. Bytes sent by a rank: (n-1)/n of the input.
@@ -51,7 +51,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
 
 
 def all_gather(rank: int, size: int) -> Schedule:
-    """Around the ring; any size.
+    """Gather around the ring; any size.
 
     Buffer: the result, in `size` chunks, with this rank's input already in chunk `rank`.
     Rounds: n-1. Bytes sent by a rank: (n-1)/n of the result.

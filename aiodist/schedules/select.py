@@ -1,4 +1,4 @@
-"""Which algorithm an operation takes.
+"""The choice of the algorithm that an operation takes.
 
 The choice is a pure function of what every rank agrees on: kind, size, root and bytes (law 3). Ranks
 that chose differently would wait for each other for ever. Of the algorithms that are offered for an
@@ -29,7 +29,7 @@ from aiodist.schedules.steps import Schedule
 from aiodist.types import NO_ROOT, Kind
 
 UNKNOWN = -1
-"""For `nbytes`: ranks do not agree on how many (uneven all_to_all). What is right for many is chosen."""
+"""The `nbytes` of which ranks do not agree (uneven all_to_all). What is right for many is chosen."""
 
 _MANY = 1 << 50
 

@@ -1,4 +1,4 @@
-"""What a collective algorithm is made of: rounds of Send, Recv and RecvReduce.
+"""The parts of a collective algorithm: rounds of Send, Recv and RecvReduce.
 
 A schedule is one rank's part of an operation, as data. It knows chunk indices and peers; it knows
 nothing of bytes, dtypes, sockets or time. An executor carries it out over channels; the prover carries
@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send chunks `start` to `stop` (which may wrap) of the buffer to `peer` (a group rank).
+    """A step that sends chunks `start` to `stop` (which may wrap) of the buffer to `peer` (a group rank).
 
     `copy`: the same round also writes these chunks. The executor sends what they hold when the round
     begins: it takes a private copy before it posts any receive of the round, unless the transport
@@ -51,7 +51,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Recv:
-    """Receive chunks `start` to `stop` (which may wrap) from `peer`, over what the buffer held there."""
+    """A step that receives chunks `start` to `stop` (which may wrap) from `peer`, overwriting the buffer."""
 
     peer: int
     start: int
@@ -60,8 +60,8 @@ class Recv:
 
 @dataclass(frozen=True, slots=True)
 class RecvReduce:
-    """Receive chunks `start` to `stop` (which may wrap) from `peer` and combine them with what the buffer
-    holds.
+    """A step that receives chunks `start` to `stop` (which may wrap) from `peer` and combines them with what
+    the buffer holds.
 
     `left`: whether the received partial is the left operand. It matters for the bits: the two zeros
     under MIN, the payload of a NaN.
@@ -135,7 +135,7 @@ def from_root(rounds: Iterable[tuple[Step, ...]], root: int, size: int, *, chunk
 
 
 def chunk_bounds(count: int, chunks: int) -> list[int]:
-    """Where each chunk begins, in elements, and at last where the last one ends.
+    """The start of each chunk, in elements, and the end of the last one.
 
     Args:
         count: elements of the buffer; may be fewer than `chunks`, then some chunks are empty.

@@ -2,7 +2,7 @@
 
 A `DeviceArray` is an ndarray over device addresses: its shape, strides, dtype and address are those of the
 tensor, so all that is checked and computed about arrays (overlaps, parts, contiguity) works on it as on those
-of the host. What it must never be is *read*: that memory is not the host's. Whoever carries out an operation
+of the host. It must never be *read*: that memory is not the host's. The backend that carries out an operation
 on it hands the address to the device.
 """
 
@@ -84,7 +84,7 @@ for _name in _READING.split():
 
 
 class _Interface:
-    """What NumPy asks for the geometry of an array."""
+    """An object that gives NumPy the geometry of an array."""
 
     def __init__(self, interface: Mapping[str, Any]) -> None:
         self.__array_interface__ = dict(interface)
@@ -203,7 +203,7 @@ def _of_interface(obj: Any, interface: Mapping[str, Any], what: str) -> DeviceAr
 
 
 def _of_dlpack(obj: Any, what: str) -> DeviceArray:
-    cupy: Any = sys.modules.get("cupy")  # only it can tell what such an object holds
+    cupy: Any = sys.modules.get("cupy")  # only it knows what such an object holds
     if cupy is None:
         raise UsageError(
             f"{what} lies on a CUDA device and shows itself by DLPack only",

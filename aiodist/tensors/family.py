@@ -71,7 +71,7 @@ def _on_device(tensor: Any, index: int, shape: tuple[int, ...], dtype: np.dtype[
     if torch is not None and isinstance(tensor, getattr(torch, "Tensor", ())):
         where: Any = tensor
         return torch.empty(shape, dtype=getattr(torch, dtype.name), device=where.device)
-    cupy: Any = sys.modules.get("cupy")  # whoever communicates such tensors has imported it
+    cupy: Any = sys.modules.get("cupy")  # a program that communicates such tensors has imported it
     if cupy is None:
         raise UsageError(
             f"a new {type(tensor).__name__} for the result cannot be made here", hint="Pass it as out="

@@ -1,4 +1,4 @@
-"""Whether two tensors share memory: an operation must not read what it writes elsewhere."""
+"""The check whether two tensors share memory: an operation must not read what it writes elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A NumPy array over whatever the caller holds: the memory is shared, never copied.
+"""A NumPy array over the caller's tensor: the memory is shared, never copied.
 
-Accepted are NumPy arrays, PyTorch CPU tensors (torch is never imported here: who holds a tensor has
-imported it), objects with the buffer protocol, `__array_interface__` or DLPack.
+Accepted are NumPy arrays, PyTorch CPU tensors (torch is never imported here: a caller that holds a
+tensor has imported it), objects with the buffer protocol, `__array_interface__` or DLPack.
 """
 
 from __future__ import annotations
@@ -188,8 +188,9 @@ def _interface_array(obj: Any, what: str) -> Array | None:
 
 
 def _dlpack_array(obj: Any, what: str) -> Array | None:
-    """NumPy sees memory as read-only where the producer does not say that it may be written (the protocol
-    can say so since version 1.0, NumPy asks since 2.1). It may be immutable, so that is believed."""
+    """An array by DLPack. NumPy sees memory as read-only where the producer does not say that it may be
+    written (the protocol can say so since version 1.0, NumPy asks since 2.1). It may be immutable, so that
+    is believed."""
     if not (hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__")):
         return None
     device = obj.__dlpack_device__()

@@ -133,20 +133,20 @@ async def test_isend_and_irecv_may_be_dropped_without_a_warning() -> None:
     await run_cluster(2, main)
 
 
-STRANGER = dist.GroupMember.NON_GROUP_MEMBER
+NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 SKIPPED: list[tuple[str, Callable[[], Any]]] = [
-    ("all_reduce", lambda: dist.all_reduce(mine(0), group=STRANGER)),
-    ("broadcast", lambda: dist.broadcast(mine(0), 0, group=STRANGER)),
-    ("reduce", lambda: dist.reduce(mine(0), 0, group=STRANGER)),
-    ("all_gather", lambda: dist.all_gather([], mine(0), group=STRANGER)),
-    ("all_gather_into_tensor", lambda: dist.all_gather_into_tensor(mine(0), mine(0), group=STRANGER)),
-    ("reduce_scatter", lambda: dist.reduce_scatter(mine(0), [], group=STRANGER)),
-    ("reduce_scatter_tensor", lambda: dist.reduce_scatter_tensor(mine(0), mine(0), group=STRANGER)),
-    ("barrier", lambda: dist.barrier(STRANGER)),
-    ("send", lambda: dist.send(mine(0), 1, STRANGER)),
-    ("isend", lambda: dist.isend(mine(0), 1, STRANGER)),
-    ("recv", lambda: dist.recv(mine(0), 1, STRANGER)),
-    ("irecv", lambda: dist.irecv(mine(0), 1, STRANGER)),
+    ("all_reduce", lambda: dist.all_reduce(mine(0), group=NON_MEMBER)),
+    ("broadcast", lambda: dist.broadcast(mine(0), 0, group=NON_MEMBER)),
+    ("reduce", lambda: dist.reduce(mine(0), 0, group=NON_MEMBER)),
+    ("all_gather", lambda: dist.all_gather([], mine(0), group=NON_MEMBER)),
+    ("all_gather_into_tensor", lambda: dist.all_gather_into_tensor(mine(0), mine(0), group=NON_MEMBER)),
+    ("reduce_scatter", lambda: dist.reduce_scatter(mine(0), [], group=NON_MEMBER)),
+    ("reduce_scatter_tensor", lambda: dist.reduce_scatter_tensor(mine(0), mine(0), group=NON_MEMBER)),
+    ("barrier", lambda: dist.barrier(NON_MEMBER)),
+    ("send", lambda: dist.send(mine(0), 1, NON_MEMBER)),
+    ("isend", lambda: dist.isend(mine(0), 1, NON_MEMBER)),
+    ("recv", lambda: dist.recv(mine(0), 1, NON_MEMBER)),
+    ("irecv", lambda: dist.irecv(mine(0), 1, NON_MEMBER)),
 ]
 
 
@@ -165,15 +165,15 @@ async def test_non_member_is_warned_where_it_called_and_gets_none(name: str, cal
 
 
 async def test_non_member_asks_for_facts() -> None:
-    assert dist.get_rank(STRANGER) == dist.get_world_size(STRANGER) == -1
-    assert repr(STRANGER) == "GroupMember.NON_GROUP_MEMBER"
+    assert dist.get_rank(NON_MEMBER) == dist.get_world_size(NON_MEMBER) == -1
+    assert repr(NON_MEMBER) == "GroupMember.NON_GROUP_MEMBER"
     with pytest.warns(UserWarning, match="not a member"):
-        assert dist.get_process_group_ranks(STRANGER) == []
+        assert dist.get_process_group_ranks(NON_MEMBER) == []
     with (
         pytest.warns(UserWarning, match="not a member"),
         pytest.raises(dist.UsageError, match="not a member"),
     ):
-        dist.get_backend(STRANGER)
+        dist.get_backend(NON_MEMBER)
 
 
 async def test_without_a_group_every_call_says_what_to_write() -> None:
@@ -198,7 +198,7 @@ async def test_new_group_takes_its_number_in_the_call_and_checks_the_backend() -
         assert isinstance(second_group, ProcessGroup)
         assert (second_group.size, second_group.timeout) == (3, 7)
         if pg.rank == 2:
-            assert first_group is STRANGER
+            assert first_group is NON_MEMBER
         else:
             assert isinstance(first_group, ProcessGroup)
             assert first_group.size == 2

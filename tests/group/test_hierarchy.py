@@ -428,7 +428,7 @@ def test_a_member_that_closes_early_is_missed() -> None:
 
 
 async def test_what_is_staged_and_given_to_others_after_a_failure_is_no_result() -> None:
-    """Rank 0's part of the result lies in its segment, for rank 1 to read, and is freed when the group fails."""
+    """Rank 0's part of the result lies in its segment for rank 1 to read; it is freed when that fails."""
     count = 100_000
     ended: set[int] = set()
 

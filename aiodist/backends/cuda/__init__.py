@@ -1,1 +1,1 @@
-"""What backends for CUDA devices stand on: CuPy in one place, streams, copies, and who waits for events."""
+"""The base of backends for CUDA devices: CuPy in one place, streams, copies, and waiting for events."""

@@ -81,7 +81,7 @@ def narrow_bfloat16(xp: Any, wide: Any, out: Any) -> None:
 
 
 def fill(cupy: Any, task: Task) -> None:
-    """What comes before an operation."""
+    """Do the copies and the multiplication before an operation."""
     for to, source in task.before:
         copy(cupy, to, source)
     if task.factor is not None and task.source is not None:
@@ -89,6 +89,6 @@ def fill(cupy: Any, task: Task) -> None:
 
 
 def empty(cupy: Any, task: Task) -> None:
-    """What comes after it."""
+    """Do the copies and the last touch after an operation."""
     for to, source in task.after:
         copy(cupy, to, source)

@@ -1,4 +1,4 @@
-"""Where an operation stands on the device: what it has to wait for, and what can wait for it.
+"""The place of an operation on the device: what it waits for, and what can wait for it.
 
 the caller's streams ── marks ─▶ the operation, on a communication stream ── event ─▶ synchronize(stream)
 """
@@ -20,14 +20,14 @@ few µs away. What takes turns of the loop before, as messages do, is not waited
 
 
 class Launched:
-    """Tells whoever waits for it how the launch of an operation ended, once: with its event or without."""
+    """The end of an operation's launch, told once to those who wait: with its event or without."""
 
     def __init__(self) -> None:
         self._known = threading.Event()
         self._event: Any = None
 
     def set(self, event: Any) -> None:
-        """The event that ends the operation; None: it was never launched."""
+        """Give the event that ends the operation; None: it was never launched."""
         self._event = event
         self._known.set()
 
@@ -82,7 +82,7 @@ class Completion:
 
 
 def arrays_of(operation: Operation) -> list[DeviceArray]:
-    """What an operation reads and writes."""
+    """The arrays that an operation reads and writes."""
     source, target = operation.source, operation.target
     found: list[Any] = []
     for given in (source, None if target is source else target):

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 
 class Launcher:
-    """See the module.
+    """The launcher of a device's work; see the module.
 
     Args:
         name: of the thread.
@@ -32,7 +32,7 @@ class Launcher:
         self._jobs.put(None)
 
     def join(self, seconds: float) -> bool:
-        """Wait for its end; whether it has come."""
+        """Wait for the end of the thread → whether it has come."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

@@ -51,7 +51,7 @@ def import_cupy() -> Any:
 
 
 def count_devices(cupy: Any) -> int:
-    """How many CUDA devices this process sees.
+    """The number of CUDA devices that this process sees.
 
     Raises:
         BackendUnavailable: there is no driver, or none that this CuPy can use.
@@ -101,7 +101,7 @@ def pick(device_id: Any, environ: Mapping[str, str], count: int) -> int:
 
 
 def identity_of(cupy: Any, device: int) -> str:
-    """Names a device among those of all hosts: processes find out by it that they share one.
+    """The name of a device among those of all hosts: processes find out by it that they share one.
 
     This boot of the host, and the place on its PCI bus: by these NCCL, too, tells devices apart. Not by the
     UUID, which CuPy gives up to its first zero byte: one in 16 devices has one, and one in 256 gives nothing.

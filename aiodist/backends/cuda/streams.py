@@ -1,4 +1,4 @@
-"""Streams: whose work the tensors of an operation may still wait for, and how one waits for another.
+"""Streams: those that the tensors of an operation may wait for, and how one waits for another.
 
 A stream is known by its raw pointer, an int, whichever library made it. Order between two streams is made
 with events, so that the host waits for nothing.
@@ -32,14 +32,14 @@ def caller_stream(cupy: Any, array: DeviceArray) -> int | None:
 
 
 def caller_streams(cupy: Any, arrays: Iterable[DeviceArray]) -> set[int]:
-    """Those of several tensors."""
+    """The streams on which the caller works on several tensors."""
     found = {caller_stream(cupy, array) for array in arrays}
     return {stream for stream in found if stream is not None}
 
 
 def current_streams(device: int) -> list[AbstractContextManager[Any]]:
     """The streams on which this thread works now on a device, CuPy's and torch's, as contexts: a thread that
-    enters them, in this order, works on the same ones. For whoever makes a call for another thread."""
+    enters them, in this order, works on the same ones. For a thread that makes a call for another."""
     contexts: list[AbstractContextManager[Any]] = []
     cupy: Any = sys.modules.get("cupy")
     if cupy is not None:  # its streams are used while their device is the current one
@@ -80,5 +80,5 @@ def mark(cupy: Any, device: int, stream: int) -> Any:
 
 
 def after(cupy: Any, stream: int, event: Any) -> None:
-    """What a stream is given from now on begins after an event."""
+    """Have what a stream is given from now on begin after an event."""
     cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)

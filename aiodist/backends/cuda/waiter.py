@@ -1,8 +1,8 @@
 """The thread that waits for the events of one stream.
 
-It blocks in the driver, without the GIL and without polling, and then tells whoever asked. No callback of
-the driver's is used: those hold its lock while they wait for the GIL, and whoever has the GIL may wait for
-that lock.
+It blocks in the driver, without the GIL and without polling, and then calls back. No callback of
+the driver's is used: those hold its lock while they wait for the GIL, and a thread that has the GIL may wait
+for that lock.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Then = Callable[[Exception | None], None]
 
 
 class Event(Protocol):
-    """What can be waited for; `cupy.cuda.Event(block=True, disable_timing=True)`."""
+    """An event that can be waited for; `cupy.cuda.Event(block=True, disable_timing=True)`."""
 
     def synchronize(self) -> object: ...
 
 
 class Waiter:
-    """See the module.
+    """The waiter for the events of one stream; see the module.
 
     Args:
         name: of the thread.
@@ -50,7 +50,7 @@ class Waiter:
         self._queue.put(None)
 
     def join(self, seconds: float) -> bool:
-        """Wait for its end; whether it has come."""
+        """Wait for the end of the thread → whether it has come."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

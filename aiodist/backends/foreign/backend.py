@@ -67,7 +67,7 @@ class Entry:
 
 
 class ForeignBackend:
-    """Carries out one group's operations by an engine.
+    """The executor of one group's operations by an engine.
 
     Args:
         host: the host backend of the same group.
@@ -125,7 +125,7 @@ class ForeignBackend:
             self._host.failed(error)
 
     def hold(self, operation: Operation) -> None:
-        """An operation that will be submitted later; the engine hears of it now, in the user's call."""
+        """Note an operation that is submitted later; the engine is told now, in the user's call."""
         call = operation.call
         if not call.message:
             self._reserved[call.seq] = self._number(call.seq)
@@ -140,7 +140,7 @@ class ForeignBackend:
             self.engine.issued(operation)
 
     def batch(self, begins: bool) -> None:
-        """What is submitted until the batch ends is handed to the engine together."""
+        """Begin or end a batch: what is submitted in it is handed to the engine together."""
         self._batching = begins
         self._batched = -1
         if not begins:
@@ -158,12 +158,12 @@ class ForeignBackend:
             let_go()  # it broke the group, perhaps: there is nothing left to ask of it
 
     def retire(self) -> None:
-        """The group is gone for good."""
+        """Forget the group, which is gone for good."""
         self._level.retire()
         self.engine.close()
 
     def divide(self, context: int, members: Sequence[int]) -> None:
-        """All members make another group of this one."""
+        """Note that all members make another group of this one."""
         entry = Entry(next(self._places), -1)
         entry.division = partial(self._divide, context, members)
         self._line.append(entry)
@@ -176,12 +176,12 @@ class ForeignBackend:
             self._host.failed(error)
 
     def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """This rank never makes a group that others may have made, nor that of its comparisons."""
+        """Note that this rank never makes a group that others may have made, nor that of its comparisons."""
         if ranks:
             self._host.renounce(context_within(context, _checks(self.name), ranks), ranks)
 
     async def bystand(self) -> None:
-        """Members of this group make another one without this rank."""
+        """Take the part of a non-member while members make another group."""
         await self.engine.bystand()
 
     def child(self, host: HostBackend, whole: bool) -> ForeignBackend:
@@ -232,7 +232,7 @@ class ForeignBackend:
         return Check(told, operation.work, partial(self._fits, entry, coming), sent, coming)
 
     def _fits(self, entry: Entry, coming: Array) -> None:
-        """What each member sends is known: it has to be what is expected here."""
+        """Check that each member sends what is expected here, now that it is known."""
         operation = entry.operation
         assert operation is not None
         assert operation.target_sizes is not None
@@ -254,7 +254,7 @@ class ForeignBackend:
         self._advance()
 
     def _agreed(self, entry: Entry) -> None:
-        """All members have issued the same."""
+        """Note that all members have issued the same operation."""
         entry.agreed = True
         if self._fused and entry.operation is not None:
             self._fused.pop(entry.operation.call.seq, None)
@@ -301,7 +301,7 @@ class ForeignBackend:
                     self._host.failed(error)
 
     def _moved(self, entry: Entry) -> None:
-        """The engine has done its part."""
+        """Note that the engine has done its part."""
         entry.moved = True
         if entry.agreed:
             self._finish(entry)
@@ -318,11 +318,11 @@ class ForeignBackend:
 
     @property
     def loses(self) -> bool:
-        """The group has broken, or is about to: nothing goes on."""
+        """Whether the group has broken, or is about to: nothing goes on."""
         return self._dead or self._halted
 
     def failed(self, error: Exception) -> None:
-        """Something here raised that must not."""
+        """Break the group: something raised that must not."""
         self._host.failed(error)
 
     def fill(self, task: Task, done: Callable[[], None]) -> None:
@@ -355,7 +355,7 @@ class ForeignBackend:
     # ── the owner of a Level ─────────────────────────────────────────────────────────────────────────
 
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A member has issued another operation."""
+        """Report that a member has issued another operation."""
         if not self._dead:
             self._halted = True
             self._level.halt()
@@ -366,7 +366,7 @@ class ForeignBackend:
                 self.reports.mismatch(seq, peer, theirs)
 
     def _batched_otherwise(self, seq: int, peer: int, theirs: bytes) -> dict[int, str]:
-        """Words of a member and of this rank, where they disagree on their batches alone; else none."""
+        """Texts of a member and of this rank, where they disagree on their batches alone; else none."""
         entry = self._fused.get(seq)
         if entry is None or entry.told is None or entry.operation is None:
             return {}
@@ -374,9 +374,9 @@ class ForeignBackend:
         detail = detail.removesuffix(_JOINED) if entry.joins else detail + _JOINED
         if not agree(replace(entry.told, detail=detail).signature, theirs):
             return {}
-        words = entry.operation.call.describe()
+        text = entry.operation.call.describe()
         joins, begins = (self.rank, peer) if entry.joins else (peer, self.rank)
-        return {joins: words + _JOINED, begins: words}
+        return {joins: text + _JOINED, begins: text}
 
     # ── while the engine opens ───────────────────────────────────────────────────────────────────────
 

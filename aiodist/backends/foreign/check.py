@@ -26,17 +26,17 @@ class Check(Operation):
         tag: int = 0,
         senders: Sequence[int] = (),
     ) -> None:
-        # The user's Work bears it: so whoever awaits that polls for this.
+        # The user's Work bears it: an await of that polls for this.
         super().__init__(call, work, source, target, None, _not_in_flight, peer, tag, senders)
         self.then = then
 
     def succeed(self) -> None:
-        """It is over."""
+        """End the operation."""
         self.then()
 
 
 class Undriven:
-    """In the place of a Work that nobody awaits."""
+    """A stand-in for a Work that nobody awaits."""
 
     __slots__ = ("_driver",)
 
@@ -45,4 +45,4 @@ class Undriven:
 
 
 def _not_in_flight(operation: Operation) -> None:
-    """The user's operation is, this is a part of it."""
+    """Do nothing: the user's operation is in flight, and this is a part of it."""

@@ -1,4 +1,4 @@
-"""What an engine is: a library that moves data for one group, and checks nothing.
+"""The interface of an engine: a library that moves data for one group, and checks nothing.
 
 aiodist does the rest (law 13): it numbers the operations, compares what the members issued, matches messages,
 keeps time, notices deaths, and ends the group. An engine implements `exchange`, and natively what its library
@@ -24,7 +24,7 @@ Done = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an engine is told about its group.
+    """The facts about its group that an engine is given.
 
     Attributes:
         rank: this process's group rank.
@@ -55,7 +55,7 @@ class Setup:
 
 
 class Engine:
-    """Subclass this. One is made for each group.
+    """The base class of engines. One is made for each group.
 
     `done` of every method is to be called once, on the loop, when the data is where it belongs and the
     library touches the arrays no more; from threads by `setup.loop.call_soon_threadsafe(done)`. It is kept
@@ -105,7 +105,7 @@ class Engine:
 
     @classmethod
     def tell(cls, device: int | None) -> bytes:
-        """What `fits` has to know of this process.
+        """The facts about this process that `fits` needs.
 
         Args:
             device: index of its CUDA device, if it has one.
@@ -114,7 +114,7 @@ class Engine:
 
     @classmethod
     def fits(cls, told: Sequence[bytes]) -> str:
-        """Why these processes cannot use it together; '' if they can. The same answer on all.
+        """The reason why these processes cannot use it together; '' if they can. The same answer on all.
 
         Args:
             told: what each rank's `tell` gave.
@@ -131,7 +131,7 @@ class Engine:
         """
 
     def issued(self, operation: Operation) -> None:
-        """A user issues an operation, and this is inside that call: note what holds at this moment only.
+        """Note what holds only now, inside the call in which a user issues an operation.
 
         It is handed over at once, or when the `coalesce` block is left."""
 
@@ -156,15 +156,15 @@ class Engine:
         raise NotImplementedError
 
     def greeting(self, peer: int) -> bytes:
-        """What the receiver's engine is to know before it receives from this one: `greets` bytes."""
+        """Bytes that the receiver's engine needs before it receives from this one: `greets` of them."""
         return b""
 
     def greeted(self, peer: int, greeting: bytes) -> None:
-        """What a sender's engine has for this one. Before `recv`; perhaps again with every message."""
+        """Take the bytes of a sender's engine. Before `recv`; perhaps again with every message."""
 
     def divide(self, context: int, members: Sequence[int]) -> None:
-        """All members make another group of this one, in this place among its operations: what libraries do
-        with all of them is begun now. The new one's engine opens later, or never, with this one as
+        """Begin what the library does with all members when they make another group of this one, in this
+        place among its operations. The new one's engine opens later, or never, with this one as
         `Setup.parent`.
 
         Args:
@@ -178,10 +178,10 @@ class Engine:
         quiet()
 
     def close(self) -> None:
-        """The group is gone; nothing is under way. Not collective, and quick."""
+        """Let go of the group; nothing is under way. Not collective, and quick."""
 
     async def bystand(self) -> None:
-        """Members of this group make another one from it (`Setup.parent`), without this rank."""
+        """Take the part of a non-member while members make another group from this one (`Setup.parent`)."""
 
     # ── what it may do better ────────────────────────────────────────────────────────────────────────
 

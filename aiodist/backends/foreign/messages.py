@@ -51,7 +51,7 @@ class Carrier(Protocol):
         """Copy what the engine has written to the user's tensor."""
 
     def failed(self, error: Exception) -> None:
-        """Something here raised that must not."""
+        """Break the group: something raised that must not."""
 
 
 class Messages:
@@ -81,10 +81,10 @@ class Messages:
         envelope = np.frombuffer(head + backend.engine.greeting(peer), np.uint8)
         if backend.engine.ready:
             self._waiting[peer, number] = task
-            word, turn = np.empty(_READY.size, np.uint8), Turn()
+            packed, turn = np.empty(_READY.size, np.uint8), Turn()
             self._turns.setdefault(peer, deque()).append(turn)
-            ready = partial(self._is_ready, peer, turn, word)
-            self._post(Kind.recv, operation, peer, _READY_TAG, ready, word)
+            ready = partial(self._is_ready, peer, turn, packed)
+            self._post(Kind.recv, operation, peer, _READY_TAG, ready, packed)
             self._post(Kind.send, operation, peer, operation.tag, _nothing, envelope)
         else:
             filled = partial(self._carry, task, peer, number)
@@ -104,7 +104,7 @@ class Messages:
         self._submit(check)
 
     def _came(self, operation: Operation, source: int, envelope: Array) -> None:
-        """The envelope of the message for a receive."""
+        """Take the envelope of the message for a receive."""
         backend = self._backend
         if backend.loses:
             return
@@ -119,8 +119,8 @@ class Messages:
         backend.engine.greeted(source, envelope[_ENVELOPE.size :].tobytes())
         task = backend.engine.prepare(operation)
         if backend.engine.ready:
-            word = np.frombuffer(_READY.pack(number), np.uint8)
-            self._post(Kind.send, operation, source, _READY_TAG, _nothing, word)
+            packed = np.frombuffer(_READY.pack(number), np.uint8)
+            self._post(Kind.send, operation, source, _READY_TAG, _nothing, packed)
         self._run(partial(self._begin_recv, task, source, number))
 
     def _begin_recv(self, task: Task, source: int, number: int) -> None:
@@ -135,8 +135,8 @@ class Messages:
         if not backend.loses:
             backend.drain(task, task.operation.succeed)
 
-    def _is_ready(self, peer: int, turn: Turn, word: Array) -> None:
-        (number,) = _READY.unpack(word.tobytes())
+    def _is_ready(self, peer: int, turn: Turn, packed: Array) -> None:
+        (number,) = _READY.unpack(packed.tobytes())
         task = self._waiting.pop((peer, number))
         turn.go = partial(self._carry, task, peer, number)
         self._backend.fill(task, partial(self._filled, peer, turn))
@@ -207,9 +207,9 @@ class Turn:
 
 
 def _signature(array: Array) -> bytes:
-    """What both sides must have alike: dtype and number of elements."""
+    """The dtype and number of elements, which both sides must have alike."""
     return Call(Kind.send, 0, array.dtype, (array.size,)).signature
 
 
 def _nothing() -> None:
-    """It goes on by itself."""
+    """Do nothing: the message goes on by itself."""

@@ -1,8 +1,9 @@
 """Collectives as sends and receives between members: which part goes where.
 
-Who gets which part follows from the table of roles, so any collective is one exchange, with parts of any
-sizes. A reduction gathers all ranks' parts, and the task reduces them in rank order when it is emptied, off
-the loop: simple, bitwise alike on all ranks, with memory for `size` parts. Geometry only; no memory is read.
+The part that each rank gets follows from the table of roles, so any collective is one exchange, with parts of
+any sizes. A reduction gathers all ranks' parts, and the task reduces them in rank order when it is emptied,
+off the loop: simple, bitwise alike on all ranks, with memory for `size` parts. Geometry only; no memory is
+read.
 """
 
 from __future__ import annotations
@@ -58,5 +59,5 @@ def _rows(task: Task, size: int) -> list[Array]:
 
 
 def worth(moves: Sequence[Move]) -> list[Move]:
-    """Those that move anything: libraries differ in what they make of empty messages."""
+    """The moves that are not empty: libraries differ in what they make of empty messages."""
     return [move for move in moves if move.array.size]

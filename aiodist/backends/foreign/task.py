@@ -27,7 +27,7 @@ class Task(Buffers):
 
     @property
     def kind(self) -> Kind:
-        """Which operation."""
+        """The kind of operation."""
         return self.operation.call.kind
 
     @property
@@ -37,7 +37,7 @@ class Task(Buffers):
 
     @property
     def reduce(self) -> ReduceOp:
-        """How elements combine: PREMUL_SUM is a SUM for the engine, and so is AVG unless it averages."""
+        """The op that combines elements: PREMUL_SUM is SUM to the engine, and AVG too unless it averages."""
         op = self.operation.call.combine
         assert op is not None
         return ReduceOp.SUM if op is ReduceOp.AVG and self.divisor else op
@@ -57,7 +57,7 @@ class Task(Buffers):
             self.divisor = size
 
     def empty(self) -> None:
-        """Do what comes after, on the host."""
+        """Reduce and copy afterwards, on the host."""
         if self.rows and self.target is not None:
             copy_into(self.target, self.rows[0])
             for row in self.rows[1:]:
@@ -65,7 +65,7 @@ class Task(Buffers):
         Buffers.empty(self)
 
     def empty_ns(self) -> float:
-        """What `empty` costs, roughly; 0 where it does nothing."""
+        """The estimated cost of `empty`; 0 where it does nothing."""
         cost = Buffers.empty_ns(self)
         if self.rows and self.target is not None:
             cost += len(self.rows) * cost_ns(self.target.nbytes, self.target.dtype, self.reduce)

@@ -53,20 +53,20 @@ class Groups(Protocol):
     crowding: set[int]
 
     def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
-        """Make the backend of a group; what arrived for it before is handed over."""
+        """Make the backend of a group, and hand over what arrived for it before."""
 
     def retire(self, context: int) -> None:
-        """A group is gone for good."""
+        """Forget a group that is gone for good."""
 
     def renounce(self, context: int) -> None:
-        """This process never makes a group that others may have made."""
+        """Note that this process never makes a group that others may have made."""
 
     def departed(self, rank: int) -> None:
-        """A receive from `rank` was posted: if it has closed already, nobody will answer."""
+        """Note a receive from `rank`: if that rank has closed already, nobody will answer."""
 
 
 class HostBackend:
-    """Carries out one group's operations over the process's channels.
+    """The executor of one group's operations over the process's channels.
 
     Args:
         resources: the process's channels, its thread and its shared memory.
@@ -147,7 +147,7 @@ class HostBackend:
         return Hierarchy(Grid(self, self.groups, table), self.finished, self.resources.limits)
 
     async def open(self) -> None:
-        """Its channels are open."""
+        """Do nothing: the channels are open."""
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. It has its number, and cannot be taken back: what fails breaks the group."""
@@ -181,7 +181,7 @@ class HostBackend:
             self._reserved.discard(call.seq)
             self._issued = max(self._issued, call.seq + 1)
             for peer, signature, _, _ in self._early.pop(call.seq, ()):
-                self.disagreed(call.seq, peer, signature)  # whoever agrees sends no message of this group
+                self.disagreed(call.seq, peer, signature)  # a peer that agrees sends no message of this group
             if not self._halted:
                 self._hierarchy.begin(operation)
             return
@@ -204,7 +204,7 @@ class HostBackend:
             self._local.begin(operation, nbytes, collective.start)
 
     def reserve(self, seq: int, operation: Operation | None = None) -> None:
-        """A collective that will be submitted later. Said twice of what is staged after being held back."""
+        """Note a collective that is submitted later. Called twice for one held back and then staged."""
         if seq in self._reserved:
             return
         self._reserved.add(seq)
@@ -213,7 +213,7 @@ class HostBackend:
             self._hierarchy.reserve(operation, agreed_bytes(operation, self.size))
 
     def skip(self, seq: int) -> None:
-        """Another backend of the group carries out collective `seq`, on every rank."""
+        """Note that another backend of the group carries out collective `seq`, on every rank."""
         self._issued = max(self._issued, seq + 1)
         for peer, signature, _, _ in self._early.pop(seq, ()):
             self.disagreed(seq, peer, signature)  # not on that one
@@ -221,12 +221,12 @@ class HostBackend:
             self._local.skip(seq)
 
     def hold(self, operation: Operation) -> None:
-        """An operation that will be submitted later."""
+        """Note an operation that is submitted later."""
         if not operation.call.message:
             self.reserve(operation.call.seq, operation)
 
     def batch(self, begins: bool) -> None:
-        """There is nothing to gain."""
+        """Do nothing: a batch gains nothing here."""
 
     def abort(self, quiet: Callable[[], None]) -> None:
         """Stop everything; `quiet` is called when no buffer is touched any more."""
@@ -239,7 +239,7 @@ class HostBackend:
         self.release.when_free(partial(self._end, quiet))
 
     def _end(self, quiet: Callable[[], None]) -> None:
-        """No buffer is touched any more: let the Works fail, and keep no arrays of theirs."""
+        """Let the Works fail, now that no buffer is touched, and keep no arrays of theirs."""
         quiet()
         self._running.clear()
         self._messages.forget()
@@ -283,16 +283,16 @@ class HostBackend:
             self._local.take_in()
 
     def divide(self, context: int, members: Sequence[int]) -> None:
-        """Nothing is shared between groups."""
+        """Do nothing: groups share nothing."""
 
     def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """Those who have made the group find that this process is not in it; what comes for it is dropped."""
+        """Let those who made the group find that this process is not in it; drop what comes for it."""
         hosts = self.resources.by_host(ranks)
         for part in (context, *contexts_of(hosts, self.resources.rank, context, ranks)):
             self.groups.renounce(part)
 
     async def bystand(self) -> None:
-        """Nothing is asked of those who are no members."""
+        """Do nothing: non-members have no part here."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -350,7 +350,7 @@ class HostBackend:
         return True
 
     def failed(self, error: Exception) -> None:
-        """Something here raised that must not: no result can be trusted any more."""
+        """Break the group: something raised that must not, and no result can be trusted."""
         if not isinstance(error, GroupBroken):
             broken = GroupBroken(
                 f"rank {self.ranks[self.rank]} failed inside: {type(error).__name__}: {error}"
@@ -360,11 +360,11 @@ class HostBackend:
         self.reports.broken(error)
 
     def finished(self, operation: Operation) -> None:
-        """A local collective, or one of several levels, has ended well."""
+        """Note that a local collective, or one of several levels, has ended well."""
         operation.succeed()
 
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A member of this host has published another operation."""
+        """Report that a member of this host has published another operation."""
         if not self._dead:
             self.halt()
             self.reports.mismatch(seq, peer, theirs)
@@ -375,7 +375,7 @@ class HostBackend:
 
     def halt(self) -> None:
         """Take part in no collective any more: the group breaks. While members are asked what they issued, a
-        later one must not succeed for want of whoever knows better."""
+        later one must not succeed because those that disagree are not there."""
         self._halted = True
         for collective in self._running.values():
             collective.halt()
@@ -385,19 +385,19 @@ class HostBackend:
             self._hierarchy.halt()
 
     def completed(self, collective: Collective) -> None:
-        """A collective has ended well."""
+        """Note that a collective has ended well."""
         del self._running[collective.operation.call.seq]
         collective.operation.succeed()
 
     # ── from the channels ────────────────────────────────────────────────────────────────────────────
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
-        """A message of this group came in, or was offered."""
+        """Take a message of this group that came in, or was offered."""
         if self._dead:
             return
         peer = self._group_rank.get(rank)
         if peer is None:
-            return  # not a member: its message will find no receive
+            return  # a non-member: its message will find no receive
         if key.stream:
             self._messages.arrived(peer, key.stream - 1, key.seq, signature, nbytes)
         elif key.seq >= self._issued or key.seq in self._reserved:
@@ -409,7 +409,7 @@ class HostBackend:
             self.reports.mismatch(key.seq, peer, signature)
 
     def crowd(self, rank: int) -> None:
-        """A global rank offers more messages than are remembered."""
+        """Note that a global rank offers more messages than are remembered."""
         if rank in self._group_rank:
             self.crowded.add(self._group_rank[rank])
             self._messages.ask()
@@ -435,12 +435,12 @@ class HostBackend:
         return True
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Break the group if it holds the rank: somebody on the path altered what that one sent."""
+        """Break the group if it holds the rank: what that one sent was altered on the path."""
         if rank in self._group_rank and not self._dead:
             self.reports.broken(error)
 
     def departed(self, rank: int) -> None:
-        """A peer closed, and all that it sent has arrived: nobody will answer a receive from it."""
+        """Note that a peer closed, and all that it sent has arrived: nobody will answer a receive from it."""
         peer = self._group_rank.get(rank)
         waiting = None if peer is None or self._dead else self._messages.waits_for(peer)
         if waiting is not None:

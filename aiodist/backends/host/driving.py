@@ -16,13 +16,13 @@ from aiodist.net.turn import Turn
 from aiodist.transport.base import Incoming, Outgoing
 
 LOST = 100e-6
-"""Seconds: whoever offers its core and gets it back that late shares it with others, and had better sleep: a
-sleeper is woken ahead of them, a poller waits for its turn."""
+"""Seconds. A process that offers its core and gets it back so late shares it, and had better sleep: a
+sleeper is woken ahead of others, a poller waits for its turn."""
 
 REST = 0.01
 """Seconds without polling after that."""
 
-_yield_core = getattr(os, "sched_yield", None)  # whoever we wait for may want this core
+_yield_core = getattr(os, "sched_yield", None)  # the peer that we wait for may want this core
 
 
 class Driven(Protocol):
@@ -38,7 +38,7 @@ class Driven(Protocol):
 
 
 class Poller:
-    """Polls channels for all operations of a process.
+    """The poller of channels for all operations of a process.
 
     Args:
         turn: of the loop.

@@ -18,7 +18,7 @@ NEWS = 0.1
 
 
 class HostEngine:
-    """Hands what arrives on the endpoint's channels to the group that it belongs to.
+    """The dispatcher of what arrives on the endpoint's channels to the group that it belongs to.
 
     Args:
         endpoint: the process's channels. The engine becomes its observer.
@@ -52,7 +52,7 @@ class HostEngine:
         endpoint.observer = self
 
     def settle(self, local_to: Sequence[Set[int]], limits: Thresholds) -> None:
-        """It is agreed who shares memory with whom: see `Resources.settle`."""
+        """Set which ranks share memory, once they agree on it: see `Resources.settle`."""
         self.resources.settle(local_to, limits)
 
     def leave_segment(self) -> None:
@@ -62,7 +62,7 @@ class HostEngine:
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
 
     def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
-        """The backend of a group; what arrived for it before is handed over."""
+        """Make the backend of a group, and hand over what arrived for it before."""
         backend = HostBackend(self.resources, self, context, ranks, reports)
         self._backends[context] = backend
         for rank, key, signature, nbytes in self._early.pop(context, ()):
@@ -70,13 +70,13 @@ class HostEngine:
         return backend
 
     def retire(self, context: int) -> None:
-        """A group is gone for good."""
+        """Forget a group that is gone for good."""
         self._backends.pop(context, None)
         self._early.pop(context, None)
         self.resources.endpoint.retire(context)
 
     def renounce(self, context: int) -> None:
-        """This process never makes a group that others may have made."""
+        """Note that this process never makes a group that others may have made."""
         if (backend := self._backends.get(context)) is not None:
             backend.retire()  # it was made, and what else the group is to have could not be
             return
@@ -91,7 +91,7 @@ class HostEngine:
     # ── Observer ─────────────────────────────────────────────────────────────────────────────────────
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
-        """A message came in, or was offered."""
+        """Take a message that came in, or was offered."""
         backend = self._backends.get(key.context)
         if backend is not None:
             backend.arrived(rank, key, signature, nbytes)
@@ -99,35 +99,35 @@ class HostEngine:
             self._early.setdefault(key.context, []).append((rank, key, signature, nbytes))
 
     def lost(self, rank: int, cause: str) -> None:
-        """A peer's connection ended without goodbye."""
+        """Note that a peer's connection ended without goodbye."""
         self._lose(rank, cause)
 
     def crowded(self, rank: int) -> None:
-        """A peer offers more messages than are remembered."""
+        """Note that a peer offers more messages than are remembered."""
         self.crowding.add(rank)
         for backend in list(self._backends.values()):
             backend.crowd(rank)
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Break the groups that hold a rank: somebody on the path altered what it sent. It is not lost."""
+        """Break the groups that hold a rank: what it sent was altered on the path. It is not lost."""
         told = Tampered(f"between rank {self.rank} and rank {rank} {error.message}")
         for backend in list(self._backends.values()):
             backend.tampered(rank, told)
 
     def unable(self, rank: int | None, error: GroupBroken) -> None:
-        """This process cannot connect with a rank, or with any: that ends the groups which hold it."""
+        """End the groups that hold a rank with which this process cannot connect, or all groups."""
         self._fail(error)
         for backend in list(self._backends.values()):
             if rank is None or rank in backend.ranks:
                 backend.reports.broken(error)
 
     def goodbye(self, rank: int) -> None:
-        """A peer closed on purpose; all it sent has arrived."""
+        """Note that a peer closed on purpose; all it sent has arrived."""
         self._departed.add(rank)
         self._loop.call_later(NEWS, self._judge_departure, rank)
 
     def departed(self, rank: int) -> None:
-        """A receive from `rank` was posted: if it has closed already, nobody will answer."""
+        """Note a receive from `rank`: if that rank has closed already, nobody will answer."""
         if rank in self._departed:
             self._loop.call_later(NEWS, self._judge_departure, rank)
 

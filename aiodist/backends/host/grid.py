@@ -26,7 +26,7 @@ class GridOwner(Owner, Protocol):
         """Do a job on an operation's buffers; see `Offload.run`. The group's release is held meanwhile."""
 
     def failed(self, error: Exception) -> None:
-        """Something here raised that must not."""
+        """Break the group: something raised that must not."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array that the ranks of this host can read."""

@@ -47,7 +47,7 @@ class Hierarchy:
         self._running: dict[int, Run] = {}
 
     def chosen(self, operation: Operation, nbytes: int, reserved: bool) -> bool:
-        """Whether an operation goes this way; all ranks agree on it.
+        """Whether the hierarchy carries out an operation; all ranks agree on it.
 
         Args:
             operation: the operation, which begins now.
@@ -91,14 +91,14 @@ class Hierarchy:
 
     def _stop_runs(self) -> None:
         for run in self._running.values():
-            run.dead = True
+            run.halted = True
 
     def forget(self) -> None:
         """Let go of what was in flight: the group has broken, and no buffer is touched any more."""
         self._running.clear()
 
     def retire(self) -> None:
-        """The group is gone for good."""
+        """Forget the group, which is gone for good."""
         self.grid.inner.retire()
         self.grid.outer.retire()
 

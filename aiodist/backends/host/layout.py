@@ -1,7 +1,7 @@
 """A schedule laid over a buffer: which bytes each step sends and receives, and when each receive is posted.
 
-It follows from the kind of operation and the buffer alone. So it is worked out once, and whoever issues the
-same operation again finds it.
+It follows from the kind of operation and the buffer alone. So it is computed once, and used again when the
+same operation is issued again.
 """
 
 from __future__ import annotations

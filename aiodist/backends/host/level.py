@@ -20,7 +20,7 @@ _OFFER = 0xFFFFFFFF
 
 
 def carried(call: Call) -> tuple[int, str]:
-    """`offer` and `detail` of an internal call that stands for a user's."""
+    """The `offer` and `detail` of an internal call that stands for a user's."""
     return call.seq & _OFFER, f"of #{call.seq} {call.describe()}"
 
 
@@ -31,7 +31,7 @@ def user_of(signature: bytes) -> int:
 
 
 def context_within(context: int, name: str, ranks: Sequence[int]) -> int:
-    """Names an internal group of a user's group, by what it is for and by its global ranks."""
+    """The context of an internal group of a user's group, by its purpose and its global ranks."""
     text = f"{context}/{name}/{','.join(map(str, ranks))}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -56,7 +56,7 @@ class Groups(Protocol):
         """Make the host backend of a group."""
 
     def retire(self, context: int) -> None:
-        """A group is gone for good, or was never made."""
+        """Forget a group that is gone for good, or was never made."""
 
 
 class Owner(Protocol):
@@ -79,11 +79,11 @@ class Owner(Protocol):
     def release(self) -> Release: ...
 
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A member has issued another operation under a number."""
+        """Report that a member has issued another operation under a number."""
 
 
 class Level:
-    """One internal group of a user's group; what its backend reports is told of the user's operation.
+    """One internal group of a user's group; what its backend reports is reported of the user's operation.
 
     Args:
         owner: the user's group.
@@ -138,7 +138,7 @@ class Level:
             self._backend.abort(self._owner.release.let_go)
 
     def retire(self) -> None:
-        """Gone for good, also what came for it and was never asked for."""
+        """Forget the group for good, also what came for it and was never asked for."""
         if self._backend is not None:
             self._backend.retire()
         else:
@@ -147,15 +147,15 @@ class Level:
     # ── Reports ──────────────────────────────────────────────────────────────────────────────────────
 
     def mismatch(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A member does something else under an internal number: the user's calls disagree, at the latest
-        where one of the two took that number and the other did not."""
+        """Report that a member does something else under an internal number: the user's calls disagree, at
+        the latest where one of the two took that number and the other did not."""
         user = self._users.get(seq, next(reversed(self._users.values()), 0))
         self._owner.disagreed(min(user, user_of(theirs)), self.members[peer], theirs)
 
     def peer_mismatch(self, said: dict[int, str]) -> None:
-        """Two sides of a message disagree."""
-        self._owner.reports.peer_mismatch({self.members[peer]: words for peer, words in said.items()})
+        """Report that the two sides of a message disagree."""
+        self._owner.reports.peer_mismatch({self.members[peer]: text for peer, text in said.items()})
 
     def broken(self, error: GroupBroken) -> None:
-        """It can do no more work, so the group cannot."""
+        """Report that the level, and so the group, can do no more work."""
         self._owner.reports.broken(error)

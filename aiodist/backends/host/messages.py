@@ -47,7 +47,7 @@ class Carrier(Protocol):
         """Do a job on a message's buffer; see `Offload.run`. The group's release is held meanwhile."""
 
     def failed(self, error: Exception) -> None:
-        """Something here raised that must not."""
+        """Break the group: something raised that must not."""
 
 
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
@@ -106,7 +106,7 @@ class Messages:
                 self._ask(operation.tag, {operation.peer})
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
-        """A message came in or was offered."""
+        """Take a message that came in or was offered."""
         operation = self._posted.get((source, tag, number))
         if operation is not None:
             self._check(operation, source, number, signature)
@@ -274,7 +274,7 @@ def _order(arrival: Arrival) -> int:
 
 
 def _signature(operation: Operation, number: int) -> bytes:
-    """Both sides' signature of a message: its number, dtype and element count."""
+    """The signature of a message, the same on both sides: its number, dtype and element count."""
     array = operation.source if operation.source is not None else operation.target
     assert isinstance(array, np.ndarray)
     return Call(Kind.send, number, array.dtype, (array.size,)).signature

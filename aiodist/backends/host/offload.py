@@ -1,4 +1,4 @@
-"""Work that would hold the loop too long goes to a thread (law 7).
+"""A thread for work that would hold the loop too long (law 7).
 
 NumPy releases the GIL in the loops that matter, so one thread beside the loop is enough; it takes jobs
 in order. A simulation runs them inline instead: threads have no place in virtual time.
@@ -15,7 +15,7 @@ from aiodist.kernels import INLINE_NS
 
 
 class Offload:
-    """Runs jobs off the loop and calls back on it.
+    """A runner of jobs off the loop, which calls back on it.
 
     Args:
         loop: where `done` is called.
@@ -35,7 +35,7 @@ class Offload:
         failed: Callable[[Exception], None],
     ) -> bool:
         """Do a job of a known cost. If it raises (no memory, say), `failed(error)` is called on the loop,
-        and then all goes on as if it were done: whoever hears it sees to it that nobody uses the result.
+        and then all goes on as if it were done: `failed` makes sure that nobody uses the result.
 
         Returns:
             True: it was cheap and is done already; `done` is not called. False: `done()` follows, on the

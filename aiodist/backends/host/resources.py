@@ -1,4 +1,4 @@
-"""What the host groups of one process share: channels, a thread, memory, and who is on which host."""
+"""The resources that the host groups of one process share: channels, a thread, memory, and the hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aiodist.transport.base import Endpoint
 
 
 class Resources:
-    """See the module.
+    """The resources of one process; see the module.
 
     Args:
         endpoint: the process's channels.
@@ -46,10 +46,10 @@ class Resources:
         self._hosts: list[frozenset[int]] = []  # by global rank: who shares memory with it, itself included
 
     def settle(self, local_to: Sequence[Set[int]], limits: Thresholds) -> None:
-        """It is agreed who shares memory with whom.
+        """Set which ranks share memory, once all ranks agree on it.
 
         Args:
-            local_to: by global rank, whose memory it has proved to share. The same on all ranks.
+            local_to: by global rank, the ranks whose memory it has proved to share. The same on all ranks.
             limits: thresholds.
         """
         self.limits = limits

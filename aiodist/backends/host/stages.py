@@ -33,7 +33,7 @@ CROSSING = 2
 
 
 def pieces_of(call: Call, size: int) -> int:
-    """In how many pieces of about `size` bytes a call goes; all ranks agree on it."""
+    """The number of pieces, of about `size` bytes, that a call is cut into; all ranks agree on it."""
     if call.kind is Kind.all_gather:
         return 1
     return min(MOST, max(1, call.nbytes // size))
@@ -44,7 +44,7 @@ class Run:
 
     Attributes:
         operation: the user's.
-        dead: make no further progress.
+        halted: make no further progress.
         after: (to, from) copies, when all strands are over.
         offer, detail: of internal calls: the user's number and call.
     """
@@ -55,9 +55,9 @@ class Run:
         "_open",
         "_queue",
         "after",
-        "dead",
         "detail",
         "grid",
+        "halted",
         "inner",
         "offer",
         "operation",
@@ -77,7 +77,7 @@ class Run:
         self.operation = operation
         self.inner = inner  # numbers in the inner group, and in the outer one
         self.outer = outer
-        self.dead = False
+        self.halted = False
         self.after: list[tuple[Array, Array]] = []
         self.offer, self.detail = carried(operation.call)
         self._open = 0
@@ -99,14 +99,14 @@ class Run:
         return False
 
     def crossed(self) -> None:
-        """A strand has left the network."""
+        """Note that a strand has left the network."""
         if self._queue:
             self._queue.popleft().over()
         else:
             self._crossing -= 1
 
     def strand_over(self) -> None:
-        """A strand has ended well; with the last one, the operation has."""
+        """Note that a strand has ended well; with the last one, the operation has."""
         self._open -= 1
         if self._open:
             return
@@ -118,7 +118,7 @@ class Run:
 
 
 class Strand:
-    """See the module.
+    """One strand of a run; see the module.
 
     Args:
         run: the operation that it is a part of.
@@ -134,12 +134,12 @@ class Strand:
         self._steps = steps(self)
 
     def go_on(self) -> None:
-        """As far as it goes."""
+        """Run the strand until it has to wait."""
         if self._stepping:
             return  # what was just started is over already
         self._stepping = True
         try:
-            while not self._pending and not self.run.dead:
+            while not self._pending and not self.run.halted:
                 next(self._steps)
         except StopIteration:
             self.run.strand_over()
@@ -149,14 +149,14 @@ class Strand:
             self._stepping = False
 
     def over(self) -> None:
-        """Something that was started has ended well."""
+        """Go on: something that was started has ended well."""
         self._pending -= 1
         self.go_on()
 
     # ── what it starts ───────────────────────────────────────────────────────────────────────────────
 
     def cross(self, *args: Any, **named: Any) -> Steps:
-        """`submit` to the outer group, when it is this strand's turn, and wait for the end."""
+        """Call `submit` for the outer group, when it is this strand's turn, and wait for the end."""
         if not self.run.may_cross(self):
             self._pending += 1
             yield
@@ -201,7 +201,7 @@ class Strand:
 
 
 class Stage:
-    """What an internal operation has for a Work: says that it is over, and lets the user's Work drive it."""
+    """The Work of an internal operation: it reports the end, and lets the user's Work drive it."""
 
     __slots__ = ("_polled", "_strand")
 
@@ -231,7 +231,7 @@ class Stage:
 
 
 def _all_reduce(strand: Strand) -> Steps:
-    """Piece by piece: reduce on the host; what comes after it does not wait for the next piece."""
+    """Reduce on the host, piece by piece; what comes after it does not wait for the next piece."""
     run = strand.run
     grid, operation = run.grid, run.operation
     call, source, target = operation.call, operation.source, operation.target
@@ -288,7 +288,7 @@ def _rest(strand: Strand, piece: int, shard: Array, into: Array) -> Steps:
 
 
 def _broadcast(strand: Strand) -> Steps:
-    """From the root to its column, and from there on each host."""
+    """Broadcast from the root to its column, and from there on each host."""
     run = strand.run
     grid, call, array = run.grid, run.operation.call, run.operation.target
     assert isinstance(array, np.ndarray)
@@ -306,7 +306,7 @@ def _broadcast(strand: Strand) -> Steps:
 
 
 def _spread(strand: Strand, piece: int, part: Array) -> Steps:
-    """One piece of a broadcast."""
+    """Broadcast one piece."""
     run = strand.run
     grid = run.grid
     row, column = grid.place[run.operation.call.root]
@@ -319,7 +319,7 @@ def _spread(strand: Strand, piece: int, part: Array) -> Steps:
 
 
 def _all_gather(strand: Strand) -> Steps:
-    """My column's tensors from the other hosts, then the columns from my host's ranks."""
+    """Gather my column's tensors from the other hosts, then the columns from my host's ranks."""
     run = strand.run
     grid, call = run.grid, run.operation.call
     source, target = run.operation.source, run.operation.target
@@ -350,13 +350,13 @@ def _copying(strand: Strand, copies: Sequence[tuple[Array, Array]]) -> Steps:
 
 
 def _bounds(count: int, pieces: int, width: int) -> list[int]:
-    """Where each piece begins, in elements: all but the last are multiples of `width`."""
+    """The start of each piece, in elements: all but the last are multiples of `width`."""
     part = -(-count // (pieces * width)) * width
     return [min(piece * part, count) for piece in range(pieces + 1)]
 
 
 def _nothing(operation: Operation) -> None:
-    """An internal operation is not in flight: the user's is."""
+    """Do nothing: the user's operation is in flight, not an internal one."""
 
 
 STEPS: dict[Kind, Callable[[Strand], Steps]] = {
@@ -364,4 +364,4 @@ STEPS: dict[Kind, Callable[[Strand], Steps]] = {
     Kind.broadcast: _broadcast,
     Kind.all_gather: _all_gather,
 }
-"""What goes this way; the rest goes over channels."""
+"""The kinds of operation that a hierarchy carries out; the rest goes over channels."""

@@ -39,10 +39,10 @@ class Carrier(Protocol):
         """Bring a collective on while it is awaited."""
 
     def completed(self, collective: Collective) -> None:
-        """It has ended well."""
+        """Note that a collective has ended well."""
 
     def failed(self, error: Exception) -> None:
-        """Something here raised that must not."""
+        """Break the group: something raised that must not."""
 
 
 class Collective:
@@ -149,33 +149,33 @@ class Collective:
             self._backend.completed(self)
 
     def _over(self) -> None:
-        """A send of the present round, or a receive, is over."""
+        """Note that a send of the present round, or a receive, is over."""
         self._waiting -= 1
         if not self._waiting:
             self._go_on()
 
     def _received(self, number: int) -> None:
-        """A receive of this round is over: perhaps before the round is entered."""
+        """Note that a receive of this round is over: perhaps before the round is entered."""
         self._due[number] -= 1
         if number == self._round:
             self._over()
 
     def _go_on(self) -> None:
-        """The next round, from a callback, where nobody else would hear of what goes wrong."""
+        """Begin the next round from a callback, where nobody else would see an error."""
         try:
             self._advance()
         except Exception as error:
             self._backend.failed(error)
 
     def _outgoing_bytes(self, sending: Sending) -> memoryview:
-        """What a step sends; a copy where the round also writes there (small messages alone ask for it)."""
+        """The bytes that a step sends; a copy where the round also writes there (small messages alone)."""
         memory, ranges = self._sent_memory, sending.ranges
         if sending.copy:
             return memoryview(b"".join([memory[low:high] for low, high in ranges]))
         return memory[ranges[0][0] : ranges[0][1]]
 
     def _receive(self, receiving: Receiving) -> bool:
-        """Post a receive; whether it is over."""
+        """Post a receive → whether it is over."""
         ranges = receiving.ranges
         done = partial(self._received, receiving.number)
         if len(ranges) > 1:
@@ -193,7 +193,7 @@ class Collective:
         return channel.recv(self._key(receiving.number), receiving.nbytes, sink, done)
 
     def _receive_wrapped(self, receiving: Receiving, done: Callable[[], None]) -> bool:
-        """Chunks that wrap around the buffer's end come through memory of our own (small messages alone)."""
+        """Receive chunks that wrap around the buffer's end, by memory of our own (small messages alone)."""
         buffer, nbytes = self._chunks.target, receiving.nbytes
         scratch = np.empty(nbytes // buffer.itemsize, buffer.dtype)
         reduce = self._reduce
@@ -229,7 +229,7 @@ class Collective:
         return fold
 
     def _receive_slowly(self, part: Array, receiving: Receiving, done: Callable[[], None]) -> bool:
-        """A dtype whose reduction would hold the loop (float16): take it all, then reduce in a thread."""
+        """Receive all of a dtype whose reduction would hold the loop (float16), then reduce in a thread."""
         scratch = np.empty(part.size, part.dtype)
         reduce = self._reduce
         assert reduce is not None
@@ -248,7 +248,7 @@ class Collective:
         job: Callable[[], None],
         done: Callable[[], None],
     ) -> bool:
-        """Receive into memory of our own, then do a job; whether both are over."""
+        """Receive into memory of our own, then do a job → whether both are over."""
 
         def landed() -> None:
             if not self.idle:

@@ -4,7 +4,7 @@ engine      MPI's non-blocking calls behind the seam of `foreign`
 progress    what posts and tests them: one thread a process, `process` starts and ends it
 library     the only place that imports mpi4py
 meeting     how processes that mpirun started find each other
-place       who a process is, and what it tells the others if it may not be that; pure
+place       the rank of a process, and what it tells the others where that is refused; pure
 tables, widened, backoff    pure
 """
 

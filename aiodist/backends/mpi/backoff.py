@@ -1,7 +1,7 @@
-"""How long to pause between two looks at open requests. Pure: the time is an argument.
+"""The length of the pause between two looks at open requests. Pure: the time is an argument.
 
-Most operations end soon after they began, so at first there is no pause. Whoever waits long is
-waiting for a process that is late, and should leave it the core.
+Most operations end soon after they began, so at first there is no pause. A process that waits long waits
+for another that is late, and should leave it the core.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Backoff:
         self._since: float | None = None
 
     def moved(self) -> None:
-        """Something did: look again at once."""
+        """Note that something moved: look again at once."""
         self._since = None
 
     def pause(self, now: float) -> float:
-        """Nothing moved.
+        """The pause when nothing moved.
 
         Args:
             now: seconds of any clock that only goes forward.

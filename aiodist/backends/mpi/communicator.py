@@ -60,13 +60,13 @@ async def create(library: Library, progress: Progress, members: Sequence[int], c
 
 def _create(library: Library, members: Sequence[int], context: int) -> Any:
     mpi = library.mpi
-    everybody = mpi.COMM_WORLD.Get_group()
-    group = everybody.Incl(list(members))
+    world = mpi.COMM_WORLD.Get_group()
+    group = world.Incl(list(members))
     try:
         comm = mpi.COMM_WORLD.Create_group(group, group_tag(context, library.highest_tag))
     finally:
         group.Free()
-        everybody.Free()
+        world.Free()
     comm.Set_errhandler(mpi.ERRORS_RETURN)
     return comm
 

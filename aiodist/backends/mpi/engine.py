@@ -31,7 +31,7 @@ _PLACE = struct.Struct("<II")  # rank and size in COMM_WORLD
 
 
 class MpiEngine(Engine):
-    """Tensors on the host, by MPI."""
+    """The engine of tensors on the host, by MPI."""
 
     name = "mpi"
     uneven = frozenset({Kind.all_gather, Kind.reduce_scatter})
@@ -60,7 +60,7 @@ class MpiEngine(Engine):
 
     @classmethod
     def fits(cls, told: Sequence[bytes]) -> str:
-        """Processes of one MPI job have a rank each."""
+        """The reason why the processes are not one rank each of one MPI job; '' if they are."""
         places = [_PLACE.unpack(place) for place in told]
         if any(size != places[0][1] for _, size in places) or len({rank for rank, _ in places}) < len(places):
             return f"they are not one MPI job; start all {len(told)} with one mpirun"
@@ -111,7 +111,7 @@ class MpiEngine(Engine):
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
     def exchange(self, moves: Sequence[Move], done: Done) -> None:
-        """All at once, under one tag: between two members they match in their order."""
+        """Post all moves at once, under one tag: between two members they match in their order."""
 
         def post() -> Iterator[Posted]:
             for move in moves:  # receives first: then what comes has a place
@@ -124,11 +124,11 @@ class MpiEngine(Engine):
         self._post(post, done)
 
     def send(self, task: Task, peer: int, number: int, done: Done) -> None:
-        """One message, under the tag of its number."""
+        """Post one message, under the tag of its number."""
         self._post(partial(self._send, _given(task.source), peer, self._tag(number)), done)
 
     def recv(self, task: Task, peer: int, number: int, done: Done) -> None:
-        """One message, under the tag of its number."""
+        """Post one message, under the tag of its number."""
         self._post(partial(self._receive, _given(task.target), peer, self._tag(number)), done)
 
     def _tag(self, number: int) -> int:
@@ -147,13 +147,13 @@ class MpiEngine(Engine):
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────
 
     def prepare(self, operation: Operation) -> Task:
-        """What MPI reduces not at all, or otherwise than aiodist, is widened."""
+        """The task of an operation; widened where MPI does not reduce its dtype, or not as aiodist does."""
         task, call = super().prepare(operation), operation.call
         wide = None if call.reduce is None else tables.wide(call.reduce, call.dtype)
         return task if wide is None else widened(task, wide)
 
     def all_reduce(self, task: Task, done: Done) -> None:
-        """Iallreduce."""
+        """Post an Iallreduce."""
         source, target = _given(task.source), _given(task.target)
 
         def post() -> Iterator[Posted]:
@@ -165,7 +165,7 @@ class MpiEngine(Engine):
         self._post(post, done)
 
     def broadcast(self, task: Task, done: Done) -> None:
-        """Ibcast."""
+        """Post an Ibcast."""
         target = _given(task.target)
 
         def post() -> Iterator[Posted]:
@@ -175,7 +175,7 @@ class MpiEngine(Engine):
         self._post(post, done)
 
     def reduce(self, task: Task, done: Done) -> None:
-        """Ireduce."""
+        """Post an Ireduce."""
         self._post(partial(self._reduce, task, _given(task.source), task.target, task.root), done)
 
     def _reduce(self, task: Task, source: Array, target: Array | None, root: int) -> Iterator[Posted]:
@@ -186,7 +186,7 @@ class MpiEngine(Engine):
             yield Posted(self._comm.Ireduce(given, taken, op, root))
 
     def all_gather(self, task: Task, done: Done) -> None:
-        """Iallgather, or Iallgatherv; messages where it is too much for one call."""
+        """Post an Iallgather, or Iallgatherv; messages where it is too much for one call."""
         source, target = _given(task.source), _given(task.target)
         if target.size > self._largest:
             self.compose(task, done)
@@ -203,8 +203,8 @@ class MpiEngine(Engine):
             yield Posted(self._comm.Iallgatherv(self._buffer(source), [data, counts, datatype]))
 
     def reduce_scatter(self, task: Task, done: Done) -> None:
-        """Ireduce_scatter_block, or Ireduce_scatter; an Ireduce for each part where it is too much for one
-        call."""
+        """Post an Ireduce_scatter_block, or Ireduce_scatter; an Ireduce for each part where it is too much
+        for one call."""
         source, target = _given(task.source), _given(task.target)
 
         def post() -> Iterator[Posted]:
@@ -222,7 +222,7 @@ class MpiEngine(Engine):
         self._post(post, done)
 
     def gather(self, task: Task, done: Done) -> None:
-        """Igather, or messages."""
+        """Post an Igather, or messages."""
         source = _given(task.source)
         if source.size * self.setup.size > self._largest:
             self.compose(task, done)
@@ -230,7 +230,7 @@ class MpiEngine(Engine):
         self._once("Igather", source.size, source, task.target, done, task.root)
 
     def scatter(self, task: Task, done: Done) -> None:
-        """Iscatter, or messages."""
+        """Post an Iscatter, or messages."""
         target = _given(task.target)
         if target.size * self.setup.size > self._largest:
             self.compose(task, done)
@@ -238,7 +238,7 @@ class MpiEngine(Engine):
         self._once("Iscatter", target.size, task.source, target, done, task.root)
 
     def all_to_all(self, task: Task, done: Done) -> None:
-        """Ialltoall, or messages."""
+        """Post an Ialltoall, or messages."""
         source, target = _given(task.source), _given(task.target)
         if source.size > self._largest:
             self.compose(task, done)
@@ -248,7 +248,7 @@ class MpiEngine(Engine):
     def _once(
         self, name: str, count: int, source: Array | None, target: Array | None, done: Done, *root: int
     ) -> None:
-        """One call, of parts of `count` elements; none where there is nothing."""
+        """Post one call, of parts of `count` elements; none where there is nothing."""
 
         def post() -> Iterator[Posted]:
             if count:

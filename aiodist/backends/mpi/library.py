@@ -18,7 +18,7 @@ _TAGS = 32767  # what every library has
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is known of it.
+    """A loaded MPI library, and what is known of it.
 
     Attributes:
         mpi: the module mpi4py.MPI.
@@ -36,7 +36,7 @@ class Library:
     _statuses: list[Any] = field(default_factory=list)
 
     def test(self, requests: list[Any], posted: Sequence[Posted]) -> list[tuple[int, Exception | None]]:
-        """Which requests have ended, by index, and how. They are null then."""
+        """The requests that have ended, by index, each with its error or None. They are null then."""
         statuses = self._statuses
         try:
             ended = self.mpi.Request.Testsome(requests, statuses)
@@ -51,12 +51,12 @@ class Library:
         ]
 
     def _first_error(self, statuses: Sequence[Any]) -> Exception | None:
-        """What the statuses say, where MPI says no more than that."""
+        """The first error in the statuses, where MPI says no more than that."""
         codes = [status.Get_error() for status in statuses]
         return next((self.mpi.Exception(code) for code in codes if code != self.mpi.SUCCESS), None)
 
     def _judge(self, posted: Posted, status: Any) -> Exception | None:
-        """A message that is too short is none that MPI minds."""
+        """The error of a request; also of a message that is too short, which MPI accepts."""
         if posted.datatype is None:
             return None
         count = status.Get_count(posted.datatype)
@@ -96,7 +96,7 @@ def check_alive(mpi: Any) -> None:
 def _load() -> Library:
     mpi = _import()
     check_alive(mpi)
-    if not mpi.Is_initialized():  # somebody has told mpi4py not to; it does not finalise then, either
+    if not mpi.Is_initialized():  # mpi4py was told not to; it does not finalise then, either
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         atexit.register(_finalise, mpi)
     level = mpi.Query_thread()

@@ -1,6 +1,6 @@
-"""How processes that mpirun started meet: rank and size are COMM_WORLD's, and it tells where the store is.
+"""The rendezvous of processes that mpirun started: COMM_WORLD gives rank, size and the store's address.
 
-    everybody's card ─▶ rank 0 listens where all can reach it ─▶ its address to all
+    all ranks' cards ─▶ rank 0 listens where all can reach it ─▶ its address to all
 
 A secret that the operator gave (AIODIST_SECRET, AIODIST_SECRET_FILE) is kept, and never travels. Where there
 is none rank 0 makes one, which goes with the address: in clear, over MPI's network.
@@ -49,7 +49,7 @@ _log = logging.getLogger("aiodist.rendezvous")
 
 
 async def world(rank: int, world_size: int, environ: Environ) -> tuple[int, int]:
-    """This process's rank in the MPI job, and how many processes it has. Loads MPI.
+    """This process's rank in the MPI job, and the number of its processes. Loads MPI.
 
     Args:
         rank: as the user gave it; -1: not.
@@ -68,7 +68,7 @@ async def world(rank: int, world_size: int, environ: Environ) -> tuple[int, int]
 async def meet(
     rank: int, world_size: int, timeout: float, environ: Environ
 ) -> tuple[Meeting, dict[str, str]]:
-    """Meet the other processes of the MPI job, where nothing else says where. Loads MPI.
+    """Meet the other processes of the MPI job, where nothing else gives a place. Loads MPI.
 
     Args:
         rank: as the user gave it; -1: not.
@@ -81,7 +81,7 @@ async def meet(
 
     Raises:
         UsageError: arguments or variables say something else than MPI, or the secret's file cannot be used.
-            The others have heard of it.
+            The others are told.
         BackendUnavailable: MPI is not here.
         RendezvousTimeout: not all came in time.
         RendezvousError: rank 0 could not listen, another rank was refused, only some ranks were given a
@@ -108,8 +108,8 @@ async def meet(
             another = refused(shown)
             if another is None:
                 if mine == 0:
-                    server, words = await _listen(environ, together(shown), given)
-                    told[: len(words)] = np.frombuffer(words, np.uint8)
+                    server, text = await _listen(environ, together(shown), given)
+                    told[: len(text)] = np.frombuffer(text, np.uint8)
                 await talk.do(lambda comm: comm.Ibcast(told, 0))
         if another is not None:
             raise another
@@ -127,7 +127,7 @@ async def meet(
 
 
 class _Talk:
-    """A few collective calls on COMM_WORLD, with a bound.
+    """A few collective calls on COMM_WORLD, with a timeout.
 
     They match those of the others by their order. So a process that has left in the middle makes no more of
     them: what the others take for one call would be another.
@@ -185,7 +185,7 @@ class _Talk:
 
 
 async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[StoreServer | None, bytes]:
-    """Start the store, and say where; or why not.
+    """Start the store → it and its address, or the reason why it cannot start.
 
     Args:
         one_host: all processes are on this host.
@@ -213,15 +213,15 @@ async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[Store
 
 def _read(told: Array) -> tuple[str, str]:
     """Address and fresh secret ('' where all have one), from what rank 0 tells."""
-    words = told.tobytes().rstrip(b"\0").decode(errors="replace")
-    if words.startswith("!"):
-        raise RendezvousError(f"rank 0 cannot host the store: {one_line(words[1:])}")
-    fresh, _, address = words.partition(" ")
+    text = told.tobytes().rstrip(b"\0").decode(errors="replace")
+    if text.startswith("!"):
+        raise RendezvousError(f"rank 0 cannot host the store: {one_line(text[1:])}")
+    fresh, _, address = text.partition(" ")
     return address, fresh
 
 
 def _host() -> bytes:
-    """Names this host as far as its loopback reaches: processes in another network namespace have another."""
+    """The name of this host as far as its loopback reaches: another network namespace has another."""
     try:
         network = str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:
@@ -239,4 +239,4 @@ def _resolve(ended: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing: nobody waits for the end."""

@@ -1,4 +1,4 @@
-"""Who a process is: MPI says so, and arguments or variables may not say otherwise. Pure.
+"""The rank of a process: MPI decides it, and arguments or variables may not contradict. Pure.
 
 A process that is refused cannot just leave: the others would wait for it. So what refused it goes to them on
 its card, in the meeting's first call.
@@ -15,7 +15,7 @@ from aiodist.errors import RendezvousError, UsageError, name_ranks
 from aiodist.sanitize import one_line
 
 HOST_BYTES = 16
-"""Of what names a host on a card."""
+"""Bytes of the name of a host on a card."""
 
 _KEY_AT = HOST_BYTES  # on a card: a byte, whether the operator gave this process a secret
 _WORDS_AT = _KEY_AT + 1
@@ -71,7 +71,7 @@ def is_told(environ: Environ) -> bool:
 
 
 def card(host: bytes, refusal: UsageError | None, has_secret: bool = False) -> Array:
-    """What a process shows the others first.
+    """The card that a process shows the others first.
 
     Args:
         host: names its host.
@@ -83,12 +83,12 @@ def card(host: bytes, refusal: UsageError | None, has_secret: bool = False) -> A
 
 
 def cards(size: int) -> Array:
-    """Room for everybody's."""
+    """Room for all ranks' cards."""
     return np.zeros((size, _WORDS_AT + _WORDS), np.uint8)
 
 
 def refused(told: Array) -> RendezvousError | None:
-    """Who cannot go on, and why: from everybody's cards. The same on all ranks.
+    """The error that names which rank cannot go on, and why, from all cards; or None. The same on all ranks.
 
     Args:
         told: a row for each rank.

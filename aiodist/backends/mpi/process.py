@@ -1,4 +1,4 @@
-"""What one process has of MPI: the thread of its calls, from the first group to the last; and its end.
+"""One process's use of MPI: the thread of its calls, from the first group to the last; and its end.
 
 A request of MPI cannot be taken back. When a group breaks, those that are open stay so: their memory is kept
 for ever, since MPI may write there yet, and the process is to end. At its end MPI waits for the other
@@ -59,7 +59,7 @@ class Process:
             return self._progress
 
     def release(self) -> None:
-        """Let it end if nobody else holds it."""
+        """Let the progress end if nobody else holds it."""
         with self._lock:
             self._users -= 1
             if not self._users and self._progress is not None:
@@ -85,7 +85,7 @@ class Process:
         thread.start()
 
     def leave(self) -> None:
-        """At the end of the interpreter."""
+        """Leave MPI at the end of the interpreter."""
         library = self._library
         if library is None or os.getpid() != self._pid or library.mpi.Is_finalized():
             return
@@ -110,8 +110,8 @@ class Process:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _say(words: str) -> None:
-    sys.stderr.write(f"aiodist: {words}\n")  # at once: others write there, too
+def _say(text: str) -> None:
+    sys.stderr.write(f"aiodist: {text}\n")  # at once: others write there, too
     sys.stderr.flush()
 
 

@@ -70,17 +70,17 @@ class Job:
 
 
 Test = Callable[[list[Any], Sequence[Posted]], list[tuple[int, Exception | None]]]
-"""Looks at requests (a list of them, and what is known about each, in the same order): which have ended, by
-index, and how."""
+"""A look at requests (a list of them, and what is known about each, in the same order) → those that have
+ended, by index, each with its error or None."""
 
 
 class Progress:
-    """See the module. Any thread may call what is public, but `run`.
+    """The progress of one process's calls; see the module. Any thread may call what is public, but `run`.
 
     Args:
         test: asks MPI.
         clock: seconds; replaced in tests, as is `offer`.
-        offer: offers the core to whoever waits for one.
+        offer: offers the core to others that wait for one.
     """
 
     def __init__(self, test: Test, clock: Callable[[], float] = time.monotonic, offer: Call = os.sched_yield):

@@ -1,4 +1,4 @@
-"""What MPI calls dtypes and reductions, as names in `mpi4py.MPI`; tags; pieces of what is large. Pure."""
+"""MPI's names for dtypes and reductions, as in `mpi4py.MPI`; tags; pieces of what is large. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST = 2**30
 """Elements that one call gets at most: counts are 32-bit integers where MPI is older than 4."""
 
 EXCHANGE_TAG = 0
-"""Of exchanges, which match in their order. Messages have the tags above."""
+"""The tag of exchanges, which match in their order. Messages have the tags above."""
 
 _TYPES = {
     "bool": "UINT8_T",
@@ -54,7 +54,7 @@ _SMALL = 2  # bytes of the integers whose sums are not wrapped around everywhere
 
 
 def datatype(dtype: np.dtype[Any]) -> str:
-    """What elements are for MPI. Halves are 16 bits to move; to be reduced they are widened first."""
+    """The MPI datatype of elements. Halves are 16 bits to move; to be reduced they are widened first."""
     return _TYPES[dtype.name]
 
 
@@ -64,7 +64,7 @@ def operator(op: ReduceOp, dtype: np.dtype[Any]) -> str:
 
 
 def wide(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """What elements are widened to before they are reduced; None where they are reduced as they are.
+    """The dtype to which elements are widened to be reduced; None where they are reduced as they are.
 
     MPI has no arithmetic for halves. Sums of integers wrap around (docs/algorithms.md), but MPI says nothing
     of that, and Open MPI saturates the small ones (open-mpi/ompi#8045).
@@ -92,5 +92,5 @@ def group_tag(context: int, highest: int) -> int:
 
 
 def pieces(count: int, most: int) -> list[slice]:
-    """So many elements in pieces of at most `most`; none for none."""
+    """The pieces of `count` elements, of at most `most` each; none for none."""
     return [slice(start, min(start + most, count)) for start in range(0, count, most)]

@@ -32,7 +32,7 @@ class Widened(Task):
     narrow: Task
 
     def fill(self) -> None:
-        """Fill the narrow one, and widen."""
+        """Fill the narrow task, and widen."""
         assert self.source is not None
         assert self.narrow.source is not None
         self.narrow.fill()
@@ -41,7 +41,7 @@ class Widened(Task):
             scale(self.source, self.factor)
 
     def empty(self) -> None:
-        """Narrow, and empty the narrow one."""
+        """Narrow, and empty the narrow task."""
         if self.target is None:
             return
         assert self.narrow.target is not None
@@ -50,13 +50,13 @@ class Widened(Task):
         self.narrow.empty()
 
     def fill_ns(self) -> float:
-        """What `fill` costs, roughly."""
+        """The estimated cost of `fill`."""
         assert self.source is not None
         copies = _COPIES + (self.factor is not None)
         return self.narrow.fill_ns() + copy_cost_ns(self.source.nbytes * copies)
 
     def empty_ns(self) -> float:
-        """What `empty` costs, roughly."""
+        """The estimated cost of `empty`."""
         if self.target is None:
             return 0.0
         return self.narrow.empty_ns() + Task.empty_ns(self) + copy_cost_ns(self.target.nbytes * _COPIES)

@@ -1,4 +1,4 @@
-"""Device tensors over NCCL, by `cupy.cuda.nccl`: the only place that imports it."""
+"""Device tensors over NCCL, by `cupy.cuda.nccl`: only this package imports it."""
 
 from __future__ import annotations
 

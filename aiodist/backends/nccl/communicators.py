@@ -58,12 +58,12 @@ def _nccl() -> Any:
 
 
 def version() -> int:
-    """Of NCCL: 23203 is 2.32.3."""
+    """The version of NCCL: 23203 is 2.32.3."""
     return int(_nccl().get_version())
 
 
 def unique_id() -> bytes:
-    """What names a new communicator. Whoever asks hosts the meeting of its members."""
+    """A name for a new communicator. The process that asks hosts the rendezvous of its members."""
     return as_bytes(_nccl().get_unique_id())
 
 
@@ -83,7 +83,7 @@ def connect(cupy: Any, size: int, unique: bytes, rank: int) -> Any:
     """A communicator on the current device; returns when all members have asked.
 
     It is connected for collectives: their launches wait for nobody. NCCL would connect at the first operation
-    of each algorithm, which blocks whoever launches it until all members do, unless a variable says otherwise
+    of each algorithm, which blocks its launch until all members do, unless a variable says otherwise
     when it is first used in a process.
     """
     os.environ.setdefault(_AT_ONCE, "0")
@@ -109,8 +109,8 @@ def split(parent: Any, rank: int | None) -> Any:
 
 
 def _kept(communicator: Any) -> Any:
-    """Never collected: CuPy would destroy it then, which waits for the other members (law 11), and one that
-    hangs in its abort must not be touched again."""
+    """Keep a communicator from being collected: CuPy would destroy it then, which waits for the other members
+    (law 11), and one that hangs in its abort must not be touched again."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
     return communicator
 

@@ -1,14 +1,14 @@
-"""What the NCCL groups of one device have in common: the launch threads, and the end of all when one breaks.
+"""The launch threads that the NCCL groups of one device share, and the end of all when one breaks.
 
 NCCL asks that one thread at a time gives a device work, for whichever communicator: a lock sees to that.
-Whoever holds it must not wait for other members, or a message that they wait for could not be launched. So
+Its holder must not wait for other members, or a message that they wait for could not be launched. So
 communicators are connected when they are made, and not in their first operations; what direct exchanges
 need is connected in their first one, with the lock, when all members have come there (`engine`).
 
 A kernel that waits for a lost peer can hold up any call that NCCL makes for another communicator of the
 device, the abort of that one, too. So they are aborted all at once, each in a thread of its own, and the
-groups that had no part in what went wrong are told that they have ended as well. Who forms groups afterwards
-gets other launch threads: the old ones may hang in NCCL.
+groups that had no part in what went wrong are told that they have ended as well. Groups that are formed
+afterwards get other launch threads: the old ones may hang in NCCL.
 
 For the same reason the destruction of a communicator begins when none of the device's operations is under
 way. It goes on in a thread, until peers on this host destroy theirs, and what is launched meanwhile does not
@@ -49,11 +49,11 @@ class Member(Protocol):
     """The engine of a group."""
 
     def collapsed(self, why: str) -> None:
-        """Its communicators are being aborted for another group's sake. From any thread."""
+        """Note that the communicators are being aborted for another group's sake. From any thread."""
 
 
 class NcclDevice:
-    """See the module.
+    """One device, shared by its NCCL groups; see the module.
 
     Args:
         index: of the CUDA device.
@@ -79,14 +79,14 @@ class NcclDevice:
         self._quiet: list[Callable[[], None]] | None = []
 
     def adopt(self, lane: Stoppable) -> bool:
-        """A new lane. False: too late, and the caller aborts it."""
+        """Take a new lane → whether it could; False: too late, and the caller aborts it."""
         with self._lock:
             if not self.dead:
                 self._lanes.append(lane)
             return not self.dead
 
     def join(self, member: Member) -> bool:
-        """A group begins. False: too late."""
+        """Take a group that begins → whether it could; False: too late."""
         with self._lock:
             if not self.dead:
                 self._members.add(member)
@@ -108,12 +108,12 @@ class NcclDevice:
             yield communicator
 
     def began(self, lane: Stoppable) -> None:
-        """Something will be given to the device."""
+        """Note that work will be given to the device."""
         with self._lock:
             lane.under_way += 1
 
     def ended(self, lane: Stoppable) -> None:
-        """The device is through with it."""
+        """Note that the device has done the work."""
         with self._lock:
             lane.under_way -= 1
             gone = [] if lane.under_way else self._take_closed()
@@ -122,7 +122,8 @@ class NcclDevice:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
     def leave(self, member: Member, lanes: Sequence[Stoppable]) -> None:
-        """A group has ended, well or not. What its lanes hold is given back once nothing is under way."""
+        """Let go of a group that has ended, well or not. What its lanes hold is given back once nothing is
+        under way."""
         with self._lock:
             self._members.discard(member)
             if self.dead:
@@ -193,7 +194,7 @@ class NcclDevice:
 
 
 def at_once(jobs: Sequence[Callable[[], None]], until: float) -> bool:
-    """Run jobs in a thread each, until a time of the monotonic clock; whether all have ended."""
+    """Run jobs in a thread each, until a time of the monotonic clock → whether all have ended."""
     threads = [threading.Thread(target=job, name="aiodist-nccl-abort", daemon=True) for job in jobs]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""NCCL as an engine: one thread launches operations, others wait for them, and the loop hears of the end.
+"""NCCL as an engine: one thread launches operations, others wait for them, and the loop learns of the end.
 
     issued (marks the caller's streams) ─▶ launch thread ─▶ a lane's stream ─▶ its waiter ─▶ done, on the loop
 
@@ -51,7 +51,7 @@ _LOOK = 0.5
 
 
 class NcclEngine(Engine):
-    """See the module, and `Engine` for what its methods are told."""
+    """The NCCL engine of one group; see the module, and `Engine` for what its methods are told."""
 
     name = "nccl"
     places = frozenset({"cuda"})
@@ -82,12 +82,12 @@ class NcclEngine(Engine):
 
     @classmethod
     def check(cls) -> None:
-        """CuPy, a device and NCCL are here."""
+        """Check that CuPy, a device and NCCL are here."""
         nccl.load_nccl()
 
     @classmethod
     def tell(cls, device: int | None) -> bytes:
-        """Which GPU, and which NCCL."""
+        """This process's GPU, and its NCCL."""
         assert device is not None
         cupy = nccl.load_nccl()
         version = nccl.version()
@@ -96,7 +96,7 @@ class NcclEngine(Engine):
 
     @classmethod
     def fits(cls, told: Sequence[bytes]) -> str:
-        """One NCCL for all, and a GPU for each unless that NCCL can share them."""
+        """The reason why there is not one NCCL, and a GPU each unless it can share them; '' if there is."""
         return misfit([decode(one) for one in told])
 
     # ── beginning ────────────────────────────────────────────────────────────────────────────────────
@@ -116,7 +116,7 @@ class NcclEngine(Engine):
         self._lanes.append(lane)
 
     async def _connect(self) -> Lane:
-        """NCCL blocks until all members do this: in a thread of its own, so that launches go on meanwhile."""
+        """Make the first lane in a thread of its own, so that launches go on: NCCL blocks until all do."""
         setup = self.setup
         mine = await self._in_thread(nccl.unique_id) if setup.rank == 0 else b""
         unique = (await setup.gather(mine))[0]
@@ -163,7 +163,7 @@ class NcclEngine(Engine):
         return lane
 
     def _failed(self, error: Exception) -> None:
-        """What is no consequence of the abort breaks the group."""
+        """Break the group by an error that is no consequence of its abort."""
         if self._device is not None and not self._device.dead:
             self.setup.failed(error)
 
@@ -194,7 +194,7 @@ class NcclEngine(Engine):
             operation.work._completion = Completion(self._cupy, self._index, arrays)
 
     def prepare(self, operation: Operation) -> Task:
-        """What is staged is allocated in the launch thread: that may take the driver a while."""
+        """The task of an operation; allocated in the launch thread, since the driver may take a while."""
         return Task(np.empty, operation=operation)
 
     def start(self, task: Task, done: Done) -> None:
@@ -229,7 +229,7 @@ class NcclEngine(Engine):
     def _launch_now(
         self, device: NcclDevice, lane: Lane, tasks: Sequence[tuple[Task, Done]], plan: Plan
     ) -> None:
-        """In a launch thread."""
+        """Launch operations, in a launch thread."""
         stands: list[Any] = [task.operation.work._completion for task, _ in tasks]
         launches: list[Launch] = []
         event: Any = None
@@ -254,7 +254,7 @@ class NcclEngine(Engine):
         plan: Plan,
         launches: list[Launch],
     ) -> Any:
-        """Give it all to the stream → its event. What must live until then is in `launches`."""
+        """Give all launches to the stream → its event. What must live until then is in `launches`."""
         self._cupy.cuda.Device(self._index).use()
         raw = lane.stream.ptr
         with lane.stream:
@@ -301,7 +301,7 @@ class NcclEngine(Engine):
         return event
 
     def _over(self, device: NcclDevice, lane: Lane, dones: Sequence[Done], error: Exception | None) -> None:
-        """In the waiter's thread: an event has come."""
+        """End launches whose event has come, in the waiter's thread."""
         device.ended(lane)
         if device.dead:
             return
@@ -346,7 +346,7 @@ class NcclEngine(Engine):
         return unique
 
     def greeted(self, peer: int, greeting: bytes) -> None:
-        """The id of the lane on which messages come from a peer."""
+        """Take the id of the lane on which messages come from a peer."""
         self._theirs[peer] = greeting
 
     def _pair(self, peer: int, sends: bool) -> Pair:
@@ -388,7 +388,7 @@ class NcclEngine(Engine):
         self._device.stop(self, why, partial(post, self.setup.loop, quiet))
 
     def collapsed(self, why: str) -> None:
-        """Another group of the device broke."""
+        """Break the group, because another group of the device broke."""
         post(self.setup.loop, self.setup.failed, ConnectionAbortedError(why))
 
     def close(self) -> None:

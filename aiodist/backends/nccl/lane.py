@@ -16,7 +16,7 @@ from aiodist.backends.cuda.waiter import Waiter
 
 
 class Lane:
-    """See the module. Made in a thread whose current device is that of the group.
+    """One lane; see the module. Made in a thread whose current device is that of the group.
 
     Args:
         cupy: the module.
@@ -38,7 +38,7 @@ class Lane:
         self.stream = make_stream(cupy)
         self.waiter = Waiter(name, cupy.cuda.Device(device).use)
         self._dead = False
-        self._inside = threading.Lock()  # by whoever gives the communicator work, or connects it
+        self._inside = threading.Lock()  # by the thread that gives the communicator work, or connects it
         self._connecting = False
         self._asked = threading.Lock()  # while its state is asked for, or it is aborted
 
@@ -95,11 +95,11 @@ class Lane:
                 self._inside.release()
 
     def close(self) -> None:
-        """No more will be launched."""
+        """Note that no more will be launched."""
         self.waiter.close()
 
     def join(self, seconds: float) -> bool:
-        """Wait until all that was launched is over; whether it is. After `close`."""
+        """Wait until all that was launched is over → whether it is. After `close`."""
         return self.waiter.join(seconds)
 
     def destroy(self) -> None:

@@ -24,12 +24,12 @@ from aiodist.types import Call as Agreed
 from aiodist.types import Kind, ReduceOp
 
 Call = Callable[[Any, int], None]
-"""Enqueues on (communicator, raw stream)."""
+"""A call that enqueues on (communicator, raw stream)."""
 
 
 @dataclass(slots=True)
 class Launch:
-    """See the module.
+    """The launch of one operation; see the module.
 
     Attributes:
         task: the operation.
@@ -45,7 +45,7 @@ class Launch:
 
 
 class Ways(NamedTuple):
-    """Which members send directly to which: NCCL connects two of them in their first message.
+    """The pairs of members that send directly: NCCL connects two of them in their first message.
 
     Attributes:
         root: group rank of the member with which all others exchange; -1: each with each.
@@ -69,7 +69,7 @@ _ALL_WAYS = Ways(-1, True)
 
 
 def ways_of(call: Agreed) -> Ways | None:
-    """Those of a collective, by what all members agree on; None where NCCL has an algorithm for it."""
+    """The ways of a collective, by what all members agree on; None where NCCL has an algorithm for it."""
     roles = ROLES[call.kind]
     if roles.message:
         return None
@@ -89,7 +89,7 @@ def _native(call: Agreed) -> bool:
 
 
 class Planner:
-    """Makes the launches of one group.
+    """The maker of one group's launches.
 
     Args:
         cupy: the module.
@@ -111,7 +111,7 @@ class Planner:
         return launch
 
     def message(self, bare: Task) -> Launch:
-        """Likewise of a message, on a lane of two: the sender is rank 0 there, the receiver rank 1.
+        """The launch of a message on a lane of two: the sender is rank 0 there, the receiver rank 1.
 
         It is a broadcast, for which a communicator is connected from the start; for sends it is not.
         """
@@ -152,7 +152,7 @@ class Planner:
         launch.calls.append(_moving(moves_of(launch.task, self._rank, self._size)))
 
     def _all_gather_uneven(self, launch: Launch) -> None:
-        """A broadcast of each part."""
+        """Add a broadcast of each part."""
         own = _given(launch.task.source).pointer
         for member, part in enumerate(map(_given, launch.task.recv)):
             if part.size:
@@ -195,7 +195,7 @@ class Planner:
     def _parts_reduced(
         self, task: Task, source: DeviceArray, target: DeviceArray | None, how: Native
     ) -> list[Call]:
-        """An uneven reduce_scatter: each part is reduced to its member."""
+        """The calls of an uneven reduce_scatter: each part is reduced to its member."""
         written = [0] * self._size
         written[self._rank] = 0 if target is None else target.pointer
         parts = cut(source, [part.size for part in task.send], self._size)
@@ -208,7 +208,7 @@ class Planner:
     def _widened(
         self, launch: Launch, source: DeviceArray, target: DeviceArray | None, dtype: np.dtype[Any]
     ) -> tuple[DeviceArray, DeviceArray | None]:
-        """In their places, wider ones; the result is made narrow again."""
+        """Wider arrays in place of the source and the target; the result is made narrow again."""
         wide_source = self._allocate(source.size, dtype)
         launch.keep.append(wide_source)
         arrays.copy(self._cupy, wide_source, source)
@@ -239,13 +239,13 @@ _MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
     Kind.broadcast: Planner._broadcast,
     Kind.all_gather: Planner._all_gather,
 }
-"""What NCCL has an algorithm for; the rest is exchanged."""
+"""The makers of what NCCL has an algorithm for; the rest is exchanged."""
 
 _UNEVEN_MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
     Kind.all_gather: Planner._all_gather_uneven,
     Kind.reduce_scatter: Planner._reduction,
 }
-"""Likewise of parts that differ in size."""
+"""The makers, likewise, for parts that differ in size."""
 
 _UFUNCS = {
     ReduceOp.PRODUCT: "multiply",
@@ -253,7 +253,7 @@ _UFUNCS = {
     ReduceOp.BOR: "bitwise_or",
     ReduceOp.BXOR: "bitwise_xor",
 }
-"""What NCCL lacks, for the dtypes for which it does."""
+"""The reductions that NCCL lacks, for the dtypes for which it does."""
 
 
 def fold(cupy: Any, rows: Sequence[Array], target: Array, op: ReduceOp) -> None:

@@ -24,13 +24,13 @@ class Pair:
             step(self._lane)
 
     def made(self, lane: Lane) -> None:
-        """It is there."""
+        """Take the lane, which has been made."""
         self._lane = lane
         waiting, self._waiting = self._waiting, []
         for step in waiting:
             step(lane)
 
     def close(self) -> None:
-        """Nothing begins on it any more."""
+        """Begin nothing more on the lane."""
         if self.opening is not None:
             self.opening.cancel()

@@ -14,10 +14,10 @@ _FIRST = 23000
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a process tells.
+    """The facts that a process tells of itself.
 
     Attributes:
-        gpu: its device's own name, the same for all who share it.
+        gpu: its device's own name, the same for all processes that share it.
         version: of its NCCL, 23203 is 2.32.3.
         splits: its CuPy can split communicators: all do it, or none.
         shares: its NCCL lets several ranks use one device.
@@ -29,12 +29,12 @@ class Told:
     shares: bool
 
     def encode(self) -> bytes:
-        """For the other processes."""
+        """The facts as bytes for the other processes."""
         return json.dumps(asdict(self)).encode()
 
 
 def decode(told: bytes) -> Told:
-    """What another process has told."""
+    """The facts that another process has told."""
     return Told(**json.loads(told))
 
 
@@ -45,7 +45,7 @@ def can_share(version: int, environ: Mapping[str, str]) -> bool:
 
 
 def misfit(told: Sequence[Told]) -> str:
-    """Why these processes cannot use NCCL together; '' if they can."""
+    """The reason why these processes cannot use NCCL together; '' if they can."""
     for what, values in (
         ("NCCL", [dotted(one.version) for one in told]),
         ("communicators that can be split", [("no", "yes")[one.splits] for one in told]),
@@ -64,5 +64,5 @@ def misfit(told: Sequence[Told]) -> str:
 
 
 def dotted(version: int) -> str:
-    """'2.32.3' of NCCL's number."""
+    """NCCL's version as text, '2.32.3'."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

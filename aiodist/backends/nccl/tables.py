@@ -1,4 +1,4 @@
-"""What NCCL calls our dtypes and reductions, and which it has. Pure: its constants are part of its ABI."""
+"""NCCL's constants for our dtypes and reductions, where it has them. Pure: they are part of its ABI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from aiodist.types import BFLOAT16, ReduceOp
 
 BYTE = 1
-"""NCCL_UINT8: what is only moved goes as bytes."""
+"""NCCL_UINT8, for what is only moved: it goes as bytes."""
 
 _CODES: dict[np.dtype[np.generic], tuple[int, int]] = {  # dtype → NCCL's, and how many of it make an element
     np.dtype(np.bool_): (1, 1),

@@ -35,7 +35,7 @@ class Step(Operation):
     ) -> None:
         super().__init__(
             whole.call,
-            whole.work,  # whoever awaits it polls for this
+            whole.work,  # an await of it polls for this
             staging.source,
             staging.target,
             None,
@@ -53,12 +53,12 @@ class Step(Operation):
         self.then = then
 
     def succeed(self) -> None:
-        """The host backend has done its part."""
+        """Go on: the host backend has done its part."""
         self.then(self)
 
 
 class StagedBackend:
-    """See the module.
+    """The staged backend of one group; see the module.
 
     Args:
         host: the host backend of the group.
@@ -80,17 +80,17 @@ class StagedBackend:
         self._dead = False
 
     async def open(self) -> None:
-        """The device is here; the host backend is, anyway."""
+        """Open the device; the host backend is open already."""
         await self._copier.open(self._host.loop)
 
     def divide(self, context: int, members: Sequence[int]) -> None:
-        """Nothing is shared between groups."""
+        """Do nothing: groups share nothing."""
 
     def renounce(self, context: int, ranks: Sequence[int]) -> None:
-        """The host backend sees to it."""
+        """Do nothing: the host backend does it."""
 
     async def bystand(self) -> None:
-        """Nothing is asked of those who are no members."""
+        """Do nothing: non-members have no part here."""
 
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
@@ -100,7 +100,7 @@ class StagedBackend:
             self._host.failed(error)
 
     def hold(self, operation: Operation) -> None:
-        """An operation that is submitted later: it is copied behind what the caller's streams have now."""
+        """Note an operation that is submitted later: it is copied after what the caller's streams have."""
         self._host.hold(operation)
         try:
             operation.noted = self._copier.marks(operation)
@@ -108,7 +108,7 @@ class StagedBackend:
             self._host.failed(error)
 
     def batch(self, begins: bool) -> None:
-        """There is nothing to gain."""
+        """Do nothing: a batch gains nothing here."""
 
     def abort(self) -> None:
         """Stop everything; the group's release is held while something is copied."""
@@ -119,7 +119,7 @@ class StagedBackend:
                 self._host.release.let_go()
 
     def retire(self) -> None:
-        """The group is gone for good."""
+        """Forget the group, which is gone for good."""
         self._copier.leave()
 
     def child(self, host: HostBackend, whole: bool) -> StagedBackend:
@@ -151,11 +151,11 @@ class StagedBackend:
         return buffers(operation, self._host.rank, self._host.size, allocate, own=True)
 
     def _carry_out(self, operation: Operation, staging: Buffers, marks: Sequence[Any]) -> None:
-        """All that the host operation reads is on the host."""
+        """Submit the host operation: all that it reads is on the host."""
         self._host.submit(Step(operation, staging, marks, self._carried_out))
 
     def _carried_out(self, step: Step) -> None:
-        """The host operation has ended well."""
+        """Copy the result back: the host operation has ended well."""
         operation, inward = step.whole, step.inward
         if operation.call.kind is Kind.recv:
             operation.result = step.result
@@ -193,5 +193,5 @@ class StagedBackend:
 
 
 def _worth(pairs: Sequence[tuple[Array, Array]]) -> Pairs:
-    """Those that copy anything."""
+    """The pairs that are not empty."""
     return [pair for pair in pairs if pair[0].size]

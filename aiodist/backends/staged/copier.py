@@ -33,7 +33,7 @@ Pairs = list[tuple[Array, Array]]
 
 
 class Transfer:
-    """What is copied one way for one operation.
+    """The copies of one operation in one direction.
 
     Args:
         marks: events of the caller's streams, before which nothing is read or written on the device.
@@ -45,19 +45,19 @@ class Transfer:
         self.marks = marks
         self.pairs = pairs
         self.done = done
-        self._first = threading.Lock()  # whoever takes it first: the copy, or its end
+        self._first = threading.Lock()  # taken first by the copy, or by its end
 
     def begin(self) -> bool:
-        """Whether to copy. From now on tensors of the user are touched, until `done`."""
+        """Begin → whether to copy. From now on tensors of the user are touched, until `done`."""
         return self._first.acquire(blocking=False)
 
     def cancel(self) -> bool:
-        """Whether nothing was touched yet; then nothing ever will be."""
+        """Cancel → whether nothing was touched yet; then nothing ever will be."""
         return self._first.acquire(blocking=False)
 
 
 class Copier:
-    """See the module. Its threads begin with the first group and end with the last one.
+    """One world's copier; see the module. Its threads begin with the first group and end with the last one.
 
     Args:
         device: index of the CUDA device.
@@ -70,11 +70,11 @@ class Copier:
         self._ways: list[Way] = []
 
     def use(self) -> None:
-        """A group will."""
+        """Count a group that uses the copier."""
         self._users += 1
 
     def leave(self) -> None:
-        """A group will no more. Does not wait: a thread ends after what it was given."""
+        """Count a group out. Does not wait: a thread ends after what it was given."""
         self._users -= 1
         if not self._users:
             ways, self._ways = self._ways, []
@@ -112,7 +112,7 @@ class Copier:
 
 
 def room(nbytes: int) -> int:
-    """How much to ask CuPy for: it keeps what is given back by its size, for ever, so there are few sizes."""
+    """The bytes to ask CuPy for: it keeps what is given back by size, for ever, so there are few sizes."""
     step = max(512, (1 << nbytes.bit_length()) // 16)
     return -(-nbytes // step) * step
 
@@ -143,7 +143,7 @@ class Way:
         self._thread.submit(partial(self._run, transfer))
 
     def end(self) -> None:
-        """End the thread, after all that."""
+        """End the thread, after all that was submitted."""
         self._thread.end()
 
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────
@@ -212,7 +212,7 @@ class Way:
             copy(self._cupy, on_device, target)
 
     def _contiguous(self, like: Array) -> Array:
-        """Memory of the device; the stream is the current one, so it is given away only behind its use."""
+        """Memory of the device; the stream is the current one, so it is given away only after its use."""
         made: Array = allocate(self._cupy, self._device, like.size, like.dtype).reshape(like.shape)
         return made
 

@@ -1,10 +1,10 @@
-"""`agree`: the same answer on all survivors, whoever dies meanwhile.
+"""`agree`: the same answer on all survivors, also if members die meanwhile.
 
 While all is well it is one all_reduce of a byte. Where that fails on some, it may have ended well on others,
-so they ask: every living member says how it ended there, and whoever is asked cannot end it by itself any
-more. If one has an answer, that is it; if none has, it is no, or an error where members disagreed about the
+so they ask: every living member says how it ended there, and a member that is asked can no longer end it by
+itself. If one has an answer, that is it; if none has, it is no, or an error where members disagreed about the
 operation (law 4). What was found goes to the arbiter, so that two who ask do not find two answers when
-somebody dies between them.
+a member dies between them.
 
 Source of the idea: agreement in ULFM (Herault et al., "Practical scalable consensus", 2015), with the arbiter
 in the place of its tree.
@@ -30,7 +30,7 @@ logger = logging.getLogger("aiodist.group.agreement")
 
 YES, NO, MISMATCH = b"\x01", b"\x00", b"\x02"
 
-_KEPT = 1024  # answers that are kept for whoever asks; an operation is asked for soon or never
+_KEPT = 1024  # answers that are kept for members that ask; an operation is asked for soon or never
 
 
 class Agreements:
@@ -107,7 +107,7 @@ class Agreements:
         return ruled
 
     def hear(self, origin: int, motion: Motion) -> None:
-        """A question, or an answer."""
+        """Take a question, or an answer."""
         match motion:
             case Ask(topic):
                 self._asked(origin, topic)
@@ -119,11 +119,11 @@ class Agreements:
                 self._news.set()
 
     def lose(self) -> None:
-        """A member is gone: perhaps nobody is left to wait for."""
+        """Note that a member is gone: perhaps nobody is left to wait for."""
         self._news.set()
 
-    def last_words(self) -> Answer | None:
-        """The last result, for those who may still ask when this process is gone."""
+    def last_answer(self) -> Answer | None:
+        """The last result, for members that may still ask when this process is gone."""
         topic = next(reversed(self._known), None)
         return None if topic is None else Answer(topic, self._known[topic])
 
@@ -147,7 +147,7 @@ class Agreements:
         return self._reachable().intersection(asked) - answers.keys()
 
     def _seal(self, topic: str) -> None:
-        """Have it not end here by itself any more: break the group, as whoever asks knows."""
+        """Keep the operation from ending here by itself: break the group, as the member that asks knows."""
         self._sealed.add(topic)
         for group in self._groups:
             if topic.startswith(f"agree/{group.roster.context:x}/"):

@@ -1,4 +1,4 @@
-"""The first epoch of a job: nobody decides on it, all who began the job are in it."""
+"""The first epoch of a job: nobody decides on it, all ranks that began the job are in it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def first_epoch(job: Job, world: World, store: Gathers) -> ProcessGroup:
 
 
 async def _forget_the_last_run(store: Store) -> None:
-    """A store may outlive a run of its job. What was decided then must not hold for this one, whose members
-    all wait for the barrier."""
+    """Forget what was decided in the last run of the job, which its store may outlive: it must not hold for
+    this run, whose members all wait for the barrier."""
     for key in await store.list_keys():
         if key.startswith(("ruling/", "invite/", OVER)):
             await store.delete_key(key)

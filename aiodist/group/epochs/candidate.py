@@ -19,9 +19,9 @@ R = TypeVar("R")
 
 
 class Candidate(Generic[R]):
-    """Forms a draft in a task of its own. Close it unless its epoch was adopted.
+    """A draft that is being formed, in a task of its own. Close it unless its epoch was adopted.
 
-    A draft whose links are up may have been formed at others, though not here (somebody died in its
+    A draft whose links are up may have been formed at others, though not here (a member died in its
     barrier), and may still be decided: so its world is kept until it is known which one is.
 
     Args:
@@ -35,7 +35,7 @@ class Candidate(Generic[R]):
         regroup: what `listen` made, once its links are up.
         store: that its members meet at.
         formed: all its members are connected.
-        culprits: whose fault it is that it could not be formed (uids).
+        culprits: members by whose fault it could not be formed (uids).
         error: why it could not.
     """
 
@@ -145,4 +145,4 @@ class Candidate(Generic[R]):
 
 
 async def _stay() -> None:
-    """An epoch that was never adopted leaves the job as it is."""
+    """Leave the job as it is: the epoch was never adopted."""

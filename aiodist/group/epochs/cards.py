@@ -50,7 +50,7 @@ def read_cards(answers: list[bytes], mine: Mapping[str, Any]) -> list[dict[str, 
 
 
 def check_cards(cards: list[dict[str, Any]]) -> None:
-    """Refuse a job that mixes versions, byte orders or settings; the error says who has which.
+    """Refuse a job that mixes versions, byte orders or settings; the error says which rank has which.
 
     Raises:
         AuthenticationError: another protocol version or byte order.
@@ -81,7 +81,7 @@ def check_cards(cards: list[dict[str, Any]]) -> None:
 
 
 def read_ranks(answers: list[bytes]) -> list[set[int]]:
-    """By rank, the ranks that it names. `RendezvousError` if one names none."""
+    """The ranks that each rank names, by rank. `RendezvousError` if one names none."""
     found = []
     for rank, answer in enumerate(answers):
         try:

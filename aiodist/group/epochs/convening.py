@@ -1,8 +1,8 @@
-"""Making a draft, and making it final: the part of whoever convenes, or asks the arbiter.
+"""Making a draft, and making it final: the part of the member that convenes, or asks the arbiter.
 
 Each call on an epoch is decided by itself, as the next epoch (`Decided`) or as void (`Void`), and a later
-call counts only where all earlier ones are void. So a call that came to nothing leaves nothing behind that
-might be found to be the next epoch afterwards, when its convener has died before it could say so.
+call counts only where all earlier ones are void. So a call that failed leaves nothing behind that might be
+found to be the next epoch afterwards, when its convener has died before it could say so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiodist.membership.motions import Decided, Draft, Motion, Void, decode, enc
 from aiodist.membership.record import Number, Record
 from aiodist.rendezvous import Store
 
-_LOOK = 0.02  # seconds between looks at who waits at the store
+_LOOK = 0.02  # seconds between looks at the newcomers that wait at the store
 _AGAIN, _LONGEST = 0.01, 1.0  # seconds before the second draft; they double up to the second value
 
 logger = logging.getLogger("aiodist.group.convening")
@@ -75,7 +75,7 @@ class Convening:
             self._ruling = self._loop.create_task(self._rule(assembly, record))
 
     async def stop(self) -> None:
-        """The call has ended."""
+        """Stop: the call has ended."""
         tasks = [task for task in (self._inviting, self._ruling) if task is not None]
         for task in tasks:
             task.cancel()
@@ -85,7 +85,7 @@ class Convening:
     # ── drafts ───────────────────────────────────────────────────────────────────────────────────────
 
     async def _invite(self, assembly: Assembly, step: Invite) -> None:
-        """Make a draft, and tell everybody; or find that there is nothing to draft."""
+        """Make a draft, and tell all members; or find that there is nothing to draft."""
         tried = (step.attempt & 0xFFFF) - 1
         try:
             if tried > 0:
@@ -125,13 +125,13 @@ class Convening:
 
     def _room(self, step: Invite) -> int:
         """The number of newcomers that may be taken in at a time. Members of an epoch decide on the next by
-        majority: those who are known to work must not be outvoted by those who have yet to show it."""
+        majority: members that are known to work must not be outvoted by those that have yet to show it."""
         if isinstance(self._arbiter, MajorityArbiter):
             return min(step.newcomers, max(1, len(step.members) - 1, step.wanted))
         return step.newcomers
 
     async def _meeting_place(self, members: Collection[bytes]) -> tuple[Store, str, bytes]:
-        """The store that the draft meets at, its address, and who hosts it; a new one if its host is gone."""
+        """The store that the draft meets at, its address, and its host; a new one if the host is gone."""
         job, hosts = self._job, self._world.store_hosts
         if not hosts or job.host_store is None or job.reach_store is None:
             return job.store, "", b""
@@ -159,7 +159,7 @@ class Convening:
 
         Raises:
             QuorumLost: the arbiter cannot say.
-            WireError: it says what is no decision.
+            WireError: its answer is no decision.
         """
         epoch = assembly.epoch + 1
         for call in range(1, assembly.call):
@@ -187,7 +187,7 @@ class Convening:
         return found
 
     async def _publish(self, epoch: int, decided: Decided) -> None:
-        """Where members decide, newcomers read it at the store that they were invited to."""
+        """Publish a decision of the members for newcomers, at the store to which they were invited."""
         if isinstance(self._arbiter, MajorityArbiter):
             store = self._store_of(decided.record.number) or self._job.store
             with contextlib.suppress(RendezvousError, TimeoutError):
@@ -201,7 +201,7 @@ class Convening:
 
 
 def topic_of(epoch: int) -> str:
-    """Under what the arbiter decides on the calls for an epoch; the call's number follows."""
+    """The topic under which the arbiter decides on the calls for an epoch; the call's number follows."""
     return f"epoch/{epoch}/"
 
 

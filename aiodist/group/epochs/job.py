@@ -1,4 +1,4 @@
-"""A membership, which outlives epochs: who this is, where the job meets, how to open an endpoint."""
+"""A membership, which outlives epochs: this process, the job's rendezvous, how to open an endpoint."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Job:
 
     Args:
         uid: names this process; random.
-        words: who this is, for people: 'pid 4711 on host a'.
+        words: a description of this process, for people: 'pid 4711 on host a'.
         settings: of the job; each epoch adds its number and place.
         store: where the job meets, with the prefix of its name.
         open_endpoint: makes the endpoint of a rank in a place.
         leave: awaited when this process has left its last epoch.
         host_store: starts a store in this process → its address; for a job whose store was lost with its
-            host. None: the job's store is nobody's, and decides who goes on.
+            host. None: no member hosts the job's store, and it decides which members go on.
         reach_store: connects to a store at an address that a member (uid) hosts, with the prefix of the job's
             name.
-        store_address: of a store that a member hosts, as the record has it; '' for one that is nobody's.
+        store_address: of a store that a member hosts, as the record has it; '' for any other.
         store_host: uid of that member. Another one may serve at the same address later.
         host: this host's name; None: what the system says.
         background: old epochs that are being closed, and calls for the next one.
-        hasty: somebody was lost in the last epoch: wait for nobody for long.
+        hasty: a member was lost in the last epoch: wait for nobody for long.
         finished: the epoch that this process has closed with all well, and how many members it had.
     """
 
@@ -74,7 +74,7 @@ class Job:
         return task
 
     async def end(self) -> None:
-        """The last epoch is over: return when nothing of the others is left, either.
+        """End the job after its last epoch: return when nothing of the others is left, either.
 
         Each cancellation is handed on to what still goes on, which may then let go at once; it does not
         outlive this.

@@ -1,4 +1,4 @@
-"""The control links of one world: made when its members meet, and made anew where somebody tears them."""
+"""The control links of one world: made when its members meet, and made anew where they are torn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("aiodist.group.links")
 
 
 class Links:
-    """Takes control links from the first moment on, since peers may dial before anything is awaited here.
+    """The taker of control links, from the start, since peers may dial before anything is awaited here.
 
     Args:
         endpoint: dials them, and is given those that others dial.
@@ -56,7 +56,7 @@ class Links:
         return [neighbour for neighbour in self._control.core.neighbours if neighbour < self._endpoint.rank]
 
     async def connect(self, timeout: float, deadline: float) -> None:
-        """Bring up the links that did not come by mail.
+        """Bring up the links that did not come by descriptor passing.
 
         Args:
             timeout: seconds of the whole meeting, for what an error says.
@@ -83,7 +83,7 @@ class Links:
             raise (first or errors.exceptions[0]) from None
 
     async def unless_lost(self, step: Coroutine[Any, Any, None]) -> None:
-        """Carry out a step that waits for everybody, unless somebody is found to have died."""
+        """Carry out a step that waits for all members, unless one is found to have died."""
         task = self._loop.create_task(step)
         try:
             either: set[asyncio.Future[None]] = {task, self._up}
@@ -105,7 +105,7 @@ class Links:
             self._up.set_exception(error)
 
     def process_ended(self, rank: int, pid: int, proven: bool = True) -> None:
-        """A process has ended, or is as good as over where that is not `proven`: the proof will come."""
+        """Note that a process has ended, or is ending where that is not `proven`: the proof will come."""
         cause = f"process {pid} ended"
         self._control.lose(rank, cause, proven=proven)
         self.fail(PeerLost([rank], cause))
@@ -138,7 +138,7 @@ class Links:
             self.fail(PeerLost([rank], cause))
 
     def _torn(self, rank: int, error: Tampered) -> None:
-        """Somebody on the path altered a control link: its groups break, and it is made anew."""
+        """Break the groups of a control link that was altered on its path, and make the link anew."""
         self._control.tampered(rank, error)
         if not self._up.done():
             self.fail(Tampered(f"between rank {self._endpoint.rank} and rank {rank} {error.message}"))
@@ -146,6 +146,6 @@ class Links:
             self._mending.torn(rank)
 
     def _lost(self, rank: int) -> None:
-        """Noticed here, or told by others: who is lost before all links are up is not waited for."""
+        """Wait no more for a rank that is lost before all links are up, noticed here or told by others."""
         self._endpoint.drop(rank)
         self.fail(PeerLost([rank], self._control.core.lost.get(rank, "it is lost")))

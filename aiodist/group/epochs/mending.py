@@ -1,7 +1,7 @@
-"""Control links that somebody on the path has torn: made anew, so that no honest rank is given up for it.
+"""The mending of control links torn by an attacker on the path, so that no honest rank is given up for it.
 
-The higher rank of a pair dialed, and dials again; the other waits. Who does not come back in time is lost, as
-one is whose link ends without goodbye.
+The higher rank of a pair dialed, and dials again; the other waits. A rank that does not come back in time is
+lost, as is one whose link ends without goodbye.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AGAIN = 0.05
 """Seconds until it is dialed again where this process lacks something for it."""
 
 OFTEN = 3
-"""Times that a link is made anew: who tears it more often keeps the two apart."""
+"""Times that a link is made anew: an attacker that tears it more often keeps the two ranks apart."""
 
 
 class Mending:
@@ -29,8 +29,8 @@ class Mending:
         rank: this process's.
         dial: connects a control link to a rank.
         attach: takes a link that stands.
-        give_up: called as (rank, cause) with who could not be linked anew.
-        unable: called as (rank, why) where that was for want of something of this process's.
+        give_up: called as (rank, cause) with a rank that could not be linked anew.
+        unable: called as (rank, why) where this process lacked something for that.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Mending:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def torn(self, rank: int) -> None:
-        """The link to a rank is gone."""
+        """Mend the link to a rank, which is gone."""
         if rank in self._waiting:
             return
         times = self._times[rank] = self._times.get(rank, 0) + 1
@@ -64,7 +64,7 @@ class Mending:
             task.add_done_callback(self._tasks.discard)
 
     def stands(self, rank: int) -> None:
-        """Note that a link to a rank stands, whoever dialed."""
+        """Note that a link to a rank stands, whichever side dialed."""
         if (waiting := self._waiting.get(rank)) is not None:
             waiting.set()
 

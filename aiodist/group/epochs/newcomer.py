@@ -1,4 +1,4 @@
-"""A newcomer's way into a running job: it rings, is invited to drafts, and waits for one to be decided."""
+"""The admission of a newcomer: it submits a request, is invited to drafts, and waits for a decision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def join_running(job: Job, timeout: float) -> ProcessGroup:
     """Wait to be admitted → the group of the epoch that this process is in.
 
     Raises:
-        RendezvousTimeout: nobody did in time.
+        RendezvousTimeout: it was not admitted in time.
     """
     visit = _Visit(job)
     deadline = asyncio.get_running_loop().time() + timeout
@@ -154,7 +154,7 @@ class _Visit:
             await self._bell.leave()
 
     async def give_up(self, error: BaseException) -> None:
-        """Joining failed: leave the job, and an epoch that was decided, too, since nobody has its group."""
+        """Leave the job after joining failed, also an epoch that was decided, since nobody has its group."""
         try:
             await self.close()
         finally:

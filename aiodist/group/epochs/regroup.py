@@ -2,7 +2,7 @@
 
     rebuild, shrink, grow ─▶ Assembly ─▶ drafts ─▶ Candidates ─▶ arbiter ─▶ the next epoch's group
 
-What is hard about it, and why it is this way, stands in the comment below.
+The comment below says why it is made this way.
 """
 
 # Why it is this way
@@ -24,19 +24,19 @@ What is hard about it, and why it is this way, stands in the comment below.
 # It listens from the first moment of its world. Others may call, draft and decide before this process calls
 # at all. What they say is kept in the assembly of that call, which is made when the first of it is heard.
 # The control links of the old world carry it as long as that world lives, and they alone say which of its
-# members are dead. What a candidate's own links say of them is not believed (`_culprits`): whoever gives a
-# draft up ends all its connections, and looks dead there.
+# members are dead. What a candidate's own links say of them is not believed (`_culprits`): a member that
+# gives a draft up ends all its connections, and looks dead there.
 #
 # Every candidate has a `Regroup` of its own, from before its barrier. A member that knows the decision
 # leaves the old world, and newcomers were never in it. So the decision is told on the links of the new
-# world, too (`confirm`), by everybody who learns of it.
+# world, too (`confirm`), by every member that learns of it.
 #
 # A call goes on when its awaiter is cancelled, since the others count on this process. It is a task of the
 # job, and the user's next call takes up its result. It ends with the job.
 #
 # The old group is closed beside the new one. Its goodbyes may take as long as its slowest member. But no
-# buffer of it is touched any more when the new group is returned (`let_go`). From `_take_over` on, whoever
-# closes the old group closes the new one, and the end of the old world no longer ends the job
+# buffer of it is touched any more when the new group is returned (`let_go`). From `_take_over` on,
+# closing the old group closes the new one, and the end of the old world no longer ends the job
 # (`World.leave`).
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Regroup:
         self._candidates: dict[Number, Candidate[Regroup]] = {}
         self._given_up = ""  # why the others count this process as lost
         self._over = False
-        self._moving: asyncio.Task[ProcessGroup] | None = None  # until somebody has taken its result
+        self._moving: asyncio.Task[ProcessGroup] | None = None  # until its result is taken
         self._on_decided = on_decided
         self.decided = asyncio.Event()
         self._arbiter = self._make_arbiter()
@@ -169,7 +169,7 @@ class Regroup:
             self._core.check_here()
             self._core.batches.begin()
             ready = Ready(self._number(), min_size, admit, wanted, excluded)
-            # The others count on it, so it goes on whoever stops waiting for it (law 2).
+            # The others count on it, so it goes on, even if the caller stops waiting for it (law 2).
             self._moving = self.job.in_background(self._when_quiet(ready, timeout))
             self._moving.add_done_callback(_seen)
         return self._moved()
@@ -189,7 +189,7 @@ class Regroup:
         if moving.cancelled():
             raise GroupClosed(f"the job was left in the middle of a call for epoch {self.group.epoch + 1}")
         group = moving.result()
-        replace_default(self.group, group)  # of whoever awaits it
+        replace_default(self.group, group)  # of the task that awaits it
         return group
 
     async def _when_quiet(self, ready: Ready, timeout: float) -> ProcessGroup:
@@ -281,7 +281,7 @@ class Regroup:
             raise GroupClosed(f"group '{self.group.name}' was closed in the middle of the call")
 
     async def _take(self, assembly: Assembly) -> _Adopted | None:
-        """One step; the candidate that has become the epoch, if that is it."""
+        """Take one step → the candidate that has become the epoch, if it ends with that."""
         self._check_open()
         if self._given_up:
             raise Evicted(f"the others count this process as lost: {self._given_up}", hint=_EVICTED_HINT)
@@ -313,7 +313,7 @@ class Regroup:
         return None
 
     def _culprits(self, candidate: Candidate[Regroup]) -> tuple[bytes, ...]:
-        """Members who shall not be in the next draft. Whoever finds out first that one cannot be formed ends
+        """Members that shall not be in the next draft. The first to find that a draft cannot be formed ends
         all its connections, so to the others it looks like the one that is lost. The old world knows better
         which of its members live; so only newcomers are given up for a lost connection."""
         if isinstance(candidate.error, PeerLost):
@@ -321,7 +321,7 @@ class Regroup:
         return tuple(candidate.culprits)
 
     def _listen(self, assembly: Assembly, record: Record, world: World, group: ProcessGroup) -> Regroup:
-        """Listen in the draft's world: there, too, somebody may say that it has become the epoch."""
+        """Listen in the draft's world: there, too, a member may say that it has become the epoch."""
 
         def learn() -> None:
             assembly.decide(record)
@@ -389,7 +389,7 @@ class Regroup:
                 del self._candidates[number]
 
     def _take_over(self, old: Regroup, candidate: Candidate[Regroup]) -> None:
-        """Take the place of the old epoch: whoever closes the old group closes this one from now on."""
+        """Take the place of the old epoch: closing the old group closes this one from now on."""
         self._world.leave, old._world.leave = old._world.leave, _nothing
         self._core.succeed(old._core)
         replace_default(old.group, self.group)
@@ -410,7 +410,7 @@ class Regroup:
     # ── what is heard ────────────────────────────────────────────────────────────────────────────────
 
     def rank_lost(self, rank: int, cause: str, silence: float | None = None) -> None:
-        """A member is lost."""
+        """Note that a member is lost."""
         if rank == self._control.rank:
             self._given_up = cause
             self._changed.set()
@@ -418,22 +418,22 @@ class Regroup:
             self._out(rank)
 
     def rank_left(self, rank: int) -> None:
-        """Nothing to do: it is said here first."""
+        """Do nothing: a goodbye is said here first."""
 
     def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
-        """The groups see to it."""
+        """Do nothing: the groups handle it."""
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Nobody is out because of that."""
+        """Do nothing: no member is excluded because of that."""
 
     def said(self, message: Message) -> None:
-        """A motion. Who speaks nonsense is as good as lost."""
+        """Take a motion. A member that sends an invalid one counts as lost."""
         if message.say is not Say.motion:
             return
         try:
             self._hear(message.origin, decode(message.body[1]))
         except WireError as error:
-            self._control.lose(message.origin, f"spoke nonsense about membership ({error})")
+            self._control.lose(message.origin, f"sent an invalid message about membership ({error})")
 
     def _hear(self, origin: int, motion: Motion) -> None:
         match motion:
@@ -457,7 +457,7 @@ class Regroup:
         self._changed.set()
 
     def confirm(self, decided: Decided) -> None:
-        """This world's own epoch was decided; told on its own links for newcomers to hear."""
+        """Tell on this world's own links, for newcomers, that its own epoch was decided."""
         if decided.record.epoch == self.group.epoch and not self.decided.is_set():
             self.decided.set()
             self._say(None, decided)
@@ -480,7 +480,7 @@ class Regroup:
         self._changed.set()
 
     def _recount(self, rank: int) -> None:
-        """One more may be proven dead: perhaps that is a majority."""
+        """Count the votes anew: one more member may be proven dead, and perhaps that is a majority."""
         if isinstance(self._arbiter, MajorityArbiter):
             self._arbiter.recount()
 
@@ -522,12 +522,12 @@ class Regroup:
         return set(range(len(self._world.uids))) - self._gone - self._control.core.departed
 
     def leave(self) -> None:
-        """The world ends here: tell the others that this process takes no part any more."""
+        """Tell the others that this process takes no part any more: the world ends here."""
         if not self._over:
             if self._core.error is None and self.decided.is_set():
                 self.job.finished = (self.group.epoch, len(self._world.uids))
-            if (words := self._agreements.last_words()) is not None:
-                self._say(None, words)
+            if (answer := self._agreements.last_answer()) is not None:
+                self._say(None, answer)
             self._say(None, Leave())
             self.job.hasty = bool(self._control.core.lost)
             self._over = True
@@ -539,7 +539,7 @@ class Regroup:
 
 
 def _seen(moving: asyncio.Task[ProcessGroup]) -> None:
-    """Whoever takes the result is told; asyncio need not complain if nobody does."""
+    """Mark the error as seen: asyncio need not complain if nobody takes the result."""
     if not moving.cancelled():
         moving.exception()
 
@@ -557,4 +557,4 @@ def regroup_of(group: ProcessGroup) -> Regroup | None:
 
 
 async def _nothing() -> None:
-    """The job goes on in another epoch."""
+    """Do nothing: the job goes on in another epoch."""

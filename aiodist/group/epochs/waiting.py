@@ -11,7 +11,7 @@ from aiodist.rendezvous import Store
 
 
 class Waiting:
-    """Watches the queue of newcomers from its first question on.
+    """A watch on the queue of newcomers, from its first question on.
 
     Args:
         store: where the job meets.
@@ -25,7 +25,7 @@ class Waiting:
         self._uids: set[bytes] = set()
 
     async def count(self) -> int:
-        """The number of those who wait. The first time this asks the store; 0 where it cannot be reached."""
+        """The number of waiting newcomers. The first time it asks the store; 0 where that is out of reach."""
         if self._task is None or self._task.done():
             try:
                 self._uids = set(await newcomers.pending(self._store))

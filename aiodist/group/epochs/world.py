@@ -1,9 +1,9 @@
 """Putting a world together: from an endpoint and a store to the first process group.
 
-    cards ──▶ who shares memory ──▶ control links ──▶ group ──▶ a barrier over the data channels
+    cards ──▶ shared memory ──▶ control links ──▶ group ──▶ a barrier over the data channels
 
 There is one world an epoch: when members change, another is put together (`regroup`). Each step is
-bounded by one deadline and names who is missing when it passes. The same code runs over sockets and, in
+bounded by one deadline and names the missing ranks when it passes. The same code runs over sockets and, in
 simulations, over memory.
 """
 
@@ -144,9 +144,9 @@ class World:
         """Meet the others and connect to them; the group that comes of it has yet to do its first operation.
 
         Raises (the world has ended then):
-            RendezvousTimeout: somebody did not come; names who.
-            RendezvousError: versions or settings differ; says who has which.
-            PeerLost: somebody came and died.
+            RendezvousTimeout: some ranks did not come; names them.
+            RendezvousError: versions or settings differ; says which rank has which.
+            PeerLost: a rank came and died.
         """
         deadline = self._loop.time() + self._settings.timeout
         patience = self._settings.patience
@@ -201,14 +201,14 @@ class World:
         return cards
 
     def _post(self) -> list[int]:
-        """Have sentries stand, where there is anybody to see them; their thread ids."""
+        """Post sentries, where there are local peers to see them → their thread ids."""
         if self._settings.inline or not 1 < self._size <= _WATCHED:
             return []
         self._sentries = self._sentries or Sentries()
         return self._sentries.tids
 
     def _watch_processes(self, cards: list[dict[str, Any]]) -> None:
-        """From now on it is known who dies, of those whose process id means something here."""
+        """Begin to watch for deaths of the processes whose process id has a meaning here."""
         mine = cards[self._endpoint.rank]
         for rank, card in enumerate(cards):
             if mine["pids"] and card["pids"] == mine["pids"] and card["pid"] != mine["pid"]:
@@ -222,12 +222,12 @@ class World:
         self._control.see(rank, partial(is_stopped, pid))
 
     async def _route(self, store: Gathers, deadline: float) -> None:
-        """Find out who shares memory, and agree: a pair uses it if both have proved it (law 3)."""
+        """Find out which ranks share memory, and agree: a pair uses it if both have proved it (law 3)."""
         me, transport = self._endpoint.rank, self._settings.transport
         others = [rank for rank in range(self._size) if rank != me]
         proved = set()
         if transport != "tcp":
-            # Half of the time: who does not answer must still be told apart from who waits for it.
+            # Half of the time: a rank that does not answer must be told apart from those that wait for it.
             patience = self._left(deadline) / 2
             proved = await self._endpoint.prove_local(others, self._links.to_dial(), patience)
         answers = await store.gather(
@@ -277,21 +277,21 @@ class World:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
     async def aclose(self) -> None:
-        """Say goodbye to everybody and let go of everything. The groups have ended before."""
+        """Say goodbye to all members and let go of everything. The groups have ended before."""
         if self._ended:
             return
         try:
             self._part()
             self._control.close()
             self._engine.leave_segment()
-            # Where somebody was lost there may be others who will not answer, and nothing of the groups that
+            # Where a rank was lost there may be others that will not answer, and nothing of the groups that
             # held it is worth waiting for.
             await self._endpoint.aclose(linger=_HASTE if self._control.core.lost else None)
         finally:
             await self._let_go()
 
     async def abandon(self, group: ProcessGroup | None = None, reason: str = "") -> None:
-        """Assembling failed, or nobody wants it any more: leave no trace."""
+        """Leave no trace, after assembling failed or is not wanted any more."""
         if self._ended:
             return
         logger.debug(

@@ -1,9 +1,9 @@
 """Collectives among ranks of one host, through memory that each writes and the others read.
 
-    board      where it all lies: a group's slots in each member's segment, and who may read what when
-    hub        one process's side: its segment, who sleeps and who is rung, polling, progress on the loop
+    board      the layout: a group's slots in each member's segment, and when a rank may read what
+    hub        one process's side: its segment, sleeping and waking peers, polling, progress on the loop
     plan       what all ranks agree on for one kind of call, worked out once: digest, path, block size
-    exchange   one running operation; `direct`, `share`, `reduce_all`, `wired` say what it does, `kinds` which
+    exchange   one running operation; `direct`, `share`, `reduce_all`, `wired` do it, `kinds` chooses
     bulk       the thread that runs large ones
     short      the way of plain arrays into the exchanges, without anything that is not needed
     group      starts operations, and ends them when the group breaks

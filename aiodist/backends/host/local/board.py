@@ -114,7 +114,7 @@ class Board:
         self._heads = [_FIRST8 + slot * _STRIDE8 for slot in range(SLOTS)]
         self.signed: list[bytes | None] = [None] * SLOTS
         self.memories = [peer.memory for peer in self.peers]
-        self._members_here = list(self.peers)  # who has not been seen to leave
+        self._members_here = list(self.peers)  # those not seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
         hub.boards.add(self)
         try:
@@ -153,7 +153,7 @@ class Board:
         return peer.entry >= 0
 
     def signature_of(self, peer: Peer, seq: int) -> bytes:
-        """What a peer says that it does in an operation's slot."""
+        """The signature that a peer has published in an operation's slot."""
         start = (peer.base + self.head(seq)) * 8 + _SIGNATURE
         signature = bytes(peer.memory.view[start : start + SIGNATURE_BYTES])
         return signature[:16] + seq.to_bytes(8, sys.byteorder) + signature[24:]  # one that is there is kept
@@ -167,16 +167,16 @@ class Board:
         self.hub.view[start : start + SIGNATURE_BYTES] = signature
 
     def payload_at(self, seq: int) -> int:
-        """Where a slot's own payload lies in the segment."""
+        """The place of a slot's own payload in the segment."""
         return (self.base + self.head(seq)) * 8 + HEADER
 
     def finished(self, seq: int) -> None:
-        """This rank reads nothing of an operation any more."""
+        """Note that this rank reads nothing of an operation any more."""
         self.words[self.base + (seq & MASK)] = seq + 1
 
     def pass_over(self, seq: int) -> None:
-        """A number without an operation, whose slot is free: nothing in it may look like one, however many
-        numbers come before the next use of the slot."""
+        """Pass over a number without an operation, whose slot is free: nothing in it may look like one,
+        however many numbers come before the next use of the slot."""
         self.words[self.base + self.head(seq) + CODE] = 0
         self.finished(seq)
 
@@ -208,7 +208,7 @@ class Board:
         return seq < SLOTS or self.all_finished(seq - SLOTS)
 
     def withdraw(self, heads: Iterable[int]) -> None:
-        """Operations in these slots, published and not finished here, end here without a result.
+        """Withdraw the operations in these slots, published and not finished here: they end without a result.
 
         When this returns, every peer that looks at CODE finds 0, and only afterwards can it find in memory
         what is written there later: peers look again when they have read (`Exchange.confirmed`).
@@ -217,14 +217,14 @@ class Board:
             return  # closed: nobody of this process can write there through it any more
         for head in heads:
             self.words[self.base + head + CODE] = 0
-        # Rings, too: whoever looks and sleeps again costs nothing. Most of all it is a fence. Stores are seen
-        # in order, but for those that NumPy and the C library write past the cache, which may overtake.
+        # Rings, too: a peer that looks and sleeps again costs nothing. Most of all it is a fence. Stores are
+        # seen in order, but for those that NumPy and the C library write past the cache, which may overtake.
         self.ring_all()
 
-    # ── waking who waits for a word ──────────────────────────────────────────────────────────────────
+    # ── waking peers that wait ────────────────────────────────────────────────────────────────────────
 
     def ring_loops(self) -> None:
-        """A word was written, on the loop, that peers' loops may wait for.
+        """Wake peers' loops that may wait for a word that was written, on the loop.
 
         No fence stands between the store and these loads, so a peer that falls asleep meanwhile may be missed
         here. It is woken when this turn ends: `Hub` rings once more then, with a fence.
@@ -234,14 +234,14 @@ class Board:
                 memory.peer_segment.ring_loop()
 
     def ring_all(self) -> None:
-        """A word was written, on the loop, that loops and threads may wait for."""
+        """Wake peers' loops and threads that may wait for a word that was written, on the loop."""
         self.hub.ring(self.memories)
         for memory in self.memories:
             if memory.words[ASLEEP_BULK]:
                 memory.peer_segment.ring_bulk()
 
     def ring_bulks(self) -> None:
-        """A word was written, in the bulk thread, that peers' threads may wait for."""
+        """Wake peers' threads that may wait for a word that was written, in the bulk thread."""
         self.hub.fence_bulk()
         for memory in self.memories:
             if memory.words[ASLEEP_BULK]:
@@ -251,7 +251,7 @@ class Board:
 
     def span(self, nbytes: int, seq: int) -> int:
         """Memory for an operation's blocks: the longest unused of its size if nobody reads it any more. It
-        returns by itself. 0 where there is no room now: see `spare`."""
+        comes back by itself. 0 where there is no room now: see `spare`."""
         size = span_bytes(nbytes)
         spans = self._spans.setdefault(size, deque())
         if spans and self.all_finished(spans[0][1]):
@@ -266,8 +266,8 @@ class Board:
         """The memory that the group keeps for itself, if nobody reads it any more; else 0.
 
         Operations get it in the order of their numbers. So of those that are not finished the first has what
-        it needs on every rank, sooner or later, however much users and other groups have: it waits for nobody
-        who waits for it.
+        it needs on every rank, sooner or later, however much users and other groups have: it waits for no
+        operation that waits for it.
         """
         idle = self._spare_user < 0 or self.all_finished(self._spare_user)
         if not idle or span_bytes(nbytes) > self._spare_bytes:
@@ -321,7 +321,7 @@ class Board:
 
 
 def span_bytes(nbytes: int) -> int:
-    """How much memory `Board.span` takes for so many bytes."""
+    """The memory that `Board.span` takes for so many bytes, in bytes."""
     return 1 << max(13, (nbytes - 1).bit_length())
 
 
@@ -340,16 +340,16 @@ def place_of(word: int) -> tuple[int, bool]:
     return word >> 1, word & 1 == 1
 
 
-def view(near_bytes: Array, at: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """An array on somebody's segment."""
-    return near_bytes[at : at + count * dtype.itemsize].view(dtype)
+def view(memory: Array, at: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """An array on a segment's memory."""
+    return memory[at : at + count * dtype.itemsize].view(dtype)
 
 
 def theirs(memory: PeerMemory, at: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """An array on a peer_segment's segment, where it says that it is.
+    """An array on a peer's segment, where the peer says that it is.
 
     Raises:
-        GroupBroken: that is nowhere.
+        GroupBroken: it says a place outside the segment.
     """
     if at + count * dtype.itemsize > memory.bytes.size:
         raise GroupBroken(

@@ -36,7 +36,7 @@ Ended = Callable[[Exchange, Exception | None], None]
 
 
 class Bulk:
-    """One process's thread. It starts with the first operation.
+    """One process's thread for large operations. It starts with the first one.
 
     Args:
         hub: whose bell wakes it.
@@ -105,7 +105,7 @@ class Bulk:
             sys.setswitchinterval(switch)
 
     def _go_on(self, active: list[tuple[Exchange, Ended]]) -> bool:
-        """Resume all; whether anything happened."""
+        """Resume all → whether anything happened."""
         moved = False
         for entry in list(active):
             exchange, ended = entry

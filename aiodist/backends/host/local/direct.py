@@ -9,13 +9,13 @@ from aiodist.backends.host.local.plan import Plan, aligned
 
 
 class Meet(Exchange):
-    """barrier and new_group: everybody is here, and does the same."""
+    """barrier and new_group: all ranks are here, and do the same."""
 
     __slots__ = ()
     alike = True
 
     def look(self) -> bool:
-        """Everybody has published it."""
+        """Whether all ranks have published the operation."""
         return self.arrived()
 
 
@@ -59,7 +59,7 @@ class ReduceEach(Exchange):
         board.ring_loops()
 
     def look(self) -> bool:
-        """Everybody's payload is there: reduce."""
+        """Reduce when all ranks' payloads are there → whether they are."""
         plan, board = self.plan, self.board
         ends = board.ends or board.complete()
         if ends is None:

@@ -1,8 +1,8 @@
 """One running operation between ranks of one host, and what all kinds of them have in common.
 
-An operation is published in the call, and then goes on as peers let it. Who drives it, the loop or the bulk
-thread, calls `look` again and again, which carries it from one wait for a peer's word to the next. Where its
-data goes in several blocks that is written as a generator, `steps`, which yields at each wait.
+An operation is published in the call, and then goes on as peers let it. Its driver, the loop or the bulk
+thread, calls `look` again and again, which carries it from one wait for a peer to the next. Where its data
+goes in several blocks that is written as a generator, `steps`, which yields at each wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Exchange:
         made: what is copied before and after, where anything is.
         code: the word that publishes it.
         signature: what stands beside that word.
-        moves: counts the words that were written: whoever drives sees whether something happened.
+        moves: counts the words that were written: the driver sees whether something happened.
         phase: what `look` waits for.
         ended: it goes no further: it is over, or its group is broken.
         needs: bytes of staging; 0: none.
@@ -74,7 +74,7 @@ class Exchange:
     )
 
     alike = False
-    """One use is laid out like any other, in one block; `needs` is known when it is made."""
+    """Whether every use is laid out alike, in one block; `needs` is known when the exchange is made."""
 
     send: list[Array]
     recv: list[Array]
@@ -135,7 +135,7 @@ class Exchange:
         self.publish()
 
     def look(self) -> bool:
-        """Go on as far as peers let it; whether the operation is over."""
+        """Go on as far as peers let it → whether the operation is over."""
         return self.go_on()
 
     def steps(self) -> Steps:
@@ -145,7 +145,7 @@ class Exchange:
     # ── driving ──────────────────────────────────────────────────────────────────────────────────────
 
     def go_on(self) -> bool:
-        """Resume `steps`; whether they are over."""
+        """Resume `steps` → whether they are over."""
         assert self.generator is not None
         for _ in self.generator:
             return False
@@ -177,13 +177,13 @@ class Exchange:
         hub.turn.stop_polling()
 
     def take_room(self, spare: bool = False) -> bool:
-        """Take the staging that it needs, if there is room now; `spare`: what the group keeps for itself."""
+        """Take the staging that is needed, if there is room now; `spare`: what the group keeps for itself."""
         take = self.board.spare if spare else self.board.span
         self.staging = take(self.needs, self.seq)
         return self.staging != 0
 
     def compare(self) -> None:
-        """Tell once of a peer that has published something else under this number; then go no further."""
+        """Report once a peer that has published something else under this number; then go no further."""
         if self.phase == WITHDRAWN:
             return
         code, head, low = self.code, self.head, self.board.low
@@ -238,7 +238,7 @@ class Exchange:
         return True
 
     def arrivals(self, peers: Sequence[Peer]) -> Steps:
-        """Wait until peers have published the same operation; tell of one that has published another."""
+        """Wait until peers have published the same operation; report one that has published another."""
         mine, head, board = self.code, self.head, self.board
         for peer in peers:
             while not (peer.base or board.found(peer)):
@@ -252,7 +252,7 @@ class Exchange:
                 yield
 
     def put(self, word: int, value: int) -> None:
-        """Write a word of the slot, and wake who waits for it."""
+        """Write a word of the slot, and wake peers that wait for it."""
         self.board.words[self.base + word] = value
         self.moves += 1
         self.ring()

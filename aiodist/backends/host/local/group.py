@@ -43,20 +43,20 @@ class Owner(Protocol):
     def release(self) -> Release: ...
 
     def finished(self, operation: Operation) -> None:
-        """An operation has ended well."""
+        """Note that an operation has ended well."""
 
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
-        """A peer's signature differs."""
+        """Report that a peer's signature differs."""
 
     def failed(self, error: Exception) -> None:
-        """Something raised that must not."""
+        """Break the group: something raised that must not."""
 
     def awaits(self, seq: int) -> bool:
         """Whether a number before this one is taken, whose operation has yet to come."""
 
 
 class LocalGroup:
-    """See the module.
+    """One group on this host; see the module.
 
     Args:
         hub: the process's side.
@@ -98,7 +98,7 @@ class LocalGroup:
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, call: Call, nbytes: int, sizes: Sequence[int] | None = None, wired: bool = False) -> Plan:
-        """What is the same for all calls like this one, whatever its number and `detail`.
+        """The plan shared by all calls like this one, whatever their number and `detail`.
 
         Args:
             call: the call.
@@ -203,7 +203,7 @@ class LocalGroup:
             exchange.work._driver = exchange
 
     def skip(self, seq: int) -> None:
-        """Nothing is published under a number, on any rank: its slot is passed over once it is free."""
+        """Pass over the slot of a number, once it is free: no rank publishes anything under that number."""
         if not self._dead:
             heappush(self._skipped.setdefault(seq & MASK, []), seq)
             self._pass_over(seq & MASK)
@@ -214,7 +214,7 @@ class LocalGroup:
         numbers, board = self._skipped[slot], self.board
         while numbers and board.free(numbers[0]):
             board.pass_over(heappop(numbers))
-            self.hub.rest_soon()  # it rings for those who wait for the slot
+            self.hub.rest_soon()  # it rings peers that wait for the slot
         if not numbers:
             del self._skipped[slot]
 
@@ -237,7 +237,7 @@ class LocalGroup:
     # ── going on ─────────────────────────────────────────────────────────────────────────────────────
 
     def progress(self) -> bool:
-        """Go on with what waits; whether anything on the loop still does."""
+        """Go on with what waits → whether anything on the loop still does."""
         try:
             for slot in list(self._skipped):
                 self._pass_over(slot)
@@ -253,7 +253,8 @@ class LocalGroup:
         return not self._dead and bool(self._running or self._waiting or self._skipped)
 
     def _start_waiting(self) -> None:
-        """Start what has its slot, and room. Slots are too few for what is that far behind the first."""
+        """Start operations that have their slot, and room. There are too few slots for those far behind the
+        first one."""
         queue = self._queue
         for seq in queue[: bisect_left(queue, queue[0] + SLOTS)] if queue else ():
             # What an earlier one began may have broken the group.
@@ -268,7 +269,7 @@ class LocalGroup:
                 self.step(exchange)
 
     def step(self, exchange: Exchange) -> bool:
-        """Have an operation look, and end it if it is over; whether it is, or can never be."""
+        """Have an operation look, and end it if it is over → whether it is, or can never be."""
         if exchange.ended:
             return True
         try:
@@ -282,7 +283,7 @@ class LocalGroup:
         return True
 
     def _let_go(self, exchange: Exchange, error: Exception | None) -> None:
-        """The thread has let go of an operation."""
+        """End an operation that the thread has let go of."""
         if error is not None and not exchange.ended:
             self._owner.failed(error)  # which halts it, too: it is still among those in the thread
         self._in_thread.discard(exchange)
@@ -298,7 +299,7 @@ class LocalGroup:
         board, hub = self.board, self.hub
         board.words[board.base + (seq & MASK)] = seq + 1  # as `Board.finished`, written out
         if not hub.rest_due:
-            hub.rest_soon()  # it rings for those who wait for the slot
+            hub.rest_soon()  # it rings peers that wait for the slot
         if operation is None:
             work._finish(work._result)
             return
@@ -307,11 +308,11 @@ class LocalGroup:
             self._owner.finished(operation)
 
     def failed(self, error: Exception) -> None:
-        """Something raised that must not: the group breaks."""
+        """Break the group: something raised that must not."""
         self._owner.failed(error)
 
     def disagrees(self, seq: int, peer: Peer) -> None:
-        """A peer has published something else. Called from the loop or from the thread."""
+        """Report that a peer has published something else. Called from the loop or from the thread."""
         theirs = self.board.signature_of(peer, seq)
         self.hub.call(self._owner.disagreed, seq, peer.member, theirs)
 
@@ -322,7 +323,7 @@ class LocalGroup:
         self._withdraw()
         self._dead = True
         if self._short is not None:
-            self._short.dead = True
+            self._short.closed = True
         for exchange in (*self._waiting.values(), *self._running.values(), *self._in_thread):
             exchange.ended = True
         if self._in_thread:
@@ -343,7 +344,7 @@ class LocalGroup:
         self._queue.clear()
 
     def retire(self) -> None:
-        """The group is gone. What peers may read stays until they have left it, too."""
+        """Forget the group. What peers may read stays until they have left it, too."""
         self.halt()
         self.forget()
         if self._short is not None:

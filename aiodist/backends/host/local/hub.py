@@ -1,8 +1,9 @@
-"""One process's side of shared memory: its segment, its peer_segments', who sleeps, and who is rung.
+"""One process's side of shared memory: its segment and its peers', sleeping, and waking peers.
 
-Words in shared memory say everything; bells only wake. A process about to sleep says so in a word of its own
-segment (ASLEEP), looks once more, and sleeps; whoever writes a word looks afterwards who sleeps, and rings. Both
-need a fence between their store and their load, on x86-64, too: taking and releasing a lock is one.
+Words in shared memory carry all information; bells (eventfds) only wake. A process about to sleep says so in
+a word of its own segment (ASLEEP), looks once more, and sleeps. A process that writes a word looks afterwards
+which peers sleep, and rings them. Both need a fence between their store and their load, on x86-64, too:
+taking and releasing a lock is one.
 
 The loop sleeps in `_rest`, which runs at most once a turn, and is woken by its bell. In `await` a Work polls
 for a while (`start_polling`): one budget a turn of the loop, so that others run in between (law 7).
@@ -28,7 +29,7 @@ from aiodist.shm.heap import Heap
 from aiodist.shm.segment import PeerSegment, Segment
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
-"""Words of a segment: its loop sleeps, its bulk thread sleeps. A cache line each, behind the nonce's page."""
+"""Words of a segment: its loop sleeps, its bulk thread sleeps. A cache line each, after the nonce's page."""
 
 _DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
 _HEAP = _DIRECTORY + _ENTRIES * 16
@@ -51,10 +52,10 @@ def supported() -> bool:
 
 
 class Group(Protocol):
-    """What the hub drives."""
+    """A group that the hub drives."""
 
     def progress(self) -> bool:
-        """Go on with what waits; whether anything still does."""
+        """Go on with what waits → whether anything still does."""
 
 
 class Holder(Protocol):
@@ -65,7 +66,7 @@ class Holder(Protocol):
 
 
 class PeerMemory:
-    """A peer_segment's segment, as words and bytes.
+    """A peer's segment, as words and bytes.
 
     Attributes:
         words: all of it as 64-bit words, read-only.
@@ -94,26 +95,26 @@ class PeerMemory:
         return int(found[0]) if len(found) else -1
 
     def offset(self, context: int, entry: int) -> int:
-        """Where a group's region begins, 0 where it is gone or was never made. The entry may be another's
+        """The start of a group's region, 0 where it is gone or was never made. The entry may be another's
         by now: it was taken from the group before the offset changed."""
         at = int(self._offsets[entry]) & ~1
         return at if int(self._contexts[entry]) == context else 0
 
     def has_left(self, context: int, entry: int) -> bool:
-        """Whether the local peer has left a group whose entry was found before."""
+        """Whether the peer has left a group whose entry was found before."""
         return int(self._contexts[entry]) != context or bool(int(self._offsets[entry]) & 1)
 
 
 class _Left(NamedTuple):
-    """A group that this process has left: clears the group away if nobody reads it any more, and says whether
-    it has; or releases its memory unasked."""
+    """A group that this process has left: clears it away if nobody reads it any more, and returns whether it
+    did; or releases its memory unasked."""
 
     cleared: Callable[[], bool]
     release: Callable[[], None]
 
 
 class Hub:
-    """See the module. Everything here happens on the loop's thread, but for `fence_bulk`.
+    """The hub of one process; see the module. It runs in the loop's thread, but for `fence_bulk`.
 
     Args:
         segment: this process's memory and bells.
@@ -125,7 +126,7 @@ class Hub:
     Attributes:
         room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
-        looks: how often whoever polls looks before it offers the core to others.
+        looks: how often a poller looks before it offers the core to others.
         boards: what takes memory for a while and can say which of it is idle.
     """
 
@@ -152,11 +153,11 @@ class Hub:
         self.room = len(self.view) - _HEAP
         self._users_stop = len(self.view) - self.room // _KEPT
         self.boards: set[Holder] = set()
-        self._short = False  # somebody waits for room
+        self._short = False  # an operation waits for room
         self._returned: list[int] = []  # by finalizers, which may run anywhere
         self.groups: set[Group] = set()
         self._entries: dict[int, int] = {}
-        self.leases = 0  # arrays in the segment that somebody holds
+        self.leases = 0  # arrays in the segment that are held
         self._reusable: deque[int] = deque()  # entries of groups that are gone, the longest gone first
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
@@ -195,7 +196,7 @@ class Hub:
         return 0
 
     def spare(self, nbytes: int) -> int:
-        """A piece that is kept for a time of need; 0 where others would soon miss it."""
+        """A piece that is kept in reserve; 0 where others would soon need it."""
         if self.taken() + nbytes > self.room * 3 // 4:
             return 0
         return self.stage(nbytes)
@@ -222,7 +223,7 @@ class Hub:
             self._heap.free(self._returned.pop())
 
     def offset_of(self, array: Array) -> int:
-        """Where an array lies in the segment; 0 if it does not."""
+        """The offset of an array in the segment; 0 if it lies elsewhere."""
         at = int(array.__array_interface__["data"][0]) - self.address
         return at if at > 0 and at + array.nbytes <= len(self.view) else 0
 
@@ -250,7 +251,7 @@ class Hub:
     # ── the directory ────────────────────────────────────────────────────────────────────────────────
 
     def announce(self, context: int, at: int) -> None:
-        """A group has its region here.
+        """Enter a group's region in the directory.
 
         Raises:
             MemoryError: the directory is full.
@@ -266,18 +267,18 @@ class Hub:
         self._contexts[entry] = 0
         self._offsets[entry] = at
         self._contexts[entry] = context
-        self.ring(self.memories.values())  # who came before us may wait for it
+        self.ring(self.memories.values())  # peers that came before us may wait for it
 
     def renounce(self, context: int) -> None:
-        """This process never makes a group: whoever has made it finds that here, and that its region is not
-        read from here. Nobody finds it where the directory is full."""
+        """Note that this process never makes a group: peers that made it find that here, and that this
+        process does not read their regions. They find nothing where the directory is full."""
         if context not in self._entries:
             with contextlib.suppress(MemoryError):
                 self.announce(context, _GONE)
                 self._reusable.append(self._entries.pop(context))
 
     def leave(self, context: int, abandoned: Callable[[], bool], release: Callable[[], None]) -> None:
-        """This process has left a group: its region stays until nobody reads it any more.
+        """Leave a group: its region stays until nobody reads it any more.
 
         Args:
             context: names the group.
@@ -293,18 +294,18 @@ class Hub:
         def cleared() -> bool:
             if not abandoned():
                 return False
-            self._offsets[entry] = _GONE  # who looks later must know that it was here
+            self._offsets[entry] = _GONE  # peers that look later must know that it was here
             self._reusable.append(entry)
             release()
             return True
 
         self._left_groups.append(_Left(cleared, release))
-        self.ring(self.memories.values())  # who waits for room may free a region of its own now
+        self.ring(self.memories.values())  # peers that wait for room may free a region of their own now
 
     # ── polling, sleeping, ringing ───────────────────────────────────────────────────────────────────
 
     def ring(self, memories: Any) -> None:
-        """A word was written that others may wait for: wake those whose loop sleeps."""
+        """Wake peers whose loop sleeps: a word was written that they may wait for."""
         self._gate.acquire()  # a fence: the store before it, the loads after it
         self._gate.release()
         for memory in memories:
@@ -312,7 +313,7 @@ class Hub:
                 memory.peer_segment.ring_loop()
 
     def fence_bulk(self) -> None:
-        """A fence for the bulk thread."""
+        """Make a fence for the bulk thread."""
         self._bulk_gate.acquire()
         self._bulk_gate.release()
 
@@ -321,20 +322,20 @@ class Hub:
         self._loop.call_soon_threadsafe(function, *args)
 
     def watch(self, group: Group) -> None:
-        """A group has something that waits."""
+        """Drive a group, in which something waits."""
         self.groups.add(group)
         if not self.rest_due:
             self.rest_due = True
             self._loop.call_soon(self._rest)
 
     def rest_soon(self) -> None:
-        """See to it that this turn ends with a look around."""
+        """Make sure that this turn ends with a look around."""
         if not self.rest_due:
             self.rest_due = True
             self._loop.call_soon(self._rest)
 
     def start_polling(self) -> float:
-        """Until when (time.monotonic) the caller may poll (`Turn`). It is awake: nobody need ring."""
+        """The deadline (time.monotonic) of the caller's polling (`Turn`). It is awake: nobody need ring."""
         if not self._polled:
             self._polled = True
             self.rest_soon()
@@ -343,12 +344,12 @@ class Hub:
         return self.turn.start_polling(self._poll)
 
     def _rest(self) -> None:
-        """Once a turn: what was polled for has had its time; if nothing more comes, sleep."""
+        """Stop polling, once a turn, and sleep if nothing more comes."""
         self.rest_due = False
         polled, self._polled = self._polled, False
         if not self.words:
             return  # closed meanwhile
-        self.ring(self.memories.values())  # what was finished in this turn without a word to anybody
+        self.ring(self.memories.values())  # for what was finished in this turn without ringing
         if not self._progress():
             return
         if polled:  # an await polls, and will in the next turn
@@ -373,7 +374,7 @@ class Hub:
             self.rest_soon()
 
     def _progress(self) -> bool:
-        """Go on with all groups; whether anything waits."""
+        """Go on with all groups → whether anything waits."""
         for group in list(self.groups):
             if not group.progress():
                 self.groups.discard(group)
@@ -396,7 +397,7 @@ class Hub:
 
 
 class _Lease:
-    """Keeps a piece of the segment while an array is on it; the array's base."""
+    """The base of an array: it keeps a piece of the segment while the array is on it."""
 
     __slots__ = ("__array_interface__", "_at", "_hub", "_memory")
 

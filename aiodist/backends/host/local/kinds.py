@@ -1,4 +1,4 @@
-"""Which exchange carries out what."""
+"""The choice of the exchange that carries out a call."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ _BY_PATH: dict[Path, type[Exchange]] = {Path.meet: Meet, Path.direct: ReduceEach
 
 
 def exchange_for(kind: Kind, path: Path) -> type[Exchange]:
-    """The kind of exchange: in two phases where everybody reduces a part of one tensor, else in one."""
+    """The kind of exchange: in two phases where every rank reduces a part of one tensor, else in one."""
     roles = ROLES[kind]
     return _BY_PATH.get(path) or (ReduceAll if roles.reduces and not roles.cut else Share)

@@ -1,4 +1,4 @@
-"""What is worked out once for calls that are alike: their digest, their path, who gives and who gets.
+"""The plan of calls that are alike, computed once: their digest, their path, which ranks give and get.
 
 The path follows from what all ranks agree on (law 3): kind, dtype, shape, op, root, sizes, and thresholds,
 which are compared when the group is made.
@@ -22,10 +22,10 @@ from aiodist.types import Call, Kind, ReduceOp
 
 
 class Path(enum.Enum):
-    """How an operation runs."""
+    """The way in which an operation runs."""
 
     meet = "nothing but signatures"
-    direct = "everybody reduces everything, on the loop"
+    direct = "every rank reduces everything, on the loop"
     inline = "on the loop"
     bulk = "in many blocks, in the thread"
     wired = "over the channels"
@@ -38,10 +38,10 @@ class Owner(Protocol):
     """The group, as far as exchanges need it."""
 
     def disagrees(self, seq: int, peer: Peer) -> None:
-        """A peer has published something else under a number. From the loop or the thread."""
+        """Report that a peer has published something else under a number. From the loop or the thread."""
 
     def step(self, exchange: Any) -> bool:
-        """Have an exchange look, and end it if it is over; whether it is, or can never be."""
+        """Have an exchange look, and end it if it is over → whether it is, or can never be."""
 
 
 class Plan:
@@ -61,17 +61,17 @@ class Plan:
         signature: of the call.
         sources: peers that give this rank something.
         readers: peers that this rank gives something.
-        alike: all who take from a rank take the same; else there is a part for each.
+        alike: all that take from a rank take the same; else there is a part for each.
         sorts: what comes has a place for each member.
         reduce: combines two arrays into a third; None where nothing is reduced.
         finishes: `finish` does something.
         several: there are more than two members.
         in_thread: the bulk thread carries it out; else the loop.
         in_blocks: the data goes in several blocks. The exchange says so when it lays itself out.
-        layout: what the exchange's kind works out once.
+        layout: what the exchange's kind computes once.
         makes: the kind of exchange.
         kept: for each slot, the exchange that this plan had there last, to be used again.
-        ring: wakes those who may wait for its publication.
+        ring: wakes peers that may wait for its publication.
     """
 
     __slots__ = (
@@ -144,7 +144,7 @@ class Plan:
         return made
 
     def finish(self, out: Array) -> None:
-        """What remains once all ranks' values are combined."""
+        """Apply the last step once all ranks' values are combined."""
         if self.finishes:
             finish(out, ReduceOp.AVG, self.divisor, one_nan=self.one_nan)
 
@@ -159,7 +159,7 @@ _LINE = 64  # bytes of a cache line: parts of one buffer meet at its edges
 
 
 def part_bounds(count: int, size: int, itemsize: int) -> list[int]:
-    """Where each rank's part of a reduction begins, in elements: equal parts of whole cache lines."""
+    """The start of each rank's part of a reduction, in elements: equal parts of whole cache lines."""
     line = max(1, _LINE // itemsize)
     part = -(-count // (size * line)) * line
     return [min(rank * part, count) for rank in range(size + 1)]
@@ -180,7 +180,7 @@ def digest_of(call: Call) -> int:
 
 
 def path_of(call: Call, size: int, nbytes: int, limits: Thresholds) -> Path:
-    """How a call runs in a group of `size` whose buffers have `nbytes` bytes (UNKNOWN: wired)."""
+    """The path of a call in a group of `size` whose buffers have `nbytes` bytes (UNKNOWN: wired)."""
     if call.kind in (Kind.barrier, Kind.new_group):
         return Path.meet
     if nbytes < 0:
@@ -208,7 +208,7 @@ def most_staged(size: int, limits: Thresholds) -> int:
 
 
 def blocks(part: int, size: int, lanes: int, limits: Thresholds, *, phases: int = 2) -> tuple[int, int]:
-    """How the bulk path cuts a part: bytes of a block, and how many a rank may be ahead of its readers.
+    """The blocks of a part on the bulk path: bytes of one, and how many a rank may be ahead of its readers.
 
     What is staged has to stay in the cache, and every block is waited for once by every rank. In two phases
     4 ranks on 2 cores took 29 ms for 64 MiB by 192 KiB, 32 by 384 and 37 by 768. What is only handed on, in

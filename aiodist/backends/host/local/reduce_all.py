@@ -2,8 +2,8 @@
 
 For every block of a part: copy in what peers need (*fill*), combine my part of all ranks' blocks in rank
 order (*reduce*), copy the others' results out (*collect*). A rank is one block ahead with filling and one
-behind with collecting, so that a peer's word is there when it is looked for. Where an array lies in its
-rank's segment, peers read it there, and nothing is filled.
+behind with collecting, so that what it needs of a peer is there in time. Where an array lies in its rank's
+segment, peers read it there, and nothing is filled.
 
 Every element is reduced once, by its part's rank, and handed out (law 3). A rank may overwrite what it gave
 only after its readers have taken it: part r of my array is overwritten by rank r's result, which rank r
@@ -39,7 +39,7 @@ from aiodist.types import NO_ROOT
 
 
 class _Layout:
-    """What is worked out once.
+    """The sizes and places that all uses of one plan share.
 
     Attributes:
         whole: where each rank's part begins and ends, in elements.
@@ -51,7 +51,7 @@ class _Layout:
         given: where the part for each peer lies in what is staged of a block, in bytes.
         taken: where my part lies in what each peer has staged.
         collects: this rank gets the result.
-        readers: peers that do.
+        readers: peers that get it.
     """
 
     __slots__ = (
@@ -79,14 +79,14 @@ class _Layout:
         self.readers = peers if plan.root == NO_ROOT else [peer for peer in peers if peer.member == plan.root]
 
     def aside(self, count: int, like: Array) -> Array:
-        """Memory for a block that is put aside while it is reduced. All who use it do so in one thread."""
+        """Memory for a block that is put aside while it is reduced. All its users run in one thread."""
         if self._scratch is None or self._scratch.size < count:
             self._scratch = np.empty(count, like.dtype)
         return self._scratch[:count]
 
 
 class ReduceAll(Exchange):
-    """See the module.
+    """The exchange of all_reduce and reduce; see the module.
 
     Attributes:
         exposed: peers read the source where it lies in the segment.
@@ -141,7 +141,7 @@ class ReduceAll(Exchange):
     # ── in one block ─────────────────────────────────────────────────────────────────────────────────
 
     def look(self) -> bool:
-        """Reduce my part and hand it out (phase 0), collect the others' (1), wait for those who read my own
+        """Reduce my part and hand it out (phase 0), collect the others' (1), wait for peers that read my own
         array (2)."""
         if self.plan.in_blocks:
             return self.go_on()
@@ -252,7 +252,7 @@ class ReduceAll(Exchange):
             results[peer.member] = words[at + RESULT]
 
     def _spans(self, block: int) -> list[tuple[int, int]]:
-        """Where a block of each member's part begins and ends in the buffer, in elements."""
+        """The bounds of a block of each member's part in the buffer, in elements."""
         step = self._block
         return [
             (min(low + block * step, high), min(low + block * step + step, high))
@@ -270,7 +270,7 @@ class ReduceAll(Exchange):
                 self.plan.mine(at + layout.given[member], high - low)[...] = send[low:high]
 
     def _reduce(self, block: int, low: int, high: int) -> Array:
-        """Combine all ranks' blocks of my part, in rank order, where peers find the result → that."""
+        """Combine all ranks' blocks of my part, in rank order, where peers find the result → the result."""
         plan, layout, board, send = self.plan, self._layout, self.board, self.send[0]
         rank, count, combine_two = board.rank, high - low, plan.reduce
         own = send[low:high]
@@ -299,12 +299,12 @@ class ReduceAll(Exchange):
         return out
 
     def _lane_of(self, block: int) -> int:
-        """Where a block begins in its rank's staging, in bytes."""
+        """The start of a block in its rank's staging, in bytes."""
         layout = self._layout
         return block % layout.depth * (self.board.size - 1) * layout.lane if block else 0
 
     def _collect(self, peer: Peer, block: int, low: int, high: int) -> None:
-        """A peer's part of the result reaches my array."""
+        """Copy a peer's part of the result to my array."""
         plan, layout = self.plan, self._layout
         at, shown = place_of(self._results[peer.member])
         at += low * plan.itemsize if shown else block % layout.depth * layout.lane

@@ -1,9 +1,9 @@
 """Everything in one phase: all_gather, gather, broadcast, scatter, all_to_all, reduce_scatter.
 
 A rank that has something to give copies it in, block by block (*fill*), or lets it be read where it lies;
-who gets something takes it from there, or combines it in rank order (*take*). A rank is one block ahead
-with filling. Whoever only gives need not wait until it was taken, as long as there is staging left: a root
-of small broadcasts runs ahead.
+a rank that gets something takes it from there, or combines it in rank order (*take*). A rank is one block
+ahead with filling. A rank that only gives need not wait until it was taken, as long as there is staging left:
+a root of small broadcasts runs ahead.
 
 Bytes: every byte is copied once where it lies in its rank's segment, else twice.
 """
@@ -22,7 +22,7 @@ INLINE_BLOCK = 256 * 1024
 
 
 class _Layout:
-    """What is worked out once.
+    """The sizes and places that all uses of one plan share.
 
     Attributes:
         longest: elements of the longest part.
@@ -53,7 +53,7 @@ class _Layout:
 
 
 class Share(Exchange):
-    """See the module.
+    """The exchange in one phase; see the module.
 
     Attributes:
         exposed: peers read the source where it lies in the segment.
@@ -102,7 +102,7 @@ class Share(Exchange):
         return self.made is not None and (bool(self.made.before) or self.made.factor is not None)
 
     def _side_by_side(self) -> int:
-        """Where the source lies if peers can read it there: in the segment, its parts side by side; else 0."""
+        """The place of the source if peers can read it in the segment, its parts side by side; else 0."""
         send, offset_of = self.send, self.board.hub.offset_of
         at = offset_of(send[0])
         if at and len(send) > 1:
@@ -176,7 +176,7 @@ class Share(Exchange):
         self.empty()
 
     def _read_of(self, block: int) -> Steps:
-        """Wait until all who take from here have taken so many blocks."""
+        """Wait until all peers that take from here have taken so many blocks."""
         if block > 0:
             yield from self.arrivals(self.plan.readers)
             yield from self.reached(self.plan.readers, TOOK, block)
@@ -216,7 +216,7 @@ class Share(Exchange):
                 into[...] = mine
 
     def _combine(self, out: Array, start: int, block: int) -> None:
-        """My part of all ranks, in rank order."""
+        """Combine my part of all ranks, in rank order."""
         plan, board = self.plan, self.board
         if not out.size:
             return

@@ -2,8 +2,8 @@
 
 The long way checks a call's arguments, makes a request, an operation and an entry in flight for everything;
 that is 15 µs of Python. What loops do again and again is the same call on contiguous arrays of one shape. So
-what is worked out is kept for each kind, op, dtype, shape and root, and a call on such arrays takes a look
-into that table, an exchange that is used again, and a handle. All checks are on: the word that publishes an
+the plan is kept for each kind, op, dtype, shape and root, and a call on such arrays takes a look into that
+table, an exchange that is used again, and a handle. All checks are on: the word that publishes an
 operation stands for the whole signature, and whatever is still pending before the loop sleeps, or when it has
 turned twice, is entered in flight, with its deadline and stall clock. On the other ranks the same operation
 may go the long way: both run the same exchange.
@@ -50,11 +50,11 @@ class Running(Protocol):
         """Enter in flight what went this way and is pending."""
 
     def plan(self, call: Call, nbytes: int) -> Plan:
-        """What is the same for all calls like this one."""
+        """The plan shared by all calls like this one."""
 
 
 class Case:
-    """What a call on plain arrays of one shape becomes.
+    """The form that calls on plain arrays of one shape take.
 
     Attributes:
         plan: of the exchange.
@@ -86,7 +86,7 @@ class Short:
     """
 
     def __init__(self, running: Running, issuer: Issuer, numbers: Numbers, rank: int, size: int) -> None:
-        self.dead = False
+        self.closed = False
         self._running = running
         self._issuer = issuer
         self._numbers = numbers
@@ -124,7 +124,7 @@ class Short:
             case is None
             or type(lead) is not np.ndarray
             or not lead.flags.carray
-            or self.dead
+            or self.closed
             or get_ident() != self._thread  # as `Issuer.here`
             or not self._loop_runs()
         ):
@@ -147,13 +147,13 @@ class Short:
         return self._issue(case.plan, send, recv, result, held)
 
     def barrier(self, held: bool) -> Work[Any] | None:
-        """Likewise of a barrier."""
+        """Take a number and start a barrier, likewise."""
         cases = self._cases[Kind.barrier][_NO_OP]
         case = cases.get(())
         if case is None:
             call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
             case = cases[()] = Case(self._running.plan(call, 0), (), self._rank, self._size)
-        if self.dead or not self._issuer.here():
+        if self.closed or not self._issuer.here():
             return None
         return self._issue(case.plan, [], [], None, held)
 
@@ -189,13 +189,13 @@ class Short:
         self._running.note_all()
 
     def call(self, seq: int) -> Call | None:
-        """What was issued here under a number, unless that is long ago."""
+        """The call that was issued here under a number, unless that is long ago."""
         recent = self._recent[seq & MASK]
         return None if recent is None or recent.seq != seq else recent.plan.call.numbered(seq)
 
     def close(self) -> None:
-        """The group is gone: let go of its memory, also where users still hold works."""
-        self.dead = True
+        """Let go of the group's memory, also where users still hold works."""
+        self.closed = True
         self._recent = [None] * SLOTS
         for ops in self._cases:
             for cases in ops:

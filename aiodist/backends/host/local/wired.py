@@ -8,7 +8,7 @@ from aiodist.backends.host.local.exchange import Exchange
 
 
 class Wired(Exchange):
-    """See the module.
+    """The exchange of an operation that messages carry; see the module.
 
     Attributes:
         start: called when all ranks have published the same.
@@ -18,7 +18,7 @@ class Wired(Exchange):
     start: Callable[[], None]
 
     def look(self) -> bool:
-        """Everybody has published it."""
+        """Whether all ranks have published the operation."""
         if not self.arrived():
             return False
         self.start()

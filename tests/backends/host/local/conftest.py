@@ -29,21 +29,21 @@ def hubs() -> Iterator[Any]:
         segments = [Segment(nbytes, bytes([rank + 1] * 32)) for rank in range(size)]
         made = []
         for rank, segment in enumerate(segments):
-            local = {
-                other: PeerSegment(other, 0, mailed(theirs), theirs.nbytes, bytes([other + 1] * 32))
+            peers = {
+                other: PeerSegment(other, 0, duplicates(theirs), theirs.nbytes, bytes([other + 1] * 32))
                 for other, theirs in enumerate(segments)
                 if other != rank
             }
             loop = asyncio.get_running_loop()
-            made.append(Hub(segment, local, loop, size, poll))
-            opened.append((made[-1], segment, list(local.values())))
+            made.append(Hub(segment, peers, loop, size, poll))
+            opened.append((made[-1], segment, list(peers.values())))
         return made
 
     yield make
-    for hub, segment, local in opened:
+    for hub, segment, peers in opened:
         hub.close()
         segment.close()
-        for peer_segment in local:
+        for peer_segment in peers:
             peer_segment.close()
 
 
@@ -53,9 +53,9 @@ def join(hubs: Any) -> Iterator[Callable[[list[Hub]], list[Member]]]:
     contexts = itertools.count(1)
     joined: list[Member] = []
 
-    def make(local: list[Hub]) -> list[Member]:
+    def make(members: list[Hub]) -> list[Member]:
         context = next(contexts)
-        group = [Member(hub, context, len(local), rank) for rank, hub in enumerate(local)]
+        group = [Member(hub, context, len(members), rank) for rank, hub in enumerate(members)]
         joined.extend(group)
         return group
 
@@ -65,6 +65,6 @@ def join(hubs: Any) -> Iterator[Callable[[list[Hub]], list[Member]]]:
     joined.clear()
 
 
-def mailed(segment: Segment) -> tuple[int, int, int]:
+def duplicates(segment: Segment) -> tuple[int, int, int]:
     memory, loop_bell, bulk_bell = (os.dup(fd) for fd in segment.descriptors())
     return memory, loop_bell, bulk_bell

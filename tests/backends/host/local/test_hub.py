@@ -58,8 +58,8 @@ async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> 
 async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
     mine, theirs = hubs(2)
     rung = []
-    for local in mine.memories.values():
-        local.peer_segment.ring_loop = lambda: rung.append(1)
+    for memory in mine.memories.values():
+        memory.peer_segment.ring_loop = lambda: rung.append(1)
     mine.ring(mine.memories.values())
     assert rung == []
     theirs.words[ASLEEP_LOOP] = 1
@@ -78,8 +78,8 @@ async def test_who_falls_asleep_while_a_word_is_written_is_rung_before_the_loop_
         theirs.words[ASLEEP_LOOP] = 1
         return False
 
-    for local in mine.memories.values():
-        local.peer_segment.ring_loop = lambda: rung.append(len(asked))
+    for memory in mine.memories.values():
+        memory.peer_segment.ring_loop = lambda: rung.append(len(asked))
     mine.watch(Waiter(ready))
     while not mine.words[ASLEEP_LOOP]:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -207,8 +207,8 @@ async def test_who_leaves_wakes_the_others(hubs: Any) -> None:
     first, second = hubs(2)
     rung: list[str] = []
     first.announce(7, first.take(64))
-    local = first.memories[1]
-    local.peer_segment.ring_loop = lambda: rung.append("loop")
+    memory = first.memories[1]
+    memory.peer_segment.ring_loop = lambda: rung.append("loop")
     second.words[ASLEEP_LOOP] = 1
     first.leave(7, lambda: False, lambda: None)
     assert rung == ["loop"]
