@@ -17,7 +17,7 @@ from aiodist.environment import user
 from aiodist.environment.files import Folder, UntrustedError, open_file
 from aiodist.errors import UsageError
 from aiodist.net import local_socket
-from aiodist.net.local_socket import is_other_user, listen_near
+from aiodist.net.local_socket import is_other_user, listen_local
 from aiodist.net.users import why_not
 from aiodist.rendezvous import file_store
 from aiodist.rendezvous.jobs import JobSecrets
@@ -48,10 +48,10 @@ def test_they_do_not_join_and_are_not_believed() -> None:
                 assert "it runs under another user, and this job has no secret" in why_not(one, False)
                 assert why_not(one, True) == ""
         port = listener.getsockname()[1]
-        short = listen_near(HOST, port)
+        short = listen_local(HOST, port)
         assert short is not None
         with short:
-            assert local_socket._connect_near(HOST, port) is None
+            assert local_socket._connect_local(HOST, port) is None
     one, other = socket.socketpair()
     with one, other:
         assert is_other_user(one)

@@ -88,7 +88,7 @@ def test_bells_wake_their_owner() -> None:
 
 def test_what_is_no_home_is_refused() -> None:
     segment = Segment(PAGE, NONCE)
-    with pytest.raises(WireError, match="somebody else's"):
+    with pytest.raises(WireError, match="another process's"):
         PeerSegment(1, 1, mailed(segment), segment.nbytes, bytes(NONCE_BYTES))
     with pytest.raises(WireError, match="an arena of"):
         PeerSegment(1, 1, mailed(segment), segment.nbytes + PAGE, NONCE)
@@ -100,7 +100,7 @@ def test_what_is_no_home_is_refused() -> None:
     reading, writing = os.pipe2(os.O_NONBLOCK)  # ringing it would write there
     memory, loop_bell, bulk_bell = mailed(segment)
     os.close(loop_bell)
-    with pytest.raises(WireError, match="a bell that is none"):
+    with pytest.raises(WireError, match="a bell that is no eventfd"):
         PeerSegment(1, 1, (memory, writing, bulk_bell), segment.nbytes, NONCE)
     os.close(reading)
     segment.close()

@@ -229,7 +229,7 @@ async def test_another_boot_is_another_host() -> None:
 
 @needs_memfd
 async def test_memory_that_does_not_work_falls_back_to_tcp() -> None:
-    nobody = {"local_peers": b"aiodist-nobody", "unix": b"aiodist-nobody"}  # as in another network namespace
+    nobody = {"mail": b"aiodist-nobody", "unix": b"aiodist-nobody"}  # as in another network namespace
     async with endpoints() as (mine, theirs):
         mine.introduce({1: theirs.card | nobody})
         assert await mine.prove_local([1]) == set()
