@@ -5,8 +5,9 @@ is its shell.
 
 Rules
     1. A flood is passed on once, to every living neighbour but the one it came from.
-    2. A loss is told once, whoever noticed it, and told to the lost rank, too. A rank that said goodbye is
-       gone but not lost; one that hears of its own loss was given up by the others, and accuses nobody.
+    2. A loss is told once, whichever rank noticed it, and told to the lost rank, too. A rank that said
+       goodbye is gone but not lost; one that is told of its own loss was given up by the others, and accuses
+       none.
     3. A rank that learns of a loss, by itself or from others, ends all that connects it with the lost one:
        nothing that it sends is taken any more. What it had said before still goes around: news may come late.
     4. A message for one rank goes to the neighbour that is nearest to it. Where no living neighbour is nearer

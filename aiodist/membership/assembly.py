@@ -3,7 +3,7 @@
 The assembly is told what happened and says what to do now (`next`). It knows no link, store or clock.
 
 Rules
-    1. The convener is the lowest rank that is not gone, and that nobody wants to be without. It waits for
+    1. The convener is the lowest rank that is not gone, and that no caller excludes. It waits for
        all of those to be ready, at most until its deadline; then it goes on with those who are. Its
        deadline is everybody's who is convener then.
     2. A draft holds all who are ready, in the order of their ranks, then newcomers. A later draft
@@ -11,7 +11,7 @@ Rules
     3. A draft with a member who is gone, or whom the draft's members could not connect, is dropped; those
        whose fault it was are not in the next, unless a later draft kept them from it.
     4. When a draft has been formed here the convener asks the arbiter. What the arbiter says is told to
-       everybody, and whoever does not hear of it asks the arbiter too.
+       everybody, and a member that is not told asks the arbiter too.
     5. Who is not in the decided epoch has been evicted.
 """
 
@@ -169,7 +169,7 @@ class Assembly:
                     self._void = motion
 
     def drop(self, number: Number, culprits: Collection[bytes] = (), why: str = "") -> None:
-        """Drop a draft that could not be formed; `why` is for the error, if no other can be formed, either."""
+        """Drop a draft that could not be formed; `why` is for the error, if no other can be formed."""
         if number not in self._dropped:
             self._why = why or self._why
             self._dropped.add(number)
@@ -297,5 +297,5 @@ class Assembly:
         if self.convener(now) == self.rank:
             said = f"no draft could be formed within {OVERTIME:g} s"
         else:
-            said = f"no word from {name_ranks(missing) if missing else f'rank {self.convener(now)}'}"
+            said = f"no message from {name_ranks(missing) if missing else f'rank {self.convener(now)}'}"
         return f"{said}; the last draft came to nothing: {self._why}" if self._why else said

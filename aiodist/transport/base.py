@@ -314,7 +314,7 @@ class Endpoint(ABC):
     async def prove_local(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = 5.0
     ) -> set[int]:
-        """Those of `ranks` that share memory with this process, found by doing it; they are in
+        """The ranks of `ranks` that share memory with this process, found by doing it; they are in
         `peer_segments` then. Bounded: a rank that does not answer within seconds is not local.
 
         Args:

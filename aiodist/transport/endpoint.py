@@ -1,4 +1,4 @@
-"""An endpoint over sockets: it listens, greets whoever dials, and dials whom it sends to.
+"""An endpoint over sockets: it listens, greets peers that dial, and dials those that it sends to.
 
 Each process listens on TCP, and on Linux on an abstract Unix socket too. The sender of a channel dials:
 over the Unix socket, with an arena for the bulk, where the peer shares this host's memory; over TCP

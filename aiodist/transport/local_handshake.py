@@ -34,7 +34,7 @@ _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Me(NamedTuple):
-    """This process, as messages have it.
+    """The identity of this process, as messages have it.
 
     Args:
         rank: global rank.
@@ -64,7 +64,7 @@ class Owner(Protocol):
         """Whether a handshake that `rank` has dialed shall go on."""
 
     def segment_for_others(self) -> Segment | None:
-        """This process's own segment; None where it can have none."""
+        """The segment of this process; None where it can have none."""
 
     def succeeded(
         self, handshake: LocalHandshake, peer_segment: PeerSegment, line: socket.socket | None

@@ -194,7 +194,7 @@ class LocalPeers:
             self._tries += 1
 
     def _connect(self, rank: int) -> socket.socket:
-        """A connection to whoever listens under a rank's name, if that is a process of this user."""
+        """A connection to the listener under a rank's name, if that is a process of this user."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -232,7 +232,7 @@ class LocalPeers:
         return rank > self._me.rank or rank not in self._to_dial | self._dialed
 
     def segment_for_others(self) -> Segment | None:
-        """This process's own segment, made when it is first needed."""
+        """The segment of this process, made when it is first needed."""
         if self.segment is None and self._no_segment is None:
             try:
                 self.segment = Segment(self._segment_nbytes or segment_bytes(), os.urandom(NONCE_BYTES))

@@ -1,4 +1,4 @@
-"""Mail: who is proved to share this host's memory, who is not, and what unauthenticated leave behind."""
+"""Local peers: who is proved to share this host's memory, who is not, and what others leave behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 
 
 class Ranks(list[LocalPeers]):
-    """Mailboxes of ranks 0…, and their cards."""
+    """The `LocalPeers` of ranks 0…, and their cards."""
 
     def __init__(self, count: int, **different: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 class Caller:
-    """A connection to a local_peers, made by hand."""
+    """A connection to a `LocalPeers`, made by hand."""
 
     def __init__(self, name: bytes) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -109,7 +109,7 @@ class Caller:
         return heard
 
     async def refused(self) -> None:
-        """It is hung up on, without having been told anything more."""
+        """Check that the connection is ended, without another message."""
         assert await self.hear() == b""
         self.sock.close()
 
@@ -151,7 +151,7 @@ async def test_who_is_written_to_answers() -> None:
         assert await mine.prove([1]) == {1}
 
 
-async def test_letters_wait_until_the_cards_are_known() -> None:
+async def test_messages_wait_until_the_cards_are_known() -> None:
     async with local_ranks(introduced=False) as ranks:
         ranks.introduce(0)
         proof = asyncio.ensure_future(ranks[0].prove([1]))
@@ -161,7 +161,7 @@ async def test_letters_wait_until_the_cards_are_known() -> None:
 
 
 @pytest.mark.parametrize("mine", [0, 1])
-async def test_a_crowd_before_the_door_is_waited_for(mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_backlog_is_waited_for(mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BACKLOG", 10)
     async with local_ranks(introduced=False) as ranks:
         crowd = []
@@ -202,7 +202,7 @@ async def test_one_who_never_answers() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 100])
-async def test_descriptors_of_strangers_are_closed(count: int, pipe: tuple[int, int]) -> None:
+async def test_descriptors_of_unauthenticated_peers_are_closed(count: int, pipe: tuple[int, int]) -> None:
     async with local_ranks() as (mine, _theirs):
         reading, writing = pipe
         noise = [
@@ -224,7 +224,7 @@ async def test_descriptors_of_strangers_are_closed(count: int, pipe: tuple[int, 
 async def test_another_user_is_told_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is an unauthenticated peer to both at once, so that nobody waits: they talk over TCP."""
+    """Both sides refuse at once, so that none waits: they talk over TCP."""
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     async with local_ranks() as (mine, theirs):
         proofs = await asyncio.gather(mine.prove([1]), theirs.prove([0]))
@@ -241,7 +241,7 @@ async def test_another_user_is_told_nothing(
 async def test_who_looks_like_this_user_in_a_namespace_is_no_local_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where this process runs under the number of everybody whom its user namespace does not know."""
+    """This process runs under the number of all users whom its user namespace does not know."""
     monkeypatch.setattr(user, "overflow", os.geteuid)
     monkeypatch.setattr(user, "_knows_all", lambda: False)
     async with local_ranks() as (mine, theirs):
@@ -252,7 +252,7 @@ async def test_who_looks_like_this_user_in_a_namespace_is_no_local_peer(
         await caller.refused()
 
 
-async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, int]) -> None:
+async def test_an_authenticated_message_with_the_wrong_descriptors(pipe: tuple[int, int]) -> None:
     async with local_ranks(9) as ranks:
         mine = ranks[0]
         reading, writing = pipe
@@ -279,8 +279,8 @@ async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, in
         assert not mine.peer_segments
 
 
-async def test_a_letter_is_worth_nothing_on_another_connection() -> None:
-    """What was once said by a process of the job, word for word."""
+async def test_a_message_is_worth_nothing_on_another_connection() -> None:
+    """A message that a process of the job once sent, repeated."""
     async with local_ranks(3) as ranks:
         mine = ranks[0]
         segment = Segment(PAGE, secrets.token_bytes(32))
@@ -305,7 +305,7 @@ async def test_a_letter_is_worth_nothing_on_another_connection() -> None:
 
 
 async def test_nothing_leaves_before_the_other_has_proved_who_it_is() -> None:
-    """Somebody else of this user listens under the name of rank 0: it hears a hello, and no more."""
+    """Another process of this user listens under the name of rank 0: it gets a hello, and no more."""
     async with local_ranks() as ranks:
         name = b"aiodist-thief-" + secrets.token_hex(8).encode()
         with socket.socket(socket.AF_UNIX) as thief:
@@ -320,14 +320,14 @@ async def test_nothing_leaves_before_the_other_has_proved_who_it_is() -> None:
                 heard = b""
                 while len(heard) < MESSAGE_BYTES:
                     heard += await asyncio.get_running_loop().sock_recv(sock, MESSAGE_BYTES)
-                await asyncio.get_running_loop().sock_sendall(sock, heard)  # its own words
+                await asyncio.get_running_loop().sock_sendall(sock, heard)  # its own message
                 data, ancillary, _, _ = await received(sock)
                 assert (data, ancillary) == (b"", [])
             assert await proof == set()
 
 
 async def received(sock: socket.socket) -> tuple[bytes, list[Any], int, Any]:
-    """What comes next, with what is beside it."""
+    """The next bytes, with what is beside them."""
     ready = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(sock.fileno(), ready.set)
@@ -336,7 +336,7 @@ async def received(sock: socket.socket) -> tuple[bytes, list[Any], int, Any]:
     return sock.recvmsg(1000, 1000)
 
 
-async def test_the_first_exchange_counts() -> None:
+async def test_the_first_handshake_counts() -> None:
     async with local_ranks() as ranks:
         mine, _ = ranks
         assert await mine.prove([1]) == {1}
@@ -363,7 +363,7 @@ async def test_of_two_who_dial_at_once_the_higher_has_its_way(
         assert not ranks[0]._handshakes
 
 
-async def test_silent_callers_make_room_for_peer_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_callers_make_room_for_local_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_UNAUTHENTICATED", 3)
     async with local_ranks() as ranks:
         crowd = [Caller(ranks[0].name) for _ in range(10)]
@@ -408,7 +408,7 @@ async def test_a_rank_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
         assert not mine.peer_segments and not theirs.peer_segments
 
 
-async def test_neighbours_that_are_not_mutual_are_let_go() -> None:
+async def test_local_peers_that_are_not_mutual_are_released() -> None:
     async with local_ranks(3) as ranks:
         mine = ranks[0]
         assert await mine.prove([1, 2]) == {1, 2}
