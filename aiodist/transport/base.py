@@ -117,8 +117,8 @@ class Observer(Protocol):
         """Note that a connection with `rank` failed, or ended without goodbye. At most once a rank."""
 
     def crowded(self, rank: int) -> None:
-        """Note that `rank` offers more than is remembered: from now on, a message of it for which no receive
-        is posted comes only if `Incoming.ask` asks for it. At most once a rank."""
+        """Note that `rank` offers more than is remembered: from now on, a message of it that is waited for
+        without a posted receive must be asked for (`Incoming.ask`). At most once a rank."""
 
     def tampered(self, rank: int, error: Tampered) -> None:
         """Note that data of `rank` was altered on the path. That channel carries nothing any more, and `rank`

@@ -80,7 +80,7 @@ class CallbackControl(ControlLink):
 
 
 def check_message(message: bytes) -> None:
-    """`UsageError` unless a control message has 1 to CONTROL_MESSAGE bytes."""
+    """Raise `UsageError` unless a control message has 1 to CONTROL_MESSAGE bytes."""
     if not 0 < len(message) <= CONTROL_MESSAGE:
         raise UsageError(f"a control message has 1 to {CONTROL_MESSAGE} bytes, this one {len(message)}")
 

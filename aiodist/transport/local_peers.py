@@ -256,7 +256,7 @@ class LocalPeers:
         """Forget a handshake that came to nothing. One with a higher rank that did not answer may do so
         because that rank has dialed itself."""
         self._handshakes.pop(handshake, None)
-        if handshake.rank is not None:  # what other connections make this process lack is not reported
+        if handshake.rank is not None:  # what unauthenticated peers make this process lack is not reported
             self._note(error)
         if handshake.rank is not None and (handshake.answered or handshake.rank < self._me.rank):
             self._note_not_local(handshake.rank)
