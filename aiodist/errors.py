@@ -4,7 +4,7 @@
     ├── UsageError (ValueError)          you asked for something that has no meaning; nothing was sent
     ├── RendezvousError                  the processes could not meet
     │   ├── RendezvousTimeout            … in time; names who is missing
-    │   ├── AuthenticationError          … because one is an unauthenticated peer or speaks another version
+    │   ├── AuthenticationError          … because one is not of the job or speaks another version
     │   ├── StoreReplaced                … any more: the store is another one, or knows less than it did
     │   ├── StoreFull                    the store holds as much as it may
     │   └── LeaseLost                    a lease ended before its holder did
@@ -42,7 +42,7 @@ def name_ranks(ranks: Sequence[int], total: int = 0) -> str:
 
 
 def shown(value: object) -> str:
-    """What somebody passed, for an error, in one short line: plain values as they are, of others the type.
+    """A value that was passed, for an error, in one short line: plain ones as they are, of others the type.
 
     The text of a tensor has many lines, and making it may fail.
     """
@@ -103,7 +103,7 @@ class RendezvousError(AiodistError):
 
 
 class RendezvousTimeout(RendezvousError):
-    """Not everybody came in time.
+    """Some of the processes did not come in time.
 
     Attributes:
         missing: the ranks that never arrived, of very many the first 256 (empty where that cannot be known).
@@ -239,7 +239,7 @@ class CollectiveTimeout(GroupBroken, TimeoutError):
         self.timeout = timeout
 
     def as_told(self, rank: int, by: int) -> CollectiveTimeout:
-        """This error as a rank reads it that hears it from another, whose operation ran out of time.
+        """The error for a rank that is told of it by another, whose operation ran out of time.
 
         What it says of the reader is about that operation, not about the one that the reader waits for.
         """
@@ -321,7 +321,7 @@ class WireError(AiodistError):
 
 
 class Tampered(GroupBroken, WireError):
-    """Somebody on the path between two processes altered what one sent to the other. Neither is lost."""
+    """Data between two processes was altered on the path. Neither of them is lost."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Text of others, made fit for a terminal, a log or an error. Pure; everything may import it.
 
-Whatever another process, host, server or file says is shown through `one_line`, and as what that one said
-("the peer says: …"), never as aiodist's own words: an unauthenticated peer must not move the cursor, begin a line of its
-own, or give advice in our name.
+What another process, host, server or file says is shown through `one_line`, and as what that one said
+("the peer says: …"), never as aiodist's own words: an unauthenticated peer must not move the cursor, begin a
+line of its own, or give advice in our name.
 """
 
 from __future__ import annotations

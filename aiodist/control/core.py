@@ -5,16 +5,17 @@ is its shell.
 
 Rules
     1. A flood is passed on once, to every living neighbour but the one it came from.
-    2. A loss is told once, whoever noticed it, and told to the lost rank, too. A rank that said goodbye is
-       gone but not lost; one that hears of its own loss was given up by the others, and accuses nobody.
-    3. Whoever learns of a loss, by itself or from others, ends all that connects it with that rank: nothing
-       that it sends is taken any more. What it had said before still goes around: news may come late.
+    2. A loss is told once, whichever rank noticed it, and told to the lost rank, too. A rank that said
+       goodbye is gone but not lost; one that is told of its own loss was given up by the others, and accuses
+       none.
+    3. A rank that learns of a loss, by itself or from others, ends all that connects it with the lost one:
+       nothing that it sends is taken any more. What it had said before still goes around: news may come late.
     4. A message for one rank goes to the neighbour that is nearest to it. Where no living neighbour is nearer
        than this rank, it is looked for on all ways, as a flood, which passes each rank once: so it arrives if
-       there is any way over the living. Who passes nothing on for now counts as not living, there.
+       there is any way over the living. A rank that passes nothing on for now counts as not living, there.
 
-Where two ranks cannot reach each other but others reach both, each accuses the other. Whoever is accused
-first at a third rank is given up there and tells it nothing more; in a larger group both may be given up.
+Where two ranks cannot reach each other but others reach both, each accuses the other. The one that is
+accused first at a third rank is given up there and tells it nothing more; in a larger group both may be.
 Which of them goes on is not decided here (membership does that): only that nobody waits.
 """
 
@@ -32,7 +33,7 @@ from aiodist.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """Write this message on the link to this neighbour."""
+    """An order to write this message on the link to this neighbour."""
 
     neighbour: int
     message: Message
@@ -40,14 +41,14 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """This message is for this process."""
+    """An order to hand this message to this process."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """This rank is lost: end all that connects this process with it, after what is transmitted."""
+    """An order to end all that connects this process with a lost rank, after what is transmitted."""
 
     rank: int
 
@@ -90,7 +91,7 @@ class ControlCore:
         return self._spread(self.notice(say, *body), came_from=None)
 
     def notice(self, say: Say, *body: Any) -> Message:
-        """A message to everybody, for whoever sends it to all neighbours itself. For any thread."""
+        """A message to everybody, for a caller that sends it to all neighbours itself. For any thread."""
         return self._message(say, EVERYBODY, body)
 
     def tell(self, target: int, say: Say, *body: Any) -> list[Effect]:
@@ -98,7 +99,7 @@ class ControlCore:
         return self._route(self._message(say, target, body))
 
     def lose(self, rank: int, cause: str, silence: float | None = None, proven: bool = False) -> list[Effect]:
-        """This process noticed that a rank is gone without goodbye. Told to everybody, once.
+        """Give up a rank that is gone without goodbye, as this process noticed. Told to everybody, once.
 
         Args:
             rank: who.
@@ -116,13 +117,13 @@ class ControlCore:
         return self._give_up(self._message(Say.lost, EVERYBODY, (rank, cause, millis)), came_from=None)
 
     def depart(self, rank: int) -> None:
-        """A neighbour said goodbye."""
+        """Note that a neighbour said goodbye."""
         if rank not in self.lost:
             self.departed.add(rank)
 
     def check(self, message: Message) -> None:
-        """`WireError` if a message names ranks that there are not: each would be remembered. Whoever passes
-        one on could have seen that."""
+        """Raise `WireError` if a message names ranks that there are not: each would be remembered. A
+        neighbour that passes one on could have seen that."""
         named = [message.origin, *([message.target] if message.target != EVERYBODY else [])]
         if message.say in _NAMES:
             named.append(message.body[_NAMES[message.say]])
@@ -130,7 +131,7 @@ class ControlCore:
             raise WireError(f"it names a rank that is none of {self.size}")
 
     def receive(self, neighbour: int, message: Message) -> list[Effect]:
-        """A message came in over the link to `neighbour`."""
+        """Take a message that came in over the link to `neighbour`."""
         if message.target != EVERYBODY:
             return self._route(message, came_from=neighbour)
         if message.origin == self.rank or not self._first_time(message):
@@ -147,7 +148,7 @@ class ControlCore:
         return Message(say, self.rank, next(self._numbers), target, HOPS, body)
 
     def _give_up(self, message: Message, came_from: int | None) -> list[Effect]:
-        """A rank is lost, and this is the news."""
+        """Give up a rank, of which this is the news."""
         rank, cause, millis = message.body
         self.lost[rank] = cause
         if millis >= 0:

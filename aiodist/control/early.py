@@ -1,7 +1,8 @@
-"""What was said of groups that this process has yet to make. Pure.
+"""Messages of groups that this process has yet to make. Pure.
 
 Others may have made a group already, and may have broken or left it. They may also speak of groups that
-there will never be: so what is kept is bounded, and what is oldest goes. Who misses it waits for its timeout.
+there will never be: so what is kept is bounded, and what is oldest goes. A group that misses it waits for
+its timeout.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Early:
         self._nbytes = 0
 
     def __len__(self) -> int:
-        """How many contexts there are."""
+        """The number of contexts."""
         return len(self._kept)
 
     def keep(self, context: int, message: Message) -> None:

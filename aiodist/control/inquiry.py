@@ -1,4 +1,4 @@
-"""Who has arrived, and who disagrees: one question to all members of a group. Pure.
+"""One question to all members of a group: who has arrived, and who disagrees. Pure.
 
 An operation without progress asks its group's leader (group rank 0), the leader asks every member what
 it issued under that number, and the answers give one of two verdicts. Costs nothing while all is well.
@@ -16,7 +16,7 @@ SILENT = "nothing yet"
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Members issued different operations under one number.
+    """The verdict that members issued different operations under one number.
 
     Args:
         said: what each issued, by global rank.
@@ -29,7 +29,7 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Answer in which nobody disagrees.
+    """The verdict that no member disagrees.
 
     Args:
         ranks: members that had not issued the operation when asked.
@@ -62,7 +62,7 @@ class Inquiry:
         return tuple(sorted(self._members - self._answers.keys()))
 
     def answer(self, rank: int, arrived: bool, signature: bytes, words: str) -> None:
-        """A member's answer. An empty signature says: arrived, and long forgotten what it was."""
+        """Take a member's answer. An empty signature says: arrived, and long forgotten what it was."""
         if rank in self._members:
             self._answers[rank] = (arrived, signature, words)
 

@@ -1,25 +1,25 @@
-"""Who lives, and whose event loop turns: whom to ping, to look at, to tell of, to give up. Pure.
+"""Liveness of processes and of their event loops: whom to ping, look at, tell of, give up. Pure.
 
 These are two facts. *A loop turns* if a message came that only a loop sends, a ping say. *A process lives* if
 its loop turns; if its watchdog speaks, a thread that says that the loop does not turn, and where it is
-(`watchdog`); if somebody on its host looks at it (/proc) and sees that it is not stopped; or if one of those
+(`watchdog`); if a process on its host looks at it (/proc) and sees that it is not stopped; or if one of those
 says so to all (`Say.blocked`).
 
 Rules
-    1. A loop that does not turn ends nothing. Whoever waits is told, from `warn_after` on.
+    1. A loop that does not turn ends nothing. Those who wait are told, from `warn_after` on.
     2. A process that is seen to be stopped is given up `evict_after` after its last sign of life.
-    3. A process of which nobody knows anything is given up after `evict_silent_after`. That is minutes: its
+    3. A process of which nothing is known is given up after `evict_silent_after`. That is minutes: its
        host answers and its connections stand, so it is stopped, or in a call that holds the interpreter.
-    4. Silence is counted in time in which this process itself turned. Whoever was stopped, or blocked its
-       own loop, learns that from its own late timer; the time that it missed accuses nobody.
+    4. Silence is counted in time in which this process itself turned. A process that was stopped, or blocked
+       its own loop, learns that from its own late timer; the time that it missed accuses nobody.
     5. What waits in the sockets is read before anybody is judged. That is the shell's duty.
     6. Peers whose loops are silent are not pinged: what they must find when they wake up (that they were
        given up, say) needs room in their socket. That its host lives the kernel goes on to find out
        (`transport.control_link`).
     7. What is known of a silent peer is told to all, once after each doubling of its time: by the watchdog
-       of the peer itself, or, where that cannot speak, by a neighbour. Who has been told already keeps
-       quiet. So a thousand ranks hear of it at the cost of a few floods, and who can see the process answers
-       who cannot.
+       of the peer itself, or, where that cannot speak, by a neighbour. A rank that has been told already
+          says nothing. So a thousand ranks learn of it at the cost of a few floods, and those that can see
+          the process answer those that cannot.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ PATIENCE = 16
 """Heartbeats without a sign of its loop after which a peer is pinged no more until it is heard."""
 
 SLACK = 4.0
-"""Heartbeats that a peer's own word may be late before a neighbour speaks for it."""
+"""Heartbeats that a peer's own message may be late before a neighbour speaks for it."""
 
 WORDS_AT_LEAST = 4
-"""Words about a living process whose loop is blocked in the time after which a silent one is given up."""
+"""Messages about a living process whose loop is blocked in the time after which a silent one is given up."""
 
 
 class State(enum.IntEnum):
@@ -60,13 +60,13 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long what may take, in seconds.
+    """The limits of patience, in seconds.
 
     Attributes:
         heartbeat: between two signs of life.
-        warn_after: until who waits for a loop that does not turn is told.
+        warn_after: until those who wait for a loop that does not turn are told.
         evict_after: until a process that is stopped is given up.
-        evict_silent_after: until one is given up that is silent, and that nobody can look at.
+        evict_silent_after: until one is given up that is silent, and that no process can look at.
     """
 
     heartbeat: float = 0.25
@@ -75,7 +75,7 @@ class Patience:
     evict_silent_after: float = 600.0
 
     def next_word(self, told: float) -> float:
-        """When to speak of a blocked loop again: seconds of its time, after it was told of at `told`."""
+        """The next time to speak of a blocked loop: seconds of its time, after it was told of at `told`."""
         return min(max(2 * told, self.warn_after), told + self.evict_silent_after / WORDS_AT_LEAST)
 
 
@@ -96,11 +96,11 @@ class Blocked:
     told: float
 
     def seconds(self, now: float) -> float:
-        """How long it has not turned."""
+        """The seconds for which it has not turned."""
         return max(now - self.since, 0.0)
 
     def describe(self, now: float) -> str:
-        """In words: 'has not turned its event loop for 8 s: train.py:41 in evaluate'."""
+        """The state in words: 'has not turned its event loop for 8 s: train.py:41 in evaluate'."""
         why = _WORDS.get(self.state) or self.where or "it does not know where"
         seconds = self.seconds(now)
         return f"has not turned its event loop for {seconds:.{0 if seconds >= 1 else 1}f} s: {why}"
@@ -108,7 +108,7 @@ class Blocked:
 
 @dataclass(slots=True)
 class _Peer:
-    """What is known of one peer. All but `heard` in time that counts."""
+    """The record of one peer. All but `heard` in time that counts."""
 
     linked: bool
     heard: float  # anything from itself, on the clock
@@ -120,7 +120,7 @@ class _Peer:
 
 
 class Progress:
-    """When a watchdog has to speak: its loop has not turned for so long.
+    """A watchdog's count: it has to speak when its loop has not turned for so long.
 
     Time in which the watchdog itself did not run counts for nothing: its process was stopped, or a call held
     the interpreter.
@@ -139,7 +139,7 @@ class Progress:
         self._due = 0.0
 
     def tick(self, now: float, turns: int) -> float | None:
-        """The watchdog looks, `every` seconds after the last time or later.
+        """Look at the loop, `every` seconds after the last time or later.
 
         Args:
             turns: changes whenever the loop turns.
@@ -181,28 +181,28 @@ class Liveness:
     # ── what happens ─────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, rank: int, now: float) -> None:
-        """A link is up. The peer's silence begins to count now."""
+        """Count a peer's silence from now on: a link is up."""
         counted = self._at(now)
         self._peers[rank] = _Peer(True, now, counted, counted, counted, counted)
 
     def detach(self, rank: int) -> None:
-        """The peer is lost, has left, or is to be linked anew."""
+        """Forget a peer that is lost, has left, or is to be linked anew."""
         self._peers.pop(rank, None)
         self.blocked.pop(rank, None)
 
     def turned(self, rank: int, now: float) -> None:
-        """Something came from a peer's loop."""
+        """Note a sign of a peer's loop."""
         self.blocked.pop(rank, None)
         peer = self._spoke(rank, now)
         if peer is not None:
             peer.turned = peer.spoke
 
     def lives(self, rank: int, now: float) -> None:
-        """Something came from a peer that does not need its loop."""
+        """Note a sign of a peer that does not need its loop."""
         self._spoke(rank, now)
 
     def looked(self, rank: int, stopped: bool) -> None:
-        """Its process was looked at, just after a tick: stopped, or not."""
+        """Note a look at a peer's process, just after a tick: stopped, or not."""
         peer = self._peers.get(rank)
         if peer is not None:
             peer.stopped = stopped
@@ -210,7 +210,7 @@ class Liveness:
                 peer.lived = peer.unstopped = self._counted
 
     def learn(self, rank: int, state: State, seconds: float, where: str, now: float) -> None:
-        """Somebody says to all what a peer's loop does."""
+        """Note what all were told of a peer's loop."""
         peer, known = self._peers.get(rank), self.blocked.get(rank)
         if state is State.turns:
             self.blocked.pop(rank, None)
@@ -230,18 +230,18 @@ class Liveness:
     # ── what to do ───────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> tuple[int, ...]:
-        """The timer fired, a heartbeat after the last time or later. Returns whom to ping."""
+        """Count a heartbeat, which comes one after the last or later. Returns whom to ping."""
         self._counted, self._last = self._at(now), now
         fresh = self._counted - PATIENCE * self.patience.heartbeat
         return tuple(rank for rank, peer in self._peers.items() if peer.linked and peer.turned >= fresh)
 
     def unsure(self) -> tuple[int, ...]:
-        """Whom to look at, as of the last tick: those who are silent, and visible."""
+        """The ranks to look at, as of the last tick: those that are silent, and visible."""
         since = self._counted - LATE * self.patience.heartbeat
         return tuple(rank for rank in self.visible if rank in self._peers and self._peers[rank].spoke < since)
 
     def overdue(self) -> dict[int, str]:
-        """Who is to be given up, as of the last tick, and why."""
+        """The ranks to give up, as of the last tick, and why."""
         patience, found = self.patience, {}
         for rank, peer in self._peers.items():
             if peer.stopped and self._counted - peer.unstopped > patience.evict_after:
@@ -254,7 +254,7 @@ class Liveness:
         return found
 
     def news(self, now: float) -> list[tuple[int, State, float]]:
-        """What to tell all, as of the last tick: whose loop does not turn, why, for how many seconds. The
+        """The news for all, as of the last tick: whose loop does not turn, why, for how many seconds. The
         caller tells itself, too (`learn`)."""
         return [
             (rank, state, self._counted - peer.turned)
@@ -263,14 +263,14 @@ class Liveness:
         ]
 
     def silence(self, rank: int, now: float) -> float | None:
-        """Seconds since the last sign of life that came from a peer itself, by the clock; None where nobody
-        listens to it."""
+        """Seconds since the last sign of life that came from a peer itself, by the clock; None where it is
+        not linked."""
         peer = self._peers.get(rank)
         return None if peer is None else max(now - peer.heard, 0.0)
 
     def quiet(self, rank: int, now: float) -> bool:
         """Whether a linked peer's loop gave no sign for longer than its pings may take: it is busy, most
-        likely. Of others nobody knows here."""
+        likely. Of others it is not known here."""
         peer = self._peers.get(rank)
         if peer is None or not peer.linked:
             return False
@@ -286,7 +286,7 @@ class Liveness:
         return peer
 
     def _remark(self, rank: int, peer: _Peer, now: float) -> State | None:
-        """What to say of a peer now, if anything."""
+        """The state to tell of a peer now, if any."""
         patience, known = self.patience, self.blocked.get(rank)
         state = State.silent if peer.stopped is None else State.stopped if peer.stopped else State.held
         slack = SLACK * patience.heartbeat

@@ -1,4 +1,4 @@
-"""What is said on control links, and its msgpack coding. Pure.
+"""Messages on control links, and their msgpack coding. Pure.
 
 Messages are small (64 KiB at most) and flat: a kind, a route, and plain numbers and strings. Anything
 else is a `WireError`, raised before it can do harm.
@@ -20,7 +20,7 @@ MAX_BYTES = 64 * 1024
 EVERYBODY = -1
 
 PING = b"\xc0"
-"""Says only that the sender's event loop turns: from neighbour to neighbour, and no `Message`."""
+"""A sign that the sender's event loop turns, and no more: from neighbour to neighbour, and no `Message`."""
 
 
 class Say(enum.IntEnum):

@@ -1,4 +1,4 @@
-"""Who is linked to whom: a chordal ring, so that every rank is near every other. Pure.
+"""Links between ranks: a chordal ring, so that every rank is few hops from every other. Pure.
 
 Rank r is linked to r ± 2^k (mod n). A rank has about 2·log2(n) links and any rank is reached in at most
 log2(n) hops, so that a failure floods a thousand ranks in ten steps while none holds more than twenty

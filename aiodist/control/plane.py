@@ -3,8 +3,8 @@
 One exists in each process and job. Groups subscribe with their context; a loss is told to all of them,
 a message to the one that it names.
 
-Before a loss is declared here, all that the neighbours have written is read: the dead rank's last words, and
-that the others have given up this process meanwhile, which was stopped, say.
+Before a loss is declared here, all that the neighbours have written is read: the dead rank's last messages,
+and that the others have given up this process meanwhile, which was stopped, say.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from aiodist.errors import Tampered, WireError
 
 
 class Link(Protocol):
-    """What the plane needs of a connection to a neighbour; `transport.base.ControlLink` says more."""
+    """A connection to a neighbour, as the plane needs it; `transport.base.ControlLink` says more."""
 
     def send(self, message: bytes) -> None:
         """Queue one message."""
 
     def post(self, message: bytes) -> None:
-        """As `send`, in any thread; dropped where the peer does not read."""
+        """Send from any thread; the message is dropped where the peer does not read."""
 
     def drain(self) -> None:
         """Deliver now what has reached this process already."""
@@ -42,22 +42,22 @@ class Link(Protocol):
 
 
 class Listener(Protocol):
-    """What a group hears."""
+    """A group, as the plane tells it of events."""
 
     def rank_lost(self, rank: int, cause: str, silence: float | None) -> None:
-        """A global rank is gone, noticed so many seconds after its last sign of life (None: nobody knows)."""
+        """Note that a global rank is gone, so many seconds after its last sign of life (None: unknown)."""
 
     def rank_left(self, rank: int) -> None:
-        """A global rank has closed its world: it is in no group any more."""
+        """Note that a global rank has closed its world: it is in no group any more."""
 
     def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
-        """The loops of these global ranks do not turn. Told at every heartbeat while that is so."""
+        """Note that the loops of these global ranks do not turn. Called at every heartbeat meanwhile."""
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Somebody altered what was said between this process and a global rank: some of it is missing."""
+        """Note that messages between this process and a global rank were altered: some are missing."""
 
     def said(self, message: Message) -> None:
-        """A message for this group arrived."""
+        """Take a message for this group."""
 
 
 class ControlPlane:
@@ -89,13 +89,13 @@ class ControlPlane:
         self._parted: set[int] = set()
         self._closed = False
         self._signs: Signs | None = None
-        self._hearing = False
+        self._draining = False
         self._ends: list[tuple[int, str]] = []  # links that ended while all were read
 
     # ── links ────────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, neighbour: int, link: Link) -> None:
-        """A link to a neighbour is up. One with a rank that was given up is closed."""
+        """Take a link to a neighbour. One with a rank that was given up is closed."""
         if neighbour in self.core.lost or self._closed:
             link.kill()
             return
@@ -109,11 +109,11 @@ class ControlPlane:
             link.send(data)
 
     def awaited(self) -> set[int]:
-        """Neighbours whose link is not up yet."""
+        """The neighbours whose link is not up yet."""
         return set(self.core.neighbours) - self._links.keys() - self.core.lost.keys()
 
     def received(self, neighbour: int, data: bytes) -> None:
-        """Bytes of one message came from a neighbour. Nonsense costs the neighbour its membership."""
+        """Take the bytes of one message from a neighbour. Nonsense costs the neighbour its membership."""
         if self._closed or neighbour in self.core.lost:
             return
         try:
@@ -127,17 +127,17 @@ class ControlPlane:
             self._signs.heard(neighbour, message)
         if message is None:
             return
-        if message.say is Say.lost and not self._hearing:
+        if message.say is Say.lost and not self._draining:
             accused, believed = message.body[0], message.origin not in self.core.lost
-            self._hear([accused])  # its last words, before its link is closed
+            self._hear([accused])  # its last messages, before its link is closed
             if believed and message.origin in self.core.lost and accused not in self.core.lost:
-                self._bury()
+                self._declare_losses()
                 return  # the accused had accused first, and is watched from here: see rule 3 of the core
         self._carry_out(self.core.receive(neighbour, message))
-        self._bury()
+        self._declare_losses()
 
     def ended(self, neighbour: int, goodbye: bool, cause: str) -> None:
-        """A link ended; without goodbye it is a loss."""
+        """Note that a link ended; without goodbye it is a loss."""
         if self._closed:
             return
         self._links.pop(neighbour, None)
@@ -145,14 +145,14 @@ class ControlPlane:
             self.core.depart(neighbour)
             self._unsaid.take(neighbour)
             self._forget(neighbour)
-        elif self._hearing:
+        elif self._draining:
             self._ends.append((neighbour, cause))
         else:
             self.lose(neighbour, cause)
 
     def tampered(self, neighbour: int, error: Tampered) -> None:
-        """A link was ended because somebody altered what was sent on it. The neighbour is not lost, and may
-        be linked anew: what it is to be told waits for that. Groups that hold it cannot go on."""
+        """Note that a link was ended because what was sent on it was altered. The neighbour is not lost, and
+        may be linked anew: what it is to be told waits for that. Groups that hold it cannot go on."""
         if self._closed:
             return
         self._links.pop(neighbour, None)
@@ -170,7 +170,7 @@ class ControlPlane:
 
         Args:
             loop: its timer and clock; it runs, or is about to.
-            patience: for how long what may take.
+            patience: the limits.
         """
         self._signs = Signs(self, loop, patience)
         self.core.avoided = self._signs.blocked
@@ -178,12 +178,12 @@ class ControlPlane:
             self._signs.attach(neighbour)
 
     def see(self, rank: int, look: Look) -> None:
-        """The process of a rank is on this host: `look` says whether it is stopped."""
+        """Have the process of a rank, which is on this host, looked at: `look` says whether it is stopped."""
         if self._signs is not None and rank not in self.core.lost:
             self._signs.see(rank, look)
 
     def blocked(self) -> dict[int, str]:
-        """Whose loops do not turn, as far as is known, in words (`Blocked.describe`)."""
+        """The ranks whose loops do not turn, as far as is known, each in words (`Blocked.describe`)."""
         return {} if self._signs is None else self._signs.describe()
 
     def quiet(self, rank: int) -> bool:
@@ -206,7 +206,7 @@ class ControlPlane:
 
     @property
     def turns(self) -> int:
-        """Changes whenever the loop turns."""
+        """A number that changes whenever the loop turns."""
         return 0 if self._signs is None else self._signs.turns
 
     def say_blocked(self, seconds: float, where: str) -> None:
@@ -228,36 +228,36 @@ class ControlPlane:
             link.post(data)
 
     def hear(self) -> None:
-        """Take in all that the neighbours have written. For whoever is about to judge without it."""
+        """Take in all that the neighbours have written, before something is judged without it."""
         self._hear(list(self._links))
-        self._bury()
+        self._declare_losses()
 
     def _forget(self, rank: int) -> None:
         if self._signs is not None:
             self._signs.detach(rank)
 
     def _hear(self, neighbours: Iterable[int]) -> None:
-        """Read links dry. Losses that this brings to light are kept for `_bury`."""
-        if self._hearing:
+        """Drain links. Losses that this brings to light are kept for `_declare_losses`."""
+        if self._draining:
             return
-        self._hearing = True
+        self._draining = True
         try:
             for neighbour in neighbours:
                 link = self._links.get(neighbour)
                 if link is not None:
                     link.drain()
         finally:
-            self._hearing = False
+            self._draining = False
 
-    def _bury(self) -> None:
+    def _declare_losses(self) -> None:
         """Declare the losses that came to light in `_hear`."""
-        while self._ends and not self._hearing:
+        while self._ends and not self._draining:
             self._lose(*self._ends.pop(0))
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
 
     def subscribe(self, context: int, listener: Listener) -> None:
-        """Hear what concerns a group. What was said of it before is told now."""
+        """Have a group told what concerns it. What was said of it before is told now."""
         self._listeners[context] = listener
         for message in self._early.take(context):
             listener.said(message)
@@ -267,20 +267,20 @@ class ControlPlane:
             listener.rank_left(rank)
 
     def part(self, rank: int) -> None:
-        """A rank said that it closes its world."""
+        """Tell the groups that a rank closes its world, as it said."""
         if rank not in self._parted:
             self._parted.add(rank)
             for hearer in list(self._listeners.values()):
                 hearer.rank_left(rank)
 
     def unsubscribe(self, context: int) -> None:
-        """The group is gone for good, or this rank is no member; what is still said of it is dropped."""
+        """Forget a group that is gone for good, or not this rank's; what is still said of it is dropped."""
         self._listeners.pop(context, None)
         self._early.take(context)
         self._retired.add(context)
 
     def lose(self, rank: int, cause: str, proven: bool = False) -> None:
-        """This process noticed that a rank is gone. First all that was said before is heard.
+        """Give up a rank that is gone, as this process noticed. First all that was said before is read.
 
         Args:
             rank: who.
@@ -291,7 +291,7 @@ class ControlPlane:
             return
         self._hear(list(self._links))
         self._lose(rank, cause, proven)
-        self._bury()
+        self._declare_losses()
         if proven:  # its loss may have been known before
             self.on_proven(rank)
 
@@ -322,7 +322,7 @@ class ControlPlane:
         self._listeners.clear()
 
     def kill(self) -> None:
-        """Drop every link without a word, as a crash would."""
+        """Drop every link without goodbye, as a crash would."""
         self._stop()
         for link in self._links.values():
             link.kill()

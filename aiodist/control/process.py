@@ -17,7 +17,7 @@ _LOOKS = (0.0005, 0.001, 0.002, 0.005, 0.01)  # seconds between looks at a proce
 
 
 class ProcessWatch:
-    """Calls back once when a process of this host has ended."""
+    """A watch on processes of this host, which calls back once when one has ended."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -47,7 +47,7 @@ class ProcessWatch:
         if not look:
             self._drop(-tid)
         if pid not in self._fds:
-            return  # it has ended, or nobody watches any more
+            return  # it has ended, or is not watched any more
         if is_exiting(pid):
             exits(pid)
         elif look < len(_LOOKS):  # it is killed in a moment, or it has let its sentries go

@@ -20,7 +20,7 @@ _PF_EXITING = 0x4  # of the flags in /proc/<pid>/stat
 
 
 class Sentries:
-    """This process's own. Close them when nobody need watch any more.
+    """The sentries of this process. Close them when they need not be watched any more.
 
     Attributes:
         tids: their thread ids, for neighbours; [] where the kernel cannot watch threads.

@@ -15,7 +15,7 @@ Look = Callable[[], bool | None]
 
 
 class Plane(Protocol):
-    """What this needs of the control plane."""
+    """The control plane, as this module needs it."""
 
     rank: int
 
@@ -26,17 +26,17 @@ class Plane(Protocol):
         """Take in all that the neighbours have written."""
 
     def lose(self, rank: int, cause: str) -> None:
-        """A rank is given up."""
+        """Give up a rank."""
 
     def flood(self, say: Say, *body: Any) -> None:
         """Tell everybody."""
 
     def warn(self, blocked: Mapping[int, Blocked], now: float) -> None:
-        """These loops do not turn, for so long that those who wait should know."""
+        """Tell those who wait that these loops have not turned for long."""
 
 
 class Signs:
-    """Who gives signs of life. Runs until it is closed.
+    """The signs of life of this process and its neighbours. Runs until it is closed.
 
     Args:
         plane: whose links are used.
@@ -67,33 +67,33 @@ class Signs:
     # ── what happens ─────────────────────────────────────────────────────────────────────────────────
 
     def see(self, rank: int, look: Look) -> None:
-        """The process of a rank can be looked at."""
+        """Have the process of a rank looked at."""
         self._looks[rank] = look
         self._liveness.visible.add(rank)
 
     def attach(self, rank: int) -> None:
-        """A link to a neighbour is up."""
+        """Note that a link to a neighbour is up."""
         self._liveness.attach(rank, self._loop.time())
 
     def torn(self, rank: int) -> None:
-        """A link to a neighbour has ended, and the neighbour has not."""
+        """Note that a link to a neighbour has ended, and the neighbour has not."""
         self._liveness.detach(rank)
 
     def detach(self, rank: int) -> None:
-        """A rank is lost, or has left."""
+        """Note that a rank is lost, or has left."""
         self._looks.pop(rank, None)
         self._liveness.visible.discard(rank)
         self._liveness.detach(rank)
 
     def heard(self, neighbour: int, message: Message | None) -> None:
-        """A message came from a neighbour; None: a ping."""
+        """Note a message from a neighbour; None: a ping."""
         if message is not None and _is_watchdogs(neighbour, message):
             self._liveness.lives(neighbour, self._loop.time())
         else:
             self._liveness.turned(neighbour, self._loop.time())
 
     def learn(self, message: Message) -> None:
-        """Somebody tells what a loop does."""
+        """Take a message that tells what a loop does."""
         rank, state, millis, where = message.body
         if rank == self._plane.rank:
             self._was_blocked = True
@@ -103,7 +103,7 @@ class Signs:
             self._liveness.learn(rank, State(state), seconds, where, self._loop.time())
 
     def confess(self) -> None:
-        """This process's watchdog has told that the loop does not turn. Called in its thread."""
+        """Note that this process's watchdog has told that the loop does not turn. Called in its thread."""
         self._was_blocked = True
 
     # ── what is known ────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +117,7 @@ class Signs:
         return self._liveness.quiet(rank, self._loop.time())
 
     def describe(self) -> dict[int, str]:
-        """Whose loops do not turn, as far as is known, in words."""
+        """The ranks whose loops do not turn, as far as is known, each in words."""
         now = self._loop.time()
         return {rank: blocked.describe(now) for rank, blocked in self.blocked.items()}
 
@@ -152,11 +152,11 @@ class Signs:
 
 
 MAX_WHERE = 200
-"""Characters of a place in somebody's program."""
+"""Characters of a place in a user's program."""
 
 
 def _is_watchdogs(neighbour: int, message: Message) -> bool:
-    """Whether this is the word of a neighbour's watchdog, which says nothing for its loop."""
+    """Whether this is a message of a neighbour's watchdog, which says nothing for its loop."""
     return (
         message.say is Say.blocked
         and message.origin == neighbour

@@ -1,8 +1,8 @@
-"""What a neighbour has yet to be told whose link is torn, until another stands. Pure.
+"""Messages for a neighbour whose link is torn, kept until another stands. Pure.
 
-When a link is torn, nobody knows what of the last words has arrived. So the latest floods are kept, and said
-once more: who has heard one already takes no notice of it. Messages for one rank that were under way are
-lost; whoever asks a question asks it again. All is bounded, and what is oldest goes.
+When a link is torn, it is not known which of the last messages have arrived. So the latest floods are kept,
+and sent once more: a rank that has one already takes no notice of it. Messages for one rank that were under
+way are lost; a question is asked again. All is bounded, and what is oldest goes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Unsaid:
         self._waiting: dict[int, _Latest] = {}
 
     def note(self, neighbour: int, data: bytes, flood: bool) -> None:
-        """A neighbour is told something, which waits if its link is torn; a flood most likely like others."""
+        """Add a message for a neighbour, which waits if its link is torn; a flood most likely like others."""
         if flood and not self._floods.ends_with(data):
             self._floods.append(data)
         if (waiting := self._waiting.get(neighbour)) is not None:
             waiting.append(data)
 
     def torn(self, neighbour: int) -> None:
-        """A link has ended, and is to be made anew."""
+        """Note that a link has ended, and is to be made anew."""
         if neighbour not in self._waiting:
             self._waiting[neighbour] = _Latest(WAITING, self._floods)
 
     def take(self, neighbour: int) -> list[bytes]:
-        """What a neighbour is to be told first on a new link, or never: it waits no longer."""
+        """The messages for a neighbour that come first on a new link, or never: they wait no longer."""
         return list(self._waiting.pop(neighbour, ()))
 
 
@@ -59,7 +59,7 @@ class _Latest:
         return bool(self._kept) and self._kept[-1] == data
 
     def append(self, data: bytes) -> None:
-        """One more."""
+        """Add one more."""
         self._kept.append(data)
         self._nbytes += len(data)
         while self._nbytes > self._limit and len(self._kept) > 1:

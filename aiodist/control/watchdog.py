@@ -24,17 +24,17 @@ ENDED = "its event loop was closed while its groups were open"
 
 
 class Speaker(Protocol):
-    """What a watchdog needs of the control plane. Called in the watchdog's thread."""
+    """The control plane, as a watchdog needs it. Called in the watchdog's thread."""
 
     @property
     def turns(self) -> int:
-        """Changes whenever the loop turns."""
+        """A number that changes whenever the loop turns."""
 
     def say_blocked(self, seconds: float, where: str) -> None:
-        """The loop has not turned for so long; its thread is there."""
+        """Tell that the loop has not turned for so long, and where its thread is."""
 
     def say_ended(self, cause: str) -> None:
-        """The loop will not turn again."""
+        """Tell that the loop will not turn again."""
 
 
 class Watchdog:
@@ -103,7 +103,7 @@ def _is_library(path: str) -> bool:
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """Where code lies that is not the user's: Python's own, what was installed, and aiodist."""
+    """The folders of code that is not the user's: Python's own, what was installed, and aiodist."""
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -1,4 +1,4 @@
-"""What makes a decision final. One arbiter a job, fixed at init, never one as fallback for the other.
+"""Arbiters, which make a decision final. One a job, fixed at init, never one as fallback for the other.
 
 A minority that still reaches the store and a majority that does not would both form the next epoch.
 """
@@ -18,7 +18,7 @@ _BACKOFF = 0.02  # seconds a rank, so that two proposers do not outbid each othe
 
 
 class Arbiter(Protocol):
-    """Gives one answer on a topic to everybody, whoever asks, however often."""
+    """The giver of one answer on a topic, the same for everybody, however often it is asked."""
 
     async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
         """Propose a value → the value that holds, this one or an earlier one.
@@ -33,11 +33,11 @@ class Arbiter(Protocol):
         """
 
     def close(self) -> None:
-        """Let go."""
+        """Release what it holds."""
 
 
 class StoreArbiter:
-    """The store decides: a value holds if and only if its compare-and-set says so.
+    """The store as arbiter: a value holds if and only if its compare-and-set says so.
 
     Args:
         store: linearizable, and not inside any member.
@@ -58,11 +58,11 @@ class StoreArbiter:
             ) from error
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class MajorityArbiter:
-    """More than half of the epoch's members decide, not counting those proven dead.
+    """More than half of the epoch's members as arbiter, not counting those proven dead.
 
     Args:
         rank: this process's.
@@ -86,12 +86,12 @@ class MajorityArbiter:
         self._news = asyncio.Event()
 
     def hear(self, origin: int, motion: Motion) -> None:
-        """A member's vote, or question."""
+        """Take a member's vote, or question."""
         self._tell(self._ballots.hear(origin, motion, self._dead()))
         self._news.set()
 
     def recount(self) -> None:
-        """More members may be proven dead."""
+        """Count again: more members may be proven dead."""
         self._news.set()
 
     async def rule(self, topic: str, value: bytes, timeout: float) -> bytes:
@@ -120,7 +120,7 @@ class MajorityArbiter:
         return ballots.chosen[topic]
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def _tell(self, told: list[Told]) -> None:
         for target, motion in told:

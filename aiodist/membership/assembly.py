@@ -3,7 +3,7 @@
 The assembly is told what happened and says what to do now (`next`). It knows no link, store or clock.
 
 Rules
-    1. The convener is the lowest rank that is not gone, and that nobody wants to be without. It waits for
+    1. The convener is the lowest rank that is not gone, and that no caller excludes. It waits for
        all of those to be ready, at most until its deadline; then it goes on with those who are. Its
        deadline is everybody's who is convener then.
     2. A draft holds all who are ready, in the order of their ranks, then newcomers. A later draft
@@ -11,7 +11,7 @@ Rules
     3. A draft with a member who is gone, or whom the draft's members could not connect, is dropped; those
        whose fault it was are not in the next, unless a later draft kept them from it.
     4. When a draft has been formed here the convener asks the arbiter. What the arbiter says is told to
-       everybody, and whoever does not hear of it asks the arbiter too.
+       everybody, and a member that is not told asks the arbiter too.
     5. Who is not in the decided epoch has been evicted.
 """
 
@@ -37,14 +37,14 @@ OVERTIME = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before something happens, or before `until`."""
+    """A pause until something happens, or until `until`."""
 
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """This process convenes: make a draft of these members, and of newcomers.
+    """An order to the convener: make a draft of these members, and of newcomers.
 
     Args:
         attempt: of the draft's number.
@@ -63,28 +63,28 @@ class Invite:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form this draft, or go on with it."""
+    """An order to form this draft, or to go on with it."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Ask the arbiter for this draft."""
+    """An order to ask the arbiter for this draft."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """This is the next epoch."""
+    """The result: this is the next epoch."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """It comes to nothing.
+    """The result: the call comes to nothing.
 
     Args:
         evicted: the others went on without this process.
@@ -129,7 +129,7 @@ class Assembly:
         self._decided: Record | None = None
         self._void: Void | None = None
         self._deadline = float("inf")
-        self._late = float("inf")  # nobody waits for a convener or a draft beyond it
+        self._late = float("inf")  # the end of every wait for a convener or a draft
         self._asked: set[Number] = set()
         self._attempt = call << 16  # drafts of different calls have different numbers, and names
         self._why = ""  # the last draft came to nothing
@@ -138,18 +138,18 @@ class Assembly:
     # ── what happened ────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, ready: Ready, deadline: float) -> Motion:
-        """This process calls; returns what to tell everybody."""
+        """Begin this process's call; returns what to tell everybody."""
         self.ready[self.rank] = ready
         self._deadline = deadline
         self._late = max(deadline + GRACE, self._late if self._late < float("inf") else 0.0)
         return ready
 
     def lose(self, rank: int) -> None:
-        """A member is lost, or has left."""
+        """Note that a member is lost, or has left."""
         self.gone.add(rank)
 
     def hear(self, rank: int, motion: Motion, now: float) -> None:
-        """A member said something about this call."""
+        """Take what a member said about this call."""
         match motion:
             case Ready():
                 self.ready.setdefault(rank, motion)
@@ -169,7 +169,7 @@ class Assembly:
                     self._void = motion
 
     def drop(self, number: Number, culprits: Collection[bytes] = (), why: str = "") -> None:
-        """A draft could not be formed; `why` is for the error, where no other can be formed, either."""
+        """Drop a draft that could not be formed; `why` is for the error, if no other can be formed."""
         if number not in self._dropped:
             self._why = why or self._why
             self._dropped.add(number)
@@ -178,17 +178,17 @@ class Assembly:
                 self.culprits.update(culprits)
 
     def form(self, number: Number) -> None:
-        """A draft has been formed here: all its members are connected."""
+        """Note that a draft has been formed here: all its members are connected."""
         self.formed.add(number)
 
     def decide(self, record: Record) -> None:
-        """The arbiter has spoken."""
+        """Note the arbiter's decision."""
         if self._decided is None and record.epoch == self.epoch + 1:
             self._decided = record
 
     def asked(self, number: Number, why: str) -> None:
-        """The arbiter has been asked for this draft, and could not answer. It is asked again while there is
-        time."""
+        """Note that the arbiter was asked for this draft, and could not answer. It is asked again while there
+        is time."""
         self._asked.add(number)
         self._unruled = why
 
@@ -200,7 +200,7 @@ class Assembly:
 
     @property
     def wanted(self) -> int:
-        """How many newcomers the callers wait for; none where one of them goes on without."""
+        """The number of newcomers that the callers wait for; 0 where one of them goes on without."""
         return min((ready.wanted for ready in self.ready.values()), default=0)
 
     def current(self) -> Record | None:
@@ -209,7 +209,7 @@ class Assembly:
         return self._drafts[max(alive)] if alive else None
 
     def next(self, now: float) -> Step:
-        """What to do now."""
+        """The step to take now."""
         if self._decided is not None:
             if self.uids[self.rank] in self._decided.members:
                 return Adopt(self._decided)
@@ -228,7 +228,7 @@ class Assembly:
         return Wait(self._deadline if now < self._deadline else self._end())
 
     def convener(self, now: float) -> int:
-        """Who makes drafts: the lowest rank that is not gone, and, once time is up, that is ready."""
+        """The rank that makes drafts: the lowest that is not gone, and, once time is up, that is ready."""
         late = now >= self._deadline
         here = (r for r in self._expected() if not late or r in self.ready)
         return next(here, self.rank)
@@ -297,5 +297,5 @@ class Assembly:
         if self.convener(now) == self.rank:
             said = f"no draft could be formed within {OVERTIME:g} s"
         else:
-            said = f"no word from {name_ranks(missing) if missing else f'rank {self.convener(now)}'}"
+            said = f"no message from {name_ranks(missing) if missing else f'rank {self.convener(now)}'}"
         return f"{said}; the last draft came to nothing: {self._why}" if self._why else said

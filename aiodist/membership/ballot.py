@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from aiodist.membership.motions import Accept, Accepted, Ballot, Motion, Outbid, Prepare, Promise
 
 Told = tuple[int | None, Motion]
-"""To whom (None: to everybody else), and what."""
+"""The receiver (None: everybody else), and the motion."""
 
 _NONE: Ballot = (-1, -1)
 
 
 @dataclass(slots=True)
 class _Vote:
-    """What this member promised and accepted on a topic, and what it saw others accept."""
+    """A member's own promise and acceptance on a topic, and what it saw others accept."""
 
     promised: Ballot = _NONE
     accepted: tuple[Ballot, bytes] | None = None
@@ -35,7 +35,7 @@ class _Vote:
 
 @dataclass(slots=True)
 class _Proposal:
-    """This member's own attempt."""
+    """A member's own attempt."""
 
     ballot: Ballot
     value: bytes
@@ -70,12 +70,12 @@ class Ballots:
         return [(None, Prepare(topic, ballot)), *self.hear(self.rank, Prepare(topic, ballot), dead)]
 
     def recount(self, topic: str, dead: Collection[int]) -> list[Told]:
-        """More members are proven dead: perhaps that is enough."""
+        """Count again: more members are proven dead, and perhaps that is enough."""
         proposal = self._proposals.get(topic)
         return [] if proposal is None else self._count(topic, proposal, dead)
 
     def hear(self, origin: int, motion: Motion, dead: Collection[int]) -> list[Told]:
-        """A member spoke.
+        """Take what a member said.
 
         Args:
             dead: members that this process knows to vote no more, by its own proof.

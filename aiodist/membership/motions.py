@@ -1,4 +1,4 @@
-"""What members of one epoch say to each other about the next. Pure, with its msgpack coding.
+"""Messages of the members of one epoch about the next. Pure, with its msgpack coding.
 
 Motions travel on the control links of the old epoch, as the bytes of one kind of control message. A
 record of many members is cut: it has to fit a control message of 64 KiB, so an epoch that the old one's
@@ -23,7 +23,7 @@ Ballot = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A member has called for the next epoch.
+    """A member's call for the next epoch.
 
     Args:
         call: counts the calls on this group.
@@ -60,7 +60,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The arbiter has spoken: this is the next epoch."""
+    """The arbiter's decision: this is the next epoch."""
 
     call: int
     record: Record
@@ -68,7 +68,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """This call has come to nothing; the old epoch stays as it is."""
+    """The end of a call that came to nothing; the old epoch stays as it is."""
 
     call: int
     why: str
@@ -103,7 +103,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Told to everybody, so that it survives whoever says it."""
+    """An acceptance, told to everybody, so that it survives its sender."""
 
     topic: str
     ballot: Ballot
@@ -112,7 +112,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Outbid:
-    """A higher ballot has been promised."""
+    """The answer that a higher ballot has been promised."""
 
     topic: str
     ballot: Ballot
@@ -120,14 +120,14 @@ class Outbid:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """How did this agreement end with you? Whoever is asked will not complete it by itself any more."""
+    """The question how this agreement ended. A member that is asked will not complete it itself any more."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """It ended with this; None: it did not end here, and never will by itself."""
+    """The value that it ended with; None: it did not end here, and never will by itself."""
 
     topic: str
     value: bytes | None
@@ -135,11 +135,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """This process takes no part in any epoch any more."""
+    """The news that this process takes no part in any epoch any more."""
 
 
 Election = Prepare | Promise | Accept | Accepted | Outbid
-"""What `ballot` is about."""
+"""The motions of `ballot`."""
 
 Motion = Ready | Draft | Dropped | Decided | Void | Election | Ask | Answer | Leave
 

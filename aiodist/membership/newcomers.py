@@ -1,4 +1,4 @@
-"""Who waits at the store to be let in, and how they are invited.
+"""Newcomers that wait at the store for admission, and how they are invited.
 
 newcomer: join/<uid> (a lease) ──▶ members see it ──▶ invite/<uid> = the draft ──▶ it forms it with them
 """
@@ -15,7 +15,7 @@ from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.watch import Watch
 
 QUEUE = "join/"
-"""What the keys of those who wait begin with."""
+"""The beginning of the keys of those who wait."""
 
 OVER = "over"
 """Key that says that all members of the last epoch have left, with all well."""
@@ -25,7 +25,7 @@ TTL = 6.0
 
 
 class AdmissionRequest:
-    """A newcomer's place in the queue.
+    """A newcomer's request for admission: a place in the queue.
 
     Args:
         store: where the job meets.
@@ -40,14 +40,14 @@ class AdmissionRequest:
         self._words = words
         self._renewal: asyncio.Task[None] | None = None
 
-    async def ring(self) -> Watch:
-        """Take the place → a watch on what `invitations` reads."""
+    async def submit(self) -> Watch:
+        """Take the place → a watch on what `invitation` reads."""
         await self._store.set(self._key, self._words, ttl=TTL)
         self._renewal = asyncio.get_running_loop().create_task(self._renew())
         return self._store.watch(self._invite)
 
-    async def leave(self) -> None:
-        """Give the place up: admitted, or tired of waiting."""
+    async def withdraw(self) -> None:
+        """Give the place up: it was admitted, or waits no longer."""
         if self._renewal is not None:
             self._renewal.cancel()
             await asyncio.gather(self._renewal, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Who of a run is there: each member claims a key at the store, which ends with its connection.
+"""Presence of a run's members: each claims a key at the store, which ends with its connection.
 
 Needed where the store outlives a run of the job: what is on record there says who was in it, and not that
-anybody still lives.
+one still lives.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aiodist.membership.record import decode_record
 from aiodist.rendezvous.store import Store
 
 MEMBERS = "member/"
-"""What the keys of members begin with."""
+"""The beginning of the keys of members."""
 
 LATEST = "latest"
 """Key that holds the record of a run's last epoch."""
@@ -56,7 +56,7 @@ class Presence:
             except (RendezvousTimeout, StoreFull):
                 pass  # it may become better
             except RendezvousError:
-                return  # the store is gone, and whoever could ask it
+                return  # the store is gone, for those who could ask it, too
             await asyncio.sleep(RENEWAL)
 
 

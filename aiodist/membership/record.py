@@ -15,7 +15,7 @@ UID_BYTES = 8
 MAX_MEMBERS = 1 << 16
 
 Number = tuple[int, int]
-"""Of a draft: (attempt, rank of the convener). Later attempts are greater."""
+"""The number of a draft: (attempt, rank of the convener). Later attempts are greater."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Under what its members meet in the store."""
+        """The name under which its members meet in the store."""
         return f"epoch/{self.epoch}/{self.number[0]}.{self.number[1]}"
 
     def rank_of(self, uid: bytes) -> int | None:
@@ -50,7 +50,7 @@ class Record:
         return (self.epoch, self.number, self.members, self.store, self.host)
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The record as bytes."""
         data: bytes = msgpack.packb(self.values())
         return data
 

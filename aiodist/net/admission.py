@@ -1,6 +1,6 @@
-"""Where connections wait until they have said a first word; the store's listener and a rank's have one each.
+"""Admission: connections wait until they send something. The store's listener and a rank's have one each.
 
-Whoever connects and says nothing costs a descriptor and an entry in a table, no task and no timer, for
+A connection that says nothing costs a descriptor and an entry in a table, no task and no timer, for
 `PATIENCE` seconds at most. When the table is full the one that has been silent for longest goes: a peer of
 the job speaks within a moment of connecting, so a crowd of silent connections does not keep it out.
 """
@@ -15,15 +15,16 @@ PATIENCE = 5.0
 """Seconds that an unauthenticated peer has, from connecting to the end of its handshake."""
 
 MOST = 1024
-"""Unauthenticated connections in each of the two tables (silent, shaking hands) of a listener, at most; see `places`."""
+"""Unauthenticated connections in each of the two tables (silent, shaking hands) of a listener, at most; see
+`places`."""
 
 Enter = Callable[[socket.socket, float], None]
 Turned = Callable[[socket.socket, str], None]
 
 
 def places() -> int:
-    """How many unauthenticated connections of each kind a listener keeps: `MOST`, or an eighth of the descriptors that this
-    process may have, so that they never take those of the job."""
+    """The most unauthenticated connections of each kind that a listener keeps: `MOST`, or an eighth of the
+    descriptors that this process may have, so that they never take those of the job."""
     try:
         import resource
 
@@ -58,7 +59,7 @@ class Admission:
         return len(self._waiting)
 
     def add(self, sock: socket.socket) -> None:
-        """A new, non-blocking connection, owned from now on."""
+        """Add a new, non-blocking connection, owned from now on."""
         deadline = self._loop.time() + PATIENCE
         if _speaks(sock):  # most peers: a turn of the loop less
             self._enter(sock, deadline)
@@ -111,5 +112,5 @@ def _speaks(sock: socket.socket) -> bool:
     except (BlockingIOError, InterruptedError):
         return False
     except OSError:
-        pass  # gone already: whoever reads it will find out
+        pass  # gone already: its reader will find out
     return True

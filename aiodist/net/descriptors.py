@@ -17,7 +17,7 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def receive(sock: socket.socket, nbytes: int, most: int) -> tuple[bytes, list[int]]:
-    """At most `nbytes` bytes, and the descriptors beside them, which are the caller's to close.
+    """Receive at most `nbytes` bytes, and the descriptors beside them, which are the caller's to close.
 
     Args:
         most: descriptors that are expected; there may be one more (room for them comes in pairs), and the

@@ -1,4 +1,4 @@
-"""Takes connections from listening sockets, without a transport for each; the silent ones wait in an `Admission`."""
+"""Accepting connections, without a transport for each; the silent ones wait in an `Admission`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aiodist.net.admission import Admission, Enter, Turned
 from aiodist.net.shortage import EXHAUSTED
 
 _AT_ONCE = 16  # connections that one turn of the loop accepts: a crowd must not hold it
-_PAUSE = 1.0  # seconds until it is tried again where nobody can be accepted; the kernel keeps them so long
-_TRIES = 5  # in a row, after which whoever depends on it is told
+_PAUSE = 1.0  # seconds until it is tried again where none can be accepted; the kernel keeps them so long
+_TRIES = 5  # in a row, after which the owner is told
 
 
 class Listener:
-    """Calls `on_socket` with every connection that has something to say, non-blocking, until closed.
+    """A listener: calls `on_socket` with every connection that sends something, non-blocking, until closed.
 
     Args:
         loop: the event loop, running or about to run.

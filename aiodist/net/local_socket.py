@@ -3,8 +3,8 @@
 A message over loopback TCP takes 5 µs more than over a Unix socket, each way; that is a third of a round
 trip. So a store listens on an abstract Unix address that its TCP address names, too, and clients try that
 first. Abstract addresses live in the network namespace, as loopback does, and end with the socket: there
-is no file to be left behind. Whoever is at the other end must run under this process's user, or it is
-left alone; the handshake follows all the same.
+is no file to be left behind. The process at the other end must run under this process's user, or it
+is left alone; the handshake follows all the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from aiodist.environment.user import is_me
 from aiodist.net.sockets import BACKLOG, connect, join_address, resolve
 
 CREDENTIALS = struct.Struct("3i")
-"""Process, user and group, as the kernel tells of who is at the other end."""
+"""Process, user and group of the other end, as the kernel says."""
 
 
-def listen_near(host: str, port: int) -> socket.socket | None:
+def listen_local(host: str, port: int) -> socket.socket | None:
     """A non-blocking socket that listens beside a TCP address of this process; None where none can."""
     if sys.platform != "linux":
         return None
@@ -43,7 +43,7 @@ async def connect_to_store(host: str, port: int) -> tuple[socket.socket, str]:
     """
     if sys.platform == "linux":
         for _, address in await resolve(host, port):
-            if (sock := _connect_near(str(address[0]), port)) is not None:
+            if (sock := _connect_local(str(address[0]), port)) is not None:
                 # The address that a TCP connection to this very host would have here.
                 loopback = is_loopback(address[0]) and ":" not in address[0]
                 return sock, "127.0.0.1" if loopback else str(address[0])
@@ -51,7 +51,7 @@ async def connect_to_store(host: str, port: int) -> tuple[socket.socket, str]:
     return sock, str(sock.getsockname()[0])
 
 
-def _connect_near(host: str, port: int) -> socket.socket | None:
+def _connect_local(host: str, port: int) -> socket.socket | None:
     sock = _socket()
     try:
         sock.connect(_name(host, port))  # at once or not at all
@@ -65,7 +65,7 @@ def _connect_near(host: str, port: int) -> socket.socket | None:
 
 def is_other_user(sock: socket.socket) -> bool:
     """Whether the other end of a Unix connection runs under another user; that of a TCP connection does not
-    come this way. Nobody of the job does it: `connect_to_store` leaves such a server alone, too."""
+    come this way. No process of the job does: `connect_to_store` leaves such a server alone, too."""
     if sock.family != socket.AF_UNIX:
         return False
     user = credentials(sock)[1]

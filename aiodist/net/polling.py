@@ -1,11 +1,11 @@
-"""When it pays to look again at a socket for some microseconds before sleeping on it.
+"""Looking again at a socket for some microseconds, where it pays, before sleeping on it.
 
 Waking a sleeping process on another core costs 20 to 40 µs, more than everything else in a round trip to
 a store on this host. So both ends look again first, within two bounds: a wait polls for at most `POLL`
 seconds, and who polls with success asks `overdue` then and lets the loop turn if so: about every `TURN`
 seconds, for one asker a turn (law 7). Where polling was in vain it is tried more and more rarely, so a
-store that is far away, busy, or in this very loop costs next to nothing. A poll gives the core to whoever
-wants it (`sched_yield`) before each look. All in all a request takes a third of the CPU time that it takes
+store that is far away, busy, or in this very loop costs next to nothing. A poll gives the core to others that
+want it (`sched_yield`) before each look. All in all a request takes a third of the CPU time that it takes
 with sleeping in between, also where 5 other processes want the same 2 cores.
 """
 
@@ -26,7 +26,7 @@ _give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class Poller:
-    """Decides for one connection whether to poll, by how it went before."""
+    """The decision for one connection whether to poll, by how it went before."""
 
     __slots__ = ("_misses", "_skip", "_turn")
 

@@ -1,4 +1,4 @@
-"""What sockets with a layer of records on them have in common; `secure` (TLS) and `sealed` are the two.
+"""The common part of sockets with a layer of records on them; `secure` (TLS) and `sealed` are the two.
 
 They have the calls of a non-blocking socket that this package makes. What was made into a record must leave
 as it is. So bytes count as sent once their records are in the socket; a caller that is told fewer, or
@@ -41,14 +41,14 @@ class RecordSocket(ABC):
 
     @abstractmethod
     def recv(self, nbytes: int) -> bytes:
-        """What has arrived, `nbytes` and beyond; b'' at the end. `BlockingIOError` for nothing."""
+        """Receive what has arrived, `nbytes` and beyond; b'' at the end. `BlockingIOError` for nothing."""
 
     @abstractmethod
     def recv_into(self, place: bytearray | memoryview) -> int:
         """Fill `place` with what has arrived; 0 at the end. `BlockingIOError` for nothing."""
 
     def recvmsg_into(self, places: Sequence[memoryview]) -> tuple[int]:
-        """As `recv_into`, over several; the first element of what a socket returns."""
+        """Fill several places, as `recv_into`; the first element of what a socket returns."""
         total = 0
         for place in places:
             try:
@@ -65,11 +65,11 @@ class RecordSocket(ABC):
     # Writing.
 
     def send(self, data: Bytes, flags: int = 0) -> int:
-        """Send bytes; how many. `BlockingIOError` for none: offer the same again."""
+        """Send bytes; returns how many. `BlockingIOError` for none: offer the same again."""
         return self.sendmsg((data,), (), flags)
 
     def sendmsg(self, buffers: Sequence[Bytes], ancillary: Sequence[Any] = (), flags: int = 0) -> int:
-        """As `send`, the buffers one after the other. Nothing ancillary can be sent."""
+        """Send the buffers one after the other, as `send`. Nothing ancillary can be sent."""
         assert not ancillary
         return self._send_records(buffers, self._send_owed(flags), flags)
 
@@ -105,33 +105,33 @@ class RecordSocket(ABC):
         return self._sock.fileno()
 
     def setsockopt(self, level: int, name: int, value: Any) -> None:
-        """As a socket's; but that a number of bytes wakes a reader means nothing where records are read."""
+        """Set an option; but that a number of bytes wakes a reader means nothing where records are read."""
         if (level, name) != (socket.SOL_SOCKET, socket.SO_RCVLOWAT):
             self._sock.setsockopt(level, name, value)
 
     def setblocking(self, flag: bool) -> None:
-        """It is, and stays, non-blocking."""
+        """Do nothing: it is, and stays, non-blocking."""
         assert not flag
 
     def getsockopt(self, level: int, name: int) -> int:
-        """As a socket's."""
+        """An option of the socket."""
         return self._sock.getsockopt(level, name)
 
     def getsockname(self) -> Any:
-        """As a socket's."""
+        """The address of this end."""
         return self._sock.getsockname()
 
     def getpeername(self) -> Any:
-        """As a socket's."""
+        """The address of the other end."""
         return self._sock.getpeername()
 
     def close(self) -> None:
-        """Close the connection, without a word: the protocol inside has said goodbye, or did not want to."""
+        """Close the connection at once: the protocol inside has said goodbye, or did not want to."""
         self._sock.close()
 
 
 def _pieces(buffers: Sequence[Bytes], skip: int) -> list[Bytes]:
-    """What to make records of at a time, without the first `skip` bytes."""
+    """The pieces to make records of, without the first `skip` bytes."""
     total = sum(len(buffer) for buffer in buffers) - skip
     if total <= _JOINED:
         joined = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)

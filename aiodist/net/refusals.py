@@ -1,4 +1,4 @@
-"""Says in the log who was refused and why: one line each, and never more than a few at a time."""
+"""Log lines that say who was refused and why: one each, and never more than a few at a time."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Refusals:
         self._unsaid = 0
 
     def say(self, who: str, why: str) -> None:
-        """Somebody was refused.
+        """Log a refusal.
 
         Args:
             who: an address, or a process of this host.
-            why: may hold an unauthenticated peer's words: what is not printable is replaced.
+            why: may hold an unauthenticated peer's text: what is not printable is replaced.
         """
         now = self._clock()
         if now >= self._until:
@@ -53,14 +53,14 @@ class Refusals:
             self._unsaid += 1
 
     def rest(self) -> None:
-        """Say how many were left unsaid, if any."""
+        """Log how many were left out, if any."""
         if self._unsaid:
             self._log.warning("refused %d more", self._unsaid)
             self._unsaid = 0
 
 
 def address_of(sock: socket.socket | RecordSocket) -> str:
-    """Who is at the other end, in words."""
+    """The other end, in words."""
     try:
         if sock.family == socket.AF_UNIX:
             assert isinstance(sock, socket.socket)

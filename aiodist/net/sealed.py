@@ -2,7 +2,7 @@
 
 What arrives is handed on once its tag was found right (`wire.seal`). The payloads of tensors go without: to
 look at each of their bytes once more, at both ends, would cost more than sending them (figures are in
-`docs/security.md`). Who writes says which payload that is (`send_raw`); its length is authenticated, and it
+`docs/security.md`). The writer says which payload that is (`send_raw`); its length is authenticated, and it
 goes straight from the caller's memory and into the receiver's.
 """
 
@@ -17,9 +17,7 @@ from aiodist.net.records import Bytes, RecordSocket
 from aiodist.wire.seal import Opener, Sealer
 
 _CHUNK = 256 << 10  # bytes that are read at a time
-_QUIET_CHUNK = (
-    16 << 10
-)  # likewise, where it is not busy (`recv` allocates what it is asked for), and of headers
+_QUIET_CHUNK = 16 << 10  # likewise, where it is not busy (`recv` allocates what is asked for), or of headers
 _SMALL = 64 << 10  # up to here what is sent becomes one record in one go
 
 
@@ -86,7 +84,7 @@ class SealedSocket(RecordSocket):
         except OSError:
             if not have:
                 raise
-        return have  # whoever comes again finds the connection's end
+        return have  # the next call finds the connection's end
 
     def _read_records(self) -> bytes | None:
         """Read once; the bytes that are complete with it, perhaps none; None at the end."""
@@ -103,7 +101,7 @@ class SealedSocket(RecordSocket):
         return self._opener.feed(data)
 
     def _read_raw(self, place: memoryview) -> int:
-        """Some of a raw payload; 0 at the end."""
+        """Read some of a raw payload; 0 at the end."""
         opener = self._opener
         count = opener.take_raw(place)
         if not count:
@@ -121,9 +119,7 @@ class SealedSocket(RecordSocket):
         record = self._sealer.seal(data)  # nearly always: no reason to go the long way
         try:
             sent = self._sock.send(record, flags)
-        except (
-            OSError
-        ):  # the caller may offer it again, and it was counted: it leaves as it is, or nothing does
+        except OSError:  # it may be offered again, and it was counted: it leaves as it is, or nothing does
             self._leaving, self._owed = memoryview(record), len(data)
             raise
         if sent < len(record):
@@ -132,7 +128,7 @@ class SealedSocket(RecordSocket):
         return len(data)
 
     def send_raw(self, header: Bytes, payload: memoryview, flags: int = 0) -> int:
-        """Send a header that is authenticated, and a payload that is not; how many bytes of both.
+        """Send a header that is authenticated, and a payload that is not; returns how many bytes of both.
 
         Only while nothing waits to be sent. As usual the caller offers what is left once more, by `send` or
         `sendmsg`, the same bytes.
@@ -172,7 +168,7 @@ class SealedSocket(RecordSocket):
         return self._sealer.seal(piece)
 
     def setsockopt(self, level: int, name: int, value: Any) -> None:
-        """As a socket's; but a number of bytes wakes a reader only of a raw payload."""
+        """Set an option; but a number of bytes wakes a reader only of a raw payload."""
         if (level, name) == (socket.SOL_SOCKET, socket.SO_RCVLOWAT):
             value = max(1, min(value, 0 if self.pending() else self._opener.raw))
         self._sock.setsockopt(level, name, value)

@@ -1,8 +1,9 @@
 """A TCP socket with TLS on it, for code that reads and writes non-blocking sockets itself.
 
 It has the calls of such a socket that this package makes. `shake_hands` comes first, whenever there is
-something to read, until it says True. Ciphertext goes through memory (`ssl.MemoryBIO`), so what an unauthenticated peer
-may make this process hold is bounded here, and one call to the system moves many records.
+something to read, until it says True. Ciphertext goes through memory (`ssl.MemoryBIO`), so what
+an unauthenticated peer may make this process hold is bounded here, and one call to the system moves many
+records.
 
 What a selector cannot know, this class sees to:
 - *Reading.* Records come whole, so more may be decrypted than was asked for, with nothing left in the socket
@@ -98,7 +99,7 @@ class SecureSocket(RecordSocket):
     # Reading.
 
     def recv(self, nbytes: int) -> bytes:
-        """What has arrived, `nbytes` and beyond; b'' at the end. `BlockingIOError` for nothing."""
+        """Receive what has arrived, `nbytes` and beyond; b'' at the end. `BlockingIOError` for nothing."""
         parts: list[bytes] = []
         have = 0
         while (data := self._read(max(nbytes - have, _RECORD), None, have < nbytes, have)) is not None:

@@ -1,6 +1,6 @@
-"""What a call to the system lacks on this very host: descriptors, memory, ports, a permission.
+"""Shortages of this very host that a call to the system meets: descriptors, memory, ports, a permission.
 
-A connection that fails for that says nothing of the peer. So whoever would accuse one asks here first.
+A connection that fails for that says nothing of the peer. So this is asked before a peer is accused.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Numbers of errors that may be over in a second."""
 
 NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
-"""Those of a socket for which its host has no memory now: what was to be sent may be offered again."""
+"""Errors of a socket for which its host has no memory now: what was to be sent may be offered again."""
 
 AGAIN = 0.05
-"""Seconds until it is. Until then nobody asks whether the socket is writable: it may be, all the same."""
+"""Seconds until it is. Until then the socket is not watched: it may be writable, all the same."""
 
 
 class Shortage(NamedTuple):
-    """What is missing here.
+    """A shortage of this host or process.
 
     Attributes:
         what: in words that follow a subject: 'has no file descriptor left (its limit is 256)'.
@@ -31,7 +31,7 @@ class Shortage(NamedTuple):
 
 
 def shortage(error: BaseException | None) -> Shortage | None:
-    """What of this process's or host's own an error, or what caused it, comes from; None: not from that."""
+    """The shortage that an error, or what caused it, comes from; None: not from one."""
     while error is not None:
         if isinstance(error, OSError) and (found := _of(error.errno)) is not None:
             return found

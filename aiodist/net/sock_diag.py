@@ -1,4 +1,4 @@
-"""Asks the kernel for one TCP socket of this host: whose it is (Linux, `sock_diag(7)`).
+"""The owner of one TCP socket of this host, as the kernel says when asked (Linux, `sock_diag(7)`).
 
 That takes some 50 µs, however many connections there are. Their table in /proc is read and split in
 milliseconds, and an unauthenticated peer could have that done as often as it connects.

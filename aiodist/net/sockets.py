@@ -1,4 +1,4 @@
-"""Sockets for rendezvous: bind exactly one address, and say who sits on a port."""
+"""Sockets for rendezvous: bind exactly one address, and say who holds a port."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def listen(host: str, port: int) -> socket.socket:
 
 
 def is_in_use(error: RendezvousError) -> bool:
-    """Whether `listen` raised it because somebody else has the port."""
+    """Whether `listen` raised it because another socket has the port."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
 
 
@@ -189,7 +189,7 @@ def port_owner(port: int) -> str:
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it is somebody else's, or it is gone
+        with contextlib.suppress(OSError):  # it is another user's, or it is gone
             for descriptor in (process / "fd").iterdir():
                 if str(descriptor.readlink()) in inodes:
                     return f"pid {process.name} ({one_line((process / 'comm').read_bytes())})"

@@ -7,13 +7,13 @@ import contextvars
 import time
 import weakref
 
-_NO_CONTEXT = contextvars.Context()  # whoever asks first is not whom the callback serves
+_NO_CONTEXT = contextvars.Context()  # the callback does not serve the first asker alone
 
 
 class Turn:
-    """How long a loop has not turned. One exists for each loop (`Turn.of`).
+    """The time for which a loop has not turned. One exists for each loop (`Turn.of`).
 
-    A turn begins when somebody first asks, and is over when the loop comes round. A callback notices that,
+    A turn begins when it is first asked for, and is over when the loop comes round. A callback notices that,
     which is queued once a turn, so the price of asking is one clock reading.
     """
 
@@ -24,7 +24,7 @@ class Turn:
         self._loop = weakref.ref(loop)
         self.since: float | None = None
         self._asker: object = None
-        self._began = 0.0  # when somebody began to poll
+        self._began = 0.0  # when a poll began
         self._polled = 0.0  # seconds, in this turn
 
     @staticmethod
@@ -44,7 +44,7 @@ class Turn:
         return time.monotonic() - since > limit
 
     def start_polling(self, limit: float) -> float:
-        """Until when (time.monotonic) the caller may poll, where all of this turn may for `limit` seconds.
+        """The deadline (time.monotonic) of the caller's poll, where all of this turn may for `limit` seconds.
 
         What counts is the time between this and `stop_polling`: a turn that carries out many operations polls
         for each a little.
@@ -56,7 +56,7 @@ class Turn:
         return now + limit - self._polled
 
     def stop_polling(self) -> None:
-        """Whoever polled has what it waits for, or has given up for this turn."""
+        """End a poll: the caller has what it waits for, or has given up for this turn."""
         self._polled += time.monotonic() - self._began
 
     def only(self, asker: object) -> bool:

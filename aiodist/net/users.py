@@ -1,9 +1,9 @@
-"""Under which user of this host the other end of a connection runs, as the kernel says.
+"""The user of this host under which the other end of a connection runs, as the kernel says.
 
-A Unix socket tells. Of a TCP connection over loopback the kernel tells who asks for the other end's socket
+A Unix socket tells. For a TCP connection over loopback the kernel is asked for the other end's socket
 (Linux). Where it may not be asked (in some sandboxes) its table of sockets says it, which is what an identd
-reads, and takes longer. Where a job has a secret, or TLS, nobody asks: who has that may run under any user.
-Without one everybody on this host could join, were it not for this.
+reads, and takes longer. Where a job has a secret, or TLS, it is not asked: a peer that has that may run
+under any user. Without one every process on this host could join, were it not for this.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _HINT = "set AIODIST_SECRET; AIODIST_ALLOW_INSECURE=1 does without"
 
 
 def why_not(sock: socket.socket | RecordSocket, vouched: bool) -> str:
-    """Why the process at the other end may not be served, or believed, in words; '' where nothing is known
-    against it.
+    """The reason why the process at the other end may not be served, or believed, in words; '' where nothing
+    is known against it.
 
     Args:
         sock: a connection that both ends hold: one that was not accepted yet has no user.
@@ -47,7 +47,7 @@ def why_not(sock: socket.socket | RecordSocket, vouched: bool) -> str:
     except OSError:
         return ""  # gone already
     if not _is_loopback(there[0]) or switch(os.environ, "AIODIST_ALLOW_INSECURE"):
-        return ""  # other hosts are served only by who does without
+        return ""  # other hosts are served only without this check
     user = _owner(there, here)
     if user is not None and is_me(user):
         return ""
@@ -97,13 +97,13 @@ def _owner(address: tuple[Any, ...], remote: tuple[Any, ...]) -> int | None:
 
 
 def _plain(address: tuple[Any, ...]) -> tuple[str, int]:
-    """Without a zone, and IPv4 as such."""
+    """An address without a zone, and IPv4 as such."""
     host = ipaddress.ip_address(address[0].partition("%")[0])
     return str(getattr(host, "ipv4_mapped", None) or host), address[1]
 
 
 def find_owner(lines: Iterable[str], address: tuple[Any, ...], remote: tuple[Any, ...]) -> int | None:
-    """As the lines of the table have it. A socket that no process holds (any more) has no user."""
+    """The user that the lines of the table name. A socket that no process holds (any more) has none."""
     ours = set(_spellings(*address[:2])), set(_spellings(*remote[:2]))
     for line in lines:
         fields = line.split()

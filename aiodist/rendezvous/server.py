@@ -15,7 +15,7 @@ from aiodist.environment import Tls
 from aiodist.errors import AiodistError, Tampered, WireError
 from aiodist.net.admission import places
 from aiodist.net.listener import Listener
-from aiodist.net.local_socket import listen_near
+from aiodist.net.local_socket import listen_local
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address, listen
@@ -180,8 +180,8 @@ class StoreServer:
         self.host, self.port = sock.getsockname()[:2]
         named = "" if host == self.host else f", which is what '{one_line(host)}' means here"
         _log.info("a store listens on %s%s", join_address(self.host, self.port), named)
-        near = listen_near(self.host, self.port)
-        socks = [sock] if near is None else [sock, near]
+        local = listen_local(self.host, self.port)
+        socks = [sock] if local is None else [sock, local]
         self._server = Listener(self._loop, socks, self._accept, self._turned_away, _log)
         return self
 

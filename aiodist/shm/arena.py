@@ -25,8 +25,8 @@ PAGE = 4096
 NONCE_BYTES = 32
 
 USABLE_LIMIT = 64 << 30
-"""Usable bytes of the largest arena: of a segment where nothing limits it. They are address space, not memory,
-of which a process has 128 TiB; a peer that says more would take that from the others."""
+"""Usable bytes of the largest arena: of a segment where nothing limits it. They are address space, not
+memory, of which a process has 128 TiB; a peer that says more would take that from the others."""
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
@@ -78,14 +78,14 @@ class Arena:
         return PAGE + -(-nbytes // PAGE) * PAGE
 
     def close_fd(self) -> None:
-        """The readers have the file; the mapping stays."""
+        """Close the file, which the readers have; the mapping stays."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def make_private(self) -> None:
-        """For a forked child: have the same addresses show a copy of its own, made page by page when written.
-        Where the system refuses, the child goes on sharing its parent's memory."""
+        """Have the same addresses show a copy of a forked child's own, made page by page when written. Where
+        the system refuses, the child goes on sharing its parent's memory."""
         import ctypes
 
         if self.fd < 0:
@@ -106,7 +106,7 @@ class Arena:
         libc.mmap(address, self.nbytes, access, flags, self.fd, 0)
 
     def advise(self, *advice: int) -> None:
-        """madvise(2) on all of it; what this kernel does not know is left out."""
+        """Call madvise(2) on all of it; what this kernel does not know is left out."""
         _advise(self._map, advice)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Arena:
 
 
 class Window:
-    """A reader's side: somebody else's arena, mapped read-only.
+    """A reader's side: another process's arena, mapped read-only.
 
     Args:
         fd: the file that was passed; the caller still closes it.
@@ -155,7 +155,7 @@ class Window:
         return mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def advise(self, *advice: int) -> None:
-        """As `Arena.advise`."""
+        """See `Arena.advise`."""
         _advise(self._map, advice)
 
     def close(self) -> None:
@@ -174,4 +174,4 @@ def _unmap(view: memoryview, mapping: mmap.mmap) -> None:
         view.release()
         mapping.close()
     except BufferError:
-        pass  # somebody still looks at a piece: it is unmapped when that is dropped
+        pass  # a piece is still in use: all is unmapped when that is dropped

@@ -1,4 +1,4 @@
-"""Which blocks of an arena are free. Pure."""
+"""The free blocks of an arena. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BlockPool:
         self._taken = 0
 
     def __len__(self) -> int:
-        """How many blocks are free."""
+        """The number of free blocks."""
         return len(self._free)
 
     def take(self) -> int:

@@ -1,4 +1,4 @@
-"""Who has which part of a segment. Pure.
+"""Allocation of the parts of a segment. Pure.
 
 Pages cost nothing until they are touched and are never given back (a sealed arena cannot be cut), so the
 heap reuses what was freed before it goes on: first fit, from the start.

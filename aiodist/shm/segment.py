@@ -1,8 +1,8 @@
 """One process's memory and bells, which all its local peers on the host hold.
 
 The memory is one large arena: pages are taken when they are first touched, so its size costs nothing.
-A bell is an eventfd: whoever holds it can wake the owner's event loop, or the thread that does its bulk
-work. Nothing else can be done with one, and only the owner writes the memory.
+A bell is an eventfd: a process that holds it can wake the owner's event loop, or the thread that does its
+bulk work. Nothing else can be done with one, and only the owner writes the memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SMALLEST = 16 << 20
 
 
 class Segment:
-    """This process's own memory and bells. Linux only; see `shm.available`.
+    """The memory and bells of this process. Linux only; see `shm.available`.
 
     Args:
         nbytes: usable bytes of the memory; virtual ones, taken page by page when touched.
@@ -64,11 +64,11 @@ class Segment:
         _segments.add(self)
 
     def descriptors(self) -> tuple[int, int, int]:
-        """What a local peer is sent: the memory, the loop's bell, the thread's bell."""
+        """The descriptors for a local peer: the memory, the loop's bell, the thread's bell."""
         return self.arena.fd, self.loop_bell, self.bulk_bell
 
     def close(self) -> None:
-        """Unmap, as soon as nobody looks at a piece; local peers keep what they have mapped. May be called
+        """Unmap, as soon as no piece is in use; local peers keep what they have mapped. May be called
         twice. No thread may use a bell any more."""
         self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
         _segments.discard(self)
@@ -76,7 +76,7 @@ class Segment:
 
 
 class PeerSegment:
-    """A process of this host, as seen from here: its memory to read, its bells to ring.
+    """A local peer's segment, as seen from here: its memory to read, its bells to ring.
 
     Args:
         rank: its global rank.
@@ -105,13 +105,13 @@ class PeerSegment:
         try:
             for bell in (self.loop_bell, self.bulk_bell):
                 if os.get_blocking(bell):
-                    raise WireError("a bell that could hold whoever rings it")
+                    raise WireError("a bell that could block the process that rings it")
                 if not _is_eventfd(bell):
-                    raise WireError("a bell that is none")
+                    raise WireError("a bell that is no eventfd")
             self.window = Window(memory, nbytes)
             if self.window.nonce != nonce:
                 self.window.close()
-                raise WireError("a segment that is somebody else's")
+                raise WireError("a segment that is another process's")
         except BaseException:
             self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
             raise
@@ -129,13 +129,13 @@ class PeerSegment:
         _ring(self.bulk_bell)
 
     def close(self) -> None:
-        """Unmap, as soon as nobody looks at a piece. May be called twice. No thread may ring any more."""
+        """Unmap, as soon as no piece is in use. May be called twice. No thread may ring any more."""
         self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
         self.window.close()
 
 
 def segment_bytes() -> int:
-    """A size for a segment that leaves room for its peer_segments' where the address space is limited."""
+    """A size for a segment that leaves room for those of local peers where the address space is limited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return (
         SEGMENT_BYTES
@@ -166,7 +166,7 @@ def _close(fd: int) -> int:
     return -1
 
 
-# A forked child sees users' arrays in the segment as it sees all other memory: a copy, made when it is written.
+# A forked child sees users' arrays in the segment as it sees all other memory: a copy, made when written.
 _segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""What a channel is: the seams between operations (above) and connections (below).
+"""The definition of a channel: the seams between operations (above) and connections (below).
 
 A *channel* is the directed message path from one process to another. Its sending end is an
 `Outgoing`, its receiving end an `Incoming`; an `Endpoint` is one process's set of both. Messages
@@ -49,7 +49,7 @@ Route = Literal["tcp", "shm"]
 
 
 class Key(NamedTuple):
-    """Names one message of a channel. At most one send and one receive may be in flight under a key.
+    """The name of one message of a channel. At most one send and one receive may be in flight under a key.
 
     Args:
         context: 64 bits that name a group at an epoch.
@@ -65,7 +65,7 @@ class Key(NamedTuple):
 
 
 class Into:
-    """Receive into memory.
+    """A sink in memory.
 
     Args:
         view: writable, contiguous, format 'B', of exactly the message's size. Its contents are
@@ -79,7 +79,7 @@ class Into:
 
 
 class Fold:
-    """Receive through a function, which sees each fragment in order of offset as it arrives.
+    """A sink that is a function, which is given each fragment in order of offset as it arrives.
 
     Args:
         fold: called as `fold(fragment, offset)`. The fragment is read-only by contract, at most FRAGMENT
@@ -98,39 +98,39 @@ Sink = Into | Fold
 
 
 class Observer(Protocol):
-    """Whoever wants to know what comes from peers. One for all channels of an endpoint.
+    """The receiver of news from peers. One for all channels of an endpoint.
 
     Called from the loop, never from inside a method of a channel or endpoint that the observer's
     owner called; every method may call channels again (`arrived` may well post the receive, or cancel).
     """
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
-        """A message, or the offer of one, came in from `rank`. Once a message, before it is matched and
-        before any of its bytes reach a sink. Not told of what was offered without being remembered, until
+        """Note a message from `rank`, or the offer of one. Called once a message, before it is matched and
+        before any of its bytes reach a sink. Not called for what was offered without being remembered, until
         it is asked for (`crowded`).
 
         A message whose `nbytes` differs from the posted receive's is not delivered: the receive stays
-        pending, so that whoever compares signatures here can say who disagreed.
+        pending, so that an observer that compares signatures can say who disagreed.
         """
 
     def lost(self, rank: int, cause: str) -> None:
-        """A connection with `rank` could not be made, or ended without goodbye. At most once a rank."""
+        """Note that a connection with `rank` failed, or ended without goodbye. At most once a rank."""
 
     def crowded(self, rank: int) -> None:
-        """`rank` offers more than is remembered: from now on, whoever waits for a message of it without
-        having posted a receive must `Incoming.ask` for it. At most once a rank."""
+        """Note that `rank` offers more than is remembered: from now on, a message of it that is waited for
+        without a posted receive must be asked for (`Incoming.ask`). At most once a rank."""
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Somebody on the path altered what `rank` sent. That channel carries nothing any more, and `rank`
+        """Note that data of `rank` was altered on the path. That channel carries nothing any more, and `rank`
         was told so; nothing is known against it."""
 
     def unable(self, rank: int | None, error: GroupBroken) -> None:
-        """This process has not what a connection with `rank` takes (None: with anybody), descriptors say: no
-        fault of the rank's, and no messages pass. Instead of `lost`, but that may follow."""
+        """Note that this process lacks what a connection with `rank` takes (None: with any), descriptors say:
+        no fault of the rank's, and no messages pass. Instead of `lost`, but that may follow."""
 
     def goodbye(self, rank: int) -> None:
-        """`rank` closed its endpoint on purpose; all it sent has arrived. At most once a rank, instead of
-        `lost`."""
+        """Note that `rank` closed its endpoint on purpose; all it sent has arrived. At most once a rank,
+        instead of `lost`."""
 
 
 class Outgoing(ABC):
@@ -140,8 +140,8 @@ class Outgoing(ABC):
     """The peer's rank."""
 
     def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
-        """Move now what can be moved, as the loop would later; callbacks are called from in here. For whoever
-        has nothing better to do than to wait."""
+        """Move now what can be moved, as the loop would later; callbacks are called from in here. For a
+        caller that could only wait."""
 
     @abstractmethod
     def send(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool = False) -> bool:
@@ -154,7 +154,7 @@ class Outgoing(ABC):
                 means that the buffer may be reused, not that the peer has the message.
             done: called once, later, if this returns False, unless the context is cancelled or the
                 peer is lost first.
-            sealed: somebody will make sense of the bytes (objects): without TLS they have to be
+            sealed: the bytes will be interpreted (objects): without TLS they have to be
                 authenticated, which those of tensors are not.
 
         Returns:
@@ -185,7 +185,7 @@ class Incoming(ABC):
     """The peer's rank."""
 
     def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
-        """As `Outgoing.poll`."""
+        """See `Outgoing.poll`."""
 
     @abstractmethod
     def recv(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:
@@ -207,8 +207,8 @@ class Incoming(ABC):
 
     @abstractmethod
     def ask(self, key: Key) -> None:
-        """A message of any size is waited for, and no receive can be posted before it arrives. Only needed
-        once the observer has heard that the peer's offers are `crowded`; may be repeated."""
+        """Ask for a message of any size, for which no receive can be posted before it arrives. Only needed
+        once the observer was told that the peer's offers are `crowded`; may be repeated."""
 
     @abstractmethod
     def cancel(self, context: int) -> None:
@@ -220,8 +220,8 @@ class Incoming(ABC):
 
     @abstractmethod
     def retire(self, context: int) -> None:
-        """As `cancel`, and the context is dead for good: all that was stored for it is freed, all that
-        still comes is dropped unreported, and receives posted in it are ignored (False, never done)."""
+        """Cancel a context that is dead for good: all that was stored for it is freed, all that still
+        comes is dropped unreported, and receives posted in it are ignored (False, never done)."""
 
     @abstractmethod
     def pending(self, context: int, stream: int) -> list[tuple[int, int, bytes]]:
@@ -237,9 +237,9 @@ class ControlLink(ABC):
         on_message: called with each message (bytes). Nothing at all is delivered before it is set.
         on_closed: called once as (goodbye, cause) when the peer closes (goodbye True) or is gone (False).
             Not called after this side's own `close` or `kill`. Set it before `on_message`.
-        on_tampered: called instead, once, where somebody between the two altered what one of them sent. The
-            link is gone; nothing is known against the peer, which may be dialed again. Both ends hear of it,
-            unless who did it sees to it that one does not. Set it before `on_message`.
+        on_tampered: called instead, once, where what one of the two sent was altered on the path. The
+            link is gone; nothing is known against the peer, which may be dialed again. Both ends are told,
+            unless the attacker prevents that. Set it before `on_message`.
         far: whether a network lies between: then the peer's host may fall silent, which ends the link as soon
             as something that was sent is not acknowledged in time.
     """
@@ -259,13 +259,13 @@ class ControlLink(ABC):
 
     @abstractmethod
     def post(self, message: bytes) -> None:
-        """As `send`, but in any thread, also while the loop does not turn. It is dropped where earlier
-        messages wait for the peer to read. The link's closing waits for it, microseconds."""
+        """Send from any thread, also while the loop does not turn. The message is dropped where earlier ones
+        wait for the peer to read. The link's closing waits for it, microseconds."""
 
     @abstractmethod
     def drain(self) -> None:
         """Deliver now, from inside this call, all that has reached this process already, the peer's end
-        included. For whoever is about to judge the peer: what it wrote before its process ended is here."""
+        included. Needed before the peer is judged: what it wrote before its process ended is here."""
 
     @abstractmethod
     def close(self) -> None:
@@ -284,7 +284,8 @@ class Endpoint(ABC):
         card: what peers must know to dial (msgpack-able, secret-free). Complete once the endpoint exists.
         observer: told what comes from peers; set it before the first channel is asked for.
         on_control: called as (rank, link) for each control link that a peer dialed.
-        exposed: whether whoever reaches it over the network may pose as a rank, for want of a secret and TLS.
+        exposed: whether any process that reaches it over the network may pose as a rank, for want of a secret
+            and TLS.
     """
 
     exposed: bool = False
@@ -306,15 +307,15 @@ class Endpoint(ABC):
     @property
     @abstractmethod
     def peer_segments(self) -> Mapping[int, PeerSegment]:
-        """Who shares memory with this process, by global rank, without itself. One that is lost or has
-        said goodbye stays until the endpoint closes: what it published can still be read."""
+        """The segments of the local peers, by global rank, without this process's own. One of a peer that is
+        lost or has said goodbye stays until the endpoint closes: what it published can still be read."""
 
     @abstractmethod
     async def prove_local(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = 5.0
     ) -> set[int]:
-        """Which of `ranks` share memory with this process, found by doing it; they are `peer_segments`
-        then. Bounded: who does not answer within seconds is not local.
+        """The ranks of `ranks` that share memory with this process, found by doing it; they are in
+        `peer_segments` then. Bounded: a rank that does not answer within seconds is not local.
 
         Args:
             ranks: the candidates.
@@ -328,8 +329,8 @@ class Endpoint(ABC):
 
     @abstractmethod
     def keep_peer_segments(self, ranks: Collection[int]) -> None:
-        """It is agreed who shares memory with whom: let go of the local peers that are not among `ranks`,
-        and prove nothing any more. Control links that came with a proof are reported soon."""
+        """Keep the local peers that were agreed on: release those that are not among `ranks`, and prove
+        nothing any more. Control links that came with a proof are reported soon."""
 
     @abstractmethod
     def route(self, rank: int, route: Route) -> None:
@@ -354,16 +355,16 @@ class Endpoint(ABC):
 
     @abstractmethod
     def drop(self, rank: int) -> None:
-        """A rank was given up: end what connects us with it, take no channel from it any more. Posted
-        receives are forgotten, their sinks are not touched any more. Its end is not reported."""
+        """End what connects this process with a rank that was given up; take no channel from it any more.
+        Posted receives are forgotten, their sinks are not touched any more. Its end is not reported."""
 
     @abstractmethod
     def cancel(self, context: int) -> None:
-        """`cancel` on every channel that exists, both ways."""
+        """Call `cancel` on every channel that exists, both ways."""
 
     @abstractmethod
     def retire(self, context: int) -> None:
-        """`Outgoing.cancel` and `Incoming.retire` on every channel, also those that are made later."""
+        """Call `Outgoing.cancel` and `Incoming.retire` on every channel, also on later ones."""
 
     @abstractmethod
     async def aclose(self, linger: float | None = None) -> None:

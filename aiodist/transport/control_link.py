@@ -3,8 +3,8 @@
 On a socket each message goes as a 32-bit little-endian length and its bytes; the length 0 is goodbye, and the
 largest says that what came was altered on the way (only where messages are authenticated: `net.sealed`).
 
-Another thread may `post` while the loop is stuck in a call, or comes back from it. So whoever touches the
-socket, or what waits to be written, holds a lock; never across a callback. Nothing under it blocks.
+Another thread may `post` while the loop is stuck in a call, or comes back from it. So a lock is held
+to touch the socket, or what waits to be written; never across a callback. Nothing under it blocks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEEPALIVE = 1
 """Seconds without a message after which the kernels ask each other, likewise: a peer whose loop does not turn
 is sent nothing else for a while (`control.liveness`)."""
 
-_DRAIN = 64  # reads at most: somebody may write without end
+_DRAIN = 64  # reads at most: a peer may write without end
 _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 _LENGTH = struct.Struct("<I")
 _GOODBYE = _LENGTH.pack(0)
@@ -80,7 +80,7 @@ class CallbackControl(ControlLink):
 
 
 def check_message(message: bytes) -> None:
-    """`UsageError` unless a control message has 1 to CONTROL_MESSAGE bytes."""
+    """Raise `UsageError` unless a control message has 1 to CONTROL_MESSAGE bytes."""
     if not 0 < len(message) <= CONTROL_MESSAGE:
         raise UsageError(f"a control message has 1 to {CONTROL_MESSAGE} bytes, this one {len(message)}")
 
@@ -117,7 +117,7 @@ class SocketControl(CallbackControl):
         self._reading = False
         self._writing = False
         self._closing = False  # we said goodbye; the peer's is awaited
-        self._answering = False  # our last word is on its way, and the peer's was heard or is not waited for
+        self._answering = False  # our goodbye is on its way, and the peer's was read or is not awaited
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -223,7 +223,7 @@ class SocketControl(CallbackControl):
         self._loop.remove_writer(self._fd)
 
     def _broken(self, error: OSError) -> None:
-        """Writing failed; what the peer said before is still worth reading."""
+        """Note that writing failed; what the peer sent before is still worth reading."""
         self.drain()
         self._lost(self._words(error))
 
@@ -317,7 +317,7 @@ class SocketControl(CallbackControl):
             self._release()
 
     def _altered(self, error: Tampered) -> None:
-        """Somebody altered what the peer sent. It is told, or it would take us for dead."""
+        """End the link: what the peer sent was altered. It is told, or it would take us for dead."""
         if self._closing:
             self._shut()
             return
@@ -325,7 +325,7 @@ class SocketControl(CallbackControl):
         self.on_tampered(error)
 
     def _tampered(self, error: Tampered) -> None:
-        """Somebody altered what we sent. What else is said here may be missing, or made up."""
+        """End the link: what we sent was altered. What else comes here may be missing, or made up."""
         report = not self._over and not self._closing and not self._answering
         self._shut()
         if report:
@@ -337,7 +337,7 @@ class SocketControl(CallbackControl):
             self._release()
 
     def _release(self) -> None:
-        with self._lock:  # or the number of the descriptor may be another's before somebody has written there
+        with self._lock:  # or the descriptor's number may be another's before a thread has written there
             self._sock.close()
 
     def _stop(self) -> None:
@@ -380,7 +380,7 @@ class MemoryControl(CallbackControl):
         self._loop.call_soon_threadsafe(self.send, message)
 
     def drain(self) -> None:
-        """Nothing waits here: what is under way is in the loop's queue."""
+        """Do nothing: what is under way is in the loop's queue."""
 
     def close(self) -> None:
         self._stop(goodbye=True)

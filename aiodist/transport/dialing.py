@@ -28,7 +28,7 @@ class Unanswered(ConnectionError):
 async def persist(dial: Callable[[], Awaitable[T]]) -> T:
     """Dial until it works, or fails for a reason that is none of a busy loop's.
 
-    Who accepts waits only so long for the next word of a handshake. Where the loop of either side is busy
+    A listener waits only so long for the next message of a handshake. Where the loop of either side is busy
     meanwhile, the connection is closed, or time is over here, and both processes are well (law 5).
 
     Args:
@@ -71,7 +71,7 @@ async def connect_unix(address: bytes) -> socket.socket:
         raise
 
 
-async def connect_near(address: bytes) -> socket.socket:
+async def connect_local(address: bytes) -> socket.socket:
     """A connection to a Unix socket at which this user listens.
 
     Raises:
@@ -107,7 +107,7 @@ def is_numeric(host: str) -> bool:
 
 
 def cannot(error: BaseException) -> str:
-    """Why a connection could not be made, in one line."""
+    """The reason why a connection could not be made, in one line."""
     if isinstance(error, TimeoutError):
         return f"cannot connect to it within {DIAL_DEADLINE:g} s"
     words = (
@@ -117,6 +117,6 @@ def cannot(error: BaseException) -> str:
 
 
 def hung_up(rank: int, by: int) -> GroupBroken:
-    """A rank ended a connection that `by` had dialed, after it had proved itself."""
+    """The error for a rank that ended a connection that `by` had dialed, after it had proved itself."""
     what = f"rank {rank} ended a connection with rank {by} before it was in use"
     return GroupBroken(what, hint="See what that rank says itself")

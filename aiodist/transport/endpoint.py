@@ -1,9 +1,9 @@
-"""An endpoint over sockets: it listens, greets whoever dials, and dials whom it sends to.
+"""An endpoint over sockets: it listens, greets peers that dial, and dials those that it sends to.
 
 Each process listens on TCP, and on Linux on an abstract Unix socket too. The sender of a channel dials:
 over the Unix socket, with an arena for the bulk, where the peer shares this host's memory; over TCP
-otherwise. That two ranks are local is proved by doing it (`prove_local`, by `mail`); the boot ids in their
-cards only save the attempt between hosts.
+otherwise. That two ranks are local is proved by doing it (`prove_local`, by `local_peers`); the boot ids
+in their cards only save the attempt between hosts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 Mode = Literal["tcp", "shm", "auto"]
 
 NEWS = 0.5
-"""Seconds in which it is heard, of a process of this host, that it has ended, or what it lacks."""
+"""Seconds in which it is known, of a process of this host, that it has ended, or what it lacks."""
 
 CONTROL_LINKS = 4
 """Control links with one rank, at most: it needs one, and a moment for the next after the end of that."""
@@ -115,24 +115,24 @@ class SocketEndpoint(ChannelEndpoint):
         self._incoming: dict[Greeting, asyncio.Task[None]] = {}  # not authenticated yet, in order of arrival
         self._most_unauthenticated = places()
         self._refusals = Refusals(_log)
-        self._mail: LocalPeers | None = None
+        self._local_peers: LocalPeers | None = None
         listening: list[socket.socket] = []
         try:
             listening.append(listen_tcp(host))
             self.card = {"nonce": self._nonce, "tcp": [host, listening[0].getsockname()[1]]}
             if mode != "tcp" and available():
-                self._mail = LocalPeers(loop, rank, job, secret, self._nonce, segment_nbytes)
+                self._local_peers = LocalPeers(loop, rank, job, secret, self._nonce, segment_nbytes)
                 name, unix = listen_unix()
                 listening.append(unix)
-                self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._mail.name}
+                self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._local_peers.name}
             self._listener = Listener(
                 loop, listening, self._welcome, self._turned_away, _log, self._nobody_accepted
             )
         except BaseException as error:
             for sock in listening:
                 sock.close()
-            if self._mail is not None:
-                self._mail.close()
+            if self._local_peers is not None:
+                self._local_peers.close()
             if isinstance(error, OSError):
                 raise not_mine(host, error) from error
             raise
@@ -176,17 +176,17 @@ class SocketEndpoint(ChannelEndpoint):
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
         self._cards.update(cards)
         self._introduced.set()
-        if self._mail is not None:
+        if self._local_peers is not None:
             others = {rank: card for rank, card in cards.items() if rank != self.rank}
-            self._mail.introduce({r: card for r, card in others.items() if self._may_be_local(card)})
+            self._local_peers.introduce({r: card for r, card in others.items() if self._may_be_local(card)})
 
     @property
     def segment(self) -> Segment | None:
-        return None if self._mail is None else self._mail.segment
+        return None if self._local_peers is None else self._local_peers.segment
 
     @property
     def peer_segments(self) -> Mapping[int, PeerSegment]:
-        return {} if self._mail is None else self._mail.peer_segments
+        return {} if self._local_peers is None else self._local_peers.peer_segments
 
     async def prove_local(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = ANSWER_DEADLINE
@@ -195,17 +195,17 @@ class SocketEndpoint(ChannelEndpoint):
         asked = set(ranks)
         candidates = {rank for rank in asked if rank != self.rank and self._may_be_local(self._card(rank))}
         proved = asked & {self.rank}
-        if self._mail is not None and candidates:
+        if self._local_peers is not None and candidates:
             try:
-                proved |= await self._mail.prove(candidates, linked, patience)
+                proved |= await self._local_peers.prove(candidates, linked, patience)
             except BackendUnavailable:
                 if self._mode == "shm":
                     raise
-            self._tell_lack(candidates - proved, self._mail.lacking)
+            self._tell_lack(candidates - proved, self._local_peers.lacking)
         return proved
 
     def _tell_lack(self, ranks: set[int], error: OSError | None) -> None:
-        """Ranks of this host could not be proved to share memory, perhaps for want of something here."""
+        """Report ranks of this host that could not be proved to share memory for want of something here."""
         lack = shortage(error) if ranks else None
         if lack is None:
             return
@@ -215,8 +215,8 @@ class SocketEndpoint(ChannelEndpoint):
         _log.warning("%s; messages go over TCP. %s", words, lack.hint)
 
     def keep_peer_segments(self, ranks: Collection[int]) -> None:
-        if self._mail is not None:
-            for rank, line in self._mail.keep(ranks).items():
+        if self._local_peers is not None:
+            for rank, line in self._local_peers.keep(ranks).items():
                 self._loop.call_soon(self.on_control, rank, self._control(line, rank))
 
     def peer_pid(self, rank: int) -> int | None:
@@ -234,7 +234,7 @@ class SocketEndpoint(ChannelEndpoint):
 
     async def link_control(self, rank: int) -> ControlLink:
         self._check_open()
-        line = self._mail.line(rank) if self._mail is not None else None
+        line = self._local_peers.line(rank) if self._local_peers is not None else None
         if line is not None:
             return self._control(line, rank)
         try:
@@ -247,8 +247,8 @@ class SocketEndpoint(ChannelEndpoint):
     def kill(self) -> None:
         self._listener.close()
         self._refusals.rest()
-        if self._mail is not None:
-            self._mail.close()
+        if self._local_peers is not None:
+            self._local_peers.close()
         for task in tuple(self._tasks):
             if not self._loop.is_closed():
                 task.cancel()
@@ -295,7 +295,7 @@ class SocketEndpoint(ChannelEndpoint):
         peer.sender.attach(link)
 
     def _unable(self, rank: int | None, error: BaseException) -> GroupBroken | None:
-        """What to say if a connection with a rank, or any, failed for want of something of this process's."""
+        """The error if a connection with a rank, or any, failed for want of something of this process's."""
         lack = shortage(error)
         if lack is None:
             return None
@@ -310,11 +310,11 @@ class SocketEndpoint(ChannelEndpoint):
     async def _persist(
         self, rank: int, purpose: Purpose, *, routed: bool = True
     ) -> StreamLink | SocketControl:
-        """A connection, however busy the loop at its other end is: whoever waits has a deadline."""
+        """A connection, however busy the loop at its other end is: its waiter has a deadline."""
         return await dialing.persist(lambda: self._first(rank, purpose, self._ways(rank, routed=routed)))
 
     def _ways(self, rank: int, *, routed: bool = True) -> list[Route]:
-        """How a rank may be reached, best first; routed: as `route` said."""
+        """The routes to a rank, best first; routed: as `route` said."""
         local = self._may_be_local(self._card(rank))
         if routed and rank in self._routes:
             return [self._routes[rank]]
@@ -349,7 +349,7 @@ class SocketEndpoint(ChannelEndpoint):
             if way == "shm":
                 if "unix" not in card or not available():
                     raise UsageError(f"rank {rank} shares no memory with this process")
-                sock = await dialing.connect_near(unix_address(card["unix"]))
+                sock = await dialing.connect_local(unix_address(card["unix"]))
             else:
                 sock = await dialing.connect_tcp(self._loop, *card["tcp"])
         greeting = self._greeting(sock)
@@ -362,7 +362,7 @@ class SocketEndpoint(ChannelEndpoint):
     async def _introduce_to(
         self, greeting: Greeting, rank: int, purpose: Purpose
     ) -> StreamLink | SocketControl:
-        """Shake hands with whom this process has dialed."""
+        """Shake hands with the rank that this process has dialed."""
         card = self._cards[rank]
         mine = Identity(self._job, purpose, self.rank, self._nonce)
         handshake = Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES), to=card["nonce"])
@@ -384,7 +384,7 @@ class SocketEndpoint(ChannelEndpoint):
     async def _link(
         self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool
     ) -> StreamLink | SocketControl:
-        """What a greeted connection becomes."""
+        """The link that a greeted connection becomes."""
         pid = greeting.peer_pid()
         if pid is not None:
             self._peer(rank).pid = pid
@@ -411,7 +411,7 @@ class SocketEndpoint(ChannelEndpoint):
     # Accepting.
 
     def _welcome(self, sock: socket.socket, deadline: float) -> None:
-        """A connection came in, and has something to say."""
+        """Greet a connection that came in, and has something to read."""
         if why := why_not(sock, self._vouched):
             self._turned_away(sock, why)
             send_away(sock, why)
@@ -429,7 +429,7 @@ class SocketEndpoint(ChannelEndpoint):
         self._refusals.say(address_of(sock), why)
 
     async def _greet(self, greeting: Greeting, deadline: float) -> None:
-        """See who dialed, and hand the connection over."""
+        """Find out who dialed, and hand the connection over."""
         rank = -1
         try:
             async with asyncio.timeout_at(deadline):
@@ -456,16 +456,14 @@ class SocketEndpoint(ChannelEndpoint):
                 link.kill()
             else:
                 peer.receiver.attach(link)
-        except AiodistError as error:  # it was told why; who is not authenticated is no concern of the group
+        except AiodistError as error:  # it was told why; the group is not, if it is not authenticated
             self._refusals.say(greeting.peer_address, str(error))
             if rank >= 0 and isinstance(error, WireError):  # but this one is authenticated
                 self._lost(self._peer(rank), f"protocol error: {error.message}")
         except TimeoutError:
             self._refusals.say(greeting.peer_address, f"it did not prove itself within {PATIENCE:g} s")
         except OSError as error:
-            own = (
-                self._unable(rank, error) if rank >= 0 else None
-            )  # what the unauthenticated lack is no concern either
+            own = self._unable(rank, error) if rank >= 0 else None  # likewise
             if own is not None and not self._closing:
                 self.observer.unable(rank, own)  # before it sees that the connection ends
         finally:

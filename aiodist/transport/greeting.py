@@ -52,7 +52,7 @@ class Greeting:
         self._watched = -1
 
     async def secure(self, tls: Tls, *, is_server: bool) -> bytes:
-        """Put TLS on a TCP connection; what `Handshake.bind` takes.
+        """Put TLS on a TCP connection; returns what `Handshake.bind` takes.
 
         Raises:
             AuthenticationError, WireError: as `SecureSocket.shake_hands`.
@@ -90,7 +90,7 @@ class Greeting:
         return handshake.peer
 
     async def offer_arena(self) -> Arena:
-        """Sender's side: pass an arena, and have the peer prove that it reads it.
+        """Pass an arena, and have the peer prove that it reads it (the sender's side).
 
         Raises:
             WireError: it does not.
@@ -110,7 +110,7 @@ class Greeting:
         return arena
 
     async def take_arena(self) -> Window:
-        """Receiver's side of `offer_arena`.
+        """Take the arena that the sender passes by `offer_arena`.
 
         Raises:
             WireError: what came is no arena.
@@ -128,7 +128,7 @@ class Greeting:
         return window
 
     def why_not(self, vouched: bool) -> str:
-        """What the kernel says against the process at the other end: see `users.why_not`."""
+        """The kernel's objection to the process at the other end: see `users.why_not`."""
         assert self._sock is not None
         return why_not(self._sock, vouched)
 

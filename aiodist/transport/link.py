@@ -1,4 +1,4 @@
-"""What a connection must do so that `sending` and `receiving` can build a channel on it.
+"""The demands on a connection on which `sending` and `receiving` can build a channel.
 
 A link moves frames: ordered, reliable, one connection between two processes. Matching, eager limits and
 READY are not its business. The process that sends messages dials; frames of the receiver travel back
@@ -23,24 +23,24 @@ NO_GOODBYE = "connection ended without goodbye"
 
 
 class LinkUser(Protocol):
-    """Called by a link, from the loop, with the link in a state in which any of its methods may be called."""
+    """The user of a link, called from the loop; any method of the link may be called meanwhile."""
 
     def received(self, frame: Frame, payload: memoryview) -> None:
-        """A whole frame. The payload is valid during the call only; MAPPED frames arrive as DATA."""
+        """Take a whole frame. The payload is valid during the call only; MAPPED frames arrive as DATA."""
 
     def place(self, frame: Frame, at: int) -> memoryview:
-        """Memory for the payload of a DATA frame from byte `at` on: for all of the rest, or for FRAGMENT bytes
-        at least. It is about to arrive piece by piece."""
+        """Memory for the payload of a DATA frame from byte `at` on: for all of the rest, or at least
+        FRAGMENT bytes. It is about to arrive piece by piece."""
 
     def placed(self, frame: Frame, at: int, nbytes: int) -> None:
-        """So much is in the memory that `place` gave (or in what `divert` put in its stead)."""
+        """Note that so much is in the memory that `place` gave (or in what `divert` put in its stead)."""
 
     def writable(self) -> None:
-        """`room` is True again, and what was borrowed by `write` is free."""
+        """Write on: `room` is True again, and what was borrowed by `write` is free."""
 
     def ended(self, goodbye: bool, cause: str | Tampered) -> None:
-        """The peer closed on purpose (goodbye), or the connection is lost, or somebody between the two
-        altered what it sent (`Tampered` as the cause): then nothing is known against the peer. Once."""
+        """Note, once, that the peer closed on purpose (goodbye), or the connection is lost, or what it sent
+        was altered on the path (`Tampered` as the cause): then nothing is known against the peer."""
 
 
 class Link(ABC):
@@ -99,7 +99,7 @@ class Link(ABC):
 
     @abstractmethod
     def divert(self, place: memoryview) -> None:
-        """The rest of the payload that is arriving goes to `place` (at least as large) instead."""
+        """Put the rest of the payload that is arriving into `place` (at least as large) instead."""
 
     def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
         """Read and write now what can be, as the loop would later. May call the user back."""

@@ -52,7 +52,7 @@ def unix_address(name: bytes) -> bytes:
 
 
 def not_mine(host: str, error: OSError) -> RendezvousError:
-    """What to raise when an address cannot be listened on."""
+    """The error for an address that cannot be listened on."""
     lack = shortage(error) if error.errno in EXHAUSTED else None
     if lack is not None:
         return RendezvousError(f"this process {lack.what}, so it cannot listen", hint=lack.hint)

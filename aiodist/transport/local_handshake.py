@@ -1,9 +1,9 @@
-"""One connection on which two processes of a host prove who they are, and then pass each other their segments.
+"""One connection on which two processes of a host prove who they are, and then pass their segments.
 
-    who dialed   hello ─▶            segment, descriptors ─▶                        (is it to be a control link?)
-    the other            ◀─ hello                         ◀─ segment, descriptors
+    who dialed   hello ─▶            segment, descriptors ─▶                    (is it to be a control link?)
+    the other            ◀─ hello                            ◀─ segment, descriptors
 
-The name that was dialed may belong to somebody else by now: names of the abstract namespace are free again
+The name that was dialed may belong to another process by now: names of the abstract namespace are free again
 when their process dies. So no descriptor leaves before the kernel has said that the other end runs under this
 user, and its hello that it is the process of that card; and none that came is looked at before either.
 """
@@ -34,7 +34,7 @@ _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Me(NamedTuple):
-    """This process, as messages have it.
+    """The identity of this process, as messages have it.
 
     Args:
         rank: global rank.
@@ -50,32 +50,34 @@ class Me(NamedTuple):
 
 
 class Owner(Protocol):
-    """Whoever has exchanges: the local_peers."""
+    """The owner of handshakes: `LocalPeers`."""
 
     @property
     def cards(self) -> Mapping[int, Mapping[str, Any]]:
-        """Of those who may be local peers."""
+        """The cards of those who may be local peers."""
 
     @property
     def peer_segments(self) -> Mapping[int, PeerSegment]:
-        """Who is one."""
+        """The segments of those who are."""
 
     def admits(self, rank: int) -> bool:
-        """Whether an exchange that `rank` has dialed shall go on."""
+        """Whether a handshake that `rank` has dialed shall go on."""
 
     def segment_for_others(self) -> Segment | None:
-        """This process's own memory; None where it can have none."""
+        """The segment of this process; None where it can have none."""
 
-    def moves_in(self, exchange: Exchange, peer_segment: PeerSegment, line: socket.socket | None) -> None:
-        """An exchange is over, and has made a local peer; `line` is to be a control link with it. Both are the
+    def succeeded(
+        self, handshake: LocalHandshake, peer_segment: PeerSegment, line: socket.socket | None
+    ) -> None:
+        """Take the local peer that a handshake has made; `line` is to be a control link with it. Both are the
         owner's from now on."""
 
-    def stays_out(self, exchange: Exchange, error: BaseException | None) -> None:
-        """An exchange is over, and came to nothing, because of this error where there was one here."""
+    def failed(self, handshake: LocalHandshake, error: BaseException | None) -> None:
+        """Forget a handshake that came to nothing, because of this error where there was one here."""
 
 
-class Exchange:
-    """See above. It closes its connection by itself when it is over; the owner is told, once.
+class LocalHandshake:
+    """One handshake, as above. It closes its connection by itself when it is over; the owner is told, once.
 
     Args:
         loop: the event loop.
@@ -116,14 +118,14 @@ class Exchange:
         loop.add_reader(sock.fileno(), self._readable)
 
     def begin(self) -> None:
-        """Say the first word. For the side that dialed."""
+        """Send the first message. For the side that dialed."""
         try:
             self._say_hello()
         except (AiodistError, OSError) as error:
             self._fail(error)
 
     def close(self) -> None:
-        """End it without a word. May be called twice."""
+        """End it without another message. May be called twice."""
         if not self._over:
             self._stop()
             self._sock.close()
@@ -142,7 +144,7 @@ class Exchange:
     def _fail(self, error: BaseException | None = None) -> None:
         if not self._over:
             self.close()
-            self._owner.stays_out(self, error)
+            self._owner.failed(self, error)
 
     # What is heard.
 
@@ -162,11 +164,7 @@ class Exchange:
             message, self._in = self._in, b""
             try:
                 self._hear(message)
-            except (
-                AiodistError,
-                OSError,
-                ValueError,
-            ) as error:  # who is not authenticated is no concern of the group
+            except (AiodistError, OSError, ValueError) as error:  # no concern of the group: it proved nothing
                 self._fail(error)
             finally:
                 self._close_fds()
@@ -176,7 +174,7 @@ class Exchange:
         message = unseal(data, me.secret, me.job, me.rank, me.nonce, self._said)
         card = self._owner.cards.get(message.sender)
         if card is None or card["nonce"] != message.card_nonce or message.sender in self._owner.peer_segments:
-            raise WireError("a message of nobody who is waited for")
+            raise WireError("a message of a rank that is not awaited")
         if self.rank is None and self._owner.admits(message.sender):
             self.rank = message.sender
         if message.sender != self.rank:
@@ -216,7 +214,7 @@ class Exchange:
         self._say(LocalMessage(self._me.rank, self._me.nonce, 0, secrets.token_bytes(TOKEN_BYTES)))
 
     def _say_segment(self) -> None:
-        """What segment the descriptors beside it are; 0 bytes where this process, or the other, has none."""
+        """Send the segment, with its descriptors; 0 bytes where this process, or the other, has none."""
         me = self._me
         segment = self._owner.segment_for_others() if self._dialed or self._peer_segment is not None else None
         if segment is not None:
@@ -233,7 +231,7 @@ class Exchange:
             self._end()
 
     def _say(self, message: LocalMessage, descriptors: Sequence[int] = ()) -> bool:
-        """Whether it could be said; otherwise that is tried again."""
+        """Send a message; whether it could be sent. Otherwise that is tried again."""
         me, rank = self._me, self.rank
         assert rank is not None
         data = seal(message, me.secret, me.job, rank, self._owner.cards[rank]["nonce"], self._said)
@@ -257,7 +255,7 @@ class Exchange:
             self._fail(error)
 
     def _end(self) -> None:
-        """Both have heard all."""
+        """Finish: both have read all."""
         peer_segment, self._peer_segment = self._peer_segment, None
         if peer_segment is None or self.rank is None:
             self._fail()
@@ -266,7 +264,7 @@ class Exchange:
         line = self._sock if self._linked else None
         if line is None:
             self._sock.close()
-        self._owner.moves_in(self, peer_segment, line)
+        self._owner.succeeded(self, peer_segment, line)
 
     def _close_fds(self) -> None:
         while self._fds:

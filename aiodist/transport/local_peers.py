@@ -1,15 +1,15 @@
 """Proof that two processes share a host: each passes the other its memory and its bells.
 
 Every process listens under a fresh name in the abstract namespace of Unix sockets, which its card announces.
-What is said on a connection is in `exchange`: who can verify, map and find the right nonce in what comes sees
-that memory, and has the sender's process id from the kernel. The connection itself can stay as a *line*: a
-control link that nobody has to dial or greet.
+The messages of a connection are in `local_handshake`: a process that can verify, map and find the right nonce
+in what comes sees that memory, and has the sender's process id from the kernel. The connection itself can
+stay as a *line*: a control link that need not be dialed or greeted.
 
 The higher rank of a pair dials. The lower one waits a little, and dials, too, in case the other is not about
-to, or cannot be reached; whoever has dialed does not let that in.
+to, or cannot be reached; the higher one, if it has dialed, does not admit that.
 
-Nobody is let in before the cards are known: the kernel keeps who dials, then makes others wait. Another user
-of this host is turned away at both ends before anything is said.
+No connection is admitted before the cards are known: the kernel queues some, then makes others wait. Another
+user of this host is refused at both ends before anything is sent.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from aiodist.net.shortage import shortage
 from aiodist.shm.arena import NONCE_BYTES
 from aiodist.shm.segment import PeerSegment, Segment, segment_bytes
 from aiodist.transport.listening import listen_unix, unix_address
-from aiodist.transport.local_handshake import FULL, Exchange, Me
+from aiodist.transport.local_handshake import FULL, LocalHandshake, Me
 
 ANSWER_DEADLINE = 5.0
 """Seconds in which a local peer must have answered."""
 
 _HOLD = 0.05  # seconds in which a higher rank may dial before it is dialed
 _PAUSES = (0.0005, 0.001, 0.002, 0.005)  # seconds until a crowded local peer is dialed again; then the last
-_MOST_UNAUTHENTICATED = 64  # connections besides those that may be peer_segments': more, and the oldest goes
+_MOST_UNAUTHENTICATED = 64  # connections besides those of possible local peers: with more, the oldest goes
 
 _log = logging.getLogger("aiodist.transport")
 
 
 class LocalPeers:
-    """One process's exchanges with its local peers. It lets them in from `introduce` on.
+    """One process's handshakes with its local peers. It admits them from `introduce` on.
 
     Args:
         loop: the event loop.
@@ -54,10 +54,10 @@ class LocalPeers:
         segment_nbytes: virtual bytes of its segment; None: as many as the system's limits let it.
 
     Attributes:
-        name: where it is, for the card.
-        segment: this process's own memory, once somebody was to be shown it.
-        peer_segments: who was proved to be local.
-        cards: of those who may be.
+        name: its address, for the card.
+        segment: this process's own, once it was needed.
+        peer_segments: of the ranks that were proved to be local.
+        cards: of those that may be.
         lacking: what kept others from being proved that was this process's own fault: an error of the system.
     """
 
@@ -76,17 +76,17 @@ class LocalPeers:
         self.lacking: OSError | None = None
         self._loop = loop
         self._me = Me(rank, job, secret, nonce)
-        self._home_nbytes = segment_nbytes
-        self._homeless: BackendUnavailable | None = None
+        self._segment_nbytes = segment_nbytes
+        self._no_segment: BackendUnavailable | None = None
         self._to_dial: set[int] = set()
         self._linked: set[int] = set()  # with whom the connection is to stay as a line
         self._own_lines: dict[int, socket.socket] = {}
         self._their_lines: dict[int, socket.socket] = {}  # of those who dialed
         self._kept = False
         self._dialed: set[int] = set()
-        self._not_local: set[int] = set()  # who turned out not to be local
+        self._not_local: set[int] = set()  # ranks that turned out not to be local
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._exchanges: dict[Exchange, None] = {}  # in order of arrival
+        self._handshakes: dict[LocalHandshake, None] = {}  # in order of arrival
         self._timer: asyncio.TimerHandle | None = None
         self._tries = 0
         self._refusals = Refusals(_log)
@@ -95,7 +95,7 @@ class LocalPeers:
         self.name, self._sock = listen_unix()
 
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
-        """Learn the cards of those who may be local; they are let in from now on."""
+        """Learn the cards of those who may be local; they are admitted from now on."""
         self.cards.update(cards)
         if self._listener is None and self._open:
             self._listener = Listener(
@@ -105,9 +105,9 @@ class LocalPeers:
     async def prove(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = ANSWER_DEADLINE
     ) -> set[int]:
-        """Have exchanges with `ranks`, which were introduced; those who are local peers in the end. With those
-        in `linked` the connection stays as a line where this process dials it. Who does not answer in
-        `patience` seconds is no local peer.
+        """Have handshakes with `ranks`, which were introduced; returns those that are local peers in the end.
+        With those in `linked` the connection stays as a line where this process dials it. A rank that does
+        not answer in `patience` seconds is no local peer.
 
         Raises:
             BackendUnavailable: this process can have no segment.
@@ -124,22 +124,22 @@ class LocalPeers:
         above = {rank for rank in missing if rank > self._me.rank}
         self._dial(missing - above)
         held = self._loop.call_later(_HOLD, self._dial, above)
-        if pending and self._homeless is None:
+        if pending and self._no_segment is None:
             await asyncio.wait(pending, timeout=min(patience, ANSWER_DEADLINE))
             held.cancel()
         for rank in missing:
             self._decided(rank)
-        if self._homeless is not None:
-            raise self._homeless  # exchanges go on: the others are told, so that they do not wait
+        if self._no_segment is not None:
+            raise self._no_segment  # handshakes go on: the others are told, so that they do not wait
         return asked & self.peer_segments.keys()
 
     def keep(self, ranks: Collection[int]) -> dict[int, socket.socket]:
-        """All is agreed: let go of the local peers that are not among `ranks`, let nobody in any more.
+        """Keep the local peers that were agreed on: release those not among `ranks`, admit none any more.
 
         Returns:
             The lines that those who stay have dialed; the caller's from now on.
         """
-        self._close_box()
+        self._stop_admitting()
         self._kept = True
         for rank in [rank for rank in self.peer_segments if rank not in ranks]:
             self.peer_segments.pop(rank).close()
@@ -149,12 +149,12 @@ class LocalPeers:
         return came
 
     def line(self, rank: int) -> socket.socket | None:
-        """Our end of the line to one who was kept, and so has the other; the caller's from now on."""
+        """Our end of the line to a rank that was kept, and so has the other; the caller's from now on."""
         return self._own_lines.pop(rank, None) if self._kept else None
 
     def close(self) -> None:
         """Close everything. May be called twice."""
-        self._close_box()
+        self._stop_admitting()
         _hang_up(self._own_lines)
         _hang_up(self._their_lines)
         while self.peer_segments:
@@ -166,13 +166,13 @@ class LocalPeers:
     # Dialing.
 
     def _dial(self, ranks: Set[int] = frozenset()) -> None:
-        """Dial ranks, and whom this process has yet to; try again soon where a crowd waits to be let in."""
+        """Dial ranks, and those still to be dialed; try again soon where too many wait to be admitted."""
         if not self._open:
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        under_way = {exchange.rank for exchange in self._exchanges}
+        under_way = {handshake.rank for handshake in self._handshakes}
         self._to_dial |= ranks - self.peer_segments.keys() - self._not_local - self._dialed - under_way
         # The nearest rank first, so that not all dial rank 0 at once.
         for rank in sorted(self._to_dial, reverse=True):
@@ -185,16 +185,16 @@ class LocalPeers:
                 self._note_not_local(rank)  # most likely of another network namespace: its name is not here
             else:
                 self._dialed.add(rank)
-                exchange = Exchange(self._loop, sock, self._me, self, rank, rank in self._linked)
-                self._exchanges[exchange] = None
-                exchange.begin()
+                handshake = LocalHandshake(self._loop, sock, self._me, self, rank, rank in self._linked)
+                self._handshakes[handshake] = None
+                handshake.begin()
             self._to_dial.discard(rank)
         if self._to_dial:
             self._timer = self._loop.call_later(_PAUSES[min(self._tries, len(_PAUSES) - 1)], self._dial)
             self._tries += 1
 
     def _connect(self, rank: int) -> socket.socket:
-        """A connection to whoever listens under a rank's name, if that is a process of this user."""
+        """A connection to the listener under a rank's name, if that is a process of this user."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -207,59 +207,59 @@ class LocalPeers:
             raise
         return sock
 
-    # Letting in.
+    # Admitting.
 
     def _welcome(self, sock: socket.socket) -> None:
-        """Somebody dialed, and has something to say."""
+        """Admit a connection that has something to read."""
         if not is_me(credentials(sock)[1]):
             self._turned_away(sock, "it runs under another user")
             sock.close()
             return
-        unauthenticated = [one for one in self._exchanges if one.rank is None]
+        unauthenticated = [one for one in self._handshakes if one.rank is None]
         if len(unauthenticated) >= len(self.cards) + _MOST_UNAUTHENTICATED:  # a local peer needs a moment
             unauthenticated[0].close()
-            del self._exchanges[unauthenticated[0]]
+            del self._handshakes[unauthenticated[0]]
             self._refusals.say(address_of(sock), "too many connections that say nothing: the oldest goes")
-        self._exchanges[Exchange(self._loop, sock, self._me, self)] = None
+        self._handshakes[LocalHandshake(self._loop, sock, self._me, self)] = None
 
     def _turned_away(self, sock: socket.socket, why: str) -> None:
         self._refusals.say(address_of(sock), why)
 
-    # Owner of exchanges.
+    # Owner of handshakes.
 
     def admits(self, rank: int) -> bool:
-        """Whether an exchange that a rank has dialed goes on: one of a pair does, where both have."""
+        """Whether a handshake that a rank has dialed goes on: one of a pair does, where both have."""
         return rank > self._me.rank or rank not in self._to_dial | self._dialed
 
     def segment_for_others(self) -> Segment | None:
-        """This process's own memory, made when it is first needed."""
-        if self.segment is None and self._homeless is None:
+        """The segment of this process, made when it is first needed."""
+        if self.segment is None and self._no_segment is None:
             try:
-                self.segment = Segment(self._home_nbytes or segment_bytes(), os.urandom(NONCE_BYTES))
+                self.segment = Segment(self._segment_nbytes or segment_bytes(), os.urandom(NONCE_BYTES))
             except BackendUnavailable as error:
-                self._homeless = error
+                self._no_segment = error
                 self._note(error.__cause__)
         return self.segment
 
-    def moves_in(self, exchange: Exchange, peer_segment: PeerSegment, line: socket.socket | None) -> None:
-        """An exchange has made a local peer."""
-        del self._exchanges[exchange]
+    def succeeded(
+        self, handshake: LocalHandshake, peer_segment: PeerSegment, line: socket.socket | None
+    ) -> None:
+        """Take the local peer that a handshake has made."""
+        del self._handshakes[handshake]
         rank = peer_segment.rank
         self.peer_segments[rank] = peer_segment
         if line is not None:
             (self._own_lines if rank < self._me.rank else self._their_lines)[rank] = line
         self._decided(rank)
 
-    def stays_out(self, exchange: Exchange, error: BaseException | None) -> None:
-        """An exchange came to nothing. One with a higher rank that did not answer may do so because that rank
-        has dialed itself."""
-        self._exchanges.pop(exchange, None)
-        if (
-            exchange.rank is not None
-        ):  # what the unauthenticated make this process lack is no concern of the group
+    def failed(self, handshake: LocalHandshake, error: BaseException | None) -> None:
+        """Forget a handshake that came to nothing. One with a higher rank that did not answer may do so
+        because that rank has dialed itself."""
+        self._handshakes.pop(handshake, None)
+        if handshake.rank is not None:  # what unauthenticated peers make this process lack is not reported
             self._note(error)
-        if exchange.rank is not None and (exchange.answered or exchange.rank < self._me.rank):
-            self._note_not_local(exchange.rank)
+        if handshake.rank is not None and (handshake.answered or handshake.rank < self._me.rank):
+            self._note_not_local(handshake.rank)
 
     def _note(self, error: BaseException | None) -> None:
         if isinstance(error, OSError) and shortage(error) is not None:
@@ -276,7 +276,7 @@ class LocalPeers:
 
     # Ending.
 
-    def _close_box(self) -> None:
+    def _stop_admitting(self) -> None:
         self._open = False
         if self._timer is not None:
             self._timer.cancel()
@@ -285,8 +285,8 @@ class LocalPeers:
             self._listener.close()
         self._sock.close()
         self._refusals.rest()
-        while self._exchanges:
-            self._exchanges.popitem()[0].close()
+        while self._handshakes:
+            self._handshakes.popitem()[0].close()
         if not self._loop.is_closed():
             for rank in list(self._waiting):
                 self._decided(rank)

@@ -126,7 +126,7 @@ class MappedLink(StreamLink):
             self._give_back()
 
     def _give_back(self) -> None:
-        """Unless the peer does not read: then it has no use for blocks, and they are kept back."""
+        """Give back blocks, unless the peer does not read: then it has no use for them."""
         if self.idle:
             blocks, self._to_release = self._to_release, 0
             self.post(pack(_RELEASE, word=blocks))

@@ -17,7 +17,7 @@ from aiodist.transport.pipe import Delay
 
 
 class MemoryNetwork:
-    """Where the endpoints of one event loop find each other.
+    """The place where the endpoints of one event loop find each other.
 
     Args:
         delay: `delay(src, dst)` → seconds that the next frame takes; None: none. Frames stay in order.
@@ -30,7 +30,7 @@ class MemoryNetwork:
         self.endpoints: dict[int, MemoryEndpoint] = {}
 
     def seconds(self, src: int, dst: int) -> float:
-        """How long a connection attempt takes."""
+        """The duration of a connection attempt."""
         return 0.0 if self.delay is None else self.delay(src, dst)
 
 

@@ -110,7 +110,7 @@ class MemoryLink(Link):
             self._other._landed(len(payload))
 
     def _landed(self, nbytes: int) -> None:
-        """The other end has taken a fragment of ours."""
+        """Note that the other end has taken a fragment of ours."""
         self._in_flight -= nbytes
         if not self.room and self._in_flight < WINDOW:
             self.room = True

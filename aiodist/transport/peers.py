@@ -1,4 +1,4 @@
-"""What endpoints do alike: a channel each way per peer, one report of each peer's end, orderly closing."""
+"""Common part of endpoints: a channel each way per peer, one report of each peer's end, orderly closing."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ class Silent:
     """An observer that does not care."""
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def crowded(self, rank: int) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def lost(self, rank: int, cause: str) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def tampered(self, rank: int, error: Tampered) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def unable(self, rank: int | None, error: GroupBroken) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def goodbye(self, rank: int) -> None:
-        """Nothing."""
+        """Ignore it."""
 
 
 class Peer:
-    """What an endpoint knows of one rank.
+    """An endpoint's record of one rank.
 
     Attributes:
         ended: its loss or goodbye was reported; nothing more will be.
@@ -162,7 +162,7 @@ class ChannelEndpoint(Endpoint):
     # For subclasses.
 
     def _stop_accepting(self) -> None:
-        """Closing begins: take no new connections."""
+        """Take no new connections: closing begins."""
 
     async def _settle(self) -> None:
         """End whatever else there is."""

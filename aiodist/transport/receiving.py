@@ -2,8 +2,8 @@
 
 READY is said once for a message: when a receive larger than EAGER_MESSAGE is posted, or when a posted
 receive and an offer meet. From then on the bytes have a place: they go straight into the sink, or
-through one scratch fragment into a `Fold`. What arrives for a receive that was cancelled meanwhile goes to the
-same scratch and is forgotten.
+through one scratch fragment into a `Fold`. What arrives for a receive that was cancelled meanwhile goes
+to the same scratch and is forgotten.
 
 A peer may name any number of messages and contexts. Of its offers so many are remembered (REMEMBERED); the
 sender keeps the others, and is asked for each when its receive is posted: READY says then that the offer may
@@ -188,7 +188,7 @@ class Receiver(Incoming):
     # The owner's side.
 
     def attach(self, link: Link) -> None:
-        """The peer's link is here: say READY for what was posted before. Called from the loop."""
+        """Take the peer's link, and say READY for what was posted before. Called from the loop."""
         self.link = link
         link.start(self)
         for receive in self._posted.values():
@@ -314,7 +314,7 @@ class Receiver(Incoming):
                 self._say_ready(receive, _ANSWER)
 
     def _is_answer(self, key: Key) -> bool:
-        """Whether an offer was asked for. The first that is too many makes whoever waits say so."""
+        """Whether an offer was asked for. The first that is too many makes those who wait ask."""
         if self._offers >= REMEMBERED and not self._forgot:
             self._forgot = True
             self._crowded(self.rank)
@@ -362,7 +362,7 @@ class Receiver(Incoming):
         return receive
 
     def _advance(self, receive: _Receive, nbytes: int) -> None:
-        """A fragment, or a part of one, is in its sink."""
+        """Count a fragment, or a part of one, that is in its sink."""
         if self._posted.get(receive.key) is not receive:
             return  # its own fold cancelled it
         receive.got += nbytes
@@ -375,7 +375,7 @@ class Receiver(Incoming):
             _hand_over(sink, payload, 0)
 
     def _say_ahead(self, receive: _Receive) -> None:
-        """There is a place for a message that was not heard of yet, or whose offer was forgotten."""
+        """Say that there is a place for a message that is not known yet, or whose offer was forgotten."""
         again = _AGAIN if self._forgot else 0
         if again:
             self._questions.discard(receive.key)
@@ -391,7 +391,7 @@ class Receiver(Incoming):
             self.link.post(pack(Type.READY, *receive.key, total=receive.nbytes, word=word))
 
     def _credit(self, context: int, nbytes: int) -> None:
-        """An eager message is stored no more."""
+        """Count the credit of an eager message that is stored no more."""
         self._owed[context] = self._owed.get(context, 0) + nbytes + HEADER
         self._owed_all += nbytes + HEADER
         self._return_credit(context)

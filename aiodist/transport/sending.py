@@ -121,7 +121,7 @@ class Sender(Outgoing):
         self._close_if_idle()
 
     def retire(self, context: int) -> None:
-        """As `cancel`; the context is dead for good on all channels of the endpoint."""
+        """Cancel a context that is dead for good on all channels of the endpoint."""
         self._retired.add(context)
         self.cancel(context)
         self._cancelled.discard(context)
@@ -143,7 +143,7 @@ class Sender(Outgoing):
     # The owner's side.
 
     def attach(self, link: Link) -> None:
-        """There is a link now: send what waited for it. Called from the loop."""
+        """Take a link, and send what waited for it. Called from the loop."""
         if self.over:
             link.kill()
             return
@@ -159,7 +159,7 @@ class Sender(Outgoing):
         self._close_if_idle()
 
     def fail(self) -> None:
-        """There will be no link, or the peer is lost otherwise: forget everything, end the link."""
+        """Forget everything, end the link: there will be none, or the peer is lost otherwise."""
         self.kill()
 
     # LinkUser.

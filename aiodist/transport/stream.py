@@ -106,7 +106,7 @@ class StreamLink(WritingLink):
             self._loop.call_soon(self._read_to_end)
 
     def _readable(self) -> None:
-        """The loop says that there is something to read."""
+        """Read: the loop says that there is something."""
         self._read()
         if not self._over and self._frame is not None and self._low_water:
             self._wake_at(self._frame.nbytes - self._at - self._filled)
@@ -168,7 +168,7 @@ class StreamLink(WritingLink):
             self._readable()
 
     def _took(self, nbytes: int) -> None:
-        """Bytes were read to where `_readable` said."""
+        """Act on bytes that were read to where `_readable` said."""
         frame = self._frame
         if frame is None:
             self._end += nbytes
@@ -218,7 +218,7 @@ class StreamLink(WritingLink):
         self._start, self._end = 0, left
 
     def _next_place(self, frame: Frame, at: int) -> bool:
-        """Where a payload goes from byte `at` on; False if the user ended the link instead of saying so."""
+        """Ask where a payload goes from byte `at` on; False if the user ended the link instead."""
         place = None
         if self._user is not None and not self._closing:
             place = self._user.place(frame, at)
@@ -287,8 +287,8 @@ class StreamLink(WritingLink):
             user.ended(True, "")
 
     def _finish(self, cause: str) -> None:
-        """The connection is gone without the peer's goodbye, or the peer broke the protocol. In that case the
-        others hear of it before the peer does: see `ChannelEndpoint._lost`."""
+        """End the link: the peer is gone without goodbye, or broke the protocol. In that case the others are
+        told before the peer is: see `ChannelEndpoint._lost`."""
         if self._over:
             return
         user = self._user
@@ -303,8 +303,8 @@ class StreamLink(WritingLink):
             self._release()
 
     def _tampered(self, error: Tampered) -> None:
-        """What came is not what the peer sent. Nothing of it is read any more, and it is told goodbye, or it
-        would take us for dead."""
+        """End the link: what came is not what the peer sent. Nothing of it is read any more, and it is told
+        goodbye, or it would take this process for dead."""
         user, self._user = self._user, None
         if self._closing:
             self._finish("")

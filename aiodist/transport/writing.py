@@ -24,7 +24,7 @@ _RAW_FROM = 1024  # bytes: below, authenticating costs less than telling the pay
 
 
 class WritingLink(Link):
-    """What a `StreamLink` does to write. The arguments are its."""
+    """The part of a `StreamLink` that writes. The arguments are its."""
 
     fragment = PAYLOAD_LIMIT
 
@@ -48,7 +48,7 @@ class WritingLink(Link):
 
     @abstractmethod
     def _read_to_end(self) -> None:
-        """Nothing can be written any more: hand on what the peer sent before."""
+        """Hand on what the peer sent before: nothing can be written any more."""
 
     @abstractmethod
     def _shut(self) -> None:
@@ -131,13 +131,13 @@ class WritingLink(Link):
             self._loop.add_writer(self._fd, self._write_ready)
 
     def _rest(self) -> None:
-        """The loop watches for writability no more."""
+        """Stop watching for writability."""
         if self._armed:
             self._armed = False
             self._loop.remove_writer(self._fd)
 
     def _write_again(self) -> None:
-        """Perhaps this host has memory now."""
+        """Try again: perhaps this host has memory now."""
         if self._queue and not self._over and not self._write_error:
             self._wait_to_write()
 
@@ -186,7 +186,8 @@ class WritingLink(Link):
             queue.popleft()
 
     def _write_failed(self, error: OSError) -> None:
-        """The connection is broken. What the peer sent before is still read; the reader finds the end."""
+        """Give up writing, as the connection is broken. What the peer sent before is still read; the reader
+        finds the end."""
         self._write_error = error.strerror or str(error)
         self.room = False
         self._queue.clear()

@@ -1,1 +1,1 @@
-"""What travels between processes, byte by byte: the handshake, frame headers, rendezvous messages. No I/O."""
+"""Wire formats, byte by byte: the handshake, frame headers, rendezvous messages. No I/O."""

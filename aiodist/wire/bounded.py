@@ -1,4 +1,4 @@
-"""Reading msgpack from others without taking their word for lengths. Pure.
+"""Reading msgpack from others without trusting the lengths that it claims. Pure.
 
 msgpack makes room for a list when it reads how long it is said to be. Lists in lists that all claim to be as
 long as the message allows therefore take 8 bytes for each byte of the message, a thousand times over: 64 KiB
@@ -17,7 +17,7 @@ _SHORT = 1024  # bytes; nothing in so short a message can claim more than a few 
 
 
 def unpack(data: bytes | memoryview, **how: Any) -> Any:
-    """`msgpack.unpackb` with its keyword arguments and its errors; any of them says: this is nonsense."""
+    """The value of `msgpack.unpackb`, with its keyword arguments and errors; any of these says: nonsense."""
     if len(data) > _SHORT:
         size = len(data)
         scanner = msgpack.Unpacker(read_size=size, max_buffer_size=size)

@@ -44,7 +44,7 @@ assert _HEADER.size == HEADER
 
 
 class Type(enum.IntEnum):
-    """What a frame says.
+    """The kind of a frame.
 
     The sender of a channel says EAGER, OFFER, DATA, MAPPED, ARENA; the receiver READY, CREDIT, RELEASE,
     ARENA; both say GOODBYE.
@@ -62,7 +62,7 @@ class Type(enum.IntEnum):
 
 
 class Word(enum.IntFlag):
-    """What READY and OFFER add in `word`, because neither side remembers all that the other says ahead."""
+    """Flags of READY and OFFER in `word`, because neither side remembers all that the other says ahead."""
 
     ANSWER = 1  # READY: to a message that was offered; where there is none, it is nothing to remember
     AGAIN = 2  # READY: the offer may have been forgotten; if the message is of another size, offer it again
@@ -145,5 +145,5 @@ def parse(buffer: bytes | bytearray | memoryview, start: int = 0) -> Frame:
 
 
 def payload_bytes(frame: Frame) -> int:
-    """How many bytes follow this header on the connection."""
+    """The number of bytes that follow this header on the connection."""
     return 0 if frame.type == _MAPPED else frame.nbytes

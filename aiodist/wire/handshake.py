@@ -7,14 +7,14 @@ Four messages, two round trips before the client may send:
     client → server   PROOF      HMAC-SHA256(secret, "client" + transcript)
     server → client   WELCOME    HMAC-SHA256(secret, "server" + transcript), the server's rank and card
 
-The client proves first: whoever connects and does not know the secret gets nothing that was made with it, so
-nothing to try guesses on, and is not told the job's name. (Whom a client dials gets the client's proof. That
-one, and who records a genuine handshake, can try guesses on it: no guessing finds 32 random bytes.)
+The client proves first: one that does not know the secret gets nothing that was made with it, so nothing to
+try guesses on, and is not told the job's name. (The process that a client dials gets the client's proof. It,
+and a recorder of a genuine handshake, can try guesses on it: no guessing finds 32 random bytes.)
 
 The transcript is all that was said so far, so that each proof binds both nonces, both roles, what each has
 said of itself, the job and whom the client looks for: a proof that is relayed to another process is worth
 nothing there. With an empty secret the proofs still bind the job, but prove nothing about who is there.
-Inside TLS both certificates stand in front of the transcript (`bind`): whoever sits in between with another
+Inside TLS both certificates stand in front of the transcript (`bind`): a process in between with another
 certificate has another transcript.
 
 Both ends then have a key for each direction (`keys`), made of the secret and the whole transcript. With them
@@ -24,8 +24,8 @@ Either side may answer with REFUSED instead: one line that says why, worded for 
 both ends of a failed connection report the same cause. It is authenticated by nothing.
 
 Rules of this module:
-- Nothing is allocated on an unauthenticated peer's word: a message is at most `MAX_MESSAGE` bytes, a handshake of
-  one side at most 4 KiB, and the first byte that cannot belong to it ends it.
+- An unauthenticated peer cannot make this process allocate more: a message is at most `MAX_MESSAGE` bytes, a
+  handshake of one side at most 4 KiB, and the first byte that cannot belong to it ends it.
 - All fields are little-endian and fixed; the native byte order is carried as a marker, not guessed.
 - The prefix, REFUSED and the fields of HELLO up to `rank` stay as they are in every protocol version.
 """
@@ -58,7 +58,7 @@ _WELCOME = struct.Struct("<32siH")  # proof, rank, len(card)
 _SAME_VERSION = "Install the same aiodist on every host"
 _SAME_SECRET = (
     "Set AIODIST_SECRET to the same on every host, or copy ~/.aiodist/secret from one of them to the others: "
-    "hosts that share no segment each made their own"
+    "hosts that share no home each made their own"
 )
 _SAME_TLS = "Set AIODIST_TLS_CERT, AIODIST_TLS_KEY and AIODIST_TLS_CA in every process of the job, or in none"
 _SAME_ORDER = "All hosts of a job need the same byte order"
@@ -69,7 +69,7 @@ _TLS_FIRST_BYTE = b"\x16"
 
 
 class Purpose(enum.IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     store = 1
     data = 2
@@ -170,7 +170,7 @@ class Handshake:
 
         Args:
             nonce: 16 fresh random bytes.
-            to: the card of whom this process looks for, at most 255 bytes; b"": whoever has the secret.
+            to: the card of the process that is looked for, at most 255 bytes; b"": any that has the secret.
         """
         return cls(identity, secret, nonce, is_server=False, to=to)
 
@@ -181,9 +181,9 @@ class Handshake:
         """The side that listened. A rank's listener (data or control) accepts both kinds of links.
 
         Args:
-            choose: for who serves many jobs: called with the job that the client names, it gives the identity
-                and the secret to go on with. For an unknown job that is a random secret, so that the client
-                learns no more than with a wrong one.
+            choose: for a server of many jobs: called with the job that the client names, it gives the
+                identity and the secret to go on with. For an unknown job that is a random secret, so that the
+                client learns no more than with a wrong one.
         """
         return cls(identity, secret, nonce, is_server=True, choose=choose)
 
@@ -196,7 +196,7 @@ class Handshake:
         self._binding = certificates
 
     def data_to_send(self) -> bytes:
-        """What is to be written now; each byte is returned once."""
+        """The bytes to be written now; each is returned once."""
         data = bytes(self._outbox)
         self._outbox.clear()
         return data
@@ -256,7 +256,7 @@ class Handshake:
         return kind, version, raw[_PREFIX.size :], raw
 
     def _handle(self, kind: int, version: int, body: bytes, raw: bytes) -> bool:
-        """One message; returns whether the handshake is done with it."""
+        """Handle one message; returns whether the handshake is done with it."""
         if kind == _Kind.refused:
             raise _refusal(body)
         if kind != self._expected or (version != PROTOCOL_VERSION and kind != _Kind.hello):
@@ -283,7 +283,7 @@ class Handshake:
         return self.done
 
     def _answer(self, kind: _Kind, body: bytes, expected: _Kind) -> None:
-        """Say something, and what the other side has to say next."""
+        """Send a message, and set which one the other side has to send next."""
         answer = _message(kind, body)
         self._outbox += answer
         self._transcript += answer
@@ -342,7 +342,7 @@ class Handshake:
         if not hmac.compare_digest(body, self._digest(b"client")):
             raise self._other_secret(self.peer.rank)
         mine, job = self._identity.job, self.peer.job
-        if job != mine:  # looked at only now: names are told to who knows the secret
+        if job != mine:  # looked at only now: names are told to peers that know the secret
             them, me = self._name(self.peer.rank, False), self._name(self._identity.rank, True)
             theirs = one_line(job)
             raise self._refuse(
@@ -415,12 +415,12 @@ def _pack_hello(identity: Identity, nonce: bytes, to: bytes = b"") -> bytes:
 
 
 def _pack_self(identity: Identity) -> bytes:
-    """What a welcome says behind its proof."""
+    """The part of a welcome behind its proof."""
     return _WELCOME.pack(b"", identity.rank, len(identity.card))[_PROOF_BYTES:] + identity.card
 
 
 def _unpack_hello(body: bytes) -> tuple[Identity, bytes, bytes, bytes, bytes]:
-    """→ identity, order marker, order character, nonce, whom it looks for."""
+    """The parts of a hello: identity, order marker, order character, nonce, whom it looks for."""
     try:
         marker, order, nonce, purpose, rank, job_size, card_size, to_size = _HELLO.unpack_from(body)
         at = _HELLO.size + job_size
@@ -434,17 +434,17 @@ def _unpack_hello(body: bytes) -> tuple[Identity, bytes, bytes, bytes, bytes]:
 
 
 def refuse(why: str, hint: str = "") -> bytes:
-    """What a server answers to a client that it does not even listen to."""
+    """The answer of a server to a client that it does not even listen to."""
     return _message(_Kind.refused, f"{why}\n{hint}".encode()[:MAX_MESSAGE])
 
 
 def refuse_plain() -> bytes:
-    """What a server that uses TLS answers to a client that does not, so that it knows why."""
+    """The answer of a server that uses TLS to a client that does not, so that it knows why."""
     return refuse("this process does not use TLS, the server does", _SAME_TLS)
 
 
 def refused_plain(start: bytes, *, is_server: bool) -> AuthenticationError | None:
-    """The error for who expects TLS, and gets these first bytes; None where they may be TLS."""
+    """The error for a process that expects TLS, and gets these first bytes; None where they may be TLS."""
     if start.startswith(_MAGIC[:1]):
         other = "client" if is_server else "server"
         return AuthenticationError(f"the {other} does not use TLS, this process does", hint=_SAME_TLS)
@@ -454,8 +454,8 @@ def refused_plain(start: bytes, *, is_server: bool) -> AuthenticationError | Non
 
 
 def _refusal(body: bytes) -> AuthenticationError:
-    """What somebody who has proved nothing gives as its reason: shown as its words. Its advice is ours only
-    where we would have said the same."""
+    """The error from the reason of a peer that has proved nothing: shown as its words. Its advice is ours
+    only where we would have said the same."""
     message, _, advice = body.partition(b"\n")
     hint = advice.decode("utf-8", "replace")
     return AuthenticationError(says("the peer", message), hint=hint if hint in _ADVICE else "")

@@ -1,15 +1,15 @@
 """The messages with which two processes of a host prove who they are, and pass their memory. Pure.
 
-Four on a connection: each says hello, then each says what segment the descriptors beside the message belong to.
+Four on a connection: each side's hello, then each side's segment, with the descriptors beside the message.
 
     magic | version | sender's rank | sender's card nonce | bytes of its segment | token | flags | MAC
 
-The token is random in a hello; then it is the segment's nonce, which ties the memory to the message. The MAC is
-HMAC-SHA256(secret, label | job | receiver's rank and card nonce | all messages before, both ways | this one).
-Card nonces are fresh in every process and tokens on every connection, so a message is worth nothing to another
-process, on another connection, in the other direction or in another job; and whoever has answered a hello
-knows the secret now. With an empty secret the MAC proves nothing about who wrote it. A message with 0 bytes
-that is no hello says that its sender has no segment to share.
+The token is random in a hello; then it is the segment's nonce, which ties the memory to the message. The MAC
+is HMAC-SHA256(secret, label | job | receiver's rank and card nonce | all messages before, both ways | this
+one). Card nonces are fresh in every process and tokens on every connection, so a message is worth nothing to
+another process, on another connection, in the other direction or in another job; and a process that has
+answered a hello knows the secret now. With an empty secret the MAC proves nothing about who wrote it. A
+message with 0 bytes that is no hello says that its sender has no segment to share.
 
 It stays on one host: numbers are little-endian for the sake of order only.
 """
@@ -34,7 +34,7 @@ TOKEN_BYTES = 32
 
 
 class LocalMessage(NamedTuple):
-    """What a message says.
+    """The contents of a message.
 
     Args:
         sender: global rank.

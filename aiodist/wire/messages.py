@@ -1,4 +1,4 @@
-"""What a store and its clients say to each other: msgpack in frames with a length in front.
+"""Messages of a store and its clients: msgpack in frames with a length in front.
 
     frame       u32 little-endian size, then that many bytes of msgpack
     request     [id, settled, method, args]       client → server
@@ -29,7 +29,7 @@ _SIZE = struct.Struct("<I")
 
 
 class Status(enum.IntEnum):
-    """What a response is."""
+    """The kind of a response."""
 
     reply = 0  # value: the answer
     failure = 1  # value: [kind, message, hint, missing ranks]
@@ -42,7 +42,7 @@ _STATUSES = len(Status)
 
 
 class FrameParser:
-    """Cuts a stream of bytes into frames.
+    """A parser that cuts a stream of bytes into frames.
 
     Args:
         limit: bytes of the largest frame; a larger one is refused when its size arrives.
@@ -81,7 +81,7 @@ class FrameParser:
 
 
 class Encoder:
-    """Makes the frames of one client or server, for one loop: it keeps its buffer (0.2 µs a frame)."""
+    """A maker of frames for one client or server, for one loop: it keeps its buffer (0.2 µs a frame)."""
 
     def __init__(self) -> None:
         self._pack: Callable[[Any], bytes] = msgpack.Packer().pack

@@ -108,7 +108,7 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
 
 
 class _Refused(Exception):
-    """A part cannot be sent. Its path grows from the inside out while this passes the containers."""
+    """A part that cannot be sent. Its path grows from the inside out while this passes the containers."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__(problem)
@@ -125,7 +125,7 @@ class _Refused(Exception):
 
 
 def _large_integer(value: int) -> msgpack.ExtType:
-    """msgpack asks when an integer has over 64 bits."""
+    """The extension for an integer of over 64 bits, where msgpack asks."""
     return msgpack.ExtType(_Ext.integer, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
@@ -133,7 +133,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class _Encoder:
-    """Writes one structure, and collects its blobs."""
+    """A writer of one structure, which collects its blobs."""
 
     def __init__(self, allow_pickle: bool) -> None:
         self.packer = msgpack.Packer(
@@ -307,7 +307,7 @@ def _name(kind: type) -> str:
 
 
 def _torch_tensor() -> Any:
-    """torch.Tensor where somebody has imported torch; who holds a tensor has."""
+    """torch.Tensor where torch was imported, as it was if there is a tensor."""
     return getattr(sys.modules.get("torch"), "Tensor", _Refused)
 
 
@@ -372,7 +372,7 @@ _MARKS: dict[int, _Mark] = {
 
 
 class _Decoder:
-    """Reads one encoding."""
+    """A reader of one encoding."""
 
     def __init__(self, data: memoryview, allow_pickle: bool) -> None:
         if data.nbytes < _HEAD.size:

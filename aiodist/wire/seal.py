@@ -54,7 +54,7 @@ class Sealer:
         return body + self._mac.copy().digest()
 
     def announce(self, nbytes: int) -> bytes:
-        """What goes before so many raw bytes, fewer than 2 GiB."""
+        """The header of so many raw bytes, fewer than 2 GiB."""
         head = _SIZE.pack(nbytes | _RAW)
         self._mac.update(head)
         return head + self._mac.copy().digest()
@@ -139,7 +139,7 @@ class Opener:
         return b"".join(parts)
 
     def take_raw(self, place: memoryview) -> int:
-        """Move raw bytes that came with others to `place`; how many."""
+        """Move raw bytes that came with others to `place`; returns how many."""
         count = min(len(place), self.raw, len(self._behind))
         if count:
             place[:count] = self._behind[:count]

@@ -102,7 +102,7 @@ def test_loss_is_told_once_to_each_whoever_notices(size: int, seed: int) -> None
 def test_message_to_one_rank_arrives_if_there_is_a_way(
     size: int, seed: int, share: float, all_know: bool
 ) -> None:
-    """Whatever dead ranks are in between; and whether all have heard of them, or only those beside them."""
+    """Any dead ranks may be in between; all know of them, or only those beside them."""
     rng = random.Random(seed)
     dead = frozenset(rng.sample(range(size), int(size * share)))
     living = [rank for rank in range(size) if rank not in dead]
@@ -276,16 +276,16 @@ def test_message_without_a_way_is_dropped() -> None:
 @pytest.mark.parametrize("rank", [0, 3])
 def test_message_does_not_travel_for_ever(rank: int) -> None:
     # Out of hops it is looked for, and passed on once.
-    tired = Message(Say.where, 5, 1, 6, 0, (1, 2))
+    spent = Message(Say.where, 5, 1, 6, 0, (1, 2))
     core = ControlCore(rank, 12)
-    first = core.receive(1, tired)
-    assert Transmit(1, tired) not in first
+    first = core.receive(1, spent)
+    assert Transmit(1, spent) not in first
     assert {effect.neighbour for effect in first if isinstance(effect, Transmit)} == set(core.neighbours) - {
         1
     }
-    assert core.receive(2, tired) == []
+    assert core.receive(2, spent) == []
     beside = ControlCore(7, 12)
-    assert beside.receive(1, tired) == [Transmit(6, tired)]
+    assert beside.receive(1, spent) == [Transmit(6, spent)]
 
 
 def test_an_old_number_is_forgotten_only_after_thousands() -> None:

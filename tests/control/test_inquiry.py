@@ -87,7 +87,7 @@ def test_who_has_forgotten_is_there_and_disagrees_with_nobody() -> None:
     assert inquiry.verdict() == Absence(())
 
 
-def test_strangers_are_not_counted() -> None:
+def test_non_members_are_not_counted() -> None:
     inquiry = Inquiry([0, 1], 4)
     inquiry.begin()
     inquiry.answer(7, True, *said(6))

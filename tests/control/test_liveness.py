@@ -1,4 +1,4 @@
-"""Who is silent, in simulated time: the living are never accused, the stopped always, whoever was stopped."""
+"""Liveness in simulated time: the living are never accused, the stopped always, whoever was stopped."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_peers_whose_loops_are_silent_are_left_alone_until_they_are_heard() -> N
 def told(
     liveness: Liveness, seconds: float, stopped: bool | None = None, now: float = 0.0
 ) -> list[tuple[float, State]]:
-    """What is told of rank 7 in the course of time: after how many seconds, and what."""
+    """The news of rank 7 in the course of time: after how many seconds, and what."""
     found = []
     for _ in range(round(seconds / EVERY)):
         now = turn(liveness, now, 1)

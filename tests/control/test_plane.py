@@ -356,7 +356,7 @@ class Clocked:
         self.loop._clock.now += seconds
 
     def told(self, to: int) -> list[tuple[int, State, float]]:
-        """What was told a neighbour of loops that do not turn."""
+        """The news for a neighbour of loops that do not turn."""
         return [
             (message.body[0], State(message.body[1]), message.body[2] / 1000)
             for message in self.links[to].sent
@@ -405,7 +405,7 @@ def test_a_silent_one_that_nobody_sees_stopped_is_given_minutes_or_for_ever(sigh
 
 
 def word(rank: int, number: int, seconds: float, where: str = "train.py:41 in evaluate") -> bytes:
-    """What a rank's watchdog says."""
+    """The message of a rank's watchdog."""
     body = (rank, int(State.blocked), round(seconds * 1000), where)
     return Message(Say.blocked, rank, number, EVERYBODY, 64, body).encode()
 
@@ -576,7 +576,7 @@ def test_a_neighbour_that_left_is_not_watched() -> None:
 
 
 def test_a_torn_link_is_no_loss_and_may_be_made_anew() -> None:
-    """Everybody who listens is told; the neighbour is awaited again, and heard on its new link alone."""
+    """All listeners are told; the neighbour is awaited again, and heard on its new link alone."""
     plane, links = make()
     ear = Ear()
     plane.subscribe(11, ear)

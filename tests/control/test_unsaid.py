@@ -1,4 +1,4 @@
-"""What waits for a torn link: the latest floods and what comes since, in order, within bounds."""
+"""Messages that wait for a torn link: the latest floods and what comes since, in order, within bounds."""
 
 from __future__ import annotations
 

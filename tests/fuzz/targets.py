@@ -7,8 +7,8 @@ from tests.fuzz import (
     targets_meeting,
     targets_seal,
     targets_store,
-    targets_strangers,
     targets_transport,
+    targets_unauthenticated,
     targets_wire,
 )
 
@@ -17,7 +17,7 @@ TARGETS = [
     *targets_seal.TARGETS,
     *targets_control.TARGETS,
     *targets_transport.TARGETS,
-    *targets_strangers.TARGETS,
+    *targets_unauthenticated.TARGETS,
     *targets_store.TARGETS,
     *targets_meeting.TARGETS,
 ]

@@ -56,7 +56,7 @@ CARD: dict[str, Any] = {
     "byteorder": "little",
     "host": "host-a",
     "pid": 4711,
-    "agreed": {"AIODIST_EAGER": "1", "AIODIST_FRAGMENT": "262144"},
+    "agreed": {"AIODIST_EAGER": "1", "AIODIST_SEGMENT": "262144"},
     "endpoint": {
         "nonce": b"n" * 16,
         "tcp": ["127.0.0.1", 2345],

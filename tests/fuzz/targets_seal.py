@@ -1,4 +1,4 @@
-"""Fuzzed: authenticated connections, as strangers on the path and as members, who have the key, use them."""
+"""Fuzzed: authenticated connections, as attackers on the path and as members, who have the key, use them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def opened(opener: seal.Opener, stream: bytes, step: int) -> Iterator[bytes]:
 
 
 @contextmanager
-def open_stranger() -> Iterator[Run]:
+def open_unauthenticated() -> Iterator[Run]:
     honest = [b"".join(one for one in payloads if isinstance(one, bytes)) for payloads in PAYLOADS]
 
     def run(data: bytes) -> str:
@@ -140,7 +140,7 @@ def framed_streams() -> list[bytes]:
 
 
 def over_link(knows: bool) -> object:
-    """A data link that hears frames of a member, in records; or a member's records, changed by an unauthenticated peer."""
+    """A data link that hears frames of a member, in records; or a member's records, changed on the path."""
 
     @contextmanager
     def opened_link() -> Iterator[Run]:
@@ -161,7 +161,7 @@ def over_link(knows: bool) -> object:
                 word = ends.word()
                 whole = any(data.startswith(one) or one.startswith(data) for one in honest)
                 if not knows and not whole and (arrived or word not in ("tampered", "lost")):
-                    raise Judgement(f"an unauthenticated peer was heard: {word}")
+                    raise Judgement(f"an altered record was accepted: {word}")
                 return word
             finally:
                 ends.close()
@@ -173,7 +173,12 @@ def over_link(knows: bool) -> object:
 
 TARGETS = [
     Target(
-        "records", "authenticated records, changed on the way", streams, open_stranger, (Tampered,), (raw,)
+        "records",
+        "authenticated records, changed on the way",
+        streams,
+        open_unauthenticated,
+        (Tampered,),
+        (raw,),
     ),
     Target("records-member", "records of a member", scripts, open_member, (WireError,), (raw,), 0.4),
     Target(
@@ -186,7 +191,7 @@ TARGETS = [
         0.3,
     ),
     Target(
-        "sealed-stranger",
+        "sealed-unauthenticated",
         "frames in authenticated records, changed on the way",
         framed_streams,
         over_link(False),  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ class Members:
         self.note(src)
 
     def note(self, rank: int) -> None:
-        """What a member holds for chosen, it tells the world: so it must be the only one."""
+        """Note the value that a member holds for chosen, and tells the world: it must be the only one."""
         if TOPIC in self.members[rank].chosen:
             self.chosen[rank] = self.members[rank].chosen[TOPIC]
 

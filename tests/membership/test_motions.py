@@ -68,7 +68,7 @@ def test_motions_come_out_as_they_went_in(motion: Motion) -> None:
 def test_records_come_out_as_they_went_in(record: Record) -> None:
     assert decode_record(record.encode()) == record
     assert record.rank_of(record.members[-1]) == len(record.members) - 1
-    assert record.rank_of(b"stranger") is None
+    assert record.rank_of(b"nobody!!") is None
 
 
 @given(st.binary(max_size=200))

@@ -13,7 +13,7 @@ from aiodist.net.admission import MOST, Admission, places
 
 
 class House:
-    """A admission, and what it did with those who came."""
+    """An `Admission`, and what it did with the connections that came."""
 
     def __init__(self, most: int) -> None:
         self.entered: asyncio.Queue[socket.socket] = asyncio.Queue()
@@ -26,7 +26,7 @@ class House:
         self.entered.put_nowait(sock)
 
     async def words(self) -> bytes:
-        """What the next one who entered said."""
+        """The bytes of the next connection that entered."""
         with await self.entered.get() as sock:
             return sock.recv(10)
 

@@ -62,14 +62,14 @@ async def test_an_address_that_is_taken_does_no_harm() -> None:
     with local_socket._socket() as squatter, socket.create_server((HOST, 0)) as place:
         port = place.getsockname()[1]
         squatter.bind(local_socket._name(HOST, port))
-        assert local_socket.listen_near(HOST, port) is None
+        assert local_socket.listen_local(HOST, port) is None
 
 
 @linux
 async def test_a_closed_store_leaves_no_address_behind() -> None:
     async with await StoreServer.start(HOST, 0, "job", b"") as server:
         pass
-    again = local_socket.listen_near(HOST, server.port)
+    again = local_socket.listen_local(HOST, server.port)
     assert again is not None
     again.close()
 

@@ -35,7 +35,7 @@ def test_the_rest_is_said_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records[-1].getMessage() == "refused 1 more"
 
 
-def test_a_stranger_s_words_are_no_orders(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_a_refused_peer_gives_no_orders(caplog: pytest.LogCaptureFixture) -> None:
     Refusals(LOG).say("somebody", "\x1b[2Jjob 'a\nroot: all is well'" + "x" * 5000)
     [record] = caplog.records
     assert record.getMessage().isprintable() and len(record.getMessage()) < 500

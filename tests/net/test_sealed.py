@@ -64,7 +64,7 @@ def pair(slow: bool = False, poor: bool = False) -> Iterator[tuple[SealedSocket,
 
 
 def received(sock: SealedSocket, nbytes: int, at_once: int) -> bytes:
-    """What is there, up to so many bytes, read into places of a size."""
+    """The bytes that are there, up to so many, read into places of a size."""
     got = bytearray()
     while len(got) < nbytes:
         places = [memoryview(bytearray(size)) for size in (at_once, 10)]
@@ -165,7 +165,7 @@ def test_what_was_altered_ends_it() -> None:
 
 
 def test_a_member_cannot_send_records_of_nothing() -> None:
-    """It could send any number of them, and whoever looks for something behind them would go on looking."""
+    """Any number of them could come, and the reader would go on looking for something behind them."""
     mine, theirs = socket.socketpair()
     with mine, theirs:
         mine.setblocking(False)

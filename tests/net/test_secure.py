@@ -146,12 +146,12 @@ def test_bytes_that_were_changed_on_the_way_end_it(
         client.recv(100)
 
 
-@pytest.mark.parametrize("stranger", ["client", "server"])
+@pytest.mark.parametrize("wrong", ["client", "server"])
 def test_a_certificate_of_another_ca(
-    stranger: str, wires: tuple[socket.socket, socket.socket], ours: Tls, theirs: Tls
+    wrong: str, wires: tuple[socket.socket, socket.socket], ours: Tls, theirs: Tls
 ) -> None:
-    client = SecureSocket(wires[0], theirs if stranger == "client" else ours, is_server=False)
-    server = SecureSocket(wires[1], theirs if stranger == "server" else ours, is_server=True)
+    client = SecureSocket(wires[0], theirs if wrong == "client" else ours, is_server=False)
+    server = SecureSocket(wires[1], theirs if wrong == "server" else ours, is_server=True)
     with pytest.raises(AuthenticationError, match="the certificate of the server is not accepted"):
         shake(client, server)
     arrived(server)

@@ -1,4 +1,4 @@
-"""What a process lacks itself is told from what is wrong with a peer."""
+"""Shortages of a process itself are told from what is wrong with a peer."""
 
 from __future__ import annotations
 

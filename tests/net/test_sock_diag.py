@@ -1,4 +1,4 @@
-"""Whose socket it is, asked of the kernel: for every spelling of an address, and where there is none."""
+"""The owner of a socket, asked of the kernel: for every spelling of an address, and where there is none."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_end_that_spells_ipv4_as_ipv6(dialer: socket.AddressFamily) -> None:
 
 
 def test_an_end_that_is_bound_to_an_interface() -> None:
-    """An unauthenticated peer's may be."""
+    """An address of an unauthenticated peer may be."""
     with socket.create_server((HERE, 0)) as listening, socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
         one.connect(listening.getsockname())

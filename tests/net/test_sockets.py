@@ -49,7 +49,7 @@ async def test_whose_fault_it_is_that_nobody_listens() -> None:
     ids=["no-utf8", "orders", "lines"],
 )
 async def test_whoever_has_a_port_gives_a_terminal_no_orders(name: bytes, shown: str) -> None:
-    """What a process calls itself may be any bytes."""
+    """The name of a process may be any bytes."""
     prctl = ctypes.CDLL(None).prctl
     before = ctypes.create_string_buffer(16)
     prctl(16, before)

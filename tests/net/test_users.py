@@ -1,4 +1,4 @@
-"""Whose connection it is, as the kernel says, and by its table of sockets."""
+"""The user of a connection's other end, as the kernel says, and by its table of sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An unauthenticated peer on the path: relays a connection's handshake untouched, and does what it likes to the rest."""
+"""An attacker on the path: relays a connection's handshake untouched, and does what it likes to the rest."""
 
 from __future__ import annotations
 

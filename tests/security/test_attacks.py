@@ -1,4 +1,4 @@
-"""Strangers at every door of a job: a rank's and a store's, over TCP and over Unix sockets.
+"""Unauthenticated peers at every listener of a job: a rank's and a store's, over TCP and over Unix sockets.
 
 Whatever they try they are closed on, one line says why, nothing secret is in it, and the job goes on.
 """
@@ -473,8 +473,8 @@ async def test_another_user_of_the_host(door: Door, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
-async def test_strangers_in_bulk_at_a_local_peers() -> None:
-    """Connections that say something, or nothing, or half a letter: local peers still meet."""
+async def test_unauthenticated_connections_in_bulk_at_a_local_socket() -> None:
+    """Connections that say something, or nothing, or half a message: local peers still meet."""
     made = [await SocketEndpoint.open(rank=rank, job="job", secret=SECRET) for rank in range(2)]
     for one in made:
         one.introduce({rank: other.card for rank, other in enumerate(made)})

@@ -115,7 +115,7 @@ async def test_the_job_s_name_is_told_to_who_knows_the_secret() -> None:
 
 
 async def test_a_proof_for_one_is_worth_nothing_at_another() -> None:
-    """An unauthenticated peer on the path hands a rank's connection to another rank, which must not take it."""
+    """An attacker on the path hands a rank's connection to another rank, which must not take it."""
     made = [await SocketEndpoint.open(rank=rank, job=JOB, secret=WEAK, mode="tcp") for rank in range(3)]
     loop = asyncio.get_running_loop()
     for one in made:

@@ -82,7 +82,7 @@ async def test_who_is_turned_back_is_heard_no_further(server: StoreServer) -> No
         writer.write(handshake.data_to_send())
         handshake.receive(await reader.read(4096))
         behind = b"\x40\0\0\0 what follows"
-        writer.write(handshake.data_to_send() + behind)  # in one fragment with the proof
+        writer.write(handshake.data_to_send() + behind)  # in one segment with the proof
         said = await reader.read()
         assert b"clients of this job are connected" in said
         writer.close()
@@ -108,7 +108,7 @@ async def test_who_comes_back_has_its_place_still(server: StoreServer) -> None:
         connection.abort()
 
 
-async def test_a_client_whose_store_is_being_opened_is_no_stranger(
+async def test_a_client_whose_store_is_being_opened_is_authenticated(
     server: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has proved itself: a crowd that has not does not push it out, nor does it take their place."""

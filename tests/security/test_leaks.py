@@ -161,19 +161,19 @@ def test_a_rank_with_the_wrong_secret(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow(MORE)
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_secret_in_the_segment(tmp_path: Path, shared: bool) -> None:
-    """Under other launchers: no variable at all, and a job whose hosts share the segment has a secret. Where
+def test_the_secret_in_the_home(tmp_path: Path, shared: bool) -> None:
+    """Under other launchers: no variable at all, and a job whose hosts share the home has a secret. Where
     each host has its own, they are told what to do."""
-    segments = [tmp_path / "home0", tmp_path / ("home0" if shared else "home1")]
-    for segment in segments:
-        segment.mkdir(exist_ok=True)
+    homes = [tmp_path / "home0", tmp_path / ("home0" if shared else "home1")]
+    for home in homes:
+        home.mkdir(exist_ok=True)
     environ = {key: value for key, value in os.environ.items() if not key.startswith("AIODIST")}
     environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environ |= {} if shared else ALONE
     ranks = [
         subprocess.Popen(
             [sys.executable, script(tmp_path, "print('met')")],
-            env=environ | {"RANK": str(rank), "HOME": str(segments[rank])},
+            env=environ | {"RANK": str(rank), "HOME": str(homes[rank])},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -181,8 +181,8 @@ def test_the_secret_in_the_segment(tmp_path: Path, shared: bool) -> None:
         for rank in range(2)
     ]
     said = [rank.communicate(timeout=200)[0] for rank in ranks]
-    for segment in segments:
-        key = (segment / ".aiodist" / "secret").read_text().strip()
+    for home in homes:
+        key = (home / ".aiodist" / "secret").read_text().strip()
         assert len(key) == 64 and key not in said[0] + said[1]
     if shared:
         assert said == ["met\n"] * 2

@@ -17,7 +17,7 @@ from aiodist.environment import user
 from aiodist.environment.files import Folder, UntrustedError, open_file
 from aiodist.errors import UsageError
 from aiodist.net import local_socket
-from aiodist.net.local_socket import is_other_user, listen_near
+from aiodist.net.local_socket import is_other_user, listen_local
 from aiodist.net.users import why_not
 from aiodist.rendezvous import file_store
 from aiodist.rendezvous.jobs import JobSecrets
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="user namespaces
 
 
 @pytest.fixture
-def as_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of this process's user is that of strangers, and there are some."""
+def as_unknown_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of this process's user is that of unknown users, and there are some."""
     monkeypatch.setattr(user, "overflow", os.geteuid)
     monkeypatch.setattr(user, "_knows_all", lambda: False)
 
 
-@pytest.mark.usefixtures("as_strangers")
+@pytest.mark.usefixtures("as_unknown_users")
 def test_they_do_not_join_and_are_not_believed() -> None:
     """Whose end of a connection it is decides where a job has no secret."""
     with (
@@ -48,23 +48,23 @@ def test_they_do_not_join_and_are_not_believed() -> None:
                 assert "it runs under another user, and this job has no secret" in why_not(one, False)
                 assert why_not(one, True) == ""
         port = listener.getsockname()[1]
-        short = listen_near(HOST, port)
+        short = listen_local(HOST, port)
         assert short is not None
         with short:
-            assert local_socket._connect_near(HOST, port) is None
+            assert local_socket._connect_local(HOST, port) is None
     one, other = socket.socketpair()
     with one, other:
         assert is_other_user(one)
 
 
-@pytest.mark.usefixtures("as_strangers")
+@pytest.mark.usefixtures("as_unknown_users")
 def test_their_files_are_not_one_s_own(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir(mode=0o700)
     (tmp_path / "plain").touch()
     with pytest.raises(UntrustedError, match=ANYBODY):
         Folder.open(tmp_path / "d")
     with pytest.raises(UntrustedError, match=ANYBODY):
-        Folder.open(tmp_path / "d", owner=os.geteuid())  # the owner of a segment may be anybody, too
+        Folder.open(tmp_path / "d", owner=os.geteuid())  # the owner of a home may be anybody, too
     with pytest.raises(UsageError, match=ANYBODY):
         file_store._check_own((tmp_path / "plain").stat(), tmp_path / "plain")
     if os.geteuid():  # root's links and secrets are good for everybody

@@ -113,7 +113,7 @@ async def test_it_does_not_join_at_the_store(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        local_socket, "_connect_near", lambda host, port: None
+        local_socket, "_connect_local", lambda host, port: None
     )  # this test's own way is TCP, too
     caplog.set_level(logging.WARNING, "aiodist")
     async with (

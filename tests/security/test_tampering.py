@@ -1,4 +1,4 @@
-"""An unauthenticated peer on the path of plain TCP relays the handshake, and then rewrites, inserts, leaves out, repeats.
+"""An attacker on the path of plain TCP relays the handshake, and then rewrites, inserts, leaves out, repeats.
 
 Nothing of that is believed where bytes mean something: requests and answers of a store, control messages,
 headers, small messages, and objects of any size. What it can do is to end connections; nobody is given up for
@@ -250,10 +250,10 @@ def fire(what: str) -> None:
 
 
 class Exploit:
-    """What an unauthenticated peer wants to be unpickled."""
+    """What an attacker wants to be unpickled."""
 
     def __reduce__(self) -> Any:
-        return fire, ("code of an unauthenticated peer",)
+        return fire, ("code of an attacker",)
 
 
 def exploited(data: bytes) -> bytes:
@@ -381,7 +381,7 @@ async def test_a_motion_that_is_altered_on_its_way(code: int, way: str) -> None:
 
 
 async def test_bytes_of_large_tensors_are_not_authenticated() -> None:
-    """Without TLS. Their headers are: the stranger cannot say where they go, or what else they are."""
+    """Without TLS. Their headers are: the attacker cannot say where they go, or what else they are."""
     attacked = Attacked(2)
     n = 100_000
 

@@ -42,7 +42,7 @@ HOST = "127.0.0.1"
 @pytest.fixture
 def no_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's clients come over TCP, as from another host."""
-    monkeypatch.setattr(server_module, "listen_near", lambda host, port: None)
+    monkeypatch.setattr(server_module, "listen_local", lambda host, port: None)
 
 
 def run(loop: str, main: Awaitable[None]) -> None:

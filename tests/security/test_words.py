@@ -1,4 +1,4 @@
-"""What an unauthenticated peer says is shown as its words: one line, no orders to the terminal, no advice in our name."""
+"""What an unauthenticated peer says is shown as its text: one line, no orders to a terminal, no advice."""
 
 from __future__ import annotations
 

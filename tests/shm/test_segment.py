@@ -19,8 +19,8 @@ if available():
 NONCE = bytes(range(NONCE_BYTES))
 
 
-def mailed(segment: Segment) -> tuple[int, int, int]:
-    """The descriptors as they come out of a letter."""
+def passed(segment: Segment) -> tuple[int, int, int]:
+    """The descriptors as they come beside a message."""
     memory, loop_bell, bulk_bell = segment.descriptors()
     return os.dup(memory), os.dup(loop_bell), os.dup(bulk_bell)
 
@@ -40,7 +40,7 @@ def test_a_large_home_takes_no_memory() -> None:
     segment = Segment(SEGMENT_BYTES, NONCE)
     assert segment.nbytes == len(segment.view) == SEGMENT_BYTES + PAGE
     segment.view[SEGMENT_BYTES : SEGMENT_BYTES + 4] = b"last"
-    peer_segment = PeerSegment(3, 42, mailed(segment), segment.nbytes, NONCE)
+    peer_segment = PeerSegment(3, 42, passed(segment), segment.nbytes, NONCE)
     assert (peer_segment.rank, peer_segment.pid) == (3, 42)
     assert bytes(peer_segment.view[SEGMENT_BYTES : SEGMENT_BYTES + 4]) == b"last"
     assert os.fstat(segment.arena.fd).st_blocks * 512 <= 2 * PAGE
@@ -55,7 +55,7 @@ def test_a_large_home_takes_no_memory() -> None:
 
 def test_core_dumps_stay_small() -> None:
     segment = Segment(SEGMENT_BYTES, NONCE)
-    peer_segment = PeerSegment(1, 1, mailed(segment), segment.nbytes, NONCE)
+    peer_segment = PeerSegment(1, 1, passed(segment), segment.nbytes, NONCE)
     with open("/proc/self/smaps") as file:
         lines = file.read().splitlines()
     flags = []
@@ -70,7 +70,7 @@ def test_core_dumps_stay_small() -> None:
 
 def test_bells_wake_their_owner() -> None:
     segment = Segment(PAGE, NONCE)
-    peer_segment = PeerSegment(1, 1, mailed(segment), segment.nbytes, NONCE)
+    peer_segment = PeerSegment(1, 1, passed(segment), segment.nbytes, NONCE)
     with pytest.raises(BlockingIOError):
         os.eventfd_read(segment.loop_bell)
     peer_segment.ring_loop()
@@ -88,19 +88,19 @@ def test_bells_wake_their_owner() -> None:
 
 def test_what_is_no_home_is_refused() -> None:
     segment = Segment(PAGE, NONCE)
-    with pytest.raises(WireError, match="somebody else's"):
-        PeerSegment(1, 1, mailed(segment), segment.nbytes, bytes(NONCE_BYTES))
+    with pytest.raises(WireError, match="another process's"):
+        PeerSegment(1, 1, passed(segment), segment.nbytes, bytes(NONCE_BYTES))
     with pytest.raises(WireError, match="an arena of"):
-        PeerSegment(1, 1, mailed(segment), segment.nbytes + PAGE, NONCE)
-    memory, loop_bell, bulk_bell = mailed(segment)
+        PeerSegment(1, 1, passed(segment), segment.nbytes + PAGE, NONCE)
+    memory, loop_bell, bulk_bell = passed(segment)
     os.close(bulk_bell)
     bulk_bell = os.eventfd(0, os.EFD_CLOEXEC)  # reading or ringing it could block
     with pytest.raises(WireError, match="a bell"):
         PeerSegment(1, 1, (memory, loop_bell, bulk_bell), segment.nbytes, NONCE)
     reading, writing = os.pipe2(os.O_NONBLOCK)  # ringing it would write there
-    memory, loop_bell, bulk_bell = mailed(segment)
+    memory, loop_bell, bulk_bell = passed(segment)
     os.close(loop_bell)
-    with pytest.raises(WireError, match="a bell that is none"):
+    with pytest.raises(WireError, match="a bell that is no eventfd"):
         PeerSegment(1, 1, (memory, writing, bulk_bell), segment.nbytes, NONCE)
     os.close(reading)
     segment.close()
@@ -109,7 +109,7 @@ def test_what_is_no_home_is_refused() -> None:
 
 def test_closing_while_somebody_looks() -> None:
     segment = Segment(PAGE, NONCE)
-    peer_segment = PeerSegment(1, 1, mailed(segment), segment.nbytes, NONCE)
+    peer_segment = PeerSegment(1, 1, passed(segment), segment.nbytes, NONCE)
     pieces = [memoryview(peer_segment.view)[PAGE:], memoryview(segment.view)]
     peer_segment.close()
     segment.close()

@@ -1,8 +1,8 @@
-"""How long an all_reduce takes while thousands of strangers hold silent connections to the ranks.
+"""The duration of an all_reduce while thousands of silent connections to the ranks are held.
 
 `main(connections)` runs a job of two processes on this host and measures, in turns within one run, a 1 KiB
-all_reduce without strangers and with them. Strangers are spread over the ranks' listeners and say nothing;
-whoever is dropped comes back after `PAUSE` seconds.
+all_reduce without such connections and with them. They are spread over the ranks' listeners and say nothing;
+one that is dropped comes back after `PAUSE` seconds.
 
     python -m tests.transport.silent_load 2000
 """
@@ -24,7 +24,7 @@ import aiodist as dist
 from aiodist.rendezvous import StoreServer
 
 ELEMENTS = 256  # float32: 1 KiB
-PAUSE = 1.0  # seconds until an unauthenticated peer that was dropped comes back
+PAUSE = 1.0  # seconds until a connection that was dropped comes back
 WORLD = 2
 _HOST = "127.0.0.1"
 
@@ -35,23 +35,23 @@ def main(
     """Measure.
 
     Args:
-        connections: strangers in all.
+        connections: silent ones in all.
         rounds: how often it is measured without and with them, in turns.
         seconds: of each measurement, about.
         transport: AIODIST_TRANSPORT of the job.
 
     Returns:
         The figures: calls, and p50 and p99 in µs of all of them, `without` and `with`; the ratios of both;
-        how many strangers came back (`returned`); how many were connected at once (`held`); growth of the
+        how many connections came back (`returned`); how many were connected at once (`held`); growth of the
         ranks' memory in KiB (`growth`).
     """
     return asyncio.run(_measure(connections, rounds, seconds, transport))
 
 
-# ── this process: the store, the strangers, the orders ────────────────────────────────────────────
+# ── this process: the store, the connections, the orders ──────────────────────────────────────────
 
 
-class Strangers:
+class SilentConnections:
     """Connections that say nothing, to several addresses in turn; while `open`, each comes back."""
 
     def __init__(self, addresses: list[tuple[str, int]]) -> None:
@@ -67,7 +67,7 @@ class Strangers:
         for start in range(0, count, 100):
             await asyncio.gather(*(self._connect(number) for number in range(start, min(start + 100, count))))
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Hang up, all of them."""
         self._open = False
         while self._socks:
@@ -75,7 +75,7 @@ class Strangers:
 
     @property
     def count(self) -> int:
-        """Those who are connected."""
+        """The number that are connected."""
         return len(self._socks)
 
     async def _connect(self, number: int) -> None:
@@ -138,8 +138,8 @@ async def _measure(connections: int, rounds: int, seconds: float, transport: str
             stack.push_async_callback(_end, process)
             ranks.append(process)
         ports = [await _hear(process) for process in ranks]
-        strangers = Strangers([(_HOST, port) for found in ports for port in found["ports"]])
-        stack.callback(strangers.leave)
+        silent = SilentConnections([(_HOST, port) for found in ports for port in found["ports"]])
+        stack.callback(silent.close)
         first = await _order(ranks, 2000)  # warm
         count = max(200, int(seconds * 1e9 * 2000 / sum(first[0]["ns"])))
         times: dict[bool, list[float]] = {False: [], True: []}
@@ -147,13 +147,13 @@ async def _measure(connections: int, rounds: int, seconds: float, transport: str
         for _ in range(rounds):
             for attacked in (False, True):
                 if attacked:
-                    await strangers.gather(connections)
+                    await silent.gather(connections)
                 answers = await _order(ranks, count)
                 times[attacked] += answers[0]["ns"]
                 memory.append(sum(answer["kib"] for answer in answers))
                 if attacked:
-                    held = max(held, strangers.count)
-                    strangers.leave()
+                    held = max(held, silent.count)
+                    silent.close()
         without, under = _figures(times[False]), _figures(times[True])
         return {
             "connections": connections,
@@ -162,7 +162,7 @@ async def _measure(connections: int, rounds: int, seconds: float, transport: str
             "with": under,
             "ratio_p50": under["p50_us"] / without["p50_us"],
             "ratio_p99": under["p99_us"] / without["p99_us"],
-            "returned": strangers.returned,
+            "returned": silent.returned,
             "held": held,
             "growth": memory[-1] - memory[0],
         }

@@ -30,7 +30,7 @@ class Attempts:
 
 
 def outcome(attempts: Attempts) -> tuple[str, float]:
-    """How it ends, and when."""
+    """The end of the attempts, and its time."""
     loop = VirtualLoop()
 
     async def main() -> str:

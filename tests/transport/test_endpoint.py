@@ -81,7 +81,7 @@ async def loss(endpoint: SocketEndpoint) -> str:
     ("different", "cause"),
     [({"secret": b"other"}, "secret"), ({"job": "other"}, "belongs to job 'other'")],
 )
-async def test_strangers_are_refused(mode: Mode, different: dict[str, Any], cause: str) -> None:
+async def test_unauthenticated_peers_are_refused(mode: Mode, different: dict[str, Any], cause: str) -> None:
     async with endpoints(mode=mode, **different) as (mine, theirs):
         start(mine, 1)
         assert cause in await loss(mine)
@@ -138,7 +138,7 @@ async def test_garbage_and_silence_are_cut_off(monkeypatch: pytest.MonkeyPatch) 
 
 @needs_memfd
 @pytest.mark.parametrize("count", [1, 2])
-async def test_descriptors_of_strangers_are_closed(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_descriptors_of_refused_peers_are_closed(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "PATIENCE", 0.01)
     loop = asyncio.get_running_loop()
     async with endpoints() as (_mine, theirs):
@@ -229,7 +229,7 @@ async def test_another_boot_is_another_host() -> None:
 
 @needs_memfd
 async def test_memory_that_does_not_work_falls_back_to_tcp() -> None:
-    nobody = {"local_peers": b"aiodist-nobody", "unix": b"aiodist-nobody"}  # as in another network namespace
+    nobody = {"mail": b"aiodist-nobody", "unix": b"aiodist-nobody"}  # as in another network namespace
     async with endpoints() as (mine, theirs):
         mine.introduce({1: theirs.card | nobody})
         assert await mine.prove_local([1]) == set()
@@ -399,7 +399,7 @@ async def test_who_can_accept_nobody_for_long_says_so(monkeypatch: pytest.Monkey
 
 
 async def test_listening_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails, nothing of the rest is left behind."""
+    """One part fails, and nothing of the rest is left behind."""
     for name in ("listen_tcp", "listen_unix", "LocalPeers", "add_reader"):
         if name != "listen_tcp" and not available():
             continue

@@ -1,4 +1,4 @@
-"""Mail: who is proved to share this host's memory, who is not, and what unauthenticated leave behind."""
+"""Local peers: who is proved to share this host's memory, who is not, and what others leave behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 
 
 class Ranks(list[LocalPeers]):
-    """Mailboxes of ranks 0…, and their cards."""
+    """The `LocalPeers` of ranks 0…, and their cards."""
 
     def __init__(self, count: int, **different: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -50,7 +50,7 @@ class Ranks(list[LocalPeers]):
 
 
 @asynccontextmanager
-async def mailboxes(count: int = 2, introduced: bool = True, **different: Any) -> AsyncIterator[Ranks]:
+async def local_ranks(count: int = 2, introduced: bool = True, **different: Any) -> AsyncIterator[Ranks]:
     ranks = Ranks(count, **different)
     if introduced:
         for rank in range(count):
@@ -77,7 +77,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 class Caller:
-    """A connection to a local_peers, made by hand."""
+    """A connection to a `LocalPeers`, made by hand."""
 
     def __init__(self, name: bytes) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -109,7 +109,7 @@ class Caller:
         return heard
 
     async def refused(self) -> None:
-        """It is hung up on, without having been told anything more."""
+        """Check that the connection is ended, without another message."""
         assert await self.hear() == b""
         self.sock.close()
 
@@ -127,7 +127,7 @@ def sealed(ranks: Ranks, target: int, message: LocalMessage, said: bytes) -> byt
 
 
 async def test_everybody_meets_everybody() -> None:
-    async with mailboxes(5) as ranks:
+    async with local_ranks(5) as ranks:
         others = [set(range(5)) - {rank} for rank in range(5)]
         assert await asyncio.gather(*(one.prove(others[r]) for r, one in enumerate(ranks))) == others
         for rank, one in enumerate(ranks):
@@ -144,15 +144,15 @@ async def test_everybody_meets_everybody() -> None:
 
 
 async def test_who_is_written_to_answers() -> None:
-    async with mailboxes() as (mine, theirs):
+    async with local_ranks() as (mine, theirs):
         assert await mine.prove([1]) == {1}
         assert list(theirs.peer_segments) == [0]
         assert await theirs.prove([0]) == {0}
         assert await mine.prove([1]) == {1}
 
 
-async def test_letters_wait_until_the_cards_are_known() -> None:
-    async with mailboxes(introduced=False) as ranks:
+async def test_messages_wait_until_the_cards_are_known() -> None:
+    async with local_ranks(introduced=False) as ranks:
         ranks.introduce(0)
         proof = asyncio.ensure_future(ranks[0].prove([1]))
         assert not (await asyncio.wait([proof], timeout=0))[0]
@@ -161,9 +161,9 @@ async def test_letters_wait_until_the_cards_are_known() -> None:
 
 
 @pytest.mark.parametrize("mine", [0, 1])
-async def test_a_crowd_before_the_door_is_waited_for(mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_backlog_is_waited_for(mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BACKLOG", 10)
-    async with mailboxes(introduced=False) as ranks:
+    async with local_ranks(introduced=False) as ranks:
         crowd = []
         with pytest.raises(BlockingIOError):
             while True:
@@ -181,14 +181,14 @@ async def test_a_crowd_before_the_door_is_waited_for(mine: int, monkeypatch: pyt
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("different", [{"secret": b"other"}, {"job": "other"}, {"nonce": bytes(16)}])
 async def test_others_are_not_believed(different: dict[str, Any]) -> None:
-    async with mailboxes(**different) as (mine, theirs):
+    async with local_ranks(**different) as (mine, theirs):
         assert set().union(*await asyncio.gather(mine.prove([1]), theirs.prove([0]))) == set()
         assert not mine.peer_segments
         assert not theirs.peer_segments
 
 
 async def test_nobody_at_the_address() -> None:
-    async with mailboxes() as (mine, _theirs):
+    async with local_ranks() as (mine, _theirs):
         mine.introduce({1: {"nonce": bytes(NONCE_BYTES), "mail": b"aiodist-nobody"}})
         assert await mine.prove([1]) == set()
         assert await mine.prove([1]) == set()
@@ -196,14 +196,14 @@ async def test_nobody_at_the_address() -> None:
 
 @pytest.mark.usefixtures("no_waiting")
 async def test_one_who_never_answers() -> None:
-    async with mailboxes(introduced=False) as ranks:
+    async with local_ranks(introduced=False) as ranks:
         ranks.introduce(0)
         assert await ranks[0].prove([1]) == set()
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 100])
-async def test_descriptors_of_strangers_are_closed(count: int, pipe: tuple[int, int]) -> None:
-    async with mailboxes() as (mine, _theirs):
+async def test_descriptors_of_unauthenticated_peers_are_closed(count: int, pipe: tuple[int, int]) -> None:
+    async with local_ranks() as (mine, _theirs):
         reading, writing = pipe
         noise = [
             b"x",
@@ -224,9 +224,9 @@ async def test_descriptors_of_strangers_are_closed(count: int, pipe: tuple[int, 
 async def test_another_user_is_told_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is an unauthenticated peer to both at once, so that nobody waits: they talk over TCP."""
+    """Both sides refuse at once, so that none waits: they talk over TCP."""
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    async with mailboxes() as (mine, theirs):
+    async with local_ranks() as (mine, theirs):
         proofs = await asyncio.gather(mine.prove([1]), theirs.prove([0]))
         assert list(proofs) == [set(), set()]
         assert not mine.peer_segments and not theirs.peer_segments
@@ -241,10 +241,10 @@ async def test_another_user_is_told_nothing(
 async def test_who_looks_like_this_user_in_a_namespace_is_no_local_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where this process runs under the number of everybody whom its user namespace does not know."""
+    """This process runs under the number of all users whom its user namespace does not know."""
     monkeypatch.setattr(user, "overflow", os.geteuid)
     monkeypatch.setattr(user, "_knows_all", lambda: False)
-    async with mailboxes() as (mine, theirs):
+    async with local_ranks() as (mine, theirs):
         proofs = await asyncio.gather(mine.prove([1]), theirs.prove([0]))
         assert list(proofs) == [set(), set()]
         caller = Caller(mine.name)
@@ -252,8 +252,8 @@ async def test_who_looks_like_this_user_in_a_namespace_is_no_local_peer(
         await caller.refused()
 
 
-async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, int]) -> None:
-    async with mailboxes(9) as ranks:
+async def test_an_authenticated_message_with_the_wrong_descriptors(pipe: tuple[int, int]) -> None:
+    async with local_ranks(9) as ranks:
         mine = ranks[0]
         reading, writing = pipe
         for rank, descriptors in enumerate(([], [writing], [writing] * 3, [writing] * 4), 1):
@@ -279,9 +279,9 @@ async def test_a_friend_s_letter_with_the_wrong_things_in_it(pipe: tuple[int, in
         assert not mine.peer_segments
 
 
-async def test_a_letter_is_worth_nothing_on_another_connection() -> None:
-    """What was once said by a process of the job, word for word."""
-    async with mailboxes(3) as ranks:
+async def test_a_message_is_worth_nothing_on_another_connection() -> None:
+    """A message that a process of the job once sent, repeated."""
+    async with local_ranks(3) as ranks:
         mine = ranks[0]
         segment = Segment(PAGE, secrets.token_bytes(32))
         message = LocalMessage(1, ranks.cards[1]["nonce"], segment.nbytes, segment.arena.nonce)
@@ -305,8 +305,8 @@ async def test_a_letter_is_worth_nothing_on_another_connection() -> None:
 
 
 async def test_nothing_leaves_before_the_other_has_proved_who_it_is() -> None:
-    """Somebody else of this user listens under the name of rank 0: it hears a hello, and no more."""
-    async with mailboxes() as ranks:
+    """Another process of this user listens under the name of rank 0: it gets a hello, and no more."""
+    async with local_ranks() as ranks:
         name = b"aiodist-thief-" + secrets.token_hex(8).encode()
         with socket.socket(socket.AF_UNIX) as thief:
             thief.bind(unix_address(name))
@@ -320,14 +320,14 @@ async def test_nothing_leaves_before_the_other_has_proved_who_it_is() -> None:
                 heard = b""
                 while len(heard) < MESSAGE_BYTES:
                     heard += await asyncio.get_running_loop().sock_recv(sock, MESSAGE_BYTES)
-                await asyncio.get_running_loop().sock_sendall(sock, heard)  # its own words
+                await asyncio.get_running_loop().sock_sendall(sock, heard)  # its own message
                 data, ancillary, _, _ = await received(sock)
                 assert (data, ancillary) == (b"", [])
             assert await proof == set()
 
 
 async def received(sock: socket.socket) -> tuple[bytes, list[Any], int, Any]:
-    """What comes next, with what is beside it."""
+    """The next bytes, with what is beside them."""
     ready = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(sock.fileno(), ready.set)
@@ -336,8 +336,8 @@ async def received(sock: socket.socket) -> tuple[bytes, list[Any], int, Any]:
     return sock.recvmsg(1000, 1000)
 
 
-async def test_the_first_exchange_counts() -> None:
-    async with mailboxes() as ranks:
+async def test_the_first_handshake_counts() -> None:
+    async with local_ranks() as ranks:
         mine, _ = ranks
         assert await mine.prove([1]) == {1}
         first = mine.peer_segments[1]
@@ -352,7 +352,7 @@ async def test_of_two_who_dial_at_once_the_higher_has_its_way(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_HOLD", 0)
-    async with mailboxes() as ranks:
+    async with local_ranks() as ranks:
         proofs = {
             rank: asyncio.ensure_future(ranks[rank].prove([1 - rank], [0])) for rank in (first, 1 - first)
         }
@@ -360,18 +360,18 @@ async def test_of_two_who_dial_at_once_the_higher_has_its_way(
         assert [proofs[rank].result() for rank in (0, 1)] == [{1}, {0}]
         assert set(ranks[1]._own_lines) == {0} and set(ranks[0]._their_lines) == {1}
         assert not ranks[0]._own_lines and not ranks[1]._their_lines
-        assert not ranks[0]._exchanges
+        assert not ranks[0]._handshakes
 
 
-async def test_silent_callers_make_room_for_peer_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_callers_make_room_for_local_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_UNAUTHENTICATED", 3)
-    async with mailboxes() as ranks:
+    async with local_ranks() as ranks:
         crowd = [Caller(ranks[0].name) for _ in range(10)]
         for caller in crowd:
             caller.say(b"AIODIST")
         await crowd[0].refused()
         assert await ranks[1].prove([0]) == {0}
-        assert len(ranks[0]._exchanges) <= 4
+        assert len(ranks[0]._handshakes) <= 4
         for caller in crowd:
             caller.sock.close()
 
@@ -389,17 +389,17 @@ async def test_what_the_kernel_cannot_carry_now_is_sent_again(monkeypatch: pytes
                 raise OSError(errno.ETOOMANYREFS, "too many references")
             return int(real(self, buffers, rights, *more))
 
-    async with mailboxes() as ranks:
+    async with local_ranks() as ranks:
         monkeypatch.setattr(socket, "socket", Busy)
         assert await asyncio.gather(*(ranks[rank].prove([1 - rank]) for rank in (0, 1))) == [{1}, {0}]
         assert not refusals
 
 
 async def test_a_rank_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with mailboxes() as (mine, theirs):
+    async with local_ranks() as (mine, theirs):
 
         def none() -> None:
-            theirs._homeless = BackendUnavailable("no memory")
+            theirs._no_segment = BackendUnavailable("no memory")
 
         monkeypatch.setattr(theirs, "segment_for_others", none)
         assert await mine.prove([1]) == set()
@@ -408,8 +408,8 @@ async def test_a_rank_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
         assert not mine.peer_segments and not theirs.peer_segments
 
 
-async def test_neighbours_that_are_not_mutual_are_let_go() -> None:
-    async with mailboxes(3) as ranks:
+async def test_local_peers_that_are_not_mutual_are_released() -> None:
+    async with local_ranks(3) as ranks:
         mine = ranks[0]
         assert await mine.prove([1, 2]) == {1, 2}
         lost = mine.peer_segments[2]
@@ -422,7 +422,7 @@ async def test_neighbours_that_are_not_mutual_are_let_go() -> None:
 
 
 async def test_a_line_comes_with_the_message() -> None:
-    async with mailboxes(3) as ranks:
+    async with local_ranks(3) as ranks:
         mine, theirs, other = ranks
         proved = await asyncio.gather(theirs.prove([0, 2], [0]), other.prove([0, 1], [0, 1]))
         assert list(proved) == [{0, 2}, {0, 1}]
@@ -443,7 +443,7 @@ async def test_a_line_comes_with_the_message() -> None:
 
 
 async def test_lines_that_nobody_takes_are_closed() -> None:
-    async with mailboxes() as (mine, theirs):
+    async with local_ranks() as (mine, theirs):
         assert await theirs.prove([0], linked=[0]) == {0}
         assert await mine.prove([1]) == {1}
         assert theirs._own_lines
@@ -451,7 +451,7 @@ async def test_lines_that_nobody_takes_are_closed() -> None:
 
 
 async def test_closing_wakes_who_waits() -> None:
-    async with mailboxes(introduced=False) as ranks:
+    async with local_ranks(introduced=False) as ranks:
         ranks.introduce(0)
         proof = asyncio.ensure_future(ranks[0].prove([1]))
         await asyncio.wait([proof], timeout=0)
@@ -481,7 +481,7 @@ asyncio.run(main())
 
 async def test_two_processes() -> None:
     nonce = secrets.token_bytes(NONCE_BYTES)
-    async with mailboxes(1) as ranks:
+    async with local_ranks(1) as ranks:
         mine = ranks[0]
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", CHILD, nonce.hex()), stdin=subprocess.PIPE, stdout=subprocess.PIPE

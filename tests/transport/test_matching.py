@@ -1,4 +1,4 @@
-"""Whatever the order of sends, receives and turns of the loop: every message arrives, once, whole."""
+"""Matching, in any order of sends, receives and turns of the loop: every message arrives, once, whole."""
 
 from __future__ import annotations
 

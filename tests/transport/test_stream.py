@@ -207,7 +207,7 @@ class Poor:
 async def test_a_host_without_memory_is_not_the_peers_fault(
     number: int, sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It pauses, and goes on where it was, whatever it was to write."""
+    """The link pauses, and goes on where it was, whatever it was to write."""
     monkeypatch.setattr(writing, "AGAIN", 0.0)
     keys = (b"a" * 32, b"b" * 32)
     mine, theirs = socket.socketpair()

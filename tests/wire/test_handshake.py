@@ -165,7 +165,7 @@ def test_a_data_listener_accepts_control_links() -> None:
     ],
     ids=["job", "purpose", "secret", "no secret"],
 )
-def test_a_stranger_is_refused_and_both_hear_why(
+def test_an_unauthenticated_peer_is_refused_and_both_are_told_why(
     one: Handshake, two: Handshake, at_server: str, at_client: str
 ) -> None:
     errors = exchange(one, two)
@@ -306,7 +306,7 @@ def test_a_flipped_bit_never_gets_in(message: int, position: int, mask: int) -> 
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n", b"\x00", b"AIODISX"])
-def test_a_stranger_is_recognised_by_its_first_byte(junk: bytes) -> None:
+def test_another_protocol_is_recognised_by_its_first_byte(junk: bytes) -> None:
     two = server()
     with pytest.raises(WireError, match="does not speak aiodist"):
         two.receive(junk)

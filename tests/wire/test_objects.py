@@ -47,7 +47,7 @@ class Bomb:
 
     @classmethod
     def explode(cls) -> Bomb:
-        """What the pickle calls."""
+        """Fail: the pickle calls this."""
         cls.went_off = True
         return cls()
 
@@ -148,7 +148,7 @@ def test_everything_survives(obj: Any, allow_pickle: bool) -> None:
 
 
 def read(data: bytes) -> None:
-    """Whatever this is, no other error comes of it. (UsageError: it looks like something pickled.)"""
+    """Decode anything: no other error comes of it. (UsageError: it looks like something pickled.)"""
     with contextlib.suppress(WireError, UsageError):
         decode(data)
 

@@ -68,7 +68,7 @@ class _Visit:
 
     async def admitted(self) -> tuple[Candidate[Regroup], Regroup]:
         """Wait for a candidate to become an epoch → that, and what takes its members on from there."""
-        self._watch = await self._bell.ring()
+        self._watch = await self._bell.submit()
         self._spawn(self._read(self._watch))
         self._spawn(self._until_over())
         while True:
@@ -151,7 +151,7 @@ class _Visit:
         finally:
             if self._watch is not None:
                 await self._watch.aclose()
-            await self._bell.leave()
+            await self._bell.withdraw()
 
     async def give_up(self, error: BaseException) -> None:
         """Leave the job after joining failed, also an epoch that was decided, since nobody has its group."""

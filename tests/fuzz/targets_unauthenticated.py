@@ -1,4 +1,4 @@
-"""Fuzzed: what strangers say before there is a link, with descriptors of every kind beside it."""
+"""Fuzzed: what peers send before they are authenticated, with descriptors of every kind beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aiodist.errors import AuthenticationError, WireError
 from aiodist.shm.arena import Arena, Window
 from aiodist.transport.greeting import Greeting
-from aiodist.transport.local_handshake import Exchange
+from aiodist.transport.local_handshake import LocalHandshake
 from aiodist.transport.local_peers import LocalPeers
 from aiodist.transport.mapped import ARENA_BYTES
 from aiodist.wire.frame import HEADER, Type, pack
@@ -143,7 +143,7 @@ def open_greeting() -> Iterator[Run]:
     yield run
 
 
-def mail() -> list[bytes]:
+def local() -> list[bytes]:
     """A byte that says whose MACs are made right again, one with the descriptors, then what a caller says: a
     hello, and its segment."""
     nbytes = Arena.file_bytes(ARENA_BYTES)
@@ -164,17 +164,17 @@ def mail() -> list[bytes]:
 
 
 @contextmanager
-def open_mail() -> Iterator[Run]:
+def open_local() -> Iterator[Run]:
     cards = {1: {"nonce": A, "mail": b"nobody"}, 2: {"nonce": b"c" * 16, "mail": b"nobody"}}
 
     def run(sequence: bytes) -> str:
         before = descriptors()
         ends = Ends()
         loop: Any = ends.loop
-        box = LocalPeers(loop, 0, JOB, SECRET, B, 1 << 20)
+        peers = LocalPeers(loop, 0, JOB, SECRET, B, 1 << 20)
         given: list[int] = []
         try:
-            box.introduce(cards)
+            peers.introduce(cards)
             how, kinds = (*sequence[:2], 0, 0)[:2]
             hello, segment = sequence[2 : 2 + MESSAGE_BYTES], sequence[2 + MESSAGE_BYTES :]
             if how & 1:
@@ -182,11 +182,11 @@ def open_mail() -> Iterator[Run]:
             count = kinds & 7
             usual = (0, 3, 3, 5)  # memory, two bells, and one too many
             given = [_descriptor(usual[n] if n < 4 and kinds < 128 else kinds // 8 + n) for n in range(count)]
-            box._exchanges[exchange := Exchange(loop, ends.near, box._me, box)] = None
+            peers._handshakes[handshake := LocalHandshake(loop, ends.near, peers._me, peers)] = None
             ends.far.sendall(hello)
             loop.turn(2)
             heard = b""
-            if exchange in box._exchanges and len(hello) == MESSAGE_BYTES:
+            if handshake in peers._handshakes and len(hello) == MESSAGE_BYTES:
                 heard = ends.far.recv(1000)
                 if len(heard) != MESSAGE_BYTES:
                     raise Judgement("no answer to a hello")
@@ -197,11 +197,11 @@ def open_mail() -> Iterator[Run]:
                 ends.far.sendmsg([segment or b"x"], rights if given else [])
             loop.turn(3)
             loop.settle()
-            if box.peer_segments and not (how & 2 and heard):
-                raise Judgement("an unauthenticated peer has moved in")
-            return "" if box.peer_segments else "refused" if exchange not in box._exchanges else "waits"
+            if peers.peer_segments and not (how & 2 and heard):
+                raise Judgement("an unauthenticated peer was accepted")
+            return "" if peers.peer_segments else "refused" if handshake not in peers._handshakes else "waits"
         finally:
-            box.close()
+            peers.close()
             ends.close()
             for fd in given:
                 os.close(fd)
@@ -214,12 +214,12 @@ def open_mail() -> Iterator[Run]:
 TARGETS = [
     Target(
         "greeting",
-        "what an unauthenticated peer says and sends on a local socket",
+        "what an unauthenticated peer sends on a local socket",
         greetings,
         open_greeting,
         (WireError, AuthenticationError),
         (raw, behind),
         0.1,
     ),
-    Target("mail", "messages, with descriptors of every kind", mail, open_mail, (), (raw,), 0.2),
+    Target("local", "messages, with descriptors of every kind", local, open_local, (), (raw,), 0.2),
 ]
