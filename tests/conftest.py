@@ -38,7 +38,7 @@ for _signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, lambda *_: None)
 
-# Without one, whoever starts a group would make a secret in the segment of who runs the tests.
+# Without one, whoever starts a group would make a secret in the home of who runs the tests.
 os.environ.setdefault("AIODIST_SECRET", "of the tests, and long enough for one")
 
 # No example has a time of its own: on a busy machine any of them may be slow. What decides a landing draws

@@ -6,7 +6,7 @@ memory that each thread keeps.
 
 Where ranks compute the same reduction each for itself they must get the same bits (law 3). So a result
 depends on the operands and on which of them is left, and on nothing else: not on whether one is
-overwritten, on addresses, on how an array is cut into fragments, or on whether torch helps. The one
+overwritten, on addresses, on how an array is cut into pieces, or on whether torch helps. The one
 exception are the sign and payload of a NaN; `finish` makes them one.
 
 What the operations mean where it is not obvious:

@@ -55,7 +55,7 @@ class _Visit:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._bell = AdmissionRequest(job.store, job.uid, job.words.encode())
+        self._admission = AdmissionRequest(job.store, job.uid, job.words.encode())
         self._candidates: dict[str, Candidate[Regroup]] = {}  # by the draft's name
         self._changed = asyncio.Event()
         self._watch: Watch | None = None
@@ -68,7 +68,7 @@ class _Visit:
 
     async def admitted(self) -> tuple[Candidate[Regroup], Regroup]:
         """Wait for a candidate to become an epoch → that, and what takes its members on from there."""
-        self._watch = await self._bell.submit()
+        self._watch = await self._admission.submit()
         self._spawn(self._read(self._watch))
         self._spawn(self._until_over())
         while True:
@@ -151,7 +151,7 @@ class _Visit:
         finally:
             if self._watch is not None:
                 await self._watch.aclose()
-            await self._bell.withdraw()
+            await self._admission.withdraw()
 
     async def give_up(self, error: BaseException) -> None:
         """Leave the job after joining failed, also an epoch that was decided, since nobody has its group."""
