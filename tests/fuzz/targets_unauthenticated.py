@@ -221,5 +221,5 @@ TARGETS = [
         (raw, behind),
         0.1,
     ),
-    Target("local", "messages, with descriptors of every kind", local, open_local, (), (raw,), 0.2),
+    Target("local-peers", "messages, with descriptors of every kind", local, open_local, (), (raw,), 0.2),
 ]

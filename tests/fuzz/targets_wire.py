@@ -319,7 +319,7 @@ TARGETS = [
         (raw,),
     ),
     Target(
-        "message",
+        "local-message",
         "proofs of locality, half of them by one who knows the secret",
         local_messages,
         open_message,
