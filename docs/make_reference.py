@@ -38,8 +38,8 @@ CLASSES = {
         all_reduce broadcast reduce all_gather reduce_scatter gather scatter all_to_all
         barrier monitored_barrier send recv
         all_gather_object gather_object broadcast_object scatter_object send_object recv_object
-        coalesce empty new_group split drain issued_count abort aclose
-        rebuild shrink grow agree pending_joins newcomers_here
+        coalesce empty new_group split drain issued_count statistics abort aclose
+        check_rebuild rebuild shrink grow agree pending_joins newcomers_here
         """
     ),
     "Work": words("wait done result exception add_done_callback is_completed is_success synchronize"),

@@ -222,6 +222,9 @@ class Backend(Protocol):
             note: makes the operation of a Work and enters it in flight.
         """
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Counts, as of now, of each part of it that keeps some: see `ProcessGroup.statistics`."""
+
     def subgroup(self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False) -> Backend:
         """The backend of a new group; to be opened.
 

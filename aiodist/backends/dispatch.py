@@ -151,6 +151,10 @@ class Dispatch:
         for part in self._all:
             await part.bystand()
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """The host backend's: it knows every operation."""
+        return self._host.statistics()
+
     def subgroup(self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False) -> Backend:
         """The backend of a new group."""
         host = self._host.subgroup(context, ranks, reports)

@@ -37,8 +37,8 @@ class Averager(Protocol):
 class Rebuilder(Averager, Protocol):
     """The further methods that it needs where members may come and go."""
 
-    def _must_regroup(self) -> Any:
-        """Raise `UsageError` where members never change."""
+    def check_rebuild(self) -> None:
+        """See `ProcessGroup.check_rebuild`."""
 
     async def agree(self, flag: bool = ...) -> bool:
         """See `ProcessGroup.agree`."""
@@ -117,7 +117,7 @@ class GradientSync:
         self._elastic = elastic
         self._min_size = min_size
         if elastic:
-            self._rebuilder._must_regroup()
+            self._rebuilder.check_rebuild()
         tensors = _listed(arrays, "arrays")
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):

@@ -380,6 +380,11 @@ class GroupCore:
             self.loop.call_soon(self.break_group, gone)
         return operation
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Counts of the group and of its backend: see `ProcessGroup.statistics`."""
+        operations = {"issued": self.numbers.issued, "in_flight": len(self._flight)}
+        return {"operations": operations, **self.backend.statistics()}
+
     def work(self, call: Call, async_op: bool) -> Work[Any]:
         """Make the handle of a call."""
         return Work(self.issuer, call, async_op)

@@ -69,7 +69,6 @@ class ProcessGroup:
         self._objects = Objects(core)
         self._subgroups = Subgroups(core, type(self))
         self._changes = Changes(core)
-        self._must_regroup = self._changes.must_regroup  # for `ddp`
         core.start(self)
 
     @property
@@ -598,6 +597,22 @@ class ProcessGroup:
         """
         await self._core.aclose()
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Counts as of now, on this rank. Nothing is counted for it on the way of an operation.
+
+        Returns:
+            By part, then by name. A part that the group does not have is left out.
+
+            - `operations`: `issued` (collectives that have a number), `in_flight` (operations, of any kind).
+            - `local`, between ranks of one host: `plans` (calls that differ and are remembered),
+              `kept_exchanges`, `running`, `waiting` (for a slot or for room), `in_thread`.
+            - `segment`, of the process: `bytes` of address space, `taken_bytes`, `arrays` (of `pg.empty`,
+              views counted once), `waiting_groups`.
+            - `channels`: `running` (collectives over them), `early` (numbers that peers began before us).
+            - `links`, of the process: `outgoing`, of these `outgoing_shm`, `incoming`, `control`.
+        """
+        return self._core.statistics()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -607,6 +622,14 @@ class ProcessGroup:
         await self._core.leave(error)
 
     # ── who belongs to the job ───────────────────────────────────────────────────────────────────────
+
+    def check_rebuild(self) -> None:
+        """Refuse a group that `rebuild` refuses, before it is needed.
+
+        Raises:
+            UsageError: the group is no world, or its members never change.
+        """
+        self._changes.must_regroup()
 
     def rebuild(
         self, min_size: int = 1, admit: bool = True, *, timeout: Timeout = None

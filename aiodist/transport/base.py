@@ -294,6 +294,10 @@ class Endpoint(ABC):
     observer: Observer
     on_control: Callable[[int, ControlLink], None]
 
+    def statistics(self) -> dict[str, int]:
+        """Counts of its links now, by name; none where it keeps none."""
+        return {}
+
     @abstractmethod
     def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
         """Learn the cards of peers. Needed before dialing them, and before they are let in."""

@@ -102,6 +102,15 @@ class ChannelEndpoint(Endpoint):
 
     # Endpoint.
 
+    def statistics(self) -> dict[str, int]:
+        peers = self._peers.values()
+        return {
+            "outgoing": sum(peer.sender.link is not None for peer in peers),
+            "outgoing_shm": sum(peer.over == "shm" for peer in peers),
+            "incoming": sum(peer.receiver.link is not None for peer in peers),
+            "control": len(self._controls),
+        }
+
     def outgoing(self, rank: int) -> Outgoing:
         return self._peer(rank).sender
 

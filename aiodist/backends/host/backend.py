@@ -267,6 +267,16 @@ class HostBackend:
         """A way around `submit` for what is issued again and again, where there is one."""
         return None if self._local is None else self._local.short_way(issuer, numbers, note)
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Counts of the local engine, the shared segment, the channels and the links."""
+        hub = self.resources.hub
+        return {
+            **({} if self._local is None else {"local": self._local.statistics()}),
+            **({} if hub is None else {"segment": hub.statistics()}),
+            "channels": {"running": len(self._running), "early": len(self._early)},
+            "links": self.resources.endpoint.statistics(),
+        }
+
     def subgroup(
         self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False
     ) -> HostBackend:

@@ -234,6 +234,16 @@ class LocalGroup:
             assert self._note is not None
             exchange.operation = self._note(exchange.work)
 
+    def statistics(self) -> dict[str, int]:
+        """Counts of it as of now: see `ProcessGroup.statistics`."""
+        return {
+            "plans": len(self._plans),
+            "kept_exchanges": self._kept,
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "in_thread": len(self._in_thread),
+        }
+
     # ── going on ─────────────────────────────────────────────────────────────────────────────────────
 
     def progress(self) -> bool:

@@ -214,6 +214,15 @@ class Hub:
         self._clear_away()
         return self._heap.taken()
 
+    def statistics(self) -> dict[str, int]:
+        """Counts of the segment as of now: see `ProcessGroup.statistics`."""
+        return {
+            "bytes": self.room,
+            "taken_bytes": self.taken(),
+            "arrays": self.leases,
+            "waiting_groups": len(self.groups),
+        }
+
     def _clear_away(self, most: int = _LOOKS) -> None:
         for _ in range(min(most, len(self._left_groups))):
             group = self._left_groups.popleft()
