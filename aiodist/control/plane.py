@@ -10,6 +10,7 @@ and that the others have given up this process meanwhile, which was stopped, say
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from aiodist.control.messages import EVERYBODY, PING, Message, Say, decode
 from aiodist.control.signs import MAX_WHERE, Look, Signs
 from aiodist.control.unsaid import Unsaid
 from aiodist.errors import Tampered, WireError
+
+logger = logging.getLogger("aiodist.control")
 
 
 class Link(Protocol):
@@ -129,6 +132,9 @@ class ControlPlane:
             return
         if message.say is Say.lost and not self._draining:
             accused, believed = message.body[0], message.origin not in self.core.lost
+            logger.debug(
+                "rank %d hears of rank %d that rank %d is lost", self.core.rank, message.origin, accused
+            )
             self._hear([accused])  # its last messages, before its link is closed
             if believed and message.origin in self.core.lost and accused not in self.core.lost:
                 self._declare_losses()
@@ -299,6 +305,7 @@ class ControlPlane:
         if self._closed:  # by what was heard
             return
         silence = None if self._signs is None else self._signs.silence(rank)
+        logger.debug("rank %d gives up rank %d: %s", self.core.rank, rank, cause)
         self._forget(rank)
         self._carry_out(self.core.lose(rank, cause, silence, proven))
 

@@ -6,6 +6,7 @@ A minority that still reaches the store and a majority that does not would both 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from aiodist.membership.ballot import Ballots, Told
 from aiodist.membership.motions import Motion
 from aiodist.rendezvous.store import Store
 
+logger = logging.getLogger("aiodist.membership")
 _BACKOFF = 0.02  # seconds a rank, so that two proposers do not outbid each other for ever
 
 
@@ -107,6 +109,7 @@ class MajorityArbiter:
                         break
                     if topic in ballots.outbid:  # perhaps by this member's own promise: nobody tells that
                         await asyncio.sleep(_BACKOFF * (1 + self._rank))
+                        logger.debug("rank %d was outbid on %s, and proposes again", self._rank, topic)
                         self._tell(ballots.propose(topic, value, self._dead()))
                     else:
                         await self._news.wait()
@@ -117,6 +120,7 @@ class MajorityArbiter:
                 f"fewer than half of the {self._size} members of the epoch answer{without}",
                 hint="Another part of the job may go on; this process must not. Leave, and join anew",
             ) from None
+        logger.debug("rank %d: a majority has decided %s", self._rank, topic)
         return ballots.chosen[topic]
 
     def close(self) -> None:

@@ -292,6 +292,7 @@ class SocketEndpoint(ChannelEndpoint):
         assert isinstance(link, StreamLink)
         self._dialing.discard(peer.rank)
         peer.over = "shm" if isinstance(link, MappedLink) else "tcp"
+        _log.debug("rank %d sends to rank %d over %s", self.rank, peer.rank, peer.over)
         peer.sender.attach(link)
 
     def _unable(self, rank: int | None, error: BaseException) -> GroupBroken | None:
@@ -338,7 +339,8 @@ class SocketEndpoint(ChannelEndpoint):
                 return await self._connect(rank, purpose, way)
             except (AuthenticationError, dialing.Unanswered):
                 raise
-            except (OSError, AiodistError):
+            except (OSError, AiodistError) as error:
+                _log.debug("rank %d cannot reach rank %d over %s: %s", self.rank, rank, way, error)
                 continue
         return await self._connect(rank, purpose, ways[-1])
 

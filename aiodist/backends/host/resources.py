@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -16,6 +17,8 @@ from aiodist.backends.host.offload import Offload
 from aiodist.environment.thresholds import Thresholds
 from aiodist.net.turn import Turn
 from aiodist.transport.base import Endpoint
+
+logger = logging.getLogger("aiodist.backends.host")
 
 
 class Resources:
@@ -67,6 +70,7 @@ class Resources:
             for rank, group in enumerate(sharing)
         ]
         mine = self._hosts[self.rank]
+        logger.debug("rank %d shares memory with %s", self.rank, sorted(mine - {self.rank}) or "nobody")
         segment = self.endpoint.segment
         if len(mine) > 1 and segment is not None and limits.local and supported():
             peer_segments = {rank: self.endpoint.peer_segments[rank] for rank in mine if rank != self.rank}

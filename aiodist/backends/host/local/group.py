@@ -25,7 +25,7 @@ from aiodist.errors import GroupBroken
 from aiodist.types import Call
 from aiodist.work import Issuer, Work
 
-logger = logging.getLogger("aiodist")
+logger = logging.getLogger("aiodist.backends.host.local")
 
 _PLANS = 1024  # calls that differ, of one group, that are remembered
 _NOTHING: list[Array] = []
@@ -117,6 +117,7 @@ class LocalGroup:
             plain = call if not call.detail else replace(call, detail="", offer=0)
             plan = self._plans[key] = Plan(self.board, plain, path, self._limits, self, uneven)
             plan.makes = exchange_for(call.kind, path)
+            logger.debug("%s, %d bytes: %s", call.describe(), nbytes, path.value)
         return plan
 
     def exchange(self, plan: Plan, seq: int) -> Exchange:
