@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable
 from typing import Any
 
 from aiodist.errors import AiodistError
+from aiodist.shm.arena import NONCE_BYTES, PAGE
+from aiodist.shm.segment import HEAD, PeerSegment, Segment
+from aiodist.transport.base import FRAGMENT
+from aiodist.transport.mapped import BLOCKS
+
+BLOCKS_AT = -(-HEAD // PAGE) * PAGE
+"""Where a link's blocks may begin."""
+
+
+def shared() -> tuple[Segment, PeerSegment]:
+    """A segment with room for one link's blocks, and what a peer sees of it. Close both."""
+    segment = Segment(BLOCKS_AT + BLOCKS * FRAGMENT - PAGE, bytes(NONCE_BYTES))
+    memory, loop_bell, bulk_bell = (os.dup(fd) for fd in segment.descriptors())
+    return segment, PeerSegment(0, 0, (memory, loop_bell, bulk_bell), segment.nbytes, bytes(NONCE_BYTES))
 
 
 async def error_of(awaitable: Awaitable[Any]) -> BaseException:

@@ -14,6 +14,10 @@ import weakref
 
 from aiodist.errors import BackendUnavailable, WireError
 from aiodist.shm.arena import USABLE_LIMIT, Arena, Window
+from aiodist.shm.heap import Heap
+
+HEAD = 72 * 1024
+"""Bytes at the start of a segment that are not given out: the nonce's page, and the local engine's words."""
 
 SEGMENT_BYTES = USABLE_LIMIT
 """Bytes of a segment where nothing limits them: address space, not memory."""
@@ -35,6 +39,7 @@ class Segment:
     Attributes:
         arena: the memory.
         view: all of it, writable.
+        heap: which part of it is given out, to the local engine and to links. Used on the loop only.
         nbytes: of `view`: one page more than is usable.
         loop_bell: the eventfd that wakes the event loop. Reading it never blocks.
         bulk_bell: the one that wakes the thread for bulk work.
@@ -59,6 +64,7 @@ class Segment:
             ) from error
         self.view = self.arena.view
         self.nbytes = self.arena.nbytes
+        self.heap = Heap(HEAD, len(self.view))
         self.loop_bell, self.bulk_bell = bells
         self.arena.advise(mmap.MADV_DONTDUMP)  # core dumps need not hold it all
         _segments.add(self)

@@ -247,8 +247,6 @@ class SocketEndpoint(ChannelEndpoint):
     def kill(self) -> None:
         self._listener.close()
         self._refusals.rest()
-        if self._local_peers is not None:
-            self._local_peers.close()
         for task in tuple(self._tasks):
             if not self._loop.is_closed():
                 task.cancel()
@@ -257,6 +255,8 @@ class SocketEndpoint(ChannelEndpoint):
             link.kill()
         for greeting in tuple(self._greetings):
             greeting.close()
+        if self._local_peers is not None:
+            self._local_peers.close()  # last: links look at the segments
 
     # Dialing.
 
@@ -379,26 +379,27 @@ class SocketEndpoint(ChannelEndpoint):
         if why := greeting.why_not(self._vouched):
             raise AuthenticationError(f"another process answers as rank {rank}: {why}")
         try:
-            return await self._link(greeting, rank, purpose, dialed=True)
+            return self._link(greeting, rank, purpose, dialed=True)
         except ConnectionError as error:
             raise dialing.hung_up(rank, self.rank) from error
 
-    async def _link(
+    def _link(
         self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool
     ) -> StreamLink | SocketControl:
         """The link that a greeted connection becomes."""
         pid = greeting.peer_pid()
         if pid is not None:
             self._peer(rank).pid = pid
-        if purpose is Purpose.data and greeting.is_unix:
-            memory = await (greeting.offer_arena() if dialed else greeting.take_arena())
-            link: StreamLink = MappedLink(self._loop, greeting.release(), memory, greeting.leftover)
+        sock = greeting.release()
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if purpose is Purpose.control:
+            return self._control(sock, rank, greeting.leftover)
+        theirs = self.peer_segments.get(rank) if greeting.is_unix else None
+        memory = self.segment if dialed and theirs is not None else theirs
+        if memory is not None:
+            link: StreamLink = MappedLink(self._loop, sock, memory, greeting.leftover)
         else:
-            sock = greeting.release()
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if purpose is Purpose.control:
-                return self._control(sock, rank, greeting.leftover)
             link = StreamLink(self._loop, sock, greeting.leftover)
         self._links.add(link)
         link.on_gone = partial(self._links.discard, link)
@@ -450,8 +451,7 @@ class SocketEndpoint(ChannelEndpoint):
                 return
             if theirs.purpose is Purpose.control and self._links_of(theirs.rank) >= CONTROL_LINKS:
                 raise AuthenticationError(f"rank {theirs.rank} has {CONTROL_LINKS} control links already")
-            # Its loop may be busy before it passes its memory: it has as long as it takes.
-            link = await self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
+            link = self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
             if isinstance(link, SocketControl):
                 self.on_control(theirs.rank, link)
             elif peer.ended or peer.receiver.link is not None:

@@ -1,28 +1,23 @@
-"""Opening a connection: the handshake over a raw socket, and the arena behind it for links over memory.
+"""Opening a connection: the handshake over a raw socket.
 
-Everything here runs before the peer is known, under the caller's deadline: what is read is bounded by
-the handshake's own limits plus one frame, and every descriptor that an unauthenticated peer sends is closed.
+Everything here runs before the peer is known, under the caller's deadline: what is read is bounded by the
+handshake's own limits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from typing import cast
 
 from aiodist.environment import Tls
 from aiodist.errors import AiodistError, WireError
-from aiodist.net.descriptors import receive
 from aiodist.net.local_socket import credentials
 from aiodist.net.records import RecordSocket
 from aiodist.net.refusals import address_of
 from aiodist.net.sealed import SealedSocket
 from aiodist.net.secure import SecureSocket
 from aiodist.net.users import why_not
-from aiodist.shm.arena import NONCE_BYTES, Arena, Window
-from aiodist.transport.mapped import ARENA_BYTES
-from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
 from aiodist.wire.handshake import Handshake, Identity
 
 _READ = 4096
@@ -48,7 +43,6 @@ class Greeting:
         self.is_unix = sock.family == socket.AF_UNIX
         self.peer_address = address_of(sock)
         self._keys = (b"", b"")
-        self._fds: list[int] = []
         self._watched = -1
 
     async def secure(self, tls: Tls, *, is_server: bool) -> bytes:
@@ -89,44 +83,6 @@ class Greeting:
         assert handshake.peer is not None
         return handshake.peer
 
-    async def offer_arena(self) -> Arena:
-        """Pass an arena, and have the peer prove that it reads it (the sender's side).
-
-        Raises:
-            WireError: it does not.
-            OSError: no memory, or the connection broke.
-        """
-        arena = Arena(ARENA_BYTES, os.urandom(NONCE_BYTES))
-        try:
-            assert isinstance(self._sock, socket.socket)
-            socket.send_fds(self._sock, [pack(Type.ARENA, word=arena.nbytes)], [arena.fd])
-            arena.close_fd()
-            frame = await self._frame()
-            if frame.type != Type.ARENA or frame.signature != arena.nonce:
-                raise WireError("the peer does not see this process's memory")
-        except BaseException:
-            arena.close()
-            raise
-        return arena
-
-    async def take_arena(self) -> Window:
-        """Take the arena that the sender passes by `offer_arena`.
-
-        Raises:
-            WireError: what came is no arena.
-        """
-        frame = await self._frame()
-        if frame.type != Type.ARENA or frame.word != Arena.file_bytes(ARENA_BYTES) or len(self._fds) != 1:
-            raise WireError("a local connection that does not begin with an arena")
-        window = Window(self._fds[0], frame.word)
-        try:
-            self._close_fds()
-            await self._send(pack(Type.ARENA, signature=window.nonce))
-        except BaseException:
-            window.close()
-            raise
-        return window
-
     def why_not(self, vouched: bool) -> str:
         """The kernel's objection to the process at the other end: see `users.why_not`."""
         assert self._sock is not None
@@ -145,7 +101,6 @@ class Greeting:
         sock: socket.socket | RecordSocket | None
         sock, self._sock = self._sock, None
         assert sock is not None
-        self._close_fds()
         if isinstance(sock, socket.socket) and not self.is_unix and self._keys[0]:
             sock, self.leftover = SealedSocket(sock, self._keys, self.leftover), b""
         return cast("socket.socket", sock)
@@ -153,16 +108,9 @@ class Greeting:
     def close(self) -> None:
         """Close what was not released. May be called twice."""
         self._unwatch()
-        self._close_fds()
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-
-    async def _frame(self) -> Frame:
-        while len(self.leftover) < HEADER:
-            self.leftover += await self._receive()
-        frame, self.leftover = parse(self.leftover), self.leftover[HEADER:]
-        return frame
 
     async def _send(self, data: bytes) -> None:
         # A few hundred bytes on a fresh connection always fit.
@@ -175,15 +123,9 @@ class Greeting:
         if not (isinstance(sock, SecureSocket) and sock.pending()):
             await self._readable(sock)
         try:
-            if isinstance(sock, SecureSocket) or not self.is_unix:
-                data = sock.recv(_READ)
-            else:
-                data, descriptors = receive(sock, _READ, 1)
-                self._fds += descriptors
+            data = sock.recv(_READ)  # the kernel closes descriptors that came beside it
         except BlockingIOError:
             return b""
-        if len(self._fds) > 1:
-            raise WireError("more than one file descriptor came with a handshake")
         if not data:
             raise ConnectionResetError("it closed the connection during the handshake")
         return data
@@ -202,10 +144,6 @@ class Greeting:
         watched, self._watched = self._watched, -1
         if watched >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(watched)
-
-    def _close_fds(self) -> None:
-        while self._fds:
-            os.close(self._fds.pop())
 
 
 def _wake(future: asyncio.Future[None]) -> None:

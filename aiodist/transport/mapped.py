@@ -1,8 +1,12 @@
-"""Links between processes of one host: headers over a Unix socket, bulk through the sender's arena.
+"""Links between processes of one host: headers over a Unix socket, bulk through the sender's shared segment.
 
-A fragment is copied into a free block of an arena that the receiver has mapped read-only; the frame
-says where. The receiver reads it there, straight into its sink, and gives the block back. So a rank
+A fragment is copied into a free block of the sender's segment, which the receiver has mapped read-only; the
+frame says where. The receiver reads it there, straight into its sink, and gives the block back. So a rank
 writes its own memory only, and one that is out of blocks waits as it would for a full socket.
+
+A link takes its blocks with the first fragment that needs one, and says where they begin. It gives them back
+when it ends, if the receiver has given back all; else they stay taken until the segment is closed, because
+the receiver may still read them.
 """
 
 from __future__ import annotations
@@ -11,29 +15,28 @@ import asyncio
 import socket
 
 from aiodist.errors import WireError
-from aiodist.shm.arena import PAGE, Arena, Window
+from aiodist.shm.arena import PAGE
 from aiodist.shm.blocks import BlockPool
+from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import FRAGMENT, Key
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import Frame, Type, pack, payload_bytes
 
 BLOCKS = 8
-"""Blocks of FRAGMENT bytes in a link's arena."""
+"""Blocks of FRAGMENT bytes of a link."""
 
 INLINE = 4 * 1024
 """Bytes of the largest fragment that goes over the socket: a block costs more than the copy."""
 
-ARENA_BYTES = BLOCKS * FRAGMENT
-
 _RELEASE_AT = 2  # blocks given back at a time, so that sender and receiver copy at the same time
-_DATA, _MAPPED, _RELEASE = int(Type.DATA), int(Type.MAPPED), int(Type.RELEASE)
+_DATA, _MAPPED, _RELEASE, _BLOCKS = int(Type.DATA), int(Type.MAPPED), int(Type.RELEASE), int(Type.BLOCKS)
 
 
 class MappedLink(StreamLink):
-    """A link over a Unix socket and one arena, both of which it owns.
+    """A link over a Unix socket, which it owns, and a shared segment, which it does not.
 
     Args:
-        memory: at the sending end its `Arena`, of ARENA_BYTES; at the receiving end the `Window` on it.
+        memory: at the sending end this process's segment; at the receiving end the peer's.
     """
 
     fragment = FRAGMENT
@@ -42,13 +45,15 @@ class MappedLink(StreamLink):
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        memory: Arena | Window,
+        memory: Segment | PeerSegment,
         leftover: bytes = b"",
     ) -> None:
         super().__init__(loop, sock, leftover)
-        self._memory = memory
+        self._memory: Segment | PeerSegment | None = memory
         self._view = memory.view
-        self._pool = BlockPool(BLOCKS) if isinstance(memory, Arena) else None
+        self._sends = isinstance(memory, Segment)
+        self._pool: BlockPool | None = None  # once blocks are taken
+        self._blocks_at = 0  # where they begin
         self._starved = False  # room is False for want of a block
         self._to_release = 0
 
@@ -65,9 +70,11 @@ class MappedLink(StreamLink):
     ) -> bool:
         nbytes = len(payload)
         pool = self._pool
+        if nbytes > INLINE and pool is None:
+            pool = self._take_blocks()
         if nbytes <= INLINE or pool is None:
             return super().write(key, payload, offset, total, signature)
-        at = PAGE + pool.take() * FRAGMENT
+        at = self._blocks_at + pool.take() * FRAGMENT
         self._view[at : at + nbytes] = payload
         self.post(
             pack(_MAPPED, *key, nbytes=nbytes, offset=offset, total=total, word=at, signature=signature)
@@ -77,6 +84,18 @@ class MappedLink(StreamLink):
             self.room = False
         return True
 
+    def _take_blocks(self) -> BlockPool | None:
+        """Take the blocks, and say where they begin; None where the segment has no room for them now."""
+        if not isinstance(self._memory, Segment):
+            return None
+        try:
+            self._blocks_at = self._memory.heap.take(BLOCKS * FRAGMENT, PAGE)
+        except MemoryError:
+            return None  # this fragment goes over the socket; the next one asks again
+        self.post(pack(_BLOCKS, word=self._blocks_at))
+        self._pool = BlockPool(BLOCKS)
+        return self._pool
+
     def _make_room(self) -> None:
         if self._to_release:
             self._give_back()
@@ -85,7 +104,7 @@ class MappedLink(StreamLink):
 
     def _released(self, blocks: int) -> None:
         if self._pool is None:
-            raise WireError("a RELEASE frame from a sender")
+            raise WireError("a RELEASE frame, and no block was taken")
         self._pool.release(blocks)
         if self._starved:
             self._starved = False
@@ -100,17 +119,28 @@ class MappedLink(StreamLink):
         kind = frame.type
         if kind == _RELEASE:
             self._released(frame.word)
+        elif kind == _BLOCKS:
+            self._learn_blocks(frame.word)
         elif kind == _MAPPED:
             self._mapped(frame)
         else:
             super()._dispatch(frame, payload)
 
+    def _learn_blocks(self, at: int) -> None:
+        """Note where the sender's blocks begin."""
+        if self._sends or self._blocks_at:
+            raise WireError("a BLOCKS frame that is not the first, or from a receiver")
+        if at < PAGE or at % PAGE or at + BLOCKS * FRAGMENT > len(self._view):
+            raise WireError(f"blocks at {at} of a segment of {len(self._view)} bytes")
+        self._blocks_at = at
+
     def _mapped(self, frame: Frame) -> None:
-        block, rest = divmod(frame.word - PAGE, FRAGMENT)
-        if self._pool is not None or rest or not 0 <= block < BLOCKS or frame.nbytes > FRAGMENT:
-            raise WireError(f"a fragment of {frame.nbytes} bytes at {frame.word} of the arena")
+        block, rest = divmod(frame.word - self._blocks_at, FRAGMENT)
+        outside = rest or not 0 <= block < BLOCKS or frame.nbytes > FRAGMENT
+        if self._sends or not self._blocks_at or outside:
+            raise WireError(f"a fragment of {frame.nbytes} bytes at {frame.word} of the segment")
         if self._to_release >> block & 1:
-            raise WireError(f"a fragment in block {block} of the arena, which was not given back yet")
+            raise WireError(f"a fragment in block {block}, which was not given back yet")
         payload = self._view[frame.word : frame.word + frame.nbytes]
         try:
             super()._dispatch(Frame(_DATA, *frame[1:]), payload)
@@ -135,5 +165,7 @@ class MappedLink(StreamLink):
 
     def _release(self) -> None:
         super()._release()
-        self._view = memoryview(b"")
-        self._memory.close()
+        memory, self._memory, self._view = self._memory, None, memoryview(b"")
+        if self._pool is not None and len(self._pool) == BLOCKS and isinstance(memory, Segment):
+            memory.heap.free(self._blocks_at)
+        self._pool = None

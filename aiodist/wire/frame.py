@@ -46,18 +46,18 @@ assert _HEADER.size == HEADER
 class Type(enum.IntEnum):
     """The kind of a frame.
 
-    The sender of a channel says EAGER, OFFER, DATA, MAPPED, ARENA; the receiver READY, CREDIT, RELEASE,
-    ARENA; both say GOODBYE.
+    The sender of a channel says EAGER, OFFER, DATA, MAPPED, BLOCKS; the receiver READY, CREDIT, RELEASE; both
+    say GOODBYE.
     """
 
     EAGER = 1  # a whole message; the receiver may have no place for it yet
     OFFER = 2  # a message of `total` bytes waits for READY
     READY = 3  # there is a place for the message, of `total` bytes
     DATA = 4  # a fragment of a message that is READY
-    MAPPED = 5  # the same, but the bytes lie in the sender's arena at `word`; no payload
+    MAPPED = 5  # the same, but the bytes lie in the sender's segment at `word`; no payload
     CREDIT = 6  # `word` bytes of the context's eager budget are free again
-    RELEASE = 7  # the arena blocks in the bit set `word` are free again
-    ARENA = 8  # sender: an arena of `word` bytes comes with this frame; receiver: its nonce, as signature
+    RELEASE = 7  # the blocks in the bit set `word` are free again
+    BLOCKS = 8  # the sender's blocks begin at `word` of its segment; once, before the first MAPPED
     GOODBYE = 9  # nothing follows; this end is closed on purpose
 
 
@@ -77,8 +77,8 @@ class Frame(NamedTuple):
         nbytes: payload bytes that follow the header.
         offset: of the payload in its message.
         total: bytes of the whole message; for CREDIT those that are free again in all contexts together.
-        word: for MAPPED the offset in the arena, for CREDIT bytes, for RELEASE a bit set of blocks, for
-            ARENA its size, for READY and OFFER a `Word`.
+        word: for MAPPED the offset in the segment, for CREDIT bytes, for RELEASE a bit set of blocks, for
+            BLOCKS their offset in the segment, for READY and OFFER a `Word`.
         signature: 32 bytes; given with EAGER, OFFER, DATA and MAPPED.
     """
 
@@ -97,7 +97,7 @@ class Frame(NamedTuple):
 _EAGER, _OFFER, _READY, _DATA, _MAPPED = Type.EAGER, Type.OFFER, Type.READY, Type.DATA, Type.MAPPED
 _TYPES = frozenset(int(kind) for kind in Type)
 _WITHOUT_PAYLOAD = frozenset(
-    int(kind) for kind in (Type.OFFER, Type.READY, Type.CREDIT, Type.RELEASE, Type.ARENA, Type.GOODBYE)
+    int(kind) for kind in (Type.OFFER, Type.READY, Type.CREDIT, Type.RELEASE, Type.BLOCKS, Type.GOODBYE)
 )
 
 

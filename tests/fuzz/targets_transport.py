@@ -1,4 +1,4 @@
-"""Fuzzed: data links, from frames on a socket or in an arena to receives and sends."""
+"""Fuzzed: data links, from frames on a socket or in shared memory to receives and sends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from aiodist.errors import Tampered, WireError
-from aiodist.shm.arena import PAGE, Arena, Window
+from aiodist.shm.heap import Heap
 from aiodist.transport.base import FRAGMENT, Fold, Into, Key
-from aiodist.transport.mapped import ARENA_BYTES, MappedLink
+from aiodist.transport.mapped import MappedLink
 from aiodist.transport.receiving import Receiver
 from aiodist.transport.sending import Sender
 from aiodist.transport.stream import StreamLink
@@ -21,6 +21,7 @@ from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.mutate import headers, raw
 from tests.fuzz.target import Run, Target
 from tests.fuzz.targets_wire import SIGNATURE
+from tests.helpers import BLOCKS_AT, shared
 
 LIVE, RETIRED, CANCELLED = 7, 8, 9
 SMALL, BIG, FOLDED, HUGE = 64, 20_000, 24_000, FRAGMENT + 4096
@@ -118,15 +119,15 @@ def mapped() -> list[bytes]:
     big, folded = Key(LIVE, 0, 1, 0), Key(LIVE, 0, 2, 0)
 
     def at(key: Key, block: int, nbytes: int, total: int, offset: int = 0) -> bytes:
-        word = PAGE + block * FRAGMENT
+        word = BLOCKS_AT + block * FRAGMENT
         return pack(
             Type.MAPPED, *key, nbytes=nbytes, offset=offset, total=total, word=word, signature=SIGNATURE
         )
 
-    goodbye = pack(Type.GOODBYE)
+    goodbye, blocks = pack(Type.GOODBYE), pack(Type.BLOCKS, word=BLOCKS_AT)
     return [
-        at(big, 0, 16_000, BIG) + at(big, 7, 4000, BIG, 16_000) + goodbye,
-        at(folded, 3, FOLDED, FOLDED) + eager(Key(LIVE, 3, 0, 0), b"hello") + goodbye,
+        blocks + at(big, 0, 16_000, BIG) + at(big, 7, 4000, BIG, 16_000) + goodbye,
+        blocks + at(folded, 3, FOLDED, FOLDED) + eager(Key(LIVE, 3, 0, 0), b"hello") + goodbye,
         *sent(False)[:5],
     ]
 
@@ -287,14 +288,14 @@ def open_stream() -> Iterator[Run]:
 
 @contextmanager
 def open_mapped() -> Iterator[Run]:
-    arena = Arena(ARENA_BYTES, b"n" * 32)
+    segment, peer = shared()
 
     def run(sequence: bytes) -> str:
         ends = Ends()
         try:
             receiver = Receiver(1, _arrived, ends.on_end)
             posted = Posted(receiver, False)
-            link = MappedLink(ends.loop, ends.near, Window(arena.fd, arena.nbytes))  # type: ignore[arg-type]
+            link = MappedLink(ends.loop, ends.near, peer)  # type: ignore[arg-type]
             receiver.attach(link)
             ends.feed(sequence)
             posted.check()
@@ -306,7 +307,8 @@ def open_mapped() -> Iterator[Run]:
     try:
         yield run
     finally:
-        arena.close()
+        peer.close()
+        segment.close()
 
 
 # ── the sending end ──────────────────────────────────────────────────────────────────────────────────
@@ -328,19 +330,23 @@ def asked() -> list[bytes]:
     ]
 
 
-def open_sender(shared: bool) -> Open:
+def open_sender(mapped: bool) -> Open:
     """A channel with messages that wait, over a plain link or one over shared memory."""
 
     @contextmanager
     def opened() -> Iterator[Run]:
+        memory = shared() if mapped else ()
+
         def run(sequence: bytes) -> str:
             ends = Ends()
             finished: list[int] = []
+            if memory:  # what the link before has not given back
+                memory[0].heap = Heap(BLOCKS_AT, len(memory[0].view))
             try:
                 sender = Sender(1, lambda _rank: None, ends.on_end)
                 link = (
-                    MappedLink(ends.loop, ends.near, Arena(ARENA_BYTES, b"n" * 32))  # type: ignore[arg-type]
-                    if shared
+                    MappedLink(ends.loop, ends.near, memory[0])  # type: ignore[arg-type]
+                    if memory
                     else StreamLink(ends.loop, ends.near)  # type: ignore[arg-type]
                 )
                 sender.attach(link)
@@ -361,7 +367,11 @@ def open_sender(shared: bool) -> Open:
             finally:
                 ends.close()
 
-        yield run
+        try:
+            yield run
+        finally:
+            for one in memory:
+                one.close()
 
     return opened
 

@@ -14,11 +14,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from aiodist.errors import AuthenticationError, WireError
-from aiodist.shm.arena import Arena, Window
+from aiodist.shm.arena import Arena
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.local_handshake import LocalHandshake
 from aiodist.transport.local_peers import LocalPeers
-from aiodist.transport.mapped import ARENA_BYTES
 from aiodist.wire.frame import HEADER, Type, pack
 from aiodist.wire.handshake import Handshake
 from aiodist.wire.local_message import MESSAGE_BYTES, LocalMessage, seal
@@ -28,12 +27,15 @@ from tests.fuzz.target import Run, Target
 from tests.fuzz.targets_transport import Ends
 from tests.fuzz.targets_wire import JOB, SECRET, A, B, _identity, conversations, resealed
 
+NBYTES = 2 << 20
+"""Usable bytes of the memory that a peer passes."""
+
 # ── a local connection ───────────────────────────────────────────────────────────────────────────────
 
 
 def greetings() -> list[bytes]:
-    """A byte that says how many descriptors come with it, then a handshake and what opens a local link."""
-    opening = pack(Type.ARENA, word=Arena.file_bytes(ARENA_BYTES))
+    """A byte that says how many descriptors come with it, then a handshake and a first frame."""
+    opening = pack(Type.BLOCKS, word=1 << 20)
     made = []
     for talk in conversations(0)[::4]:
         said = talk[1:]
@@ -71,7 +73,7 @@ def _descriptor(kind: int) -> int:
 
 
 def _arena() -> Any:
-    arena = Arena(ARENA_BYTES, b"n" * 32)
+    arena = Arena(NBYTES, b"n" * 32)
     fd = os.dup(arena.fd)
     arena.close()
     arena.fd = fd
@@ -80,25 +82,23 @@ def _arena() -> Any:
 
 def _unsealed() -> int:
     fd = os.memfd_create("fuzz", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, Arena.file_bytes(ARENA_BYTES))
+    os.ftruncate(fd, Arena.file_bytes(NBYTES))
     fcntl.fcntl(fd, 1033, 0x2)  # it may not shrink, but be written
     return fd
 
 
 @contextmanager
 def open_greeting() -> Iterator[Run]:
-    opening = Arena.file_bytes(ARENA_BYTES)
-
     def run(sequence: bytes) -> str:
         before = descriptors()
         ends = Ends()
         greeting = Greeting(ends.loop, ends.near)  # type: ignore[arg-type]
-        window: Window | None = None
+        through = False
 
         async def greet() -> None:
-            nonlocal window
+            nonlocal through
             await greeting.shake(Handshake.server(_identity(rank=0), SECRET, B))
-            window = await greeting.take_arena()
+            through = True
 
         task = greet()
         how, rest = sequence[:1], sequence[1:]
@@ -124,8 +124,8 @@ def open_greeting() -> Iterator[Run]:
                     ends.far.sendmsg([rest[at : at + step]], rights if given and last else [])
                     at += step
                 ends.loop.turn()
-            if window is None or window.nbytes != opening:
-                raise Judgement("a link without an arena")
+            if not through:
+                raise Judgement("a handshake that has no end")
             return ""
         except ConnectionResetError:
             return "hung up"
@@ -133,8 +133,6 @@ def open_greeting() -> Iterator[Run]:
             task.close()
             greeting.close()
             ends.close()
-            if window is not None:
-                window.close()
             for fd in given:
                 os.close(fd)
             if descriptors() - before:
@@ -146,7 +144,7 @@ def open_greeting() -> Iterator[Run]:
 def local() -> list[bytes]:
     """A byte that says whose MACs are made right again, one with the descriptors, then what a caller says: a
     hello, and its segment."""
-    nbytes = Arena.file_bytes(ARENA_BYTES)
+    nbytes = Arena.file_bytes(NBYTES)
     segments = [
         LocalMessage(1, A, nbytes, b"n" * 32),
         LocalMessage(1, A, nbytes, b"n" * 32, linked=True),

@@ -42,8 +42,7 @@ def frames() -> list[bytes]:
         pack(T.MAPPED, *key, nbytes=4096, offset=4096, total=1 << 20, word=4096, signature=SIGNATURE),
         pack(T.CREDIT, 7, word=16384),
         pack(T.RELEASE, word=3),
-        pack(T.ARENA, word=1 << 21),
-        pack(T.ARENA, signature=SIGNATURE),
+        pack(T.BLOCKS, word=1 << 21),
         pack(T.GOODBYE),
     ]
     return [*one, b"".join(one)]

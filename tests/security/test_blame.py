@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -16,18 +14,15 @@ import pytest
 from aiodist.environment import Tls
 from aiodist.errors import Evicted, PeerLost
 from aiodist.group import ProcessGroup
-from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, available
+from aiodist.shm.arena import PAGE, available
 from aiodist.testing import spmd
 from aiodist.testing.channel_pair import Pair, Recorder
 from aiodist.transport import EAGER_MESSAGE, FRAGMENT, Fold, Into, Key, SocketEndpoint
-from aiodist.transport.greeting import Greeting
-from aiodist.transport.listening import unix_address
-from aiodist.transport.mapped import ARENA_BYTES
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.peers import ChannelEndpoint
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Type, pack
-from aiodist.wire.handshake import Handshake, Identity, Purpose
+from tests.helpers import BLOCKS_AT
 
 VICTIM, CULPRIT, BYSTANDER = range(3)
 LINKS = ["memory", "tcp", "tls", *(["shm"] if available() else [])]
@@ -176,13 +171,14 @@ AS_SENDER = NONSENSE | {
     "an offer with bytes": Case([frame(Type.OFFER, NOBODYS, 8)], "a OFFER frame with a payload"),
     "READY": Case([frame(Type.READY, OFFERED, total=LARGE)], "a READY frame from a sender"),
     "CREDIT": Case([frame(Type.CREDIT, NOBODYS, word=8)], "a CREDIT frame from a sender"),
-    "RELEASE": Case([frame(Type.RELEASE, word=1)], "a RELEASE frame from a sender"),
-    "ARENA": Case([frame(Type.ARENA, word=1 << 20)], "a ARENA frame from a sender"),
+    "RELEASE": Case([frame(Type.RELEASE, word=1)], "a RELEASE frame"),
+    "blocks where there is no memory": Case([frame(Type.BLOCKS, word=1 << 20)], "a BLOCKS frame", STREAMS),
+    "blocks twice": Case([frame(Type.BLOCKS, word=1 << 20)], "a BLOCKS frame that is not the first", MAPPED),
     "GOODBYE with bytes": Case([frame(Type.GOODBYE, NOBODYS, 8)], "a GOODBYE frame with a payload"),
     "memory that is not shared": Case(
         [frame(Type.MAPPED, INTO, 64, total=LARGE, word=PAGE)], "a MAPPED frame", STREAMS
     ),
-    "memory outside the arena": Case(
+    "memory outside the blocks": Case(
         [frame(Type.MAPPED, INTO, 64, total=LARGE, word=1 << 40)], "a fragment of 64 bytes at", MAPPED
     ),
     "more memory than a block": Case(
@@ -191,7 +187,9 @@ AS_SENDER = NONSENSE | {
         MAPPED,
     ),
     "memory that nobody asked for": Case(
-        [frame(Type.MAPPED, NOBODYS, 64, word=PAGE)], "bytes of a message that was not asked for", MAPPED
+        [frame(Type.MAPPED, NOBODYS, 64, word=BLOCKS_AT)],
+        "bytes of a message that was not asked for",
+        MAPPED,
     ),
     "memory of nothing": Case([frame(Type.MAPPED, INTO, 0, total=LARGE, word=PAGE)], "without bytes", MAPPED),
 }
@@ -200,12 +198,10 @@ AS_RECEIVER = NONSENSE | {
     "OFFER": Case([frame(Type.OFFER, NOBODYS, total=SMALL)], "a OFFER frame from a receiver"),
     "DATA": Case([frame(Type.DATA, OFFERED, SMALL)], "a DATA frame from a receiver"),
     "much DATA": Case([frame(Type.DATA, OFFERED, LARGE)], "a DATA frame from a receiver"),
-    "ARENA": Case([frame(Type.ARENA, word=1 << 20)], "a ARENA frame from a receiver"),
+    "BLOCKS": Case([frame(Type.BLOCKS, word=1 << 20)], "a BLOCKS frame"),
     "READY with bytes": Case([frame(Type.READY, OFFERED, 8)], "a READY frame with a payload"),
     "CREDIT with bytes": Case([frame(Type.CREDIT, NOBODYS, 8)], "a CREDIT frame with a payload"),
-    "a block without an arena": Case(
-        [frame(Type.RELEASE, word=1)], "a RELEASE frame from a receiver", STREAMS
-    ),
+    "a block without memory": Case([frame(Type.RELEASE, word=1)], "a RELEASE frame from a receiver", STREAMS),
     "a block that is not out": Case([frame(Type.RELEASE, word=1 << 7)], "blocks 0x80 released", MAPPED),
     "no block": Case([frame(Type.RELEASE)], "blocks 0x0 released", MAPPED),
     "memory": Case([frame(Type.MAPPED, OFFERED, 64, word=PAGE)], "a MAPPED frame|a fragment of 64 bytes at"),
@@ -239,6 +235,8 @@ async def opened(link: str, tls: Tls | None) -> AsyncIterator[list[Any]]:
     for one in made:
         one.observer = Recorder()
         one.introduce({rank: other.card for rank, other in enumerate(made)})
+    if link == "shm":
+        await asyncio.gather(*(one.prove_local(range(3)) for one in made))
     try:
         yield made
     finally:
@@ -290,58 +288,3 @@ async def test_the_culprit_is_blamed(
         assert observer.in_time, "the culprit could hear of it first, and accuse the victim"
         await Pair(made[VICTIM], made[BYSTANDER]).passes(Key(5, 0, 0, 0), FRAGMENT)
         await Pair(made[BYSTANDER], made[VICTIM]).passes(Key(6, 0, 0, 0), FRAGMENT)
-
-
-# ── memory that is none ──────────────────────────────────────────────────────────────────────────────
-
-
-def unsealed() -> int:
-    fd = os.memfd_create("no arena")
-    os.ftruncate(fd, Arena.file_bytes(ARENA_BYTES))
-    return fd
-
-
-def write_only() -> int:
-    """An arena that its reader may not read: mapping it looks as if this host forbade it."""
-    arena = Arena(ARENA_BYTES, bytes(NONCE_BYTES))
-    try:
-        return os.open(f"/proc/self/fd/{arena.fd}", os.O_WRONLY)
-    finally:
-        arena.close()
-
-
-OPENING = pack(Type.ARENA, word=PAGE + ARENA_BYTES)
-ARENAS: dict[str, tuple[bytes, Callable[[], int] | None, str]] = {
-    "no memory": (OPENING, None, "does not begin with an arena"),
-    "another size": (pack(Type.ARENA, word=1 << 40), unsealed, "does not begin with an arena"),
-    "another frame": (pack(Type.OFFER, total=8), unsealed, "does not begin with an arena"),
-    "no frame": (b"\xff" * HEADER, unsealed, "a frame of unknown type"),
-    "not sealed": (OPENING, unsealed, "an arena that is not sealed"),
-    "not readable": (OPENING, write_only, "an arena that cannot be mapped"),
-    "no file": (OPENING, lambda: os.eventfd(0), "an arena of"),
-}
-
-
-@pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
-@pytest.mark.parametrize("opening", ARENAS)
-async def test_memory_that_is_none(opening: str) -> None:
-    """Offered by a rank that has proved who it is: it is given up, and nothing of the victim is blamed."""
-    words, make, cause = ARENAS[opening]
-    loop = asyncio.get_running_loop()
-    async with opened("shm", None) as made:
-        victim, culprit = made[VICTIM], made[CULPRIT]
-        sock = socket.socket(socket.AF_UNIX)
-        sock.setblocking(False)
-        sock.connect(unix_address(victim.card["unix"]))
-        greeting = Greeting(loop, sock)
-        mine = Identity("job", Purpose.data, CULPRIT, culprit.card["nonce"])
-        await greeting.shake(Handshake.client(mine, b"secret", bytes(16)))
-        fds = [] if make is None else [make()]
-        socket.send_fds(sock, [words], fds)
-        for fd in fds:
-            os.close(fd)
-        await victim.observer.until(lambda: bool(victim.observer.losses))
-        ((rank, said),) = victim.observer.losses
-        assert rank == CULPRIT and said.startswith("protocol error: ") and cause in said
-        greeting.close()
-        await Pair(made[VICTIM], made[BYSTANDER]).passes(Key(5, 0, 0, 0), FRAGMENT)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from aiodist.shm.arena import NONCE_BYTES, PAGE, Arena, Window, available
+from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import EAGER_MESSAGE, FRAGMENT
-from aiodist.transport.mapped import ARENA_BYTES, BLOCKS, MappedLink
+from aiodist.transport.mapped import BLOCKS, MappedLink
 from aiodist.transport.receiving import Receiver
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, Type, pack, parse
+from tests.helpers import BLOCKS_AT, shared
 
 GONE = 7  # a group that was closed: what still comes for it is read and dropped
 ROUNDS = 20_000
@@ -46,35 +48,39 @@ class Victim:
 
 
 @asynccontextmanager
-async def victim(shared: bool) -> AsyncIterator[Victim]:
+async def victim(mapped: bool) -> AsyncIterator[Victim]:
     mine, theirs = socket.socketpair()
     for sock in (mine, theirs):
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     loop = asyncio.get_running_loop()
-    if shared:
-        arena = Arena(ARENA_BYTES, bytes(NONCE_BYTES))
-        link: StreamLink = MappedLink(loop, mine, Window(arena.fd, arena.nbytes))
-        arena.close()
-    else:
-        link = StreamLink(loop, mine)
-    one = Victim(link, theirs)
-    try:
-        yield one
-    finally:
-        one.receiver.kill()
-        theirs.close()
+    with contextlib.ExitStack() as stack:
+        if mapped:
+            segment, peer = shared()
+            stack.callback(segment.close)
+            stack.callback(peer.close)
+            link: StreamLink = MappedLink(loop, mine, peer)
+        else:
+            link = StreamLink(loop, mine)
+        one = Victim(link, theirs)
+        try:
+            if mapped:
+                await one.take(pack(Type.BLOCKS, word=BLOCKS_AT))
+            yield one
+        finally:
+            one.receiver.kill()
+            theirs.close()
 
 
-def mapped(block: int) -> bytes:
-    return pack(Type.MAPPED, GONE, nbytes=FRAGMENT, total=FRAGMENT, word=PAGE + block * FRAGMENT)
+def fragment(block: int) -> bytes:
+    return pack(Type.MAPPED, GONE, nbytes=FRAGMENT, total=FRAGMENT, word=BLOCKS_AT + block * FRAGMENT)
 
 
 @pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
-async def test_blocks_of_an_arena_that_are_used_before_they_were_given_back() -> None:
-    async with victim(shared=True) as one:
+async def test_blocks_that_are_used_before_they_were_given_back() -> None:
+    async with victim(mapped=True) as one:
         for number in range(ROUNDS):
-            await one.take(mapped(number % BLOCKS))
+            await one.take(fragment(number % BLOCKS))
             assert one.waits() <= HEADER
             if one.ends:
                 break
@@ -83,13 +89,13 @@ async def test_blocks_of_an_arena_that_are_used_before_they_were_given_back() ->
 
 @pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
 async def test_blocks_come_back_once_the_peer_reads() -> None:
-    async with victim(shared=True) as one:
+    async with victim(mapped=True) as one:
         number = 0
         while not one.waits():
-            await one.take(mapped(number % BLOCKS))
+            await one.take(fragment(number % BLOCKS))
             number += 1
         for block in range(BLOCKS // 2):  # these can have been read of by now
-            await one.take(mapped((number + block) % BLOCKS))
+            await one.take(fragment((number + block) % BLOCKS))
         freed = 0
         while freed < number + BLOCKS // 2 and not one.ends:
             data = await asyncio.get_running_loop().sock_recv(one.theirs, HEADER)
@@ -100,7 +106,7 @@ async def test_blocks_come_back_once_the_peer_reads() -> None:
 async def test_credit_waits_until_the_peer_reads() -> None:
     """It may send on, in groups that were closed, for as long as it has credit: here it counts for itself."""
     eager = pack(Type.EAGER, GONE, nbytes=EAGER_MESSAGE, total=EAGER_MESSAGE) + bytes(EAGER_MESSAGE)
-    async with victim(shared=False) as one:
+    async with victim(mapped=False) as one:
         for _ in range(ROUNDS):
             await one.take(eager)
             assert one.waits() <= HEADER
@@ -112,7 +118,7 @@ async def test_credit_waits_until_the_peer_reads() -> None:
 async def test_credit_comes_once_the_peer_reads() -> None:
     eager = pack(Type.EAGER, GONE, nbytes=EAGER_MESSAGE, total=EAGER_MESSAGE) + bytes(EAGER_MESSAGE)
     size = HEADER + EAGER_MESSAGE
-    async with victim(shared=False) as one:
+    async with victim(mapped=False) as one:
         sent = credit = 0
         while not one.waits():
             await one.take(eager)

@@ -38,6 +38,8 @@ def pair_maker(transport: str, eager_budget: int) -> MakePair:
             ]
         for endpoint in pair:
             endpoint.introduce({rank: other.card for rank, other in enumerate(pair)})
+        if transport == "shm":
+            await asyncio.gather(*(endpoint.prove_local([0, 1]) for endpoint in pair))
         return pair[0], pair[1]
 
     return make

@@ -25,14 +25,13 @@ import numpy as np
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.net.turn import Turn
-from aiodist.shm.heap import Heap
-from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.shm.segment import HEAD, PeerSegment, Segment
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
 """Words of a segment: its loop sleeps, its bulk thread sleeps. A cache line each, after the nonce's page."""
 
 _DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
-_HEAP = _DIRECTORY + _ENTRIES * 16
+assert _DIRECTORY + _ENTRIES * 16 == HEAD
 
 _GONE = 1  # the offset of a group that this process has left, and of which nothing is here
 
@@ -81,7 +80,7 @@ class PeerMemory:
         whole = len(self.view) // 8 * 8
         self.words = self.view[:whole].cast("Q")
         self.bytes: Array = np.frombuffer(self.view, np.uint8)
-        table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
+        table = self.bytes[_DIRECTORY:HEAD].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
 
     def close(self) -> None:
@@ -149,8 +148,8 @@ class Hub:
         self.turn = Turn.of(loop)
         self.looks = 1 if local_ranks > cores() else _SPINS
         self._loop = loop
-        self._heap = Heap(_HEAP, len(self.view))
-        self.room = len(self.view) - _HEAP
+        self._heap = segment.heap
+        self.room = len(self.view) - HEAD
         self._users_stop = len(self.view) - self.room // _KEPT
         self.boards: set[Holder] = set()
         self._short = False  # an operation waits for room
@@ -164,7 +163,7 @@ class Hub:
         self.rest_due = False
         self._polled = False
         self._left_groups: deque[_Left] = deque()  # perhaps still read
-        table = self.bytes[_DIRECTORY:_HEAP].view(np.uint64)
+        table = self.bytes[_DIRECTORY:HEAD].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
         loop.add_reader(segment.loop_bell, self._rung)
 
