@@ -77,12 +77,6 @@ class Arena:
         """Bytes of the file of an arena with `nbytes` usable bytes."""
         return PAGE + -(-nbytes // PAGE) * PAGE
 
-    def close_fd(self) -> None:
-        """Close the file, which the readers have; the mapping stays."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
     def make_private(self) -> None:
         """Have the same addresses show a copy of a forked child's own, made page by page when written. Where
         the system refuses, the child goes on sharing its parent's memory."""
@@ -111,7 +105,9 @@ class Arena:
 
     def close(self) -> None:
         """Unmap. Readers keep their mappings. May be called twice."""
-        self.close_fd()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
         _unmap(self.view, self._map)
 
 

@@ -1,4 +1,4 @@
-"""The free blocks of an arena. Pure."""
+"""The free blocks of a link. Pure."""
 
 from __future__ import annotations
 

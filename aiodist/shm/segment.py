@@ -11,6 +11,8 @@ import mmap
 import os
 import resource
 import weakref
+from collections.abc import Callable
+from typing import Protocol
 
 from aiodist.errors import BackendUnavailable, WireError
 from aiodist.shm.arena import USABLE_LIMIT, Arena, Window
@@ -24,6 +26,13 @@ SEGMENT_BYTES = USABLE_LIMIT
 
 _SHARE = 64  # of a limited address space a segment takes this part: those of all local peers are mapped, too
 _SMALLEST = 16 << 20
+
+
+class Holder(Protocol):
+    """What keeps memory of a segment for its next use."""
+
+    def reclaim(self) -> None:
+        """Free what nobody uses now."""
 
 
 class Segment:
@@ -40,6 +49,8 @@ class Segment:
         arena: the memory.
         view: all of it, writable.
         heap: which part of it is given out, to the local engine and to links. Used on the loop only.
+        holders: what keeps memory that it may not need now; asked where there is no room.
+        on_idle: called on the loop when a holder needs its memory no more.
         nbytes: of `view`: one page more than is usable.
         loop_bell: the eventfd that wakes the event loop. Reading it never blocks.
         bulk_bell: the one that wakes the thread for bulk work.
@@ -65,6 +76,8 @@ class Segment:
         self.view = self.arena.view
         self.nbytes = self.arena.nbytes
         self.heap = Heap(HEAD, len(self.view))
+        self.holders: set[Holder] = set()
+        self.on_idle: Callable[[], None] = lambda: None
         self.loop_bell, self.bulk_bell = bells
         self.arena.advise(mmap.MADV_DONTDUMP)  # core dumps need not hold it all
         _segments.add(self)

@@ -1,7 +1,7 @@
 """An endpoint over sockets: it listens, greets peers that dial, and dials those that it sends to.
 
 Each process listens on TCP, and on Linux on an abstract Unix socket too. The sender of a channel dials:
-over the Unix socket, with an arena for the bulk, where the peer shares this host's memory; over TCP
+over the Unix socket, with the shared segment for the bulk, where the peer is local; over TCP
 otherwise. That two ranks are local is proved by doing it (`prove_local`, by `local_peers`); the boot ids
 in their cards only save the attempt between hosts.
 """

@@ -4,9 +4,9 @@ A fragment is copied into a free block of the sender's segment, which the receiv
 frame says where. The receiver reads it there, straight into its sink, and gives the block back. So a rank
 writes its own memory only, and one that is out of blocks waits as it would for a full socket.
 
-A link takes its blocks with the first fragment that needs one, and says where they begin. It gives them back
-when it ends, if the receiver has given back all; else they stay taken until the segment is closed, because
-the receiver may still read them.
+A link takes its blocks when a fragment needs one, and says where they begin. Where the segment has no room
+for somebody else, and when the link ends, it gives them back, if the receiver has given back all. Else they
+stay taken, because the receiver may still read them: after the link's end until the segment is closed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,15 @@ class MappedLink(StreamLink):
             return None  # this fragment goes over the socket; the next one asks again
         self.post(pack(_BLOCKS, word=self._blocks_at))
         self._pool = BlockPool(BLOCKS)
+        self._memory.holders.add(self)
         return self._pool
+
+    def reclaim(self) -> None:
+        """Give the blocks back, if the receiver has given back all (`segment.Holder`)."""
+        if isinstance(self._memory, Segment) and self._pool is not None and len(self._pool) == BLOCKS:
+            self._memory.heap.free(self._blocks_at)
+            self._memory.holders.discard(self)
+            self._pool = None
 
     def _make_room(self) -> None:
         if self._to_release:
@@ -104,8 +112,10 @@ class MappedLink(StreamLink):
 
     def _released(self, blocks: int) -> None:
         if self._pool is None:
-            raise WireError("a RELEASE frame, and no block was taken")
+            raise WireError("a RELEASE frame, and no block is out")
         self._pool.release(blocks)
+        if len(self._pool) == BLOCKS and isinstance(self._memory, Segment):
+            self._memory.on_idle()
         if self._starved:
             self._starved = False
             if not self._queue and not self._write_error:
@@ -128,8 +138,8 @@ class MappedLink(StreamLink):
 
     def _learn_blocks(self, at: int) -> None:
         """Note where the sender's blocks begin."""
-        if self._sends or self._blocks_at:
-            raise WireError("a BLOCKS frame that is not the first, or from a receiver")
+        if self._sends or self._to_release:
+            raise WireError("a BLOCKS frame from a receiver, or while blocks are out")
         if at < PAGE or at % PAGE or at + BLOCKS * FRAGMENT > len(self._view):
             raise WireError(f"blocks at {at} of a segment of {len(self._view)} bytes")
         self._blocks_at = at
@@ -165,7 +175,7 @@ class MappedLink(StreamLink):
 
     def _release(self) -> None:
         super()._release()
-        memory, self._memory, self._view = self._memory, None, memoryview(b"")
-        if self._pool is not None and len(self._pool) == BLOCKS and isinstance(memory, Segment):
-            memory.heap.free(self._blocks_at)
-        self._pool = None
+        self.reclaim()
+        if isinstance(self._memory, Segment):
+            self._memory.holders.discard(self)
+        self._memory, self._view, self._pool = None, memoryview(b""), None

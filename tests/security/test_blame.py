@@ -173,7 +173,7 @@ AS_SENDER = NONSENSE | {
     "CREDIT": Case([frame(Type.CREDIT, NOBODYS, word=8)], "a CREDIT frame from a sender"),
     "RELEASE": Case([frame(Type.RELEASE, word=1)], "a RELEASE frame"),
     "blocks where there is no memory": Case([frame(Type.BLOCKS, word=1 << 20)], "a BLOCKS frame", STREAMS),
-    "blocks twice": Case([frame(Type.BLOCKS, word=1 << 20)], "a BLOCKS frame that is not the first", MAPPED),
+    "blocks that are nowhere": Case([frame(Type.BLOCKS, word=1 << 50)], "blocks at 1125899906842624", MAPPED),
     "GOODBYE with bytes": Case([frame(Type.GOODBYE, NOBODYS, 8)], "a GOODBYE frame with a payload"),
     "memory that is not shared": Case(
         [frame(Type.MAPPED, INTO, 64, total=LARGE, word=PAGE)], "a MAPPED frame", STREAMS

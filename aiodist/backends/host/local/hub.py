@@ -57,13 +57,6 @@ class Group(Protocol):
         """Go on with what waits → whether anything still does."""
 
 
-class Holder(Protocol):
-    """A keeper of memory of the segment that it may use again."""
-
-    def reclaim(self) -> None:
-        """Free what nobody touches."""
-
-
 class PeerMemory:
     """A peer's segment, as words and bytes.
 
@@ -126,7 +119,7 @@ class Hub:
         room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
         looks: how often a poller looks before it offers the core to others.
-        boards: what takes memory for a while and can say which of it is idle.
+        boards: the holders of the segment: groups' memory among them.
     """
 
     def __init__(
@@ -151,7 +144,8 @@ class Hub:
         self._heap = segment.heap
         self.room = len(self.view) - HEAD
         self._users_stop = len(self.view) - self.room // _KEPT
-        self.boards: set[Holder] = set()
+        self.boards = segment.holders
+        segment.on_idle = self._room_again
         self._short = False  # an operation waits for room
         self._returned: list[int] = []  # by finalizers, which may run anywhere
         self.groups: set[Group] = set()
@@ -179,8 +173,8 @@ class Hub:
         try:
             return self._heap.take(nbytes, align, stop)
         except MemoryError:
-            for board in self.boards:
-                board.reclaim()
+            for holder in list(self.boards):
+                holder.reclaim()
             self._clear_away(len(self._left_groups))
             return self._heap.take(nbytes, align, stop)
 
@@ -207,6 +201,12 @@ class Hub:
             self._short = False
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self.call(self.rest_soon)
+
+    def _room_again(self) -> None:
+        """Have operations that wait for room look again."""
+        if self._short:
+            self._short = False
+            self.rest_soon()
 
     def taken(self) -> int:
         """Bytes that are given out."""
@@ -393,7 +393,7 @@ class Hub:
         self._loop.remove_reader(self.segment.loop_bell)
         del self.segment  # or an array of a user's, which knows the hub, would keep it mapped for ever
         self.groups.clear()
-        self.boards.clear()
+        self.boards = set()
         for _, release in self._left_groups:
             release()
         self._left_groups.clear()
