@@ -96,9 +96,7 @@ async def test_blocks_that_are_not_in_the_segment_are_refused(make: Callable[[bo
 
 async def test_blocks_do_not_move_while_one_is_out(make: Callable[[bool], Made]) -> None:
     fragment = pack(Type.MAPPED, *KEY, nbytes=FRAGMENT, total=FRAGMENT * 4, word=BLOCKS_AT)
-    said = await refused(
-        make(False), blocks(), blocks(), fragment, blocks()
-    )  # twice unused: nothing is amiss
+    said = await refused(make(False), blocks(), blocks(), fragment, blocks())
     assert "while blocks are out" in said
 
 
@@ -143,6 +141,29 @@ async def test_blocks_are_given_back_at_the_end_unless_the_peer_may_read_them(
             await turn_until(lambda pool=pool: len(pool) == BLOCKS)  # type: ignore[misc]
         sender.kill()
         assert made.segment.heap.taken() == (BLOCKS * FRAGMENT if out else 0)
+
+
+async def test_idle_blocks_are_given_to_others_and_taken_again(make: Callable[[bool], Made]) -> None:
+    made = make(True)
+    sender, ended = sender_of(made)
+    idle: list[int] = []
+    made.segment.on_idle = lambda: idle.append(made.segment.heap.taken())
+    for seq in range(3):
+        key = KEY._replace(seq=seq)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        sender.send(key, bytes(32), memoryview(bytes(FRAGMENT)), partial(done.set_result, None))
+        made.theirs.send(pack(Type.READY, *key, total=FRAGMENT))
+        await done
+        for holder in list(made.segment.holders):
+            holder.reclaim()
+        assert made.segment.heap.taken() == BLOCKS * FRAGMENT  # one is out
+        made.theirs.send(pack(Type.RELEASE, word=1))
+        await turn_until(lambda seq=seq: len(idle) > seq)  # type: ignore[misc]
+        for holder in list(made.segment.holders):
+            holder.reclaim()
+        assert made.segment.heap.taken() == 0
+    assert idle == [BLOCKS * FRAGMENT] * 3
+    assert not made.segment.holders and not ended.done()
 
 
 async def test_without_room_all_goes_over_the_socket(make: Callable[[bool], Made]) -> None:

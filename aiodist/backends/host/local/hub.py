@@ -391,6 +391,7 @@ class Hub:
     def close(self) -> None:
         """Stop listening, and let go of the memory: a mapping holds a descriptor as long as anybody looks."""
         self._loop.remove_reader(self.segment.loop_bell)
+        self.segment.on_idle = lambda: None
         del self.segment  # or an array of a user's, which knows the hub, would keep it mapped for ever
         self.groups.clear()
         self.boards = set()
