@@ -139,8 +139,8 @@ class ShortWay(Protocol):
     def start(
         self,
         kind: Kind,
-        tensor: Any,
-        out: Any,
+        lead: Any,
+        other: Any,
         held: bool,
         op: ReduceOp | Premultiplied | int = 0,
         root: Any = NO_ROOT,
@@ -148,7 +148,9 @@ class ShortWay(Protocol):
         """A collective with tensors.
 
         Args:
-            tensor, out, op, root: what the caller passed, unchecked.
+            lead: the tensor whose dtype and shape are agreed on, unchecked: the source, but for scatter.
+            other: the other tensor or None, unchecked.
+            op, root: what the caller passed, unchecked.
             held: the caller passed `async_op=True`.
         """
 

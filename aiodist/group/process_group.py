@@ -328,7 +328,8 @@ class ProcessGroup:
         short = core.short
         if short is None or timeout is not None or core.batches.open:
             return None
-        return short.start(kind, tensor, out, async_op, 0 if op is None else op, root)
+        lead, other = (out, tensor) if kind is Kind.scatter else (tensor, out)
+        return short.start(kind, lead, other, async_op, 0 if op is None else op, root)
 
     # ── messages between two ranks ───────────────────────────────────────────────────────────────────
 

@@ -43,6 +43,7 @@ class Exchange:
         phase: what `look` waits for.
         ended: it goes no further: it is over, or its group is broken.
         needs: bytes of staging; 0: none.
+        step: has this exchange look, and ends it if it is over (`plan.Owner`).
         staging: where they are. It has them before it begins.
         operation: the group's; None while it is not in flight.
         work: the user's handle.
@@ -70,6 +71,7 @@ class Exchange:
         "signature",
         "slot",
         "staging",
+        "step",
         "work",
     )
 
@@ -97,6 +99,7 @@ class Exchange:
         self.ring: Callable[[], None] = board.ring_loops
         self.operation: Operation | None = None
         self.work: Any = None
+        self.step = plan.owner.step
 
     def reset(self, seq: int, send: list[Array], recv: list[Array]) -> None:
         """Stand for another operation; see the class."""
@@ -158,7 +161,7 @@ class Exchange:
 
     def poll(self) -> None:
         """Bring it on while it is awaited (`work.Driver`), for as long as this turn of the loop may."""
-        step = self.plan.owner.step
+        step = self.step
         if step(self):
             return
         hub = self.board.hub

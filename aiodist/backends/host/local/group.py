@@ -222,7 +222,7 @@ class LocalGroup:
     def short_way(self, issuer: Issuer, numbers: Numbers, note: Callable[[Work[Any]], Operation]) -> Short:
         """The short way: see `Backend.short_way`."""
         self._note = note
-        self._short = Short(self, issuer, numbers, self.board.rank, self.board.size)
+        self._short = Short(self, self._running, issuer, numbers, self.board.rank, self.board.size)
         return self._short
 
     def note_all(self) -> None:

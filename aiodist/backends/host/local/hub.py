@@ -25,7 +25,7 @@ import numpy as np
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.net.turn import Turn
-from aiodist.shm.segment import HEAD, PeerSegment, Segment
+from aiodist.shm.segment import HEAD, Holder, PeerSegment, Segment
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
 """Words of a segment: its loop sleeps, its bulk thread sleeps. A cache line each, after the nonce's page."""
@@ -119,7 +119,7 @@ class Hub:
         room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
         looks: how often a poller looks before it offers the core to others.
-        boards: the holders of the segment: groups' memory among them.
+        boards: groups' memory; asked for what is idle where there is no room, as the segment's holders are.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Hub:
         self._heap = segment.heap
         self.room = len(self.view) - HEAD
         self._users_stop = len(self.view) - self.room // _KEPT
-        self.boards = segment.holders
+        self.boards: set[Holder] = set()
         segment.on_idle = self._room_again
         self._short = False  # an operation waits for room
         self._returned: list[int] = []  # by finalizers, which may run anywhere
@@ -173,7 +173,7 @@ class Hub:
         try:
             return self._heap.take(nbytes, align, stop)
         except MemoryError:
-            for holder in list(self.boards):
+            for holder in (*self.boards, *self.segment.holders):
                 holder.reclaim()
             self._clear_away(len(self._left_groups))
             return self._heap.take(nbytes, align, stop)
@@ -394,7 +394,7 @@ class Hub:
         self.segment.on_idle = lambda: None
         del self.segment  # or an array of a user's, which knows the hub, would keep it mapped for ever
         self.groups.clear()
-        self.boards = set()
+        self.boards.clear()
         for _, release in self._left_groups:
             release()
         self._left_groups.clear()

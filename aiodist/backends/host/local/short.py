@@ -20,6 +20,7 @@ from aiodist.backends.base import Array, Numbers
 from aiodist.backends.buffers import cut
 from aiodist.backends.host.local.board import MASK, SLOTS, Board
 from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.errors import UsageError
 from aiodist.roles import ROLES, Kind, Parts
@@ -36,15 +37,16 @@ class Running(Protocol):
     """The group's exchanges, as far as they are needed here."""
 
     board: Board
+    hub: Hub
+
+    def progress(self) -> bool:
+        """Go on with what waits → whether anything on the loop still does."""
 
     def exchange(self, plan: Plan, seq: int) -> Exchange:
         """An exchange for an operation whose slot is free."""
 
     def has_room(self, exchange: Exchange) -> bool:
         """Whether an operation has the staging that it needs; taken, if there is room now."""
-
-    def run(self, exchange: Exchange) -> None:
-        """Publish it, and go on with it as peers let it."""
 
     def note_all(self) -> None:
         """Enter in flight what went this way and is pending."""
@@ -80,14 +82,25 @@ class Short:
 
     Args:
         running: the group's exchanges.
+        on_loop: of these, what the loop carries out, by number.
         issuer: what the group's Works have in common.
         numbers: of the group's operations.
         rank: this process's group rank, of `size`.
     """
 
-    def __init__(self, running: Running, issuer: Issuer, numbers: Numbers, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        running: Running,
+        on_loop: dict[int, Exchange],
+        issuer: Issuer,
+        numbers: Numbers,
+        rank: int,
+        size: int,
+    ) -> None:
         self.closed = False
         self._running = running
+        self._on_loop = on_loop
+        self._hub = running.hub
         self._issuer = issuer
         self._numbers = numbers
         self._thread, self._loop_runs = issuer.thread, issuer.running
@@ -102,8 +115,8 @@ class Short:
     def start(
         self,
         kind: Kind,
-        tensor: Any,
-        out: Any,
+        lead: Any,
+        other: Any,
         held: bool,
         op: ReduceOp | Premultiplied | int = _NO_OP,
         root: Any = _ANY_ROOT,
@@ -112,10 +125,11 @@ class Short:
 
         Args:
             kind: a collective with tensors.
-            tensor, out, op, root: what the caller passed, unchecked.
+            lead: the tensor whose dtype and shape are agreed on, unchecked: the source, but for scatter.
+            other: the other tensor or None, unchecked.
+            op, root: what the caller passed, unchecked.
             held: the caller passed `async_op=True`.
         """
-        lead, other = (tensor, out) if kind is not _SCATTER else (out, tensor)
         try:
             case = self._cases[kind][op][lead.dtype, lead.shape, root]  # type: ignore[index]
         except (KeyError, AttributeError, TypeError, IndexError):
@@ -181,7 +195,11 @@ class Short:
         exchange.work = work
         numbers.issued = seq + 1
         self._recent[slot] = exchange
-        self._running.run(exchange)
+        exchange.begin()  # and what `LocalGroup.run` does with one that is on the loop and not in flight
+        self._on_loop[seq] = exchange
+        hub = self._hub
+        if not hub.rest_due or self._running not in hub.groups:
+            hub.watch(self._running)
         return work
 
     def note_all(self) -> None:

@@ -116,6 +116,7 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
         words=None,
         ring_loops=None,
         ring_all=None,
+        step=None,
         hub=SimpleNamespace(leases=0),
         low=0,
         head=lambda seq: 0,
