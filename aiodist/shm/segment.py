@@ -29,10 +29,10 @@ _SMALLEST = 16 << 20
 
 
 class Holder(Protocol):
-    """What keeps memory of a segment for its next use."""
+    """A keeper of memory of a segment, for its next use."""
 
     def reclaim(self) -> None:
-        """Free what nobody uses now."""
+        """Free the memory, if nobody uses it now."""
 
 
 class Segment:
@@ -49,7 +49,7 @@ class Segment:
         arena: the memory.
         view: all of it, writable.
         heap: which part of it is given out, to the local engine and to links. Used on the loop only.
-        holders: what keeps memory that it may not need now; asked where there is no room.
+        holders: keepers of memory that they may not need now; asked where there is no room.
         on_idle: called on the loop when a holder needs its memory no more.
         nbytes: of `view`: one page more than is usable.
         loop_bell: the eventfd that wakes the event loop. Reading it never blocks.
