@@ -165,6 +165,8 @@ class Exchange:
         if step(self):
             return
         hub = self.board.hub
+        if not hub.looks:
+            return
         for _ in range(hub.looks):  # before the clock is asked: what peers do alike they do at the same time
             if step(self):
                 return

@@ -118,7 +118,7 @@ class Hub:
     Attributes:
         room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
-        looks: how often a poller looks before it offers the core to others.
+        looks: how often a poller looks before it offers the core to others; 0 where polling is off.
         boards: groups' memory; asked for what is idle where there is no room, as the segment's holders are.
     """
 
@@ -139,7 +139,7 @@ class Hub:
         self.memories = {rank: PeerMemory(peer_segment) for rank, peer_segment in peer_segments.items()}
         self._poll = poll
         self.turn = Turn.of(loop)
-        self.looks = 1 if local_ranks > cores() else _SPINS
+        self.looks = 0 if not poll else 1 if local_ranks > cores() else _SPINS
         self._loop = loop
         self._heap = segment.heap
         self.room = len(self.view) - HEAD
