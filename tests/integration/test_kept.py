@@ -117,6 +117,33 @@ async def test_a_broken_group_that_is_still_held_keeps_no_arrays(pg: ProcessGrou
     await pg.barrier()
 
 
+@spmd(world_size=2, transport="shm")
+async def test_a_broken_group_that_is_not_closed_keeps_no_arrays(pg: ProcessGroup) -> None:
+    """Calls like those that fail were made before: what is kept for the next one keeps no arrays."""
+    counts = (3, 3000, 30_000, 400_000)  # in a slot, staged, in two phases, in the thread
+    group = await pg.new_group()
+    assert group is not None
+    for count in counts:
+        await group.all_reduce(np.ones(count))
+    await pg.barrier()
+    refs: list[weakref.ref[Any]] = []
+    if pg.rank == 0:
+        works = []
+        for count in counts:
+            array = np.ones(count)
+            refs.append(weakref.ref(array))
+            works.append(group.all_reduce(array, async_op=True))
+        del array
+        group.abort("enough")
+        for work in works:
+            assert isinstance(await error_of(work), dist.GroupBroken)
+        del works, work
+        gc.collect()
+        assert [ref() for ref in refs] == [None] * len(refs)
+    await pg.barrier()
+    await group.aclose()
+
+
 @pytest.mark.parametrize("how", ["new_group", "split"])
 @spmd(world_size=3, transport="shm")
 async def test_memory_of_a_group_that_a_member_never_made_is_freed(pg: ProcessGroup, how: str) -> None:

@@ -21,6 +21,9 @@ from aiodist.types import Call
 
 Steps = Generator[None, None, None]
 
+NOTHING: list[Array] = []
+"""The parts of an exchange that stands for no operation."""
+
 WITHDRAWN = -1
 """A phase without an end: a peer has withdrawn what was read, or has published something else."""
 
@@ -110,7 +113,7 @@ class Exchange:
         self.ended = self.seen = False
         if self.alike:
             return
-        self.phase = 0
+        self.phase = self.staging = 0
         self.needs = self.lay_out()
         if self.plan.in_blocks:
             self.generator = self.steps()
@@ -123,8 +126,9 @@ class Exchange:
             self.code = digest_of(call) << 16 | (self.seq + 1) & self.board.low
 
     def drop(self) -> None:
-        """Let go of what `amend` has noted, and of the operation."""
-        self.operation = self.made = self.generator = None
+        """Let go of the operation, and of all that is the user's."""
+        self.send = self.recv = NOTHING
+        self.operation = self.work = self.made = self.generator = None
         self.signature = self.plan.signature
 
     # ── what kinds define ────────────────────────────────────────────────────────────────────────────

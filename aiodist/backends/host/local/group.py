@@ -13,7 +13,7 @@ from aiodist.backends.base import Array, Numbers, Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.board import MASK, SLOTS, Board, Peer, span_bytes
 from aiodist.backends.host.local.bulk import Bulk
-from aiodist.backends.host.local.exchange import Exchange
+from aiodist.backends.host.local.exchange import NOTHING, Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.kinds import exchange_for
 from aiodist.backends.host.local.plan import Path, Plan, most_staged, path_of
@@ -28,7 +28,6 @@ from aiodist.work import Issuer, Work
 logger = logging.getLogger("aiodist.backends.host.local")
 
 _PLANS = 1024  # calls that differ, of one group, that are remembered
-_NOTHING: list[Array] = []
 _KEPT = 4096  # exchanges of one group that are kept for their next use
 
 
@@ -298,14 +297,16 @@ class LocalGroup:
         if error is not None and not exchange.ended:
             self._owner.failed(error)  # which halts it, too: it is still among those in the thread
         self._in_thread.discard(exchange)
-        if not exchange.ended and error is None:
+        if exchange.ended:
+            exchange.drop()
+        elif error is None:
             self._over(exchange)
         self._owner.release.let_go()
 
     def _over(self, exchange: Exchange) -> None:
         seq, operation, work = exchange.seq, exchange.operation, exchange.work
         exchange.ended = True
-        exchange.send = exchange.recv = _NOTHING
+        exchange.send = exchange.recv = NOTHING
         work._driver = exchange.work = None  # users keep handles: they must not keep the group's memory
         board, hub = self.board, self.hub
         board.words[board.base + (seq & MASK)] = seq + 1  # as `Board.finished`, written out
@@ -348,8 +349,9 @@ class LocalGroup:
     def forget(self) -> None:
         """Let go of what was in flight: it was withdrawn, and the thread has let go of it, or will."""
         self.note_all()  # in flight they fail, too
-        for exchange in self._running.values():
+        for exchange in (*self._running.values(), *self._waiting.values()):
             exchange.work._driver = None  # as in `_over`
+            exchange.drop()  # plans keep exchanges, and those must not keep users' arrays
         self._running.clear()
         self._waiting.clear()
         self._queue.clear()
