@@ -72,6 +72,8 @@ class MappedLink(StreamLink):
         pool = self._pool
         if nbytes > INLINE and pool is None:
             pool = self._take_blocks()
+            if self._write_error:
+                return False  # the peer is gone, and no block is out
         if nbytes <= INLINE or pool is None:
             return super().write(key, payload, offset, total, signature)
         at = self._blocks_at + pool.take() * FRAGMENT

@@ -166,6 +166,19 @@ async def test_idle_blocks_are_given_to_others_and_taken_again(make: Callable[[b
     assert not made.segment.holders and not ended.done()
 
 
+async def test_blocks_are_given_back_where_the_peer_is_gone_before_it_hears_of_them(
+    make: Callable[[bool], Made],
+) -> None:
+    made = make(True)
+    sender, ended = sender_of(made)
+    sender.send(KEY, bytes(32), memoryview(bytes(FRAGMENT)), lambda: None)
+    made.theirs.send(pack(Type.READY, *KEY, total=FRAGMENT))
+    made.theirs.close()
+    assert await ended
+    assert made.segment.heap.taken() == 0
+    assert not made.segment.holders
+
+
 async def test_without_room_all_goes_over_the_socket(make: Callable[[bool], Made]) -> None:
     made = make(True)
     sender, _ = sender_of(made)
