@@ -1,9 +1,37 @@
 """One running operation between ranks of one host, and what all kinds of them have in common.
 
 An operation is published in the call, and then goes on as peers let it. Its driver, the loop or the bulk
-thread, calls `look` again and again, which carries it from one wait for a peer to the next. Where its data
-goes in several blocks that is written as a generator, `steps`, which yields at each wait.
+thread, calls `look` again and again, which carries it from one wait for a peer to the next.
 """
+
+# Why it is this way.
+#
+# Nobody waits inside an exchange. The loop may not block, and the bulk thread runs the operations of all
+# groups, which ranks may have issued in different order: a thread that waited in one for a peer that
+# waits in another would never end. So an exchange is something that can be asked again at any time, and
+# says whether it is over.
+#
+# It has two forms. Data that goes in one block needs two or three waits: a number says which one it is
+# at (`phase`), and `look` is straight code between them. That is the form for speed. Data in several
+# blocks is a pipeline, filling one block while the block before is reduced and the one before that is
+# collected, with a wait between any two steps. As a generator (`steps`) this reads in the order in which
+# it happens. To resume it costs more than a comparison of a number, which does not matter for a block.
+#
+# What a rank reads of a peer it has to read before the peer writes there again, and the peer learns of
+# it by counts that only grow: TOOK (blocks taken of sources), TOOK_OUT (of results). Counts instead of
+# flags: a flag would have to be taken back before the next use of the slot, and to take it back is to
+# race with who reads it late. Publishing sets all counts to 0 before CODE is written, and nobody looks
+# at them earlier.
+#
+# A peer may withdraw what is being read (its operation failed, and its user may write there). It writes
+# 0 to CODE first. So whoever has read looks at CODE once more before anything that was derived from the
+# reading is handed on or reported (`confirmed`, `withdrawn`): copying first and asking afterwards, as a
+# seqlock does. The answer "it is gone" ends nothing here. The group has broken, the control links carry
+# the reason, and the Work fails by those.
+#
+# An exchange is kept and used again for its slot, since to make it costs more than to run it. `reset`
+# gives it the next operation; `drop` takes everything of the user's out of it, so that what is kept
+# holds no array.
 
 from __future__ import annotations
 

@@ -1,13 +1,51 @@
 """One process's side of shared memory: its segment and its peers', sleeping, and waking peers.
 
-Words in shared memory carry all information; bells (eventfds) only wake. A process about to sleep says so in
-a word of its own segment (ASLEEP), looks once more, and sleeps. A process that writes a word looks afterwards
-which peers sleep, and rings them. Both need a fence between their store and their load, on x86-64, too:
-taking and releasing a lock is one.
-
-The loop sleeps in `_rest`, which runs at most once a turn, and is woken by its bell. In `await` a Work polls
-for a while (`start_polling`): one budget a turn of the loop, so that others run in between (law 7).
+The loop sleeps in `_rest`, which runs at most once a turn, and is woken by its bell, an eventfd. In `await` a
+Work polls for a while (`start_polling`).
 """
+
+# Why it is this way.
+#
+# Words carry all information, bells only wake. A rank writes words of its own segment and reads those of
+# its peers; nothing in shared memory is locked, so a process that dies at any instruction leaves no lock
+# behind. A bell that rings without need costs a wake-up and changes nothing. So wherever it is unclear
+# whether a peer sleeps, it is rung.
+#
+# The lost wake-up is what has to be excluded. One side does
+#
+#     write ASLEEP; look at the peers' words; sleep          (_rest)
+#
+# and the other
+#
+#     write a word; look at the peers' ASLEEP; ring          (ring)
+#
+# If each looks before the other's store is visible, one sleeps for ever: Dekker's pattern, the one
+# reordering that x86-64 does (a load may pass an older store to another place). So a fence stands
+# between the store and the load on both sides. Python has none; taking and releasing a lock that nobody
+# else holds is a locked instruction, which is one.
+#
+# The fence and the loads are a good part of what a small operation costs, and it writes several words.
+# So words are rung without a fence at once (`Board.ring_loops`), which finds nearly every sleeper, and
+# with the fence once when the turn ends (`_rest`), which finds the others. A loop that does not come to
+# its end of turn cannot ring; that is the loop's user's doing, and peers wait for its next operation
+# anyway.
+#
+# `_rest` is a callback of the loop (call_soon) and not a timer or a selector hook, so that it works on
+# every loop: asyncio's and uvloop's. It is queued by whoever writes or waits (`rest_due`), runs after
+# the callbacks that were ready before it, and queues itself again only while awaits poll. A process in
+# which nothing waits runs no code of the hub at all.
+#
+# Sleeping is one word for the whole process and not one for each group. A peer that finishes anything
+# rings everybody who sleeps, also for a group that the sleeper does not wait in. To find out who waits
+# for what would take longer than to wake one process too many, and could forget somebody.
+#
+# The bulk thread has a word and a bell of its own. The loop may sleep while the thread works, and the
+# other way round, and to wake the wrong one would not help.
+#
+# The directory maps a group's context to its region. It is searched by peers, and written by the owner
+# only: the offset first and the context last, so that whoever finds the context finds its offset. An
+# entry is taken again in the order in which groups went, so that peers who look late still learn that a
+# group was here.
 
 from __future__ import annotations
 
