@@ -52,8 +52,12 @@ Steps = Generator[None, None, None]
 NOTHING: list[Array] = []
 """The parts of an exchange that stands for no operation."""
 
-WITHDRAWN = -1
-"""A phase without an end: a peer has withdrawn what was read, or has published something else."""
+TAKE, COLLECT, LEND, WITHDRAWN = 0, 1, 2, -1
+"""Phases of an exchange in one block: what it waits for.
+
+TAKE: peers have yet to publish; then what they give is taken, or reduced. COLLECT: they have yet to reduce
+their parts, which are then collected. LEND: they have yet to read this rank's arrays, which are the user's
+own. WITHDRAWN, which has no end: a peer has withdrawn what was read, or has published something else."""
 
 
 class Exchange:
@@ -122,7 +126,7 @@ class Exchange:
         self.moves = 0
         self.needs = 0
         self.ended = False
-        self.phase = 0
+        self.phase = TAKE
         self.staging = 0
         self.made: Buffers | None = None
         self.signature = plan.signature
@@ -141,7 +145,7 @@ class Exchange:
         self.ended = self.seen = False
         if self.alike:
             return
-        self.phase = self.staging = 0
+        self.phase, self.staging = TAKE, 0
         self.needs = self.lay_out()
         if self.plan.in_blocks:
             self.generator = self.steps()

@@ -33,7 +33,7 @@ from aiodist.backends.host.local.board import (
     place_of,
     place_word,
 )
-from aiodist.backends.host.local.exchange import WITHDRAWN, Exchange, Steps
+from aiodist.backends.host.local.exchange import COLLECT, LEND, TAKE, WITHDRAWN, Exchange, Steps
 from aiodist.backends.host.local.plan import Path, Plan, blocks, part_bounds
 from aiodist.types import NO_ROOT
 
@@ -141,17 +141,16 @@ class ReduceAll(Exchange):
     # ── in one block ─────────────────────────────────────────────────────────────────────────────────
 
     def look(self) -> bool:
-        """Reduce my part and hand it out (phase 0), collect the others' (1), wait for peers that read my own
-        array (2)."""
+        """Reduce my part and hand it out, collect the others', wait for peers that read my own array."""
         if self.plan.in_blocks:
             return self.go_on()
         layout, board = self._layout, self.board
         peers = board.peers
-        if not self.phase:
+        if self.phase == TAKE:
             if not self.arrived():
                 return False
             if not self._count:
-                self.phase = 2
+                self.phase = LEND
             else:
                 self._find_places()
                 low, high = layout.whole[board.rank]
@@ -164,8 +163,8 @@ class ReduceAll(Exchange):
                 self.put(OUT, 1)
                 if low < high and self.recv and not self.shown:
                     self.recv[0][low:high] = out
-                self.phase = 1 if layout.collects else 2
-        if self.phase == 1:
+                self.phase = COLLECT if layout.collects else LEND
+        if self.phase == COLLECT:
             if not self.have_reached(peers, OUT, 1):
                 return False
             for peer in peers:
@@ -176,7 +175,7 @@ class ReduceAll(Exchange):
                 self.phase = WITHDRAWN
                 return False
             self.put(TOOK_OUT, 1)
-            self.phase = 2
+            self.phase = LEND
         if self.phase == WITHDRAWN:
             return False
         if self._count:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from aiodist.backends.base import Array
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.local.board import FILL, PAYLOAD, SOURCE, TOOK, Peer, place_of, place_word
-from aiodist.backends.host.local.exchange import WITHDRAWN, Exchange, Steps
+from aiodist.backends.host.local.exchange import LEND, TAKE, WITHDRAWN, Exchange, Steps
 from aiodist.backends.host.local.plan import Path, Plan, blocks
 from aiodist.kernels import reduce_in_order
 
@@ -121,7 +121,7 @@ class Share(Exchange):
         plan, count = self.plan, self._layout.count
         if self.phase == WITHDRAWN:
             return False
-        if not self.phase:
+        if self.phase == TAKE:
             code, head = self.code, self.head
             for peer in plan.sources:
                 if not (peer.base or self.board.found(peer)) or peer.words[peer.base + head] != code:
@@ -134,7 +134,7 @@ class Share(Exchange):
                     return False
                 if any(exposed for _, exposed in self._modes.values()):
                     self.put(TOOK, 1)
-            self.phase = 1
+            self.phase = LEND
         if self.exposed and count:
             code, head = self.code, self.head
             for peer in plan.readers:
