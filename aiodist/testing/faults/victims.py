@@ -23,21 +23,27 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import secrets
 import signal
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from aiodist.rendezvous import StoreServer
 from aiodist.testing.faults.detour import Detours
-from aiodist.testing.faults.process import Nursery, RankProcess
+from aiodist.testing.faults.process import RankProcess
 from aiodist.testing.faults.rank import Stage
+from aiodist.testing.forkserver import Forked, ForkServer, Request
 from aiodist.testing.hosts import Hosts
 
 Scenario = Callable[..., Awaitable[Any]]
+
+_LOG = 16_000  # bytes that are shown of what the processes printed
 
 
 class RoundFailed(AssertionError):
@@ -84,8 +90,14 @@ class Victims:
         self, *, transport: str = "auto", env: Mapping[str, str] | None = None, hosts: Hosts | None = None
     ) -> None:
         self._hosts = hosts
-        self._env = {"AIODIST_TRANSPORT": transport, **(env or {})}
-        self._nurseries: dict[int, Nursery] = {}
+        self._env = {
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+            "PYTHONUNBUFFERED": "1",
+            "AIODIST_TRANSPORT": transport,
+            **(env or {}),
+        }
+        self._servers: dict[int, ForkServer] = {}  # by host
+        self._printed: IO[bytes] | None = None
         self._idle: dict[int, list[RankProcess]] = {}
         self._all: set[RankProcess] = set()
 
@@ -95,9 +107,11 @@ class Victims:
     async def __aexit__(self, *_: object) -> None:
         for process in self._all:
             process.close()
-        for nursery in self._nurseries.values():
-            nursery.close()
-        self._all, self._nurseries, self._idle = set(), {}, {}
+        for server in self._servers.values():
+            server.close()
+        if self._printed is not None:
+            self._printed.close()
+        self._all, self._servers, self._idle, self._printed = set(), {}, {}, None
 
     def round(
         self,
@@ -134,7 +148,10 @@ class Victims:
 
     def log(self) -> str:
         """The end of what the processes printed."""
-        return "".join(nursery.log() for nursery in self._nurseries.values())
+        if self._printed is None:
+            return ""
+        size = os.fstat(self._printed.fileno()).st_size
+        return os.pread(self._printed.fileno(), _LOG, max(0, size - _LOG)).decode(errors="replace")
 
     # For rounds.
 
@@ -142,15 +159,30 @@ class Victims:
         idle = self._idle.setdefault(host, [])
         while idle:
             process = idle.pop()
-            if process.alive:
+            if process.process.alive:
                 return process
             self._bury(process)
-        if host not in self._nurseries:
-            prefix = [] if self._hosts is None else self._hosts.enter(host)
-            self._nurseries[host] = Nursery(prefix, self._env)
-        process = self._nurseries[host].spawn()
+        process = self._fork(host)
         self._all.add(process)
         return process
+
+    def _fork(self, host: int) -> RankProcess:
+        """Make a new process, ready for orders."""
+        if self._printed is None:
+            self._printed = tempfile.TemporaryFile(prefix="aiodist-faults-")  # noqa: SIM115 - see __aexit__
+        output = self._printed.fileno()
+        if host not in self._servers:
+            prefix = [] if self._hosts is None else self._hosts.enter(host)
+            self._servers[host] = ForkServer(prefix, self._env, output)
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = Request("aiodist.testing.faults.rank:main", (), None, os.getcwd())
+        try:
+            with theirs:
+                forked = Forked(self._servers[host], request, output, [theirs.fileno()])
+        except OSError as error:
+            mine.close()
+            raise RuntimeError(f"no rank process can be forked ({error})\n{self.log()}") from error
+        return RankProcess(forked, mine)
 
     def _give_back(self, host: int, process: RankProcess) -> None:
         process.heard = lambda message: None
@@ -305,7 +337,7 @@ class Round:
 
     def pid(self, rank: int) -> int:
         """A rank's process id."""
-        return self._processes[rank].pid
+        return self._processes[rank].process.pid
 
     def kill(self, rank: int) -> int:
         """SIGKILL; nanoseconds on CLOCK_MONOTONIC just before."""
@@ -324,7 +356,7 @@ class Round:
 
     def _signal(self, rank: int, number: signal.Signals) -> int:
         now = time.monotonic_ns()
-        self._processes[rank].signal(number)
+        self._processes[rank].process.signal(number)
         return now
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
@@ -367,7 +399,7 @@ class Round:
         await self.until(lambda: self._over.keys() >= set(wanted), within)
         late = [rank for rank in wanted if rank not in self._over]
         for rank in late:
-            self._processes[rank].signal(signal.SIGUSR1)
+            self._processes[rank].process.signal(signal.SIGUSR1)
         if late:
             await asyncio.sleep(1.0)  # for the stacks to be written
         return {rank: self._over.get(rank) for rank in wanted}
