@@ -1,4 +1,4 @@
-"""`aiodist run`: torchrun's command line → a Plan."""
+"""`aiodist run`: torchrun's command line → a LaunchConfig."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiodist.cli.parser import Options, Parser
 from aiodist.environment import chosen, company_of_agent, job_name
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
-from aiodist.launch.plan import DEFAULT_PREFIX, Plan
+from aiodist.launch.config import DEFAULT_PREFIX, LaunchConfig
 
 _DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port
 _STREAMS = (0, 1, 2, 3)
@@ -31,16 +31,16 @@ _EXAMPLE = "aiodist run --nproc-per-node 4 train.py"
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the job's exit code."""
-    plan = make_plan(argv, os.environ)
-    if warning := check_company(plan, os.environ):
+    config = make_config(argv, os.environ)
+    if warning := check_company(config, os.environ):
         print(f"aiodist run: {warning}", file=sys.stderr, flush=True)
     from aiodist.launch.agent import run  # asyncio only once the command line is right
 
-    return run(plan)
+    return run(config)
 
 
-def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """The plan that a command line asks for.
+def make_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
+    """The config that a command line asks for.
 
     Args:
         argv: after 'run'.
@@ -73,7 +73,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     elif args.node_rank is not None and not args.standalone:
         node_rank = _integer("--node-rank", args.node_rank)
     timeout = conf.get("timeout") or conf.get("join_timeout") or environ.get("AIODIST_TIMEOUT") or "300"
-    return Plan(
+    return LaunchConfig(
         command=_command(args),
         nproc=nproc,
         nnodes=nnodes,
@@ -99,7 +99,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     )
 
 
-def check_company(plan: Plan, environ: Mapping[str, str]) -> str:
+def check_company(config: LaunchConfig, environ: Mapping[str, str]) -> str:
     """Refuse to run one of several separate jobs, where another launcher has started several agents.
 
     Returns:
@@ -108,9 +108,9 @@ def check_company(plan: Plan, environ: Mapping[str, str]) -> str:
     Raises:
         UsageError: this agent is one of several, and was told of no other node.
     """
-    if plan.most > 1 or chosen(environ):
+    if config.most > 1 or chosen(environ):
         return ""
-    company = company_of_agent(environ, plan.nproc)
+    company = company_of_agent(environ, config.nproc)
     if company is None:
         return ""
     if company.certain:

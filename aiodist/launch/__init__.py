@@ -1,5 +1,5 @@
 """The per-node launcher: starts workers, relays their output, mends failures, says which came first."""
 
-from aiodist.launch.plan import Plan
+from aiodist.launch.config import LaunchConfig
 
-__all__ = ["Plan"]
+__all__ = ["LaunchConfig"]

@@ -57,23 +57,23 @@ class Crew:
 
     def __init__(self, house: House, nodes: Nodes) -> None:
         self._house = house
-        self._plan = house.plan
+        self._config = house.config
         self._nodes = nodes
         self._place = nodes.place
-        self._supervisor = Supervisor(self._plan.nproc, self._plan.shutdown_timeout)
+        self._supervisor = Supervisor(self._config.nproc, self._config.shutdown_timeout)
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._halt = asyncio.Event()  # nobody is started again
         self._error: BaseException | None = None
         self._workers: dict[int, Worker] = {}
         self._began: dict[int, float] = {}  # loop time at which each started last
-        self._joined_late: set[int] = set(range(self._plan.nproc)) if self._place.newcomer else set()
+        self._joined_late: set[int] = set(range(self._config.nproc)) if self._place.newcomer else set()
         self._endings: list[Ending] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._unswept: set[Worker] = set()
         self._finished: list[int] = []  # ranks that have ended well, of which the workers are yet to be told
         self._telling = False
-        self._backoff = [Backoff() for _ in range(self._plan.nproc)]
+        self._backoff = [Backoff() for _ in range(self._config.nproc)]
         self._cover = Cover()
         self._began_ns = 0
         self._spared: tuple[int, ...] = ()
@@ -95,9 +95,9 @@ class Crew:
     def start(self) -> None:
         """Start all; `UsageError` where that cannot be done (some may run: `kill_all`)."""
         self._began_ns = time.monotonic_ns()
-        for local_rank in range(self._plan.nproc):
+        for local_rank in range(self._config.nproc):
             self._start(local_rank, self._nodes.roster.restarts)
-        for local_rank in range(self._plan.nproc):
+        for local_rank in range(self._config.nproc):
             self._confirm(local_rank)
         if os.path.isdir("/proc/self"):
             self._loop.call_later(INTERVAL, self._look, Stopped())
@@ -145,12 +145,12 @@ class Crew:
         self._do(self._miss(lost))
 
     async def _miss(self, lost: tuple[int, ...]) -> None:
-        plan, nnodes = self._plan, len(self._nodes.roster.members)
-        elastic = not plan.go_on and (await self._nodes.elastic()).takes_in
+        config, nnodes = self._config, len(self._nodes.roster.members)
+        elastic = not config.go_on and (await self._nodes.elastic()).takes_in
         if self._supervisor.stopping or 0 in lost:
             stay = False  # node 0 is the head
         else:
-            stay = stays(lost, nnodes, plan.nnodes, elastic=elastic, go_on=plan.go_on)
+            stay = stays(lost, nnodes, config.nnodes, elastic=elastic, go_on=config.go_on)
         if not stay:
             self.trouble_elsewhere("failure")
             return
@@ -231,7 +231,7 @@ class Crew:
         )
         self._endings.append(ending)
         self._do(self._sweep(worker))
-        mendable = self._plan.max_restarts > 0 or self._plan.go_on
+        mendable = self._config.max_restarts > 0 or self._config.go_on
         if ending.failed and mendable and not self._supervisor.stopping:
             self._handle(Away(local_rank))
             self._do(self._recover(worker, local_rank, ending))
@@ -245,7 +245,7 @@ class Crew:
         if ending.failed:
             self._trouble()
         self._handle(Ended(ending.local_rank, ending.failed, ending.symptom))
-        if ending.code == 0 and self._plan.max_restarts and not self._supervisor.stopping:
+        if ending.code == 0 and self._config.max_restarts and not self._supervisor.stopping:
             self._finished.append(ending.rank)
             if not self._telling:
                 self._telling = True
@@ -293,7 +293,7 @@ class Crew:
 
         A worker comes back when what it had started is gone: ports, files and devices may be held by that.
         """
-        nodes, limit = self._nodes, self._plan.max_restarts
+        nodes, limit = self._nodes, self._config.max_restarts
         used = await nodes.restarts()
         scene = await self._scene(ending)
         # Who died of the death that a restart mends comes back on that restart.
@@ -320,7 +320,7 @@ class Crew:
         return mend(replace(scene, may_restart=True, outside=True)), used
 
     async def _scene(self, ending: Ending) -> Scene:
-        elastic, over = await self._nodes.elastic() if self._plan.max_restarts else Elastic(False, False)
+        elastic, over = await self._nodes.elastic() if self._config.max_restarts else Elastic(False, False)
         others = await self._nodes.others()
         late = ending.local_rank in self._joined_late
         return Scene(
@@ -330,7 +330,7 @@ class Crew:
             others_well=others.well or any(e.code == 0 for e in self._endings),
             outside=late and ending.error.partition(":")[0] in _LOCKED_OUT,
             may_restart=False,
-            go_on=self._plan.go_on,
+            go_on=self._config.go_on,
         )
 
     def _return(self, local_rank: int, ending: Ending, used: int) -> bool:

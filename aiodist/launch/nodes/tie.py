@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.plan import Place
+from aiodist.launch.place import Place
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from aiodist.launch.plan import Place, Plan, worker_environment
+from aiodist.launch.config import LaunchConfig
+from aiodist.launch.place import Place, worker_environment
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import Console, Relay
@@ -23,9 +24,9 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 @dataclass
 class House:
-    """The parts that an agent has for all attempts: plan, spawner, consoles, `say`, log files."""
+    """The parts that an agent has for all attempts: config, spawner, consoles, `say`, log files."""
 
-    plan: Plan
+    config: LaunchConfig
     spawner: Spawner
     out: Console
     err: Console
@@ -45,18 +46,18 @@ def start_worker(house: House, place: Place, local_rank: int, restarts: int) -> 
     Raises:
         UsageError: the command cannot be run, or its files cannot be written.
     """
-    env = worker_environment(os.environ, house.plan, place, local_rank, restarts)
+    env = worker_environment(os.environ, house.config, place, local_rank, restarts)
     if house.logs is not None:
         house.logs.prepare(restarts, local_rank)
         env["TORCHELASTIC_ERROR_FILE"] = house.logs.path(restarts, local_rank, "error.json")
     first = local_rank == 0 and place.node_rank == 0 and restarts == 0
     return spawn(
-        house.plan.command,
+        house.config.command,
         env,
         stdin=0 if first and _stdin_is_for_workers() else None,
         spawner=house.spawner,
-        grace=min(_GRACE, house.plan.shutdown_timeout),
-        leave_daemons=house.plan.leave_daemons,
+        grace=min(_GRACE, house.config.shutdown_timeout),
+        leave_daemons=house.config.leave_daemons,
         make_relays=partial(_relays, house, place, local_rank, restarts),
     )
 
@@ -64,9 +65,9 @@ def start_worker(house: House, place: Place, local_rank: int, restarts: int) -> 
 def _relays(
     house: House, place: Place, local_rank: int, restarts: int, out: int, err: int, words: LastWords
 ) -> list[Relay]:
-    plan, rank = house.plan, place.first_rank + local_rank
+    config, rank = house.config, place.first_rank + local_rank
     files = _log_files(house, local_rank, restarts)
-    prefix = plan.prefix_of(rank=rank, local_rank=local_rank, node_rank=place.node_rank, host=place.host)
+    prefix = config.prefix_of(rank=rank, local_rank=local_rank, node_rank=place.node_rank, host=place.host)
     relays = []
     for fd, bit, console in ((out, 1, house.out), (err, 2, house.err)):
         painted = prefix
@@ -76,7 +77,7 @@ def _relays(
             Relay(
                 asyncio.get_running_loop(),
                 fd,
-                console=console if plan.on_console(local_rank, bit) else None,
+                console=console if config.on_console(local_rank, bit) else None,
                 prefix=painted.encode(),
                 prefix_width=len(prefix),
                 file=files.get(bit),
@@ -91,7 +92,7 @@ def _log_files(house: House, local_rank: int, restarts: int) -> dict[int, int]:
     opened: dict[int, int] = {}
     with ExitStack() as kept:
         for bit, name in ((1, "stdout.log"), (2, "stderr.log")):
-            if house.logs is not None and house.plan.filed(local_rank, bit):
+            if house.logs is not None and house.config.filed(local_rank, bit):
                 opened[bit] = house.logs.open(restarts, local_rank, name)
                 kept.callback(os.close, opened[bit])
         kept.pop_all()
