@@ -24,6 +24,7 @@ from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.words import Next
 from aiodist.launch.report import how_it_ended, render
+from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles
@@ -178,8 +179,7 @@ class Agent:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
         raise InterruptedEarlyError(self._interrupt.result())
 
     # -- the end of an attempt ------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Agent:
         waiting = self._loop.create_task(nodes.reports(report))
         while (signum := await self._late_signal(waiting)) is not None:
             if crew.signum or crew.in_trouble:
-                await _cancel(waiting)  # asked before
+                await cancel(waiting)  # asked before
                 return [replace(report, lost=nodes.lost, spared=crew.spared)]
             crew.signum = signum
             report = crew.report_at(await nodes.take_turn())
@@ -216,7 +216,7 @@ class Agent:
         asked = 0
         while (signum := await self._late_signal(waiting)) is not None:
             if asked:
-                await _cancel(waiting)
+                await cancel(waiting)
                 return Next(signum=asked, used=await nodes.restarts())
             asked = signum
             self._say(f"got {signal_name(signum)}; the job is not started again")
@@ -260,11 +260,6 @@ class Agent:
     def _say(self, text: str) -> None:
         """Show one line. Names and errors in it may be of other nodes."""
         self._err.line(b"", f"aiodist run: {one_line(text, _LONGEST)}".encode())
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _columns() -> int:

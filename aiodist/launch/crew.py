@@ -38,6 +38,7 @@ from aiodist.launch.supervisor import (
     Tick,
     Wake,
 )
+from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, lost_nodes
 from aiodist.launch.worker.starting import House, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
@@ -404,10 +405,7 @@ class Crew:
     async def kill_all(self) -> None:
         """End every worker, whatever way we leave."""
         self._halt.set()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         workers = list(self._unswept)
         for worker in workers:
             worker.watch(lambda: None)

@@ -21,6 +21,7 @@ from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, Usa
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
 from aiodist.launch.plain import read
+from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,8 +146,7 @@ class Admission:
 
     async def aclose(self, code: int | None = None) -> None:
         """End the admission; `code`: of the job, if it has ended."""
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        await cancel(self._watching)
         if code is not None:
             with suppress(RendezvousError):
                 await self._book.set("agents/over", str(code))
@@ -179,9 +179,7 @@ async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tupl
             hint="The job has all the nodes that it takes, or still waits for others",
         ) from None
     finally:
-        for task in (place, over):
-            task.cancel()
-        await asyncio.gather(place, over, return_exceptions=True)
+        await cancel(place, over)
     if answer.error:
         raise UsageError(answer.error, hint="Give every agent the same --nnodes, and its own --node-rank")
     with suppress(AiodistError):

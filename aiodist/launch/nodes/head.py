@@ -24,6 +24,7 @@ from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
 from aiodist.launch.nodes.words import Next
 from aiodist.launch.plain import read
 from aiodist.launch.restarts import Backoff, after, ready
+from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:
     from aiodist.launch.verdict import Verdict
@@ -317,16 +318,11 @@ class Head:
                 return Next(signum=_signal(remote.result()), used=await nodes.restarts())
             return await task
         finally:
-            for waiting in (task, remote):
-                if waiting is not None:
-                    waiting.cancel()
-                    await asyncio.gather(waiting, return_exceptions=True)
+            await cancel(task, remote)
 
     async def aclose(self) -> None:
         """Close the stores; the other agents get time to leave."""
-        if self._attending is not None:
-            self._attending.cancel()
-            await asyncio.gather(self._attending, return_exceptions=True)
+        await cancel(self._attending)
         if self._admission is not None:
             await self._admission.aclose(self.code)
         if self._workers_store is not None:

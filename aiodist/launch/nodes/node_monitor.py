@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiodist.errors import AiodistError, RendezvousError, WireError
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import FOREVER
+from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.store import Store
@@ -134,15 +135,11 @@ class NodeMonitor:
     async def aclose(self) -> None:
         """Stop watching, and let our lease run out."""
         await self._stop_watch()
-        if self._pulse is not None:
-            self._pulse.cancel()
-            await asyncio.gather(self._pulse, return_exceptions=True)
+        await cancel(self._pulse)
 
     async def _stop_watch(self) -> None:
         task, self._alarm_watch = self._alarm_watch, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
 
     async def _has_reported(self, store: Store, node: int) -> None:
         await self._unless_lost(node, store.wait([self.report_key(node)], timeout=FOREVER))
@@ -160,9 +157,7 @@ class NodeMonitor:
             self.lose_touch()
             return None
         finally:
-            for task in (answer, *losses):
-                task.cancel()
-            await asyncio.gather(answer, *losses, return_exceptions=True)
+            await cancel(answer, *losses)
 
     async def _watch_alarm(self, store: Store) -> None:
         why = "failure"

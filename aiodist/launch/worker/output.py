@@ -100,12 +100,9 @@ class Console:
 
     def _pump(self) -> None:
         while self._buffer:
-            if not self._regular and not self._poll.poll(0):
-                if not self._waiting:
-                    self._waiting = True
-                    self._loop.add_writer(self._fd, self._pump)
-                return
             try:
+                if not self._regular and not self._poll.poll(0):
+                    raise BlockingIOError
                 written = os.write(self._fd, self._next())
             except BlockingIOError:
                 if not self._waiting:

@@ -12,6 +12,7 @@ from functools import partial
 
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.place import Place, worker_environment
+from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import Console, Relay
@@ -51,15 +52,11 @@ def start_worker(house: House, place: Place, local_rank: int, restarts: int) -> 
         house.logs.prepare(restarts, local_rank)
         env["TORCHELASTIC_ERROR_FILE"] = house.logs.path(restarts, local_rank, "error.json")
     first = local_rank == 0 and place.node_rank == 0 and restarts == 0
-    return spawn(
-        house.config.command,
-        env,
-        stdin=0 if first and _stdin_is_for_workers() else None,
-        spawner=house.spawner,
-        grace=min(_GRACE, house.config.shutdown_timeout),
-        leave_daemons=house.config.leave_daemons,
-        make_relays=partial(_relays, house, place, local_rank, restarts),
-    )
+    config = house.config
+    grace = min(_GRACE, config.shutdown_timeout)
+    order = Order(list(config.command), env, grace, config.leave_daemons)
+    stdin = 0 if first and _stdin_is_for_workers() else None
+    return spawn(order, house.spawner, stdin, partial(_relays, house, place, local_rank, restarts))
 
 
 def _relays(
