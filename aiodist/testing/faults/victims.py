@@ -43,6 +43,7 @@ from aiodist.testing.hosts import Hosts
 
 Scenario = Callable[..., Awaitable[Any]]
 
+_LOOPBACK = "127.0.0.1"
 _LOG = 16_000  # bytes that are shown of what the processes printed
 
 
@@ -192,10 +193,6 @@ class Victims:
         process.close()
         self._all.discard(process)
 
-    def _meeting(self) -> dict[str, str] | None:
-        """The variables with which ranks of namespaces meet; None: at a store of this process."""
-        return None if self._hosts is None else dict(self._hosts.env)
-
 
 async def serve_store(stage: Stage, host: str, port: int, job: str, secret: str) -> None:
     """Serve a store, in a process that does nothing else."""
@@ -271,43 +268,40 @@ class Round:
             self._order(rank, self._function, self._arguments[rank])
 
     async def _make_store(self) -> None:
-        meeting = self._victims._meeting()
-        if meeting is None and self._rank_0_has_store:
-            with socket.create_server(("127.0.0.1", 0)) as probe:
-                free = probe.getsockname()[1]
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free), "AIODIST_STORE": ""}
-        elif meeting is None:
-            self._server = await StoreServer.start("127.0.0.1", 0, self._job, self._secret.encode())
-            address, port = "127.0.0.1", self._server.port
-            meeting = {
-                "MASTER_ADDR": address,
-                "MASTER_PORT": str(port),
-                "AIODIST_STORE": f"{address}:{port}",
-            }
-        elif self._store_on is not None:
-            assert self._victims._hosts is not None
-            address, port = self._victims._hosts.address(self._store_on), int(meeting["MASTER_PORT"]) + 1
-            meeting["AIODIST_STORE"] = f"{address}:{port}"
-            self._meeting = meeting
-            keeper = self._keeper = self._victims._take(self._store_on)
-            serves = asyncio.get_running_loop().create_future()
+        """Make the store where ranks meet, unless rank 0 has it, and the variables that say where it is."""
+        hosts = self._victims._hosts
+        if hosts is not None:
+            self._meeting = dict(hosts.env)
+            if self._store_on is not None:
+                address, port = hosts.address(self._store_on), int(self._meeting["MASTER_PORT"]) + 1
+                self._meeting["AIODIST_STORE"] = f"{address}:{port}"
+                await self._serve_store(self._store_on, address, port)
+            return
+        store = ""
+        if self._rank_0_has_store:
+            with socket.create_server((_LOOPBACK, 0)) as probe:
+                port = probe.getsockname()[1]
+        else:
+            self._server = await StoreServer.start(_LOOPBACK, 0, self._job, self._secret.encode())
+            port = self._server.port
+            store = f"{_LOOPBACK}:{port}"
+        self._meeting = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port), "AIODIST_STORE": store}
 
-            def hear(message: dict[str, Any] | None) -> None:
-                if not serves.done():
-                    serves.set_result(message)
+    async def _serve_store(self, host: int, address: str, port: int) -> None:
+        """Have a process of its own serve the store."""
+        keeper = self._keeper = self._victims._take(host)
+        answer: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
 
-            keeper.heard = hear
-            keeper.order(
-                self._packed(
-                    -1,
-                    serve_store,
-                    {"host": address, "port": port, "job": self._job, "secret": self._secret},
-                )
-            )
-            message = await asyncio.wait_for(serves, 20)
-            if message is None or message["say"] != "serves":
-                raise RoundFailed(f"the store does not serve: {message}\n{self._victims.log()}")
-        self._meeting = meeting
+        def hear(message: dict[str, Any] | None) -> None:
+            if not answer.done():
+                answer.set_result(message)
+
+        keeper.heard = hear
+        given = {"host": address, "port": port, "job": self._job, "secret": self._secret}
+        keeper.order(self._packed(-1, serve_store, given))
+        message = await asyncio.wait_for(answer, 20)
+        if message is None or message["say"] != "serves":
+            raise RoundFailed(f"the store does not serve: {message}\n{self._victims.log()}")
 
     # ── ranks ────────────────────────────────────────────────────────────────────────────────────────
 
