@@ -27,7 +27,7 @@ from aiodist.launch.report import how_it_ended, render
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
 from aiodist.launch.worker.logs import LogFiles
-from aiodist.launch.worker.output import open_consoles
+from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import House
 from aiodist.sanitize import one_line
@@ -133,7 +133,8 @@ class Agent:
     async def _show(self, verdict: Verdict, nnodes: int) -> int:
         self._finished = True
         colour = self._err.is_terminal and not os.environ.get("NO_COLOR")
-        for line in render(verdict, nnodes=nnodes, colour=colour, width=_columns()).splitlines():
+        shown = render(verdict, nnodes=nnodes, colour=colour, width=min(100, terminal_columns()))
+        for line in shown.splitlines():
             self._err.line(b"", line.encode())
         patience = _LAST_FLUSH if verdict.signum else None
         await self._out.flush(patience)
@@ -260,10 +261,3 @@ class Agent:
     def _say(self, text: str) -> None:
         """Show one line. Names and errors in it may be of other nodes."""
         self._err.line(b"", f"aiodist run: {one_line(text, _LONGEST)}".encode())
-
-
-def _columns() -> int:
-    try:
-        return min(100, os.get_terminal_size(2).columns or 80)
-    except OSError:
-        return 80

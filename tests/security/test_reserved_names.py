@@ -9,11 +9,12 @@ import pytest
 
 from aiodist.errors import AuthenticationError, UsageError
 from aiodist.launch.nodes.head import _signal
-from aiodist.launch.nodes.node_monitor import Listener, _node_in
+from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.nodes.tie import Tie
+from aiodist.launch.nodes.words import node_in
 from aiodist.rendezvous import HashStore, TcpStore, WatchEvent
 from tests.rendezvous.store_life import until
 
@@ -53,13 +54,13 @@ def test_a_workers_secret_is_its_jobs_and_says_nothing_of_the_operators() -> Non
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_no_name_is_taken_for_a_node(name: str) -> None:
-    assert _node_in(f"agents/alive/{name}") is None
+    assert node_in(f"agents/alive/{name}", "agents/alive/") is None
 
 
 def test_signs_of_life_are_read() -> None:
-    assert [_node_in(f"agents/alive/{id}") for id in (0, 7, 10**17)] == [0, 7, 10**17]
-    assert _node_in("agents/0/alive/1") is None
-    assert _node_in("agents/stop") is None
+    assert [node_in(f"agents/alive/{id}", "agents/alive/") for id in (0, 7, 10**17)] == [0, 7, 10**17]
+    assert node_in("agents/0/alive/1", "agents/alive/") is None
+    assert node_in("agents/stop", "agents/alive/") is None
 
 
 async def test_a_nodes_heartbeat_goes_on_whatever_is_beside_it() -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
+from aiodist.launch.nodes.words import node_in
 from aiodist.launch.plain import read
 from aiodist.launch.tasks import cancel
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
 
 _GOODBYE = 5.0
-_DIGITS = 18  # of a node's number
+_CARD = "agents/card/"
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,10 @@ class Admission:
 
     async def _watch(self) -> None:
         with suppress(RendezvousError):
-            async for key, value in self._book.watch("agents/card/"):
-                number = key.rpartition("/")[2]
-                if not number.isdecimal():
+            async for key, value in self._book.watch(_CARD):
+                id = node_in(key, _CARD)
+                if id is None:
                     continue
-                id = int(number[:_DIGITS])
                 if value is None:
                     self.waiting.pop(id, None)
                 elif id not in self._admitted and id not in self._refused:
@@ -165,7 +165,7 @@ async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tupl
     id = await book.add("agents/arrivals", 1)
     card = Card(host, config.nproc, config.shown_nodes, config.node_rank)
     patience = config.meet_timeout + config.last_call + 10
-    await book.set(f"agents/card/{id}", json.dumps(asdict(card)), ttl=FOREVER)
+    await book.set(f"{_CARD}{id}", json.dumps(asdict(card)), ttl=FOREVER)
     place = asyncio.ensure_future(book.get(f"agents/seat/{id}", timeout=patience))
     over = asyncio.ensure_future(book.get("agents/over", timeout=2 * patience))
     try:
@@ -183,5 +183,5 @@ async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tupl
     if answer.error:
         raise UsageError(answer.error, hint="Give every agent the same --nnodes, and its own --node-rank")
     with suppress(AiodistError):
-        await book.delete_key(f"agents/card/{id}")
+        await book.delete_key(f"{_CARD}{id}")
     return id, answer.port, answer.attempt

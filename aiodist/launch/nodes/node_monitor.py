@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiodist.errors import AiodistError, RendezvousError, WireError
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import FOREVER
+from aiodist.launch.nodes.words import node_in
 from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 LEASE = 15.0
 _ALIVE = "agents/alive/"
 BEAT = 1.0
-_DIGITS = 18  # of a node's number
 T = TypeVar("T")
 
 
@@ -200,7 +200,7 @@ class NodeMonitor:
                     if not self._leads:
                         raise
                     continue  # the head hosts the store: it was itself stopped, and looks who is left
-                alive = {id for key in keys if (id := _node_in(key)) is not None}
+                alive = {id for key in keys if (id := node_in(key, _ALIVE)) is not None}
                 alive.add(self._id)
                 seen |= alive
                 if alive != self.alive:
@@ -221,11 +221,3 @@ class NodeMonitor:
                 news = True
         if news and self._listener is not None:
             self._listener.missed(self.lost)
-
-
-def _node_in(key: str) -> int | None:
-    """The node that a sign of life is of; None for another key, whoever has left it."""
-    name = key.removeprefix(_ALIVE)
-    if name == key or not (name.isascii() and name.isdecimal()) or len(name) > _DIGITS:
-        return None
-    return int(name)

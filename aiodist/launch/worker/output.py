@@ -233,7 +233,7 @@ class Relay:
             if self._console is None:
                 continue
             if live:
-                columns = max(1, _columns() - self._prefix_width - 1)
+                columns = max(1, terminal_columns() - self._prefix_width - 1)
                 self._console.live_line(self._prefix, texts[-1], columns)
             else:
                 self._console.line(self._prefix, *texts)
@@ -262,7 +262,7 @@ class Relay:
             self._file = None
 
 
-def _columns() -> int:
+def terminal_columns() -> int:
     """Columns of the terminal behind stderr."""
     try:
         return os.get_terminal_size(2).columns or 80
