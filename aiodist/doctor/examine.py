@@ -16,7 +16,7 @@ from aiodist.doctor.finding import Finding, Section
 from aiodist.doctor.probes.asking import Answer, Inquiry, Question
 from aiodist.doctor.probes.network import Told, free_port, loopback, told
 from aiodist.doctor.probes.system import Kernel, kernel, room
-from aiodist.doctor.words import describe
+from aiodist.doctor.text import describe
 from aiodist.environment import (
     LAUNCHERS,
     Placement,

@@ -20,16 +20,16 @@ from aiodist.launch.config import LaunchConfig
 from aiodist.launch.crew import Crew
 from aiodist.launch.nodes.admission import OverError
 from aiodist.launch.nodes.meeting import meet
+from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
-from aiodist.launch.nodes.words import Next
 from aiodist.launch.report import how_it_ended, render
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner
-from aiodist.launch.worker.starting import House
+from aiodist.launch.worker.starting import AgentContext
 from aiodist.sanitize import one_line
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -78,7 +78,7 @@ class Agent:
         self._interrupt: asyncio.Future[int] = self._loop.create_future()
         self._late: asyncio.Queue[int] = asyncio.Queue()  # signals while none of our workers lives
         self._out, self._err = open_consoles(self._loop)
-        self._house = House(self._config, self._spawner, self._out, self._err, self._say)
+        self._context = AgentContext(self._config, self._spawner, self._out, self._err, self._say)
         self._catch_signals()
         try:
             nodes = await self._unless_interrupted(meet(self._config, os.environ, self._say))
@@ -111,11 +111,11 @@ class Agent:
             self._say_again(verdict, nodes)
 
     async def _attempt(self, nodes: Nodes) -> Verdict:
-        crew = self._crew = Crew(self._house, nodes)
+        crew = self._crew = Crew(self._context, nodes)
         try:
-            if self._config.wants_files and self._house.logs is None:
-                self._house.logs = LogFiles(self._config, nodes.place.job)
-                self._say(f"logs are in {self._house.logs.folder}")
+            if self._config.wants_files and self._context.logs is None:
+                self._context.logs = LogFiles(self._config, nodes.place.job)
+                self._say(f"logs are in {self._context.logs.folder}")
             crew.start()
         except UsageError as error:
             await self._give_up(nodes, crew, error)

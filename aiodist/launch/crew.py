@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from aiodist.errors import UsageError
+from aiodist.launch.nodes.messages import Elastic
 from aiodist.launch.nodes.nodes import Nodes
-from aiodist.launch.nodes.words import Elastic
 from aiodist.launch.report import how_it_ended
 from aiodist.launch.restarts import Backoff, Cover, Mend, Scene, mend, stays
 from aiodist.launch.supervisor import (
@@ -40,7 +40,7 @@ from aiodist.launch.supervisor import (
 )
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, lost_nodes
-from aiodist.launch.worker.starting import House, start_worker
+from aiodist.launch.worker.starting import AgentContext, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker
 
@@ -52,13 +52,13 @@ class Crew:
     """The workers of one attempt on this node.
 
     Args:
-        house: the agent's.
+        context: the agent's.
         nodes: the other nodes; in the place of this attempt.
     """
 
-    def __init__(self, house: House, nodes: Nodes) -> None:
-        self._house = house
-        self._config = house.config
+    def __init__(self, context: AgentContext, nodes: Nodes) -> None:
+        self._context = context
+        self._config = context.config
         self._nodes = nodes
         self._place = nodes.place
         self._supervisor = Supervisor(self._config.nproc, self._config.shutdown_timeout)
@@ -136,7 +136,7 @@ class Crew:
             why_ended = lost_nodes(lost) if lost else "the job ends because of another node"
             if why_ended != self._said:
                 self._said = why_ended
-                self._house.say(why_ended)
+                self._context.say(why_ended)
         self._quiet = self._quiet or why == "regroup"
         self._halt.set()
         self._handle(Elsewhere(why != "failure"))
@@ -158,7 +158,7 @@ class Crew:
         new = set(lost) - set(self._spared)
         self._spared = lost
         if new:
-            self._house.say(f"{lost_nodes(new)}; the job goes on with {nnodes - len(lost)}")
+            self._context.say(f"{lost_nodes(new)}; the job goes on with {nnodes - len(lost)}")
 
     def _handle(self, event: Event) -> None:
         actions = self._supervisor.handle(event, self._loop.time())
@@ -170,7 +170,8 @@ class Crew:
             match action:
                 case Send(signum, local_ranks):
                     if signum == signal.SIGTERM and not self._quiet:
-                        self._house.say(f"{len(local_ranks)} worker(s) here still run; they are asked to end")
+                        count = len(local_ranks)
+                        self._context.say(f"{count} worker(s) here still run; they are asked to end")
                     for local_rank in local_ranks:
                         self._workers[local_rank].send(signum)
                 case Wake(at):
@@ -204,7 +205,7 @@ class Crew:
     # -- one worker -----------------------------------------------------------------------------
 
     def _start(self, local_rank: int, restarts: int) -> None:
-        worker = start_worker(self._house, self._place, local_rank, restarts)
+        worker = start_worker(self._context, self._place, local_rank, restarts)
         self._workers[local_rank] = worker
         self._unswept.add(worker)
         self._began[local_rank] = self._loop.time()
@@ -263,7 +264,7 @@ class Crew:
         others = len(self._supervisor.alive) > (ending.local_rank in self._supervisor.alive)
         if ending.failed and (then or (self._turn is None and others)):
             because = ", because of another rank" if ending.symptom else ""
-            self._house.say(f"rank {ending.rank} failed: {how_it_ended(ending)}{because}{then}")
+            self._context.say(f"rank {ending.rank} failed: {how_it_ended(ending)}{because}{then}")
 
     async def _sweep(self, worker: Worker) -> None:
         await worker.sweep()
@@ -340,7 +341,7 @@ class Crew:
             self._start(local_rank, used)
             self._confirm(local_rank)
         except UsageError as error:
-            self._house.say(f"rank {ending.rank} cannot be started again: {error}")
+            self._context.say(f"rank {ending.rank} cannot be started again: {error}")
             return False
         self._mark(ending, replace(ending, restarted=True))
         self._joined_late.add(local_rank)
@@ -370,7 +371,7 @@ class Crew:
         first = self._place.first_rank
         living = {first + local: self._workers[local].pid for local in self._supervisor.alive}
         for line in stopped.news(living, [(rank, state_of(pid)) for rank, pid in living.items()]):
-            self._house.say(line)
+            self._context.say(line)
         self._loop.call_later(INTERVAL, self._look, stopped)
 
     # -- the end --------------------------------------------------------------------------------

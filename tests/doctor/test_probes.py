@@ -16,7 +16,7 @@ from aiodist.doctor.apart import PROBES
 from aiodist.doctor.probes.asking import Answer, Inquiry, Question
 from aiodist.doctor.probes.network import Told, loopback, told
 from aiodist.doctor.probes.system import kernel, room
-from aiodist.doctor.words import describe, one_line
+from aiodist.doctor.text import describe, one_line
 
 
 def ask(name: str, *arguments: str, limit: float = 60, **environ: str) -> Answer:

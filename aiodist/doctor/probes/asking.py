@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from aiodist.doctor.words import one_line
+from aiodist.doctor.text import one_line
 
 # -P, and the package last on the path: nothing of the current folder is taken for a library.
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from aiodist.doctor.apart import main; main()"

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.launch.nodes.messages import node_in
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
-from aiodist.launch.nodes.words import node_in
 from aiodist.launch.plain import read
 from aiodist.launch.tasks import cancel
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import Admission
+from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import LEASE
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import free_port
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
-from aiodist.launch.nodes.words import Next
 from aiodist.launch.plain import read
 from aiodist.launch.restarts import Backoff, after, ready
 from aiodist.launch.tasks import cancel
@@ -113,7 +113,7 @@ class Head:
     def attend(self, nodes: Nodes) -> None:
         """Admit nodes that come, now that the attempt has begun."""
         self._running = True
-        nodes.heard.changed = self._changed
+        nodes.monitor.changed = self._changed
         if self._admission is not None and self._attending is None:
             self._attending = asyncio.create_task(self._attend(nodes, self._admission))
         self._changed()
@@ -240,7 +240,7 @@ class Head:
                 continue
             newcomer = next(iter(admission.waiting.values()))
             if elastic:
-                nodes.heard.know(nodes.roster.grown(newcomer))
+                nodes.monitor.know(nodes.roster.grown(newcomer))
                 await self._publish(store, nodes.roster)
                 self._say(f"{newcomer.host} joins the job with {newcomer.nproc} worker(s)")
                 self._arrivals.set()  # perhaps there are more
@@ -295,7 +295,7 @@ class Head:
         gone = set(nodes.lost)
         left = []
         for node, member in enumerate(nodes.roster.members):
-            if node in gone or (nodes.store is not None and member.id not in nodes.heard.alive):
+            if node in gone or (nodes.store is not None and member.id not in nodes.monitor.alive):
                 if self._admission is not None:
                     self._admission.leave(member.id)
             else:

@@ -19,12 +19,12 @@ from aiodist.errors import RendezvousError, UsageError
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import request_place
 from aiodist.launch.nodes.head import PATIENCE, Head, Say
+from aiodist.launch.nodes.local_node import LocalNode
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import about_port, bind_address, check_free, reachable, short_host
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.nodes.tie import Tie
 from aiodist.net.sockets import is_in_use
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say) -> No
         say: shows one line to the operator, for a wait that gets long.
 
     Returns:
-        This node's place and its tie to the other nodes; the caller closes it.
+        This node's place, and the way to the other nodes; the caller closes it.
 
     Raises:
         UsageError: the nodes' command lines do not fit together.
@@ -67,8 +67,8 @@ async def _alone(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     if config.master_port is not None:
         check_free(config.master_addr, config.master_port)
     head = Head(config, _me(config), access, "127.0.0.1", say)
-    tie = Tie(0, "127.0.0.1", config.master_addr, access, short_host())
-    return Nodes(tie, await head.alone(), None, head)
+    local = LocalNode(0, "127.0.0.1", config.master_addr, access, short_host())
+    return Nodes(local, await head.alone(), None, head)
 
 
 async def _serve_admission(config: LaunchConfig, access: StoreAccess, say: Say) -> StoreServer | None:
@@ -108,7 +108,7 @@ async def _host(config: LaunchConfig, access: StoreAccess, server: StoreServer, 
         raise
     # What we are bound to may not be what the others' name for us means here.
     named = config.master_addr.strip("[]") if local != server.host else server.host
-    return Nodes(Tie(0, named, config.master_addr, access, short_host()), roster, store, head)
+    return Nodes(LocalNode(0, named, config.master_addr, access, short_host()), roster, store, head)
 
 
 async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
@@ -135,8 +135,8 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     except BaseException:
         await store.aclose()
         raise
-    tie = Tie(id, config.master_addr.strip("[]"), config.master_addr, access, short_host())
-    return Nodes(tie, roster, store)
+    local = LocalNode(id, config.master_addr.strip("[]"), config.master_addr, access, short_host())
+    return Nodes(local, roster, store)
 
 
 def _me(config: LaunchConfig) -> Member:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
+from aiodist.launch.nodes.messages import node_in
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import FOREVER
-from aiodist.launch.nodes.words import node_in
 from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:

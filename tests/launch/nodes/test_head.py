@@ -14,11 +14,11 @@ from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import OverError, request_place
 from aiodist.launch.nodes.head import Head
 from aiodist.launch.nodes.meeting import meet
+from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import ELASTIC, Nodes
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.nodes.words import Next
 from aiodist.launch.verdict import Ending, Verdict
 from tests.ports import free_port
 

@@ -10,7 +10,7 @@ from aiodist.launch.place import Place
 
 
 @dataclass(frozen=True)
-class Tie:
+class LocalNode:
     """One agent's facts for the whole job.
 
     Args:
