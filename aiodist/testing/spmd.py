@@ -25,7 +25,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from aiodist.rendezvous import StoreServer
 from aiodist.testing.forkserver import SERVERS, Forked, Request, servers
@@ -35,17 +35,7 @@ from aiodist.testing.worker import FAILURES
 WORKER = ("-m", "aiodist.testing.worker")
 
 
-class Process(Protocol):
-    """One rank, as asyncio's subprocesses are."""
-
-    pid: int
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code; None while it runs, as far as `wait` has seen."""
-
-    async def wait(self) -> int:
-        """Wait for its end → its exit code."""
+Process = Forked | asyncio.subprocess.Process
 
 
 @dataclass(slots=True)
