@@ -55,14 +55,6 @@ def run(config: LaunchConfig) -> int:
         spawner.close()
 
 
-class InterruptedEarlyError(Exception):
-    """The operator sent a signal before the workers were started."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal_name(signum))
-        self.signum = signum
-
-
 class Agent:
     """One node's part of a job."""
 
@@ -82,14 +74,15 @@ class Agent:
         self._catch_signals()
         try:
             nodes = await self._unless_interrupted(meet(self._config, os.environ, self._say))
-        except InterruptedEarlyError as interrupted:
-            self._say(f"stopped by {interrupted} before the job began")
-            await self._err.flush(_LAST_FLUSH)
-            return 128 + interrupted.signum
         except OverError as over:
             self._say("the job has ended, and did not need this node")
             await self._err.flush(_LAST_FLUSH)
             return over.code
+        if nodes is None:
+            signum = self._interrupt.result()
+            self._say(f"stopped by {signal_name(signum)} before the job began")
+            await self._err.flush(_LAST_FLUSH)
+            return 128 + signum
         try:
             verdict = await self._run_job(nodes)
             if nodes.head is not None:
@@ -174,14 +167,15 @@ class Agent:
             self._say(f"got {signal_name(signum)}; {crew.alive} worker(s) here are asked to end")
             crew.asked(signum)
 
-    async def _unless_interrupted(self, meeting: Coroutine[Any, Any, Nodes]) -> Nodes:
+    async def _unless_interrupted(self, meeting: Coroutine[Any, Any, Nodes]) -> Nodes | None:
+        """Meet the other nodes; None: the operator sent a signal before the workers were started."""
         task = self._loop.create_task(meeting)
         either: set[asyncio.Future[Any]] = {task, self._interrupt}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         await cancel(task)
-        raise InterruptedEarlyError(self._interrupt.result())
+        return None
 
     # -- the end of an attempt ------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,6 @@ from aiodist.launch.restarts import Backoff, Cover, Mend, Scene, mend, stays
 from aiodist.launch.supervisor import (
     FAILURE_GRACE,
     SYMPTOM_GRACE,
-    Action,
     Asked,
     Away,
     Back,
@@ -163,9 +162,6 @@ class Crew:
     def _handle(self, event: Event) -> None:
         actions = self._supervisor.handle(event, self._loop.time())
         logger.debug("%s → %s", event, actions or "nothing")
-        self._act(actions)
-
-    def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Send(signum, local_ranks):
