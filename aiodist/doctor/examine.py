@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from aiodist.doctor.checks import backends, devices, libraries, network, packages, settings, system
 from aiodist.doctor.finding import Finding, Section
-from aiodist.doctor.probes.asking import Answer, Inquiry, Question
+from aiodist.doctor.probes.asking import Answer, Question, ask
 from aiodist.doctor.probes.network import Told, free_port, loopback, told
 from aiodist.doctor.probes.system import Kernel, kernel, room
 from aiodist.doctor.text import describe
@@ -62,8 +62,7 @@ def examine(
     ranks = ranks or _ranks(place) or max(1, int(space.cores))
     with _folder() as folder:
         questions = _questions(environ, addresses, limit, folder)
-        with Inquiry(list(questions.values()), limit) as inquiry:
-            answers = dict(zip(questions, inquiry.answers(waiting), strict=True))
+        answers = dict(zip(questions, ask(list(questions.values()), limit, waiting), strict=True))
     count = len(answers["driver"].facts.get("devices", ()))
     return [
         _section("system", lambda: system.check_kernel(system_seen)),
