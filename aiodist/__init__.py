@@ -17,284 +17,49 @@ Start several processes of it with `aiodist run --nproc-per-node 4 script.py`.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from aiodist import group as group
-    from aiodist import portal as portal
-    from aiodist.backends.registry import register_backend
-    from aiodist.ddp import GradientSync
-    from aiodist.errors import (
-        AiodistError,
-        AuthenticationError,
-        BackendUnavailable,
-        CollectiveMismatch,
-        CollectiveTimeout,
-        Evicted,
-        GroupAborted,
-        GroupBroken,
-        GroupClosed,
-        LeaseLost,
-        PeerLost,
-        QuorumLost,
-        RendezvousError,
-        RendezvousTimeout,
-        StoreFull,
-        StoreReplaced,
-        Tampered,
-        UsageError,
-        WireError,
-    )
-    from aiodist.functional import (
-        GroupMember,
-        P2POp,
-        all_gather,
-        all_gather_into_tensor,
-        all_gather_object,
-        all_gather_single,
-        all_reduce,
-        all_to_all,
-        all_to_all_single,
-        barrier,
-        batch_isend_irecv,
-        broadcast,
-        broadcast_object_list,
-        gather,
-        gather_object,
-        get_backend,
-        get_global_rank,
-        get_group_rank,
-        get_pg_count,
-        get_process_group_ranks,
-        get_rank,
-        get_world_size,
-        irecv,
-        isend,
-        monitored_barrier,
-        new_group,
-        new_subgroups,
-        new_subgroups_by_enumeration,
-        recv,
-        recv_object_list,
-        reduce,
-        reduce_scatter,
-        reduce_scatter_single,
-        reduce_scatter_tensor,
-        scatter,
-        scatter_object_list,
-        send,
-        send_object_list,
-        split_group,
-    )
-    from aiodist.group import ProcessGroup
-    from aiodist.portal import Portal, SyncProcessGroup, SyncWork
-    from aiodist.rendezvous import (
-        FileStore,
-        HashStore,
-        Lease,
-        PrefixStore,
-        Store,
-        StoreServer,
-        TcpStore,
-        register_rendezvous_handler,
-    )
-    from aiodist.runtime import (
-        destroy_process_group,
-        get_node_local_rank,
-        init_process_group,
-        is_available,
-        is_backend_available,
-        is_initialized,
-        is_torchelastic_launched,
-        join,
-        run,
-    )
-    from aiodist.types import ReduceOp, premul_sum
-    from aiodist.work import Work
 
 __version__ = "0.1.0"
 
-# Loaded at first use: the launcher and `import aiodist` itself need neither NumPy nor uvloop. A test
-# holds this table against the imports above.
+# Where each public name is. It is loaded at first use: the launcher and `import aiodist` itself need neither
+# NumPy nor uvloop. `__init__.pyi` says the same to type checkers; a test compares them.
 _HOME = {
-    "aiodist.backends.registry": ("register_backend",),
-    "aiodist.ddp": ("GradientSync",),
-    "aiodist.errors": (
-        "AiodistError",
-        "AuthenticationError",
-        "BackendUnavailable",
-        "CollectiveMismatch",
-        "CollectiveTimeout",
-        "Evicted",
-        "GroupAborted",
-        "GroupBroken",
-        "GroupClosed",
-        "LeaseLost",
-        "PeerLost",
-        "QuorumLost",
-        "RendezvousError",
-        "RendezvousTimeout",
-        "StoreFull",
-        "StoreReplaced",
-        "Tampered",
-        "UsageError",
-        "WireError",
-    ),
-    "aiodist.functional": (
-        "GroupMember",
-        "P2POp",
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_gather_object",
-        "all_gather_single",
-        "all_reduce",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "batch_isend_irecv",
-        "broadcast",
-        "broadcast_object_list",
-        "gather",
-        "gather_object",
-        "get_backend",
-        "get_global_rank",
-        "get_group_rank",
-        "get_pg_count",
-        "get_process_group_ranks",
-        "get_rank",
-        "get_world_size",
-        "irecv",
-        "isend",
-        "monitored_barrier",
-        "new_group",
-        "new_subgroups",
-        "new_subgroups_by_enumeration",
-        "recv",
-        "recv_object_list",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor",
-        "scatter",
-        "scatter_object_list",
-        "send",
-        "send_object_list",
-        "split_group",
-    ),
-    "aiodist.group": ("ProcessGroup",),
-    "aiodist.portal": ("Portal", "SyncProcessGroup", "SyncWork"),
-    "aiodist.rendezvous": (
-        "FileStore",
-        "HashStore",
-        "Lease",
-        "PrefixStore",
-        "Store",
-        "StoreServer",
-        "TcpStore",
-        "register_rendezvous_handler",
-    ),
-    "aiodist.runtime": (
-        "destroy_process_group",
-        "get_node_local_rank",
-        "init_process_group",
-        "is_available",
-        "is_backend_available",
-        "is_initialized",
-        "is_torchelastic_launched",
-        "join",
-        "run",
-    ),
-    "aiodist.types": ("ReduceOp", "premul_sum"),
-    "aiodist.work": ("Work",),
+    "aiodist.backends.registry": "register_backend",
+    "aiodist.ddp": "GradientSync",
+    "aiodist.errors": """
+        AiodistError AuthenticationError BackendUnavailable CollectiveMismatch CollectiveTimeout Evicted
+        GroupAborted GroupBroken GroupClosed LeaseLost PeerLost QuorumLost RendezvousError
+        RendezvousTimeout StoreFull StoreReplaced Tampered UsageError WireError
+    """,
+    "aiodist.functional.collectives": """
+        all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single
+        barrier broadcast gather monitored_barrier reduce reduce_scatter reduce_scatter_single
+        reduce_scatter_tensor scatter
+    """,
+    "aiodist.functional.groups": """
+        get_backend get_global_rank get_group_rank get_pg_count get_process_group_ranks get_rank
+        get_world_size new_group new_subgroups new_subgroups_by_enumeration split_group
+    """,
+    "aiodist.functional.handles": "GroupMember",
+    "aiodist.functional.objects": """
+        all_gather_object broadcast_object_list gather_object recv_object_list scatter_object_list
+        send_object_list
+    """,
+    "aiodist.functional.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
+    "aiodist.group": "ProcessGroup",
+    "aiodist.portal": "Portal SyncProcessGroup SyncWork",
+    "aiodist.rendezvous": """
+        FileStore HashStore Lease PrefixStore Store StoreServer TcpStore register_rendezvous_handler
+    """,
+    "aiodist.runtime": """
+        destroy_process_group get_node_local_rank init_process_group is_available is_backend_available
+        is_initialized is_torchelastic_launched join run
+    """,
+    "aiodist.types": "ReduceOp premul_sum",
+    "aiodist.work": "Work",
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
-__all__ = [
-    "AiodistError",
-    "AuthenticationError",
-    "BackendUnavailable",
-    "CollectiveMismatch",
-    "CollectiveTimeout",
-    "Evicted",
-    "FileStore",
-    "GradientSync",
-    "GroupAborted",
-    "GroupBroken",
-    "GroupClosed",
-    "GroupMember",
-    "HashStore",
-    "Lease",
-    "LeaseLost",
-    "P2POp",
-    "PeerLost",
-    "Portal",
-    "PrefixStore",
-    "ProcessGroup",
-    "QuorumLost",
-    "ReduceOp",
-    "RendezvousError",
-    "RendezvousTimeout",
-    "Store",
-    "StoreFull",
-    "StoreReplaced",
-    "StoreServer",
-    "SyncProcessGroup",
-    "SyncWork",
-    "Tampered",
-    "TcpStore",
-    "UsageError",
-    "WireError",
-    "Work",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "destroy_process_group",
-    "gather",
-    "gather_object",
-    "get_backend",
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_pg_count",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_size",
-    "init_process_group",
-    "irecv",
-    "is_available",
-    "is_backend_available",
-    "is_initialized",
-    "is_torchelastic_launched",
-    "isend",
-    "join",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "premul_sum",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "register_backend",
-    "register_rendezvous_handler",
-    "run",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "split_group",
-]
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -44,8 +43,8 @@ class Bound:
         if case.what == "p2p" and pg.size < 2:
             raise UnavailableError("needs two ranks")
         length, out_length = case.lengths(pg.size)
-        self.tensor = await self._empty(length)
-        self.out = await self._empty(out_length)
+        self.tensor = self._empty(length)
+        self.out = self._empty(out_length)
         fill(self.tensor, pg.rank)
         self.out[:] = 0
         await pg.barrier()
@@ -53,15 +52,10 @@ class Bound:
         check(case, pg.rank, pg.size, self.tensor, self.out)
         self.tensor[:] = 0  # sums of sums would overflow
 
-    async def _empty(self, length: int) -> Array:
+    def _empty(self, length: int) -> Array:
         if not self.case.shared or not length:
             return np.empty(length, self.case.numpy_dtype)
-        make = getattr(self.pg, "empty", None)
-        if make is None:
-            raise UnavailableError("pg.empty does not exist in this version")
-        made = make((length,), self.case.numpy_dtype)
-        array: Array = await made if inspect.isawaitable(made) else made
-        return array
+        return self.pg.empty((length,), self.case.numpy_dtype)
 
     def once(self) -> Once:
         """The operation: call it and await what it returns."""

@@ -12,7 +12,7 @@ from typing import Any
 from aiodist.cli.parser import Parser
 from aiodist.cli.run import workers_per_node
 from aiodist.errors import UsageError
-from aiodist.launch.plan import Plan
+from aiodist.launch.config import LaunchConfig
 
 _BUDGET, _QUICK = 0.25, 0.05  # seconds for one line of the table
 
@@ -20,13 +20,13 @@ _BUDGET, _QUICK = 0.25, 0.05  # seconds for one line of the table
 def main(argv: Sequence[str]) -> int:
     """Run the command; 0 if every result was right."""
     live = "stdout" if sys.stdout.isatty() else "stderr" if sys.stderr.isatty() else ""
-    plan = make_plan(argv, live=live)
+    config = make_config(argv, live=live)
     from aiodist.launch.agent import run
 
-    return run(plan)
+    return run(config)
 
 
-def make_plan(argv: Sequence[str], *, live: str) -> Plan:
+def make_config(argv: Sequence[str], *, live: str) -> LaunchConfig:
     """The job that a command line asks for.
 
     Args:
@@ -60,7 +60,7 @@ def make_plan(argv: Sequence[str], *, live: str) -> Plan:
     }
     if args.json and not Path(args.json).absolute().parent.is_dir():
         raise UsageError(f"--json {args.json}: there is no such folder")
-    return Plan(
+    return LaunchConfig(
         command=(sys.executable, "-m", "aiodist.bench", json.dumps(options)),
         nproc=workers_per_node(args.nproc_per_node, os.environ),
         prefix="",

@@ -69,34 +69,37 @@ class Options:
         self._environ = environ
 
     def value(
-        self, *names: str, default: str | None, help: str, metavar: str, also: tuple[str, ...] = ()
+        self,
+        name: str,
+        default: str | None,
+        metavar: str,
+        help: str,
+        *,
+        short: str = "",
+        also: tuple[str, ...] = (),
     ) -> None:
         """An option with a value. `also`: other names of it, which the help does not show."""
-        long = self._long(names)
-        for variable in (f"PET_{name[2:].replace('-', '_').upper()}" for name in (*also, long)):
-            default = self._environ.get(variable, default)
-        dest = long[2:].replace("-", "_")
-        self._group.add_argument(*names, default=default, help=help, metavar=metavar, dest=dest)
-        if hidden := self._hidden(long, *also):
-            self._group.add_argument(*hidden, default=argparse.SUPPRESS, help=argparse.SUPPRESS, dest=dest)
+        for known in (*also, name):
+            default = self._environ.get(f"PET_{_attribute(known).upper()}", default)
+        self._add(name, short, also, metavar=metavar, default=default, help=help)
 
-    def switch(self, *names: str, help: str) -> None:
+    def switch(self, name: str, help: str, *, short: str = "") -> None:
         """An option without a value."""
-        long = self._long(names)
-        dest = long[2:].replace("-", "_")
-        default = switch(self._environ, f"PET_{dest.upper()}")
-        self._group.add_argument(*names, action="store_true", default=default, help=help, dest=dest)
-        if hidden := self._hidden(long):
-            self._group.add_argument(
-                *hidden, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS, dest=dest
-            )
+        default = switch(self._environ, f"PET_{_attribute(name).upper()}")
+        self._add(name, short, action="store_true", default=default, help=help)
 
-    @staticmethod
-    def _long(names: tuple[str, ...]) -> str:
-        return next(name for name in names if name.startswith("--"))
+    def _add(
+        self, name: str, short: str, also: tuple[str, ...] = (), *, default: object, help: str, **more: Any
+    ) -> None:
+        """Add the option, and its spellings that work and are not shown."""
+        names = [short, name] if short else [name]
+        add, dest = self._group.add_argument, _attribute(name)
+        add(*names, dest=dest, default=default, help=help, **more)
+        spelled = [f"--{_attribute(known)}" for known in (name, *also)]
+        if hidden := [known for known in dict.fromkeys((*also, *spelled)) if known != name]:
+            add(*hidden, dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
 
-    @staticmethod
-    def _hidden(long: str, *also: str) -> list[str]:
-        """The spellings that work and are not shown."""
-        spelled = [f"--{name[2:].replace('-', '_')}" for name in (long, *also)]
-        return [name for name in dict.fromkeys((*also, *spelled)) if name != long]
+
+def _attribute(name: str) -> str:
+    """'--a-b' → 'a_b'."""
+    return name[2:].replace("-", "_")

@@ -1,4 +1,4 @@
-"""`aiodist run`: torchrun's command line → a Plan."""
+"""`aiodist run`: torchrun's command line → a LaunchConfig."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiodist.cli.parser import Options, Parser
 from aiodist.environment import chosen, company_of_agent, job_name
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
-from aiodist.launch.plan import DEFAULT_PREFIX, Plan
+from aiodist.launch.config import DEFAULT_PREFIX, LaunchConfig
 
 _DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port
 _STREAMS = (0, 1, 2, 3)
@@ -31,16 +31,16 @@ _EXAMPLE = "aiodist run --nproc-per-node 4 train.py"
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the job's exit code."""
-    plan = make_plan(argv, os.environ)
-    if warning := check_company(plan, os.environ):
+    config = make_config(argv, os.environ)
+    if warning := check_company(config, os.environ):
         print(f"aiodist run: {warning}", file=sys.stderr, flush=True)
     from aiodist.launch.agent import run  # asyncio only once the command line is right
 
-    return run(plan)
+    return run(config)
 
 
-def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """The plan that a command line asks for.
+def make_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
+    """The config that a command line asks for.
 
     Args:
         argv: after 'run'.
@@ -73,7 +73,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     elif args.node_rank is not None and not args.standalone:
         node_rank = _integer("--node-rank", args.node_rank)
     timeout = conf.get("timeout") or conf.get("join_timeout") or environ.get("AIODIST_TIMEOUT") or "300"
-    return Plan(
+    return LaunchConfig(
         command=_command(args),
         nproc=nproc,
         nnodes=nnodes,
@@ -99,7 +99,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     )
 
 
-def check_company(plan: Plan, environ: Mapping[str, str]) -> str:
+def check_company(config: LaunchConfig, environ: Mapping[str, str]) -> str:
     """Refuse to run one of several separate jobs, where another launcher has started several agents.
 
     Returns:
@@ -108,9 +108,9 @@ def check_company(plan: Plan, environ: Mapping[str, str]) -> str:
     Raises:
         UsageError: this agent is one of several, and was told of no other node.
     """
-    if plan.most > 1 or chosen(environ):
+    if config.most > 1 or chosen(environ):
         return ""
-    company = company_of_agent(environ, plan.nproc)
+    company = company_of_agent(environ, config.nproc)
     if company is None:
         return ""
     if company.certain:
@@ -316,80 +316,60 @@ def _parser(environ: Mapping[str, str]) -> Parser:
     parser.add_argument("script", help="script, module or program that every worker runs")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="argument", help="handed to it")
     what = Options(parser, environ)
-    what.value(
-        "--nproc-per-node",
-        default="1",
-        metavar="N",
-        help="workers on this node: a number, auto, cpu or gpu (1)",
-    )
-    what.switch("-m", "--module", help="the script is a module, as for python -m")
-    what.switch("--no-python", help="the script is a program of its own")
-    what.value("--shutdown-timeout", default="30", metavar="S", help="seconds from SIGTERM to SIGKILL (30)")
-    what.switch("--leave-daemons", help="leave alone what workers have started in process groups of its own")
-    what.value(
-        "--signals-to-handle",
-        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        metavar="SIG,…",
-        help="what ends the job",
-    )
+    what.value("--nproc-per-node", "1", "N", "workers on this node: a number, auto, cpu or gpu (1)")
+    what.switch("--module", "the script is a module, as for python -m", short="-m")
+    what.switch("--no-python", "the script is a program of its own")
+    what.value("--shutdown-timeout", "30", "S", "seconds from SIGTERM to SIGKILL (30)")
+    what.switch("--leave-daemons", "leave alone what workers have started in process groups of its own")
+    what.value("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIG,…", "what ends the job")
 
     nodes = Options(parser.add_argument_group("several nodes: start one agent on each"), environ)
-    nodes.value(
-        "--nnodes", default="1", metavar="N", help="nodes in the job (1); MIN:MAX: they may come and go"
-    )
-    nodes.value("--node-rank", default=None, metavar="R", help="this node's number, from 0")
-    nodes.value("--master-addr", default=None, metavar="ADDR", help="address of node 0")
-    nodes.value("--master-port", default=None, metavar="PORT", help="port where the nodes meet (29500)")
-    nodes.value(
-        "--rdzv-backend", default="static", metavar="NAME", help="static, or c10d: node ranks by arrival"
-    )
-    nodes.value("--rdzv-endpoint", default="", metavar="HOST:PORT", help="as --master-addr and --master-port")
-    nodes.value("--rdzv-id", default=None, metavar="ID", help="the job's name")
+    nodes.value("--nnodes", "1", "N", "nodes in the job (1); MIN:MAX: they may come and go")
+    nodes.value("--node-rank", None, "R", "this node's number, from 0")
+    nodes.value("--master-addr", None, "ADDR", "address of node 0")
+    nodes.value("--master-port", None, "PORT", "port where the nodes meet (29500)")
+    nodes.value("--rdzv-backend", "static", "NAME", "static, or c10d: node ranks by arrival")
+    nodes.value("--rdzv-endpoint", "", "HOST:PORT", "as --master-addr and --master-port")
+    nodes.value("--rdzv-id", None, "ID", "the job's name")
     nodes.value(
         "--rdzv-conf",
-        default="",
-        metavar="K=V,…",
-        help="timeout=SECONDS to wait for nodes (300), last_call_timeout=SECONDS for more than MIN (30)",
+        "",
+        "K=V,…",
+        "timeout=SECONDS to wait for nodes (300), last_call_timeout=SECONDS for more than MIN (30)",
     )
-    nodes.value("--local-addr", default=None, metavar="ADDR", help="this node's address, as peers are told")
-    nodes.switch("--standalone", help="one node, whatever else is said")
+    nodes.value("--local-addr", None, "ADDR", "this node's address, as peers are told")
+    nodes.switch("--standalone", "one node, whatever else is said")
 
     failures = Options(parser.add_argument_group("when a worker fails"), environ)
     failures.value(
         "--max-restarts",
-        default="0",
-        metavar="N",
-        help="restarts in all: of that worker, where the script uses join(), else of all workers (0)",
+        "0",
+        "N",
+        "restarts in all: of that worker, where the script uses join(), else of all workers (0)",
     )
     failures.value(
         "--on-failure",
-        default="stop",
-        metavar="WHAT",
-        help="what no restart mends: stop the job (stop), or continue while any worker lives",
+        "stop",
+        "WHAT",
+        "what no restart mends: stop the job (stop), or continue while any worker lives",
     )
 
     output = Options(parser.add_argument_group("output"), environ)
-    output.value("--log-dir", default=None, metavar="DIR", help="folder for files of -r and -t")
-    output.value(
-        "-r",
-        "--redirects",
-        default="0",
-        metavar="R",
-        help="to files: 1 stdout, 2 stderr, 3 both; or RANK:R,…",
-    )
-    output.value("-t", "--tee", default="0", metavar="T", help="to files and console, likewise")
-    output.value("--local-ranks-filter", default="", metavar="0,1…", help="show only these local ranks")
+    output.value("--log-dir", None, "DIR", "folder for files of -r and -t")
+    output.value("--redirects", "0", "R", "to files: 1 stdout, 2 stderr, 3 both; or RANK:R,…", short="-r")
+    output.value("--tee", "0", "T", "to files and console, likewise", short="-t")
+    output.value("--local-ranks-filter", "", "0,1…", "show only these local ranks")
     output.value(
         "--line-prefix-template",
-        default=DEFAULT_PREFIX,
-        metavar="TEXT",
-        help="${host} ${rank} ${local_rank} ${node_rank} ${role_name}",
+        DEFAULT_PREFIX,
+        "TEXT",
+        "${host} ${rank} ${local_rank} ${node_rank} ${role_name}",
         also=("--log-line-prefix-template",),
     )
 
     torch = Options(parser.add_argument_group("accepted because torchrun has them"), environ)
-    torch.value("--monitor-interval", default="0", metavar="S", help="no effect; deaths are seen at once")
-    torch.value("--start-method", default="spawn", metavar="M", help="no effect; workers are new processes")
-    torch.switch("--run-path", help="no effect; a script is run as it is")
-    torch.value("--role", default="default", metavar="NAME", help="exported as ROLE_NAME")
+    torch.value("--monitor-interval", "0", "S", "no effect; deaths are seen at once")
+    torch.value("--start-method", "spawn", "M", "no effect; workers are new processes")
+    torch.switch("--run-path", "no effect; a script is run as it is")
+    torch.value("--role", "default", "NAME", "exported as ROLE_NAME")
     return parser

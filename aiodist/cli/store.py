@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
+from aiodist.errors import UsageError
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
@@ -48,8 +49,6 @@ def main(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(list(argv))
     args.limit = _size(args.limit)
-    from aiodist.errors import UsageError
-
     if args.jobs is not None and args.job is not None:
         raise UsageError(
             "--job and --jobs contradict each other", hint="--jobs names all jobs that are served"
@@ -63,8 +62,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _size(text: str) -> int:
     """'512MiB' in bytes."""
-    from aiodist.errors import UsageError
-
     match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or not unit or int(match[1]) == 0:

@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
-from numpy.typing import DTypeLike
 
 from aiodist.ddp.buckets import MIB, Bucket, plan
 from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
+from aiodist.group import ProcessGroup
 from aiodist.kernels import copy_into
 from aiodist.tensors import view, wrap
 from aiodist.types import ReduceOp, check_reduction
 
 Array = npt.NDArray[Any]
-
-
-class Averager(Protocol):
-    """The methods of a process group that GradientSync needs."""
-
-    @property
-    def rank(self) -> int:
-        """This process's rank in the group."""
-
-    def all_reduce(self, tensor: Any, op: ReduceOp = ..., *, async_op: bool = ...) -> Awaitable[Any]:
-        """See `ProcessGroup.all_reduce`."""
-
-    def broadcast(self, tensor: Any, src: int = ..., *, async_op: bool = ...) -> Awaitable[Any]:
-        """See `ProcessGroup.broadcast`."""
-
-    def empty(self, shape: int, dtype: DTypeLike) -> Array:
-        """See `ProcessGroup.empty`."""
-
-
-class Rebuilder(Averager, Protocol):
-    """The further methods that it needs where members may come and go."""
-
-    def check_rebuild(self) -> None:
-        """See `ProcessGroup.check_rebuild`."""
-
-    async def agree(self, flag: bool = ...) -> bool:
-        """See `ProcessGroup.agree`."""
-
-    def rebuild(self, min_size: int = ...) -> Awaitable[Any]:
-        """See `ProcessGroup.rebuild`."""
-
-    async def newcomers_here(self) -> int:
-        """See `ProcessGroup.newcomers_here`."""
 
 
 class GradientSync:
@@ -104,7 +71,7 @@ class GradientSync:
 
     def __init__(
         self,
-        pg: Averager,
+        pg: ProcessGroup,
         arrays: Iterable[Any],
         bucket_cap_mb: float = 25,
         *,
@@ -113,11 +80,11 @@ class GradientSync:
         min_size: int = 1,
     ) -> None:
         cap_nbytes = _nbytes(bucket_cap_mb)
-        self.pg: Any = pg  # a process group; here it is an Averager, and a Rebuilder where it is elastic
+        self.pg = pg
         self._elastic = elastic
         self._min_size = min_size
         if elastic:
-            self._rebuilder.check_rebuild()
+            pg.check_rebuild()
         tensors = _listed(arrays, "arrays")
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):
@@ -196,13 +163,8 @@ class GradientSync:
         """Go on with the members that are left, and newcomers; their values are on their way then."""
         if error is not None and (not self._elastic or isinstance(error, Evicted | QuorumLost)):
             raise error
-        self.pg = await self._rebuilder.rebuild(self._min_size)
+        self.pg = await self.pg.rebuild(self._min_size)
         self._begin()
-
-    @property
-    def _rebuilder(self) -> Rebuilder:
-        rebuilder: Rebuilder = self.pg
-        return rebuilder
 
     def __await__(self) -> Generator[Any, None, GradientSync]:
         yield from self.synced().__await__()
@@ -287,7 +249,7 @@ class GradientSync:
 
     async def _agreed(self, works: list[Awaitable[Any]]) -> bool:
         """Whether all members have the averages, and nobody waits to be admitted."""
-        well = self.pg.rank != 0 or not await self._rebuilder.newcomers_here()
+        well = self.pg.rank != 0 or not await self.pg.newcomers_here()
         try:
             for work in works:
                 await work
@@ -295,7 +257,7 @@ class GradientSync:
             raise
         except GroupBroken:
             well = False
-        return await self._rebuilder.agree(well)
+        return await self.pg.agree(well)
 
 
 def _nbytes(mebibytes: Any) -> int:

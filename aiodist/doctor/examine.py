@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from aiodist.doctor.checks import backends, devices, libraries, network, packages, settings, system
 from aiodist.doctor.finding import Finding, Section
-from aiodist.doctor.probes.asking import Answer, Inquiry, Question
+from aiodist.doctor.probes.asking import Answer, Question, ask
 from aiodist.doctor.probes.network import Told, free_port, loopback, told
-from aiodist.doctor.probes.system import Kernel, Room, kernel, room
-from aiodist.doctor.words import describe
+from aiodist.doctor.probes.system import Kernel, kernel, room
+from aiodist.doctor.text import describe
 from aiodist.environment import (
     LAUNCHERS,
     Placement,
@@ -62,17 +62,19 @@ def examine(
     ranks = ranks or _ranks(place) or max(1, int(space.cores))
     with _folder() as folder:
         questions = _questions(environ, addresses, limit, folder)
-        with Inquiry(list(questions.values()), limit) as inquiry:
-            answers = dict(zip(questions, inquiry.answers(waiting), strict=True))
+        answers = dict(zip(questions, ask(list(questions.values()), limit, waiting), strict=True))
     count = len(answers["driver"].facts.get("devices", ()))
     return [
         _section("system", lambda: system.check_kernel(system_seen)),
         _section("python", lambda: _packages(answers)),
-        _section("room", lambda: _room(space, ranks)),
+        _section("room", lambda: [system.check_cores(space, ranks), system.check_open_files(space, ranks)]),
         _section("network", lambda: _network(addresses, answers["address"])),
         _section("settings", lambda: _settings(environ, place)),
         _section("gpu", lambda: devices.check_devices(answers["driver"], answers["cupy"], ranks)),
-        _section("libraries", lambda: _libraries(answers, count)),
+        _section(
+            "libraries",
+            lambda: [libraries.check_torch(answers["torch"], count), libraries.check_mpi(answers["mpi"])],
+        ),
         _section("backends", lambda: _backends(answers, system_seen, environ)),
     ]
 
@@ -111,18 +113,15 @@ def _folder() -> Iterator[str]:
 
 
 def _ranks(place: Placement | UsageError) -> int | None:
-    known = isinstance(place, Placement) and place.launcher != "alone"
-    return place.local_world_size if known and isinstance(place, Placement) else None
+    if isinstance(place, UsageError) or place.launcher == "alone":
+        return None
+    return place.local_world_size
 
 
 def _packages(answers: Mapping[str, Answer]) -> Iterable[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}")
     for name in packages.NAMES:
         yield packages.check_package(name, answers[name])
-
-
-def _room(space: Room, ranks: int) -> Iterable[Finding]:
-    return system.check_cores(space, ranks), system.check_open_files(space, ranks)
 
 
 def _network(addresses: Told, answer: Answer) -> Iterable[Finding]:
@@ -144,10 +143,6 @@ def _settings(environ: Environ, place: Placement | UsageError) -> Iterable[Findi
     keys = _tried(lambda: tls(environ))
     yield settings.check_tls(keys is not None, keys if isinstance(keys, UsageError) else None)
     yield from settings.check_variables(environ)
-
-
-def _libraries(answers: Mapping[str, Answer], count: int) -> Iterable[Finding]:
-    return libraries.check_torch(answers["torch"], count), libraries.check_mpi(answers["mpi"])
 
 
 def _backends(answers: Mapping[str, Answer], seen: Kernel, environ: Environ) -> Iterable[Finding]:

@@ -7,51 +7,14 @@ from collections.abc import Mapping
 
 PREFIX = "AIODIST_"
 
-# A test compares this with the strings in the source.
-KNOWN = frozenset(
-    PREFIX + name
-    for name in [
-        "ALLOW_INSECURE",
-        "ALONE",
-        "BLOCK",
-        "DEPTH",
-        "DIRECT",
-        "EAGER",
-        "ETCD_CA",
-        "ETCD_CERT",
-        "ETCD_KEY",
-        "ETCD_PASSWORD",
-        "ETCD_USER",
-        "EVICT_AFTER",
-        "EVICT_SILENT_AFTER",
-        "HEARTBEAT",
-        "HIERARCHY",
-        "HOST",
-        "INLINE",
-        "JOB",
-        "LOCAL",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NEWCOMER",
-        "NNODES",
-        "NODE_RANK",
-        "POLL",
-        "RANK",
-        "RESTART_COUNT",
-        "SECRET",
-        "SECRET_FILE",
-        "SOCKET_IFNAME",
-        "STAGING",
-        "STORE",
-        "TIMEOUT",
-        "TLS_CA",
-        "TLS_CERT",
-        "TLS_KEY",
-        "TRANSPORT",
-        "WARN_AFTER",
-        "WORLD_SIZE",
-    ]
-)
+# Without the prefix. A test compares them with the strings in the source.
+_NAMES = """
+    ALLOW_INSECURE ALONE BLOCK DEPTH DIRECT EAGER ETCD_CA ETCD_CERT ETCD_KEY ETCD_PASSWORD ETCD_USER
+    EVICT_AFTER EVICT_SILENT_AFTER HEARTBEAT HIERARCHY HOST INLINE JOB LOCAL LOCAL_RANK
+    LOCAL_WORLD_SIZE NEWCOMER NNODES NODE_RANK POLL RANK RESTART_COUNT SECRET SECRET_FILE
+    SOCKET_IFNAME STAGING STORE TIMEOUT TLS_CA TLS_CERT TLS_KEY TRANSPORT WARN_AFTER WORLD_SIZE
+"""
+KNOWN = frozenset(PREFIX + name for name in _NAMES.split())
 
 _HUSHED = frozenset({"AIODIST_SECRET", "AIODIST_ETCD_PASSWORD"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
+from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in, root_in
 from aiodist.group import shapes
 from aiodist.group.requests import Op, given
 from aiodist.timeouts import Timeout
@@ -153,8 +153,7 @@ def gather(
     pg = member(group, "gather")
     if pg is None:
         return Skipped()
-    root = 0 if dst is None and group_dst is None else rank_in(pg, dst, group_dst, "dst")
-    return shapes.gather(pg, tensor, gather_list, root, async_op)
+    return shapes.gather(pg, tensor, gather_list, root_in(pg, dst, group_dst, "dst"), async_op)
 
 
 def scatter(
@@ -176,8 +175,7 @@ def scatter(
     pg = member(group, "scatter")
     if pg is None:
         return Skipped()
-    root = 0 if src is None and group_src is None else rank_in(pg, src, group_src, "src")
-    return shapes.scatter(pg, tensor, scatter_list, root, async_op)
+    return shapes.scatter(pg, tensor, scatter_list, root_in(pg, src, group_src, "src"), async_op)
 
 
 def all_to_all(

@@ -75,6 +75,21 @@ def rank_in(group: ProcessGroup, global_rank: int | None, group_rank: int | None
     return group_rank_of(group, global_rank)
 
 
+def root_in(group: ProcessGroup, global_rank: int | None, group_rank: int | None, name: str) -> int:
+    """The same; the group's rank 0 where neither is given."""
+    source = source_in(group, global_rank, group_rank, name)
+    return 0 if source is None else source
+
+
+def source_in(
+    group: ProcessGroup, global_rank: int | None, group_rank: int | None, name: str = "src"
+) -> int | None:
+    """The same; None, which is anybody, where neither is given."""
+    if global_rank is None and group_rank is None:
+        return None
+    return rank_in(group, global_rank, group_rank, name)
+
+
 def group_rank_of(group: ProcessGroup, global_rank: int) -> int:
     """The group rank of a global rank; `UsageError` if it is no member."""
     rank = check.integer(global_rank, "a global rank")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiodist.errors import UsageError, shown
-from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
+from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in, root_in, source_in
 from aiodist.group import ProcessGroup
 from aiodist.work import Work
 
@@ -24,10 +24,6 @@ def _fill(
         put(await work._as_step())
 
     return pg._core.compose(work, rest, async_op)
-
-
-def _root(pg: ProcessGroup, rank: int | None, group_rank: int | None, name: str) -> int:
-    return 0 if rank is None and group_rank is None else rank_in(pg, rank, group_rank, name)
 
 
 def _check_list(value: Any, size: int, name: str) -> None:
@@ -79,7 +75,7 @@ def gather_object(
     pg = member(group, "gather_object")
     if pg is None:
         return Skipped()
-    root = _root(pg, dst, group_dst, "dst")
+    root = root_in(pg, dst, group_dst, "dst")
     if pg.rank == root:
         _check_list(object_gather_list, pg.size, "object_gather_list")
     work = pg.gather_object(obj, root, allow_pickle=allow_pickle, async_op=True)
@@ -113,7 +109,7 @@ def broadcast_object_list(
     if pg is None:
         return Skipped()
     _check_any_list(object_list)
-    root = _root(pg, src, group_src, "src")
+    root = root_in(pg, src, group_src, "src")
     work = pg.broadcast_object(
         list(object_list) if pg.rank == root else None, root, allow_pickle=allow_pickle, async_op=True
     )
@@ -149,7 +145,7 @@ def scatter_object_list(
         return Skipped()
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise UsageError("scatter_object_output_list must be a list with at least one element")
-    root = _root(pg, src, group_src, "src")
+    root = root_in(pg, src, group_src, "src")
     work = pg.scatter_object(scatter_object_input_list, root, allow_pickle=allow_pickle, async_op=True)
     return _fill(pg, work, lambda obj: scatter_object_output_list.__setitem__(0, obj))
 
@@ -203,10 +199,9 @@ def recv_object_list(
     if pg is None:
         return Skipped()
     _check_any_list(object_list)
-    source = None if src is None and group_src is None else rank_in(pg, src, group_src, "src")
 
     def put(sender: int, objects: list[Any]) -> int:
         _replace(object_list, objects)
         return pg.ranks[sender]
 
-    return pg._objects.receive(source, 0, allow_pickle, None, False, put)
+    return pg._objects.receive(source_in(pg, src, group_src), 0, allow_pickle, None, False, put)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodist.errors import UsageError, shown
-from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in
-from aiodist.group import ProcessGroup, shapes
+from aiodist.functional.handles import Group, Handle, Skipped, member, rank_in, source_in
+from aiodist.group import shapes
 
 
 def send(
@@ -62,9 +62,7 @@ def _recv(
     pg = member(group, name, depth=4)
     if pg is None:
         return Skipped()
-    anybody = src is None and group_src is None
-    source = None if anybody else rank_in(pg, src, group_src, "src")
-    return shapes.recv(pg, tensor, source, tag, held)
+    return shapes.recv(pg, tensor, source_in(pg, src, group_src), tag, held)
 
 
 @dataclass(frozen=True)
@@ -104,11 +102,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
     if pg is None:
         return [Skipped() for _ in p2p_op_list]
     for op in p2p_op_list:  # all, before any is under way
-        peer = rank_in(pg, op.peer, op.group_peer, "peer") if op.op is isend else _sender(pg, op)
-        shapes.check_message(pg, op.tensor, peer, op.tag, sends=op.op is isend)
+        sends = op.op is isend
+        in_group = rank_in if sends else source_in
+        shapes.check_message(pg, op.tensor, in_group(pg, op.peer, op.group_peer, "peer"), op.tag, sends=sends)
     return [op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer) for op in p2p_op_list]
-
-
-def _sender(pg: ProcessGroup, op: P2POp) -> int | None:
-    anybody = op.peer is None and op.group_peer is None
-    return None if anybody else rank_in(pg, op.peer, op.group_peer, "peer")

@@ -1,5 +1,1 @@
 """The per-node launcher: starts workers, relays their output, mends failures, says which came first."""
-
-from aiodist.launch.plan import Plan
-
-__all__ = ["Plan"]

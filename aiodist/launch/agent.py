@@ -1,6 +1,6 @@
 """The agent: one process per node that starts the workers, relays their output, and judges the end.
 
-`run(plan)` is what `aiodist run` calls. A job is one attempt or more; each is a `Crew`'s on every node.
+`run(config)` is what `aiodist run` calls. A job is one attempt or more; each is a `Crew`'s on every node.
 What became of one is `judge`'s, what follows is the `Head`'s on node 0; this shell has the signals, the
 consoles, and the way from one attempt to the next.
 """
@@ -16,19 +16,20 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
+from aiodist.launch.config import LaunchConfig
 from aiodist.launch.crew import Crew
 from aiodist.launch.nodes.admission import OverError
 from aiodist.launch.nodes.meeting import meet
+from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
-from aiodist.launch.nodes.words import Next
-from aiodist.launch.plan import Plan
 from aiodist.launch.report import how_it_ended, render
+from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
 from aiodist.launch.worker.logs import LogFiles
-from aiodist.launch.worker.output import open_consoles
+from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner
-from aiodist.launch.worker.starting import House
+from aiodist.launch.worker.starting import AgentContext
 from aiodist.sanitize import one_line
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -38,35 +39,27 @@ _LAST_FLUSH = 1.0  # seconds for a stuck console after the operator asked for th
 T = TypeVar("T")
 
 
-def run(plan: Plan) -> int:
+def run(config: LaunchConfig) -> int:
     """Run this node's part of the job; the exit code that the job deserves.
 
     Call it in the main thread of a process without other threads: it forks, and handles signals.
 
     Raises:
-        UsageError: the plan cannot be carried out (nothing was started).
+        UsageError: the config cannot be carried out (nothing was started).
         RendezvousError: the nodes could not meet.
     """
     spawner = Spawner.start()
     try:
-        return asyncio.run(Agent(plan, spawner).run())
+        return asyncio.run(Agent(config, spawner).run())
     finally:
         spawner.close()
-
-
-class InterruptedEarlyError(Exception):
-    """The operator sent a signal before the workers were started."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal_name(signum))
-        self.signum = signum
 
 
 class Agent:
     """One node's part of a job."""
 
-    def __init__(self, plan: Plan, spawner: Spawner) -> None:
-        self._plan = plan
+    def __init__(self, config: LaunchConfig, spawner: Spawner) -> None:
+        self._config = config
         self._spawner = spawner
         self._crew: Crew | None = None
         self._finished = False
@@ -77,18 +70,19 @@ class Agent:
         self._interrupt: asyncio.Future[int] = self._loop.create_future()
         self._late: asyncio.Queue[int] = asyncio.Queue()  # signals while none of our workers lives
         self._out, self._err = open_consoles(self._loop)
-        self._house = House(self._plan, self._spawner, self._out, self._err, self._say)
+        self._context = AgentContext(self._config, self._spawner, self._out, self._err, self._say)
         self._catch_signals()
         try:
-            nodes = await self._unless_interrupted(meet(self._plan, os.environ, self._say))
-        except InterruptedEarlyError as interrupted:
-            self._say(f"stopped by {interrupted} before the job began")
-            await self._err.flush(_LAST_FLUSH)
-            return 128 + interrupted.signum
+            nodes = await self._unless_interrupted(meet(self._config, os.environ, self._say))
         except OverError as over:
             self._say("the job has ended, and did not need this node")
             await self._err.flush(_LAST_FLUSH)
             return over.code
+        if nodes is None:
+            signum = self._interrupt.result()
+            self._say(f"stopped by {signal_name(signum)} before the job began")
+            await self._err.flush(_LAST_FLUSH)
+            return 128 + signum
         try:
             verdict = await self._run_job(nodes)
             if nodes.head is not None:
@@ -110,11 +104,11 @@ class Agent:
             self._say_again(verdict, nodes)
 
     async def _attempt(self, nodes: Nodes) -> Verdict:
-        crew = self._crew = Crew(self._house, nodes)
+        crew = self._crew = Crew(self._context, nodes)
         try:
-            if self._plan.wants_files and self._house.logs is None:
-                self._house.logs = LogFiles(self._plan, nodes.place.job)
-                self._say(f"logs are in {self._house.logs.folder}")
+            if self._config.wants_files and self._context.logs is None:
+                self._context.logs = LogFiles(self._config, nodes.place.job)
+                self._say(f"logs are in {self._context.logs.folder}")
             crew.start()
         except UsageError as error:
             await self._give_up(nodes, crew, error)
@@ -132,7 +126,8 @@ class Agent:
     async def _show(self, verdict: Verdict, nnodes: int) -> int:
         self._finished = True
         colour = self._err.is_terminal and not os.environ.get("NO_COLOR")
-        for line in render(verdict, nnodes=nnodes, colour=colour, width=_columns()).splitlines():
+        shown = render(verdict, nnodes=nnodes, colour=colour, width=min(100, terminal_columns()))
+        for line in shown.splitlines():
             self._err.line(b"", line.encode())
         patience = _LAST_FLUSH if verdict.signum else None
         await self._out.flush(patience)
@@ -142,13 +137,13 @@ class Agent:
     # -- signals --------------------------------------------------------------------------------
 
     def _catch_signals(self) -> None:
-        for signum in self._plan.signals:
+        for signum in self._config.signals:
             if signal.getsignal(signum) is signal.SIG_IGN:
                 continue  # by nohup, or in a background job of sh: it was said that this shall not end us
             self._loop.add_signal_handler(signum, self._asked, signum)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})  # whoever started us may have blocked it
         for signum in _PASSED_ON:
-            if signum not in self._plan.signals:
+            if signum not in self._config.signals:
                 self._loop.add_signal_handler(signum, self._pass_on, signum)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
 
@@ -172,15 +167,15 @@ class Agent:
             self._say(f"got {signal_name(signum)}; {crew.alive} worker(s) here are asked to end")
             crew.asked(signum)
 
-    async def _unless_interrupted(self, meeting: Coroutine[Any, Any, Nodes]) -> Nodes:
+    async def _unless_interrupted(self, meeting: Coroutine[Any, Any, Nodes]) -> Nodes | None:
+        """Meet the other nodes; None: the operator sent a signal before the workers were started."""
         task = self._loop.create_task(meeting)
         either: set[asyncio.Future[Any]] = {task, self._interrupt}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        raise InterruptedEarlyError(self._interrupt.result())
+        await cancel(task)
+        return None
 
     # -- the end of an attempt ------------------------------------------------------------------
 
@@ -191,7 +186,7 @@ class Agent:
         await nodes.publish(report)
         await nodes.alarm()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._plan.shutdown_timeout + _OTHERS):
+            async with asyncio.timeout(self._config.shutdown_timeout + _OTHERS):
                 verdict = judge(await nodes.reports(report), len(nodes.roster.members))
                 await nodes.next(verdict)
 
@@ -202,7 +197,7 @@ class Agent:
         waiting = self._loop.create_task(nodes.reports(report))
         while (signum := await self._late_signal(waiting)) is not None:
             if crew.signum or crew.in_trouble:
-                await _cancel(waiting)  # asked before
+                await cancel(waiting)  # asked before
                 return [replace(report, lost=nodes.lost, spared=crew.spared)]
             crew.signum = signum
             report = crew.report_at(await nodes.take_turn())
@@ -216,7 +211,7 @@ class Agent:
         asked = 0
         while (signum := await self._late_signal(waiting)) is not None:
             if asked:
-                await _cancel(waiting)
+                await cancel(waiting)
                 return Next(signum=asked, used=await nodes.restarts())
             asked = signum
             self._say(f"got {signal_name(signum)}; the job is not started again")
@@ -235,7 +230,7 @@ class Agent:
 
     def _amended(self, verdict: Verdict, following: Next) -> Verdict:
         """The last attempt's verdict, and what the head says about it."""
-        limit = self._plan.max_restarts
+        limit = self._config.max_restarts
         verdict = replace(verdict, restarts=min(following.used, limit), limit=limit)
         if following.signum:
             return replace(verdict, code=128 + following.signum, signum=following.signum)
@@ -253,22 +248,10 @@ class Agent:
             why = f"{lost_nodes(missed)}; " if missed else ""
             if culprit is not None:
                 why = f"rank {culprit.rank} failed ({how_it_ended(culprit)}); "
-            which = f"restart {roster.restarts} of {self._plan.max_restarts}: all workers"
-        on = f" on {len(roster.members)} nodes" if self._plan.most > 1 else ""
+            which = f"restart {roster.restarts} of {self._config.max_restarts}: all workers"
+        on = f" on {len(roster.members)} nodes" if self._config.most > 1 else ""
         self._say(f"{why}{which} begin again, {nodes.place.world_size}{on}")
 
     def _say(self, text: str) -> None:
         """Show one line. Names and errors in it may be of other nodes."""
         self._err.line(b"", f"aiodist run: {one_line(text, _LONGEST)}".encode())
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def _columns() -> int:
-    try:
-        return min(100, os.get_terminal_size(2).columns or 80)
-    except OSError:
-        return 80

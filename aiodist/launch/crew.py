@@ -11,21 +11,20 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aiodist.errors import UsageError
+from aiodist.launch.nodes.messages import Elastic
 from aiodist.launch.nodes.nodes import Nodes
-from aiodist.launch.nodes.words import Elastic
 from aiodist.launch.report import how_it_ended
 from aiodist.launch.restarts import Backoff, Cover, Mend, Scene, mend, stays
 from aiodist.launch.supervisor import (
     FAILURE_GRACE,
     SYMPTOM_GRACE,
-    Action,
     Asked,
     Away,
     Back,
@@ -38,8 +37,9 @@ from aiodist.launch.supervisor import (
     Tick,
     Wake,
 )
+from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NEVER, Ending, NodeReport, lost_nodes
-from aiodist.launch.worker.starting import House, start_worker
+from aiodist.launch.worker.starting import AgentContext, start_worker
 from aiodist.launch.worker.states import INTERVAL, Stopped, state_of
 from aiodist.launch.worker.worker import Worker
 
@@ -51,29 +51,29 @@ class Crew:
     """The workers of one attempt on this node.
 
     Args:
-        house: the agent's.
+        context: the agent's.
         nodes: the other nodes; in the place of this attempt.
     """
 
-    def __init__(self, house: House, nodes: Nodes) -> None:
-        self._house = house
-        self._plan = house.plan
+    def __init__(self, context: AgentContext, nodes: Nodes) -> None:
+        self._context = context
+        self._config = context.config
         self._nodes = nodes
         self._place = nodes.place
-        self._supervisor = Supervisor(self._plan.nproc, self._plan.shutdown_timeout)
+        self._supervisor = Supervisor(self._config.nproc, self._config.shutdown_timeout)
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._halt = asyncio.Event()  # nobody is started again
         self._error: BaseException | None = None
         self._workers: dict[int, Worker] = {}
         self._began: dict[int, float] = {}  # loop time at which each started last
-        self._joined_late: set[int] = set(range(self._plan.nproc)) if self._place.newcomer else set()
+        self._joined_late: set[int] = set(range(self._config.nproc)) if self._place.newcomer else set()
         self._endings: list[Ending] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._unswept: set[Worker] = set()
         self._finished: list[int] = []  # ranks that have ended well, of which the workers are yet to be told
         self._telling = False
-        self._backoff = [Backoff() for _ in range(self._plan.nproc)]
+        self._backoff = [Backoff() for _ in range(self._config.nproc)]
         self._cover = Cover()
         self._began_ns = 0
         self._spared: tuple[int, ...] = ()
@@ -95,9 +95,9 @@ class Crew:
     def start(self) -> None:
         """Start all; `UsageError` where that cannot be done (some may run: `kill_all`)."""
         self._began_ns = time.monotonic_ns()
-        for local_rank in range(self._plan.nproc):
+        for local_rank in range(self._config.nproc):
             self._start(local_rank, self._nodes.roster.restarts)
-        for local_rank in range(self._plan.nproc):
+        for local_rank in range(self._config.nproc):
             self._confirm(local_rank)
         if os.path.isdir("/proc/self"):
             self._loop.call_later(INTERVAL, self._look, Stopped())
@@ -135,7 +135,7 @@ class Crew:
             why_ended = lost_nodes(lost) if lost else "the job ends because of another node"
             if why_ended != self._said:
                 self._said = why_ended
-                self._house.say(why_ended)
+                self._context.say(why_ended)
         self._quiet = self._quiet or why == "regroup"
         self._halt.set()
         self._handle(Elsewhere(why != "failure"))
@@ -145,31 +145,29 @@ class Crew:
         self._do(self._miss(lost))
 
     async def _miss(self, lost: tuple[int, ...]) -> None:
-        plan, nnodes = self._plan, len(self._nodes.roster.members)
-        elastic = not plan.go_on and (await self._nodes.elastic()).takes_in
+        config, nnodes = self._config, len(self._nodes.roster.members)
+        elastic = not config.go_on and (await self._nodes.elastic()).takes_in
         if self._supervisor.stopping or 0 in lost:
             stay = False  # node 0 is the head
         else:
-            stay = stays(lost, nnodes, plan.nnodes, elastic=elastic, go_on=plan.go_on)
+            stay = stays(lost, nnodes, config.nnodes, elastic=elastic, go_on=config.go_on)
         if not stay:
             self.trouble_elsewhere("failure")
             return
         new = set(lost) - set(self._spared)
         self._spared = lost
         if new:
-            self._house.say(f"{lost_nodes(new)}; the job goes on with {nnodes - len(lost)}")
+            self._context.say(f"{lost_nodes(new)}; the job goes on with {nnodes - len(lost)}")
 
     def _handle(self, event: Event) -> None:
         actions = self._supervisor.handle(event, self._loop.time())
         logger.debug("%s → %s", event, actions or "nothing")
-        self._act(actions)
-
-    def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Send(signum, local_ranks):
                     if signum == signal.SIGTERM and not self._quiet:
-                        self._house.say(f"{len(local_ranks)} worker(s) here still run; they are asked to end")
+                        count = len(local_ranks)
+                        self._context.say(f"{count} worker(s) here still run; they are asked to end")
                     for local_rank in local_ranks:
                         self._workers[local_rank].send(signum)
                 case Wake(at):
@@ -203,7 +201,7 @@ class Crew:
     # -- one worker -----------------------------------------------------------------------------
 
     def _start(self, local_rank: int, restarts: int) -> None:
-        worker = start_worker(self._house, self._place, local_rank, restarts)
+        worker = start_worker(self._context, self._place, local_rank, restarts)
         self._workers[local_rank] = worker
         self._unswept.add(worker)
         self._began[local_rank] = self._loop.time()
@@ -231,7 +229,7 @@ class Crew:
         )
         self._endings.append(ending)
         self._do(self._sweep(worker))
-        mendable = self._plan.max_restarts > 0 or self._plan.go_on
+        mendable = self._config.max_restarts > 0 or self._config.go_on
         if ending.failed and mendable and not self._supervisor.stopping:
             self._handle(Away(local_rank))
             self._do(self._recover(worker, local_rank, ending))
@@ -245,7 +243,7 @@ class Crew:
         if ending.failed:
             self._trouble()
         self._handle(Ended(ending.local_rank, ending.failed, ending.symptom))
-        if ending.code == 0 and self._plan.max_restarts and not self._supervisor.stopping:
+        if ending.code == 0 and self._config.max_restarts and not self._supervisor.stopping:
             self._finished.append(ending.rank)
             if not self._telling:
                 self._telling = True
@@ -262,7 +260,7 @@ class Crew:
         others = len(self._supervisor.alive) > (ending.local_rank in self._supervisor.alive)
         if ending.failed and (then or (self._turn is None and others)):
             because = ", because of another rank" if ending.symptom else ""
-            self._house.say(f"rank {ending.rank} failed: {how_it_ended(ending)}{because}{then}")
+            self._context.say(f"rank {ending.rank} failed: {how_it_ended(ending)}{because}{then}")
 
     async def _sweep(self, worker: Worker) -> None:
         await worker.sweep()
@@ -293,7 +291,7 @@ class Crew:
 
         A worker comes back when what it had started is gone: ports, files and devices may be held by that.
         """
-        nodes, limit = self._nodes, self._plan.max_restarts
+        nodes, limit = self._nodes, self._config.max_restarts
         used = await nodes.restarts()
         scene = await self._scene(ending)
         # Who died of the death that a restart mends comes back on that restart.
@@ -320,7 +318,7 @@ class Crew:
         return mend(replace(scene, may_restart=True, outside=True)), used
 
     async def _scene(self, ending: Ending) -> Scene:
-        elastic, over = await self._nodes.elastic() if self._plan.max_restarts else Elastic(False, False)
+        elastic, over = await self._nodes.elastic() if self._config.max_restarts else Elastic(False, False)
         others = await self._nodes.others()
         late = ending.local_rank in self._joined_late
         return Scene(
@@ -330,7 +328,7 @@ class Crew:
             others_well=others.well or any(e.code == 0 for e in self._endings),
             outside=late and ending.error.partition(":")[0] in _LOCKED_OUT,
             may_restart=False,
-            go_on=self._plan.go_on,
+            go_on=self._config.go_on,
         )
 
     def _return(self, local_rank: int, ending: Ending, used: int) -> bool:
@@ -339,7 +337,7 @@ class Crew:
             self._start(local_rank, used)
             self._confirm(local_rank)
         except UsageError as error:
-            self._house.say(f"rank {ending.rank} cannot be started again: {error}")
+            self._context.say(f"rank {ending.rank} cannot be started again: {error}")
             return False
         self._mark(ending, replace(ending, restarted=True))
         self._joined_late.add(local_rank)
@@ -369,7 +367,7 @@ class Crew:
         first = self._place.first_rank
         living = {first + local: self._workers[local].pid for local in self._supervisor.alive}
         for line in stopped.news(living, [(rank, state_of(pid)) for rank, pid in living.items()]):
-            self._house.say(line)
+            self._context.say(line)
         self._loop.call_later(INTERVAL, self._look, stopped)
 
     # -- the end --------------------------------------------------------------------------------
@@ -404,10 +402,7 @@ class Crew:
     async def kill_all(self) -> None:
         """End every worker, whatever way we leave."""
         self._halt.set()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         workers = list(self._unswept)
         for worker in workers:
             worker.watch(lambda: None)

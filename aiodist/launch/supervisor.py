@@ -1,7 +1,6 @@
 """A pure machine that decides when to stop the workers of one node, and with which signal.
 
-    running ──first failure, here or elsewhere──▶ grace ──it is over──▶ stopping ──all ended──▶ over
-       └──────────────── operator's signal ─────────┴─────────────────────▲
+Its states, and what leads from one to another, are the table `TRANSITIONS`; `docs/states.md` draws it.
 
 A worker that has ended and may be started again is *away*: nothing follows from it until it is back, or
 ended for good. Nobody comes back once the rest is asked to end.
@@ -19,6 +18,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from enum import Enum
 
 # Seconds from a failure to SIGTERM for the rest. A group tells its members of a death within
 # milliseconds; a traceback and the end of an interpreter take a tenth of a second. Too short to be felt.
@@ -95,6 +95,42 @@ class Over:
 Action = Send | Wake | Over
 
 
+class State(Enum):
+    """The states of a node's workers together."""
+
+    RUNNING = "nobody is asked to end"
+    GRACE = "something failed; the others may end by themselves"
+    STOPPING = "who still runs is asked to end"
+    OVER = "all have ended"
+
+
+class Cause(Enum):
+    """The causes of a change; what events come down to."""
+
+    FAILURE = "a failure, here or elsewhere"
+    SIGNAL = "a signal of the operator"
+    STOP = "the end of the job elsewhere"
+    TIME = "the time is up"
+    EMPTY = "nobody is left"
+
+
+TRANSITIONS: dict[tuple[State, Cause], State] = {
+    (State.RUNNING, Cause.FAILURE): State.GRACE,
+    (State.RUNNING, Cause.SIGNAL): State.STOPPING,
+    (State.RUNNING, Cause.STOP): State.STOPPING,
+    (State.RUNNING, Cause.EMPTY): State.OVER,
+    (State.GRACE, Cause.FAILURE): State.GRACE,  # and shorter, perhaps
+    (State.GRACE, Cause.TIME): State.STOPPING,
+    (State.GRACE, Cause.SIGNAL): State.STOPPING,
+    (State.GRACE, Cause.STOP): State.STOPPING,
+    (State.GRACE, Cause.EMPTY): State.OVER,
+    (State.STOPPING, Cause.TIME): State.STOPPING,  # one rung higher
+    (State.STOPPING, Cause.SIGNAL): State.STOPPING,  # likewise
+    (State.STOPPING, Cause.EMPTY): State.OVER,
+}
+"""What follows from which cause, and where; nothing from any other. `docs/states.md` draws it."""
+
+
 class Supervisor:
     """The machine of one node. Times are seconds of any monotonic clock.
 
@@ -104,13 +140,12 @@ class Supervisor:
     """
 
     def __init__(self, count: int, shutdown_timeout: float) -> None:
+        self._state = State.RUNNING
         self._alive = set(range(count))
         self._away: set[int] = set()
         self._patience = shutdown_timeout
-        self._ladder: list[tuple[int, float]] = []  # (signal, seconds until the next) still to come
-        self._next_rung: float | None = None
-        self._stop_at: float | None = None  # the end of the grace
-        self.stopping = False
+        self._ladder: list[tuple[int, float]] | None = None  # (signal, seconds until the next) still to come
+        self._until: float | None = None  # the end of the grace, or of the patience with the last signal
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -120,91 +155,87 @@ class Supervisor:
     @property
     def over(self) -> bool:
         """Whether all have ended, and nobody comes back."""
-        return not self._alive and not self._away
+        return self._state is State.OVER
+
+    @property
+    def stopping(self) -> bool:
+        """Whether workers were asked to end, also when all have ended since."""
+        return self._ladder is not None
 
     def may_return(self, local_rank: int) -> bool:
         """Whether a worker that is away can still be started again."""
-        return local_rank in self._away and self._stop_at is None
+        return local_rank in self._away and self._state is State.RUNNING
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that `event` asks for, in this order."""
         match event:
-            case Ended():
-                return self._ended(event, now)
-            case Away(local_rank):
-                return self._leave(local_rank)
+            case Ended(local_rank, failed, symptom):
+                grace = SYMPTOM_GRACE if symptom else FAILURE_GRACE
+                return self._leave(local_rank, now, failed=failed, grace=grace)
+            case Away(local_rank) if self.stopping:
+                return self._leave(local_rank, now, failed=True)
+            case Away(local_rank) if local_rank in self._alive:
+                self._alive.discard(local_rank)
+                self._away.add(local_rank)
             case Back(local_rank):
                 self._away.discard(local_rank)
                 self._alive.add(local_rank)
-                return []
             case Asked(signum):
-                return self._asked(signum, now)
+                return self._go(Cause.SIGNAL, now, interrupt=signum == signal.SIGINT)
             case Elsewhere(stopped):
-                return self._stop(now) if stopped else self._grace(now + FAILURE_GRACE)
-            case Tick():
-                return self._tick(now)
-
-    def _ended(self, event: Ended, now: float) -> list[Action]:
-        if event.local_rank not in self._alive | self._away:
-            return []
-        self._alive.discard(event.local_rank)
-        self._away.discard(event.local_rank)
-        if self.over:
-            return self._end()
-        if not event.failed:
-            return []
-        return self._grace(now + (SYMPTOM_GRACE if event.symptom else FAILURE_GRACE))
-
-    def _leave(self, local_rank: int) -> list[Action]:
-        if self.stopping:
-            return self._ended(Ended(local_rank, failed=True), 0.0)
-        if local_rank in self._alive:
-            self._alive.discard(local_rank)
-            self._away.add(local_rank)
+                return self._go(Cause.STOP if stopped else Cause.FAILURE, now)
+            case Tick() if self._until is not None and now >= self._until:
+                return self._go(Cause.TIME, now)
         return []
 
-    def _end(self) -> list[Action]:
-        self._next_rung = self._stop_at = None
+    def _leave(
+        self, local_rank: int, now: float, *, failed: bool, grace: float = FAILURE_GRACE
+    ) -> list[Action]:
+        """Note that a worker has ended for good."""
+        if local_rank not in self._alive | self._away:
+            return []
+        self._alive.discard(local_rank)
+        self._away.discard(local_rank)
+        if not self._alive and not self._away:
+            return self._go(Cause.EMPTY, now)
+        return self._go(Cause.FAILURE, now, grace=grace) if failed else []
+
+    def _go(
+        self, cause: Cause, now: float, *, grace: float = FAILURE_GRACE, interrupt: bool = False
+    ) -> list[Action]:
+        """Change the state, and do what its new one asks for."""
+        after = TRANSITIONS.get((self._state, cause))
+        if after is None:
+            return []
+        self._state = after
+        if after is State.GRACE:
+            return self._wait(now + grace)
+        if after is State.STOPPING:
+            return self._stop(now, interrupt=interrupt)
+        self._until = None
         return [Over()]
 
-    def _grace(self, until: float) -> list[Action]:
-        """Stop the rest at this time, if nothing does it before."""
-        if self.stopping or self.over or (self._stop_at is not None and self._stop_at <= until):
+    def _wait(self, until: float) -> list[Action]:
+        """Stop the rest at this time, if not before."""
+        if self._until is not None and self._until <= until:
             return []
-        self._stop_at = until
+        self._until = until
         return [Wake(until)]
 
-    def _asked(self, signum: int, now: float) -> list[Action]:
-        if self.stopping:
-            return self._climb(now)
-        return self._stop(now, interrupt=signum == signal.SIGINT)
-
-    def _stop(self, now: float, *, interrupt: bool = False) -> list[Action]:
-        if self.stopping or self.over:
-            return []
-        self.stopping = True
-        self._stop_at = None
-        self._away.clear()
-        if not self._alive:
-            return self._end()
-        self._ladder = [(signal.SIGTERM, self._patience), (signal.SIGKILL, 0.0)]
-        if interrupt:
-            self._ladder.insert(0, (signal.SIGINT, min(INTERRUPT_GRACE, self._patience)))
-        return self._climb(now)
-
-    def _climb(self, now: float) -> list[Action]:
-        if not self._ladder or not self._alive:
+    def _stop(self, now: float, *, interrupt: bool) -> list[Action]:
+        """Climb one rung of the ladder, which begins with SIGINT if the operator did."""
+        if self._ladder is None:
+            self._away.clear()
+            self._ladder = [(signal.SIGTERM, self._patience), (signal.SIGKILL, 0.0)]
+            if interrupt:
+                self._ladder.insert(0, (signal.SIGINT, min(INTERRUPT_GRACE, self._patience)))
+        if not self._alive:  # only restarts were awaited
+            return self._go(Cause.EMPTY, now)
+        if not self._ladder:
             return []
         signum, patience = self._ladder.pop(0)
         actions: list[Action] = [Send(signum, self.alive)]
-        self._next_rung = now + patience if self._ladder else None
-        if self._next_rung is not None:
-            actions.append(Wake(self._next_rung))
+        self._until = now + patience if self._ladder else None
+        if self._until is not None:
+            actions.append(Wake(self._until))
         return actions
-
-    def _tick(self, now: float) -> list[Action]:
-        if self._stop_at is not None and now >= self._stop_at:
-            return self._stop(now)
-        if self._next_rung is not None and now >= self._next_rung:
-            return self._climb(now)
-        return []

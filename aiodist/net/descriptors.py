@@ -11,7 +11,9 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Sequence
 
+_HEAD = 8  # bytes that say how long a message is
 _INT = struct.calcsize("i")
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
@@ -37,3 +39,29 @@ def receive(sock: socket.socket, nbytes: int, most: int) -> tuple[bytes, list[in
             os.close(descriptor)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return data, list(descriptors)
+
+
+def send_message(sock: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
+    """Send bytes of any number, and descriptors beside them, which stay the caller's. See `receive_message`.
+
+    Args:
+        sock: blocking, of streams.
+        data: the bytes.
+        descriptors: at least one.
+    """
+    socket.send_fds(sock, [len(data).to_bytes(_HEAD, "big")], descriptors)
+    sock.sendall(data)
+
+
+def receive_message(sock: socket.socket, most: int) -> tuple[bytes, list[int]] | None:
+    """Receive what `send_message` has sent, with at most so many descriptors; None: the other end is gone."""
+    head, descriptors = receive(sock, _HEAD, most)
+    if len(head) < _HEAD:
+        return None
+    length, data = int.from_bytes(head, "big"), bytearray()
+    while len(data) < length:
+        part = sock.recv(min(1 << 16, length - len(data)))
+        if not part:
+            return None
+        data += part
+    return bytes(data), descriptors

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from typing import TypeVar
 
 from aiodist.errors import GroupBroken, Tampered
 from aiodist.transport.base import Endpoint, Into, Key, Sink
+
+T = TypeVar("T")
 
 
 def content(key: Key, nbytes: int) -> bytes:
@@ -44,34 +47,32 @@ class Recorder:
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
         """Record a message that came in."""
-        self.arrivals.append((rank, key, signature, nbytes))
+        self._note(self.arrivals, (rank, key, signature, nbytes))
         if self.on_arrival is not None:
             self.on_arrival(key)
-        self._changed.set()
 
     def lost(self, rank: int, cause: str) -> None:
         """Record that a peer is gone."""
-        self.losses.append((rank, cause))
-        self._changed.set()
+        self._note(self.losses, (rank, cause))
 
     def crowded(self, rank: int) -> None:
         """Record that a peer offers more than is remembered."""
-        self.crowds.append(rank)
-        self._changed.set()
+        self._note(self.crowds, rank)
 
     def tampered(self, rank: int, error: Tampered) -> None:
         """Record that somebody altered what a peer sent."""
-        self.tamperings.append((rank, error))
-        self._changed.set()
+        self._note(self.tamperings, (rank, error))
 
     def unable(self, rank: int | None, error: GroupBroken) -> None:
         """Record that this process lacks something for a connection."""
-        self.failures.append((rank, error))
-        self._changed.set()
+        self._note(self.failures, (rank, error))
 
     def goodbye(self, rank: int) -> None:
         """Record that a peer has closed."""
-        self.goodbyes.append(rank)
+        self._note(self.goodbyes, rank)
+
+    def _note(self, told: list[T], what: T) -> None:
+        told.append(what)
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -40,6 +40,10 @@ LOST_AFTER = 1.25
 """Seconds of a partition after which both ends of a control link take it for broken."""
 
 
+async def leave() -> None:
+    """Do nothing: a process of a cluster holds nothing when it has left its last epoch."""
+
+
 class Crashed(Exception):
     """The error that this process was crashed by a test."""
 
@@ -67,7 +71,10 @@ class Chaos:
         faults: how many of each kind there were.
         joined: tasks of the newcomers.
         arrivals: by process and process, when the last thing arrives that one sent to the other.
+        enter: takes a newcomer in: its process, what it does then, and seconds; `run_cluster` sets it.
     """
+
+    enter: Callable[[Process, Callable[[ProcessGroup], Any], float], Coroutine[Any, Any, Any]]
 
     def __init__(
         self,
@@ -93,7 +100,6 @@ class Chaos:
         self._places: dict[str, MemoryNetwork] = {}
         self._shelves: dict[str, Shelf] = {}  # by address, as it is now
         self._stores: list[Shelf] = []  # all that there ever were
-        self._enter: Callable[[Process, Callable[[ProcessGroup], Any], float], Coroutine[Any, Any, Any]]
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,7 +111,7 @@ class Chaos:
         self.processes.append(made)
         return made
 
-    def job(self, process: Process, settings: Settings, leave: Callable[[], Any]) -> Job:
+    def job(self, process: Process, settings: Settings) -> Job:
         """The job that `process` is a member of."""
         address = self._newest_store(process)
 
@@ -136,7 +142,7 @@ class Chaos:
         """Start a newcomer, which does `main(pg)` when it has been admitted, within so many seconds."""
         process = self.process()
         process.task = process.context.run(
-            asyncio.create_task, self._enter(process, main, timeout), name=f"process {process.number}"
+            asyncio.create_task, self.enter(process, main, timeout), name=f"process {process.number}"
         )
         self.joined.append(process.task)
         return process

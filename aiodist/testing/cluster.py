@@ -21,7 +21,7 @@ from aiodist.group.epochs.newcomer import join_running
 from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
-from aiodist.testing.chaos import Chaos, Crashed, Process
+from aiodist.testing.chaos import Chaos, Crashed, leave
 from aiodist.transport.base import Endpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 
@@ -62,39 +62,30 @@ async def run_cluster(
     plan = parse(backend, gpu=False).check()
     cluster = _Plain(size, network, endpoint) if chaos is None else _Faulty(chaos)
 
-    async def rank_main(rank: int) -> T:
-        async def leave() -> None:
-            pass
-
-        settings = Settings(
+    def settings(uid: bytes, hosts_store: bool = False) -> Settings:
+        return Settings(
             *("world", "cluster", "auto", {}, timeout),
             inline=True,
             limits=limits,
-            uid=cluster.uid(rank),
-            hosts_store=cluster.hosts_store(rank),
+            uid=uid,
+            hosts_store=hosts_store,
             plan=plan,
         )
-        job = cluster.job(rank, settings, leave)
-        made = await cluster.endpoint(rank, job)
-        async with await first_epoch(job, World(made, size, settings, job.end), job.store) as group:
+
+    async def inside(entering: Awaitable[ProcessGroup], main: Callable[[ProcessGroup], Awaitable[T]]) -> T:
+        async with await entering as group:
             override.set(group)
             return await main(group)
 
-    async def newcomer(process: Process, main: Callable[[ProcessGroup], Awaitable[Any]], limit: float) -> Any:
-        assert chaos is not None
-
-        async def leave() -> None:
-            pass
-
-        settings = Settings(
-            *("world", "cluster", "auto", {}, timeout), inline=True, limits=limits, uid=process.uid, plan=plan
-        )
-        async with await join_running(chaos.job(process, settings, leave), limit) as group:
-            override.set(group)
-            return await main(group)
+    async def rank_main(rank: int) -> T:
+        job = cluster.job(rank, settings(cluster.uid(rank), cluster.hosts_store(rank)))
+        world = World(await cluster.endpoint(rank, job), size, job.settings, job.end)
+        return await inside(first_epoch(job, world, job.store), main)
 
     if chaos is not None:
-        chaos._enter = newcomer
+        chaos.enter = lambda process, main, limit: inside(
+            join_running(chaos.job(process, settings(process.uid)), limit), main
+        )
     tasks = [
         asyncio.create_task(rank_main(rank), name=f"rank {rank}", context=contextvars.copy_context())
         for rank in range(size)
@@ -141,7 +132,7 @@ class _Plain:
         """Whether a rank's process hosts the store."""
         return False
 
-    def job(self, rank: int, settings: Settings, leave: Callable[[], Awaitable[None]]) -> Job:
+    def job(self, rank: int, settings: Settings) -> Job:
         """A rank's."""
 
         async def open_endpoint(rank: int, place: str) -> Endpoint:
@@ -178,9 +169,9 @@ class _Faulty:
         """Whether a rank's process hosts the store."""
         return self._chaos.hosted and rank == 0
 
-    def job(self, rank: int, settings: Settings, leave: Callable[[], Awaitable[None]]) -> Job:
+    def job(self, rank: int, settings: Settings) -> Job:
         """A rank's."""
-        return self._chaos.job(self._chaos.processes[rank], settings, leave)
+        return self._chaos.job(self._chaos.processes[rank], settings)
 
     async def endpoint(self, rank: int, job: Job) -> Endpoint:
         """The endpoint of the first epoch."""

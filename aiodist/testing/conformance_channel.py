@@ -24,6 +24,7 @@ from aiodist.transport.base import (
     Fold,
     Into,
     Key,
+    Sink,
 )
 
 MakePair = Callable[[], Awaitable[tuple[Endpoint, Endpoint]]]
@@ -70,20 +71,15 @@ async def check_sizes(pair: Pair, budget: int) -> None:
             into, folded = Key(1, 0, seq, part), Key(1, 1, seq, part)
             announced += [into, folded]
             memory, pieces = bytearray(nbytes), bytearray()
-            fold = partial(_append, pieces, nbytes)
-            posted = []
-            if receive_first:
-                posted = [
-                    pair.recv(into, nbytes, Into(memoryview(memory))),
-                    pair.recv(folded, nbytes, Fold(fold)),
-                ]
-            sent = [pair.send(key, nbytes=nbytes) for key in (into, folded)]
+            sinks: dict[Key, Sink] = {
+                into: Into(memoryview(memory)),
+                folded: Fold(partial(_append, pieces, nbytes)),
+            }
+            posted = [pair.recv(key, nbytes, sinks[key]) for key in sinks if receive_first]
+            sent = [pair.send(key, nbytes=nbytes) for key in sinks]
             if not receive_first:
                 await pair.at_receiver.until(partial(_have, pair.at_receiver, len(announced)))
-                posted = [
-                    pair.recv(into, nbytes, Into(memoryview(memory))),
-                    pair.recv(folded, nbytes, Fold(fold)),
-                ]
+                posted = [pair.recv(key, nbytes, sinks[key]) for key in sinks]
             await asyncio.gather(*posted, *sent)
             assert memory == content(into, nbytes)
             assert pieces == content(folded, nbytes)
@@ -388,46 +384,42 @@ async def check_no_peer(pair: Pair, budget: int) -> None:
 
 async def check_control(pair: Pair, budget: int) -> None:
     """Control messages keep order and size both ways, and their link ends as channels do."""
-    for graceful in (True, False):
-        accepted: list[ControlLink] = []
-        pair.receiver.on_control = lambda rank, link: accepted.append(link)  # noqa: B023
-        mine = await pair.sender.link_control(1)
-        ended: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
-        messages = [
-            content(Key(0, 0, seq, 0), n) for seq, n in enumerate((1, 100, CONTROL_MESSAGE, 5, 30_000))
-        ]
-        mine.send(messages[0])  # before anybody listens
-        await turn_until(lambda: bool(accepted))  # noqa: B023
-        theirs = accepted[0]
-        assert (mine.rank, theirs.rank) == (1, 0)
-        got: list[bytes] = []
-        back: list[bytes] = []
-        all_here = asyncio.Event()
+    await _control(pair, graceful=True)
+    await _control(pair, graceful=False)
 
-        def echo(message: bytes, theirs: ControlLink = theirs, got: list[bytes] = got) -> None:
-            got.append(message)
-            theirs.send(message)
 
-        def collect(message: bytes, back: list[bytes] = back, event: asyncio.Event = all_here) -> None:
-            back.append(message)
-            if len(back) == len(messages):  # noqa: B023
-                event.set()
+async def _control(pair: Pair, *, graceful: bool) -> None:
+    accepted: list[ControlLink] = []
+    pair.receiver.on_control = lambda rank, link: accepted.append(link)
+    mine = await pair.sender.link_control(1)
+    ended: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
+    messages = [content(Key(0, 0, seq, 0), n) for seq, n in enumerate((1, 100, CONTROL_MESSAGE, 5, 30_000))]
+    mine.send(messages[0])  # before anybody listens
+    await turn_until(lambda: bool(accepted))
+    theirs = accepted[0]
+    assert (mine.rank, theirs.rank) == (1, 0)
+    got: list[bytes] = []
+    back: list[bytes] = []
 
-        theirs.on_closed = lambda goodbye, cause: ended.set_result((goodbye, cause))  # noqa: B023
-        theirs.on_message = echo
-        mine.on_message = collect
-        for message in messages[1:]:
-            mine.send(message)
-        await all_here.wait()
-        assert got == back == messages
-        if graceful:
-            mine.send(b"last")
-            mine.close()
-        else:
-            mine.kill()
-        goodbye, cause = await ended
-        assert (goodbye, bool(cause)) == (graceful, not graceful)
-        assert (got[-1] == b"last") == graceful
+    def echo(message: bytes) -> None:
+        got.append(message)
+        theirs.send(message)
+
+    theirs.on_closed = lambda goodbye, cause: ended.set_result((goodbye, cause))
+    theirs.on_message = echo
+    mine.on_message = back.append
+    for message in messages[1:]:
+        mine.send(message)
+    await turn_until(lambda: len(back) == len(messages))
+    assert got == back == messages
+    if graceful:
+        mine.send(b"last")
+        mine.close()
+    else:
+        mine.kill()
+    goodbye, cause = await ended
+    assert (goodbye, bool(cause)) == (graceful, not graceful)
+    assert (got[-1] == b"last") == graceful
 
 
 CHECKS: tuple[Callable[[Pair, int], Awaitable[None]], ...] = (

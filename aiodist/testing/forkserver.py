@@ -1,11 +1,16 @@
-"""Server that ranks of `@spmd` tests are forked from, after it has imported what every rank needs.
+"""Server that rank processes of tests are forked from, after it has imported what every rank needs.
 
 A rank that is started anew spends nearly a second of a core on imports; one that is forked, a tenth of that.
-The server has one thread, no loop and no descriptors but its own, so forking is safe. There are several:
-Python orders sets and dicts of strings by a number of the process, and ranks must not agree on it.
+The server has one thread and no loop, so forking is safe.
 
-    request:  length (8 bytes), JSON; beside it the descriptors: status, output, failures
-    answers, on the status socket:  the rank's pid, then its exit code, each as a line
+    driver ──request; status, output, …──▶ server ──fork──▶ rank, the leader of a session
+           ◀──pid, its pidfd; then its exit code, each a packet on the status socket──
+
+Nothing outlives the driver, however that ends. The server watches it by a pidfd, besides the end of the
+requests, which a fork of the driver could hold open; and the kernel kills the ranks with the server.
+
+The launcher's `spawner` is no such server: it has to fork from the agent itself, before anything is imported,
+and to leave a guardian with each worker.
 """
 
 from __future__ import annotations
@@ -16,20 +21,25 @@ import functools
 import importlib
 import json
 import os
+import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 
-from aiodist.net.descriptors import receive
+import aiodist
+from aiodist.launch.worker.descendants import die_with_parent
+from aiodist.net.descriptors import receive, receive_message, send_message
 
-FAILURES = "AIODIST_SPMD_FAILURES"  # names the descriptor on which ranks say when they fail
 SERVERS = 2
-_HEAD = 8
+_START = 60.0  # seconds for a server to import everything and fork its first
+_END = 10.0  # seconds for a killed process to be gone
+_MOST = 3  # descriptors beside a request
 # Whatever `init_process_group` imports only when it is called; pytest, because tests import it.
 _IMPORTED = (
     "numpy",
@@ -40,6 +50,8 @@ _IMPORTED = (
     "aiodist.rendezvous",
     "aiodist.runtime",
     "aiodist.testing",
+    "aiodist.testing.faults.detour",
+    "aiodist.testing.faults.rank",
     "aiodist.testing.worker",
     "aiodist.transport",
 )
@@ -47,56 +59,85 @@ _IMPORTED = (
 
 @dataclass(frozen=True)
 class Request:
-    """Request for a rank: its `sys.argv`, environment and working directory."""
+    """Request for a process.
 
-    arguments: list[str]
-    env: dict[str, str]
+    Args:
+        program: 'module:function', which is called with the numbers of the descriptors that came for it.
+        arguments: its `sys.argv`, from 1 on.
+        env: its whole environment; None: the server's.
+        folder: its working directory.
+    """
+
+    program: str
+    arguments: Sequence[str]
+    env: Mapping[str, str] | None
     folder: str
 
 
-# Not as a module that is run: it would be imported a second time.
+# Not as a module that is run: it would be imported a second time. What `serve` returns is called from here,
+# so that a forked process ends as any other does.
 _RUN = """
-import socket, sys
+import sys
 from aiodist.testing.forkserver import serve
-serve(socket.socket(fileno=int(sys.argv[1])))
-from aiodist.testing.worker import main
-main()
+serve(int(sys.argv[1]), int(sys.argv[2]))()
 """
 
 
 class ForkServer:
-    """The caller's handle on one server."""
+    """The driver's handle on one server.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: what its command begins with, to run it on another host.
+        env: environment variables, beyond this process's own.
+        output: descriptor for what it prints; it stays the caller's. None: as this process's.
+    """
+
+    def __init__(
+        self, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None, output: int | None = None
+    ) -> None:
         self._pid = os.getpid()
         self._requests, theirs = socket.socketpair()
         self._turn = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _RUN, str(theirs.fileno())],
+                [*prefix, sys.executable, "-c", _RUN, str(theirs.fileno()), str(self._pid)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    **(env or {}),
+                },
             )
 
     def ask(self, request: Request, descriptors: Sequence[int]) -> None:
-        """Have it fork a rank, from any thread. Status, output and failures: they stay the caller's."""
-        data = json.dumps(asdict(request)).encode()
+        """Have it fork a process, from any thread. The descriptors stay the caller's; see `Forked`."""
         with self._turn:
-            socket.send_fds(self._requests, [len(data).to_bytes(_HEAD, "big")], descriptors)
-            self._requests.sendall(data)
+            send_message(self._requests, json.dumps(asdict(request)).encode(), descriptors)
 
     def close(self) -> None:
-        """End the server; ranks that it has forked go on."""
-        if self._pid == os.getpid():  # else this process is a fork of the one that started it
-            self._requests.close()
+        """End the server, and what it has forked."""
+        if self._pid != os.getpid():  # this process is a fork of the one that started it
+            return
+        self._requests.close()
+        try:
+            self._process.wait(_END)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._process.kill()
             self._process.wait()
 
 
 @functools.cache
 def servers() -> tuple[ForkServer, ...]:
-    """The servers of this process, which live as long as it does."""
+    """The servers of this process's `@spmd` tests, which live as long as it does.
+
+    Several: Python orders sets and dicts of strings by a number of the process, and ranks must not agree on
+    it.
+    """
     started = tuple(ForkServer() for _ in range(SERVERS))
     for server in started:
         atexit.register(server.close)
@@ -104,84 +145,152 @@ def servers() -> tuple[ForkServer, ...]:
 
 
 class Forked:
-    """One rank, as asyncio's subprocesses are. Closed by `wait`.
+    """One forked process, as asyncio's subprocesses are. Released by `wait` or `end`.
 
     Args:
-        rank: of the rank.
-        arguments: of `aiodist.testing.worker`.
-        env: its whole environment.
+        server: forks it; this waits until it has.
+        request: what it is to be.
         output: descriptor of its stdout and stderr; it stays the caller's.
-        failures: likewise, the one whose number FAILURES tells the rank.
+        more: descriptors for its program; likewise.
+
+    Raises:
+        OSError: the server does not answer.
     """
 
-    def __init__(
-        self, rank: int, arguments: Sequence[str], env: Mapping[str, str], output: int, failures: int
-    ) -> None:
+    def __init__(self, server: ForkServer, request: Request, output: int, more: Sequence[int] = ()) -> None:
         self.returncode: int | None = None
-        self._status, theirs = socket.socketpair()
+        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ExitStack() as kept:
             kept.callback(self._status.close)
             with theirs:
-                request = Request(list(arguments), dict(env), os.getcwd())
-                servers()[rank % SERVERS].ask(request, [theirs.fileno(), output, failures])
-            line = b""
-            while not line.endswith(b"\n"):  # and not a byte of what comes behind
-                byte = self._status.recv(1)
-                if not byte:
-                    raise ConnectionResetError("the server that ranks are forked from has ended")
-                line += byte
+                server.ask(request, [theirs.fileno(), output, *more])
+            self._status.settimeout(_START)
+            said, pidfds = receive(self._status, 16, 1)
+            if not said:
+                raise ConnectionResetError("the server that ranks are forked from has ended")
             kept.pop_all()
-        self.pid = int(line)
+        self.pid = int(said)
+        [self._pidfd] = pidfds
         self._status.setblocking(False)
 
     async def wait(self) -> int:
         """Wait for its end → its exit code, negative for a signal."""
         if self.returncode is None:
-            line = await asyncio.get_running_loop().sock_recv(self._status, 16)
-            self._status.close()
-            if not line:
-                raise ConnectionResetError("the process that waits for a rank was killed")
-            self.returncode = int(line)
+            said = await asyncio.get_running_loop().sock_recv(self._status, 16)
+            self._release()
+            if not said:
+                raise ConnectionResetError("the server that a rank was forked from was killed")
+            self.returncode = int(said)
         return self.returncode
 
+    @property
+    def alive(self) -> bool:
+        """Whether it lives, answering or not."""
+        return self._pidfd >= 0 and not _ready(self._pidfd, 0)
 
-def serve(requests: socket.socket) -> None:
-    """The server's life. It returns in the ranks alone, as what `aiodist.testing.worker` expects to find."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps who waits for a rank
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens where it has ended."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def end(self) -> None:
+        """Kill it and wait for its end, which takes a few ms."""
+        if self._pidfd >= 0:
+            self.signal(signal.SIGKILL)
+            _ready(self._status.fileno(), _END)
+            self._release()
+
+    def _release(self) -> None:
+        self._status.close()
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+
+def _ready(descriptor: int, seconds: float) -> bool:
+    """Whether something can be read there within so many seconds; of a pidfd, that the process has ended."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def serve(number: int, driver: int) -> Callable[[], object]:
+    """The server's life. It returns in forked processes alone: what they are to do.
+
+    Args:
+        number: of the descriptor on which the requests come.
+        driver: its process.
+    """
     for name in _IMPORTED:
         with suppress(ModuleNotFoundError):  # uvloop and pytest may not be there
             importlib.import_module(name)
-    while True:
-        head, descriptors = receive(requests, _HEAD, 3)
-        if not head:
+    for name in aiodist.__all__:
+        getattr(aiodist, name)
+    with socket.socket(fileno=number) as requests, selectors.DefaultSelector() as selector:
+        selector.register(requests, selectors.EVENT_READ)
+        try:
+            selector.register(os.pidfd_open(driver), selectors.EVENT_READ)
+        except ProcessLookupError:
             os._exit(0)
-        data, length = bytearray(), int.from_bytes(head, "big")
-        while len(data) < length:
-            data += requests.recv(length - len(data))
-        if os.fork() == 0:
-            requests.close()
-            return _fork(Request(**json.loads(bytes(data))), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        while True:
+            for key, _ in selector.select():
+                if isinstance(key.data, _Child):
+                    selector.unregister(key.fd)
+                    key.data.ended(key.fd)
+                    continue
+                request = receive_message(requests, _MOST) if key.fd == number else None
+                if request is None:
+                    os._exit(0)
+                program = _fork(selector, Request(**json.loads(request[0])), *request[1])
+                if program is not None:
+                    return program
 
 
-def _fork(request: Request, status: int, output: int, failures: int) -> None:
-    """Fork the rank and wait for its end. It returns in the rank alone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+@dataclass(frozen=True)
+class _Child:
+    """A process that the server has forked."""
+
+    pid: int
+    status: socket.socket
+
+    def ended(self, pidfd: int) -> None:
+        """Take its exit code, and tell the driver."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(pidfd)
+        with self.status, suppress(OSError):  # nobody may want to know
+            self.status.send(b"%d" % code)
+
+
+def _fork(
+    selector: selectors.BaseSelector, request: Request, status: int, output: int, *more: int
+) -> Callable[[], object] | None:
+    """Fork a process. → in that one, what it is to do; None in the server."""
+    die_with_server = die_with_parent()
     pid = os.fork()
     if pid:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with suppress(BrokenPipeError):
-            os.write(status, b"%d\n" % code)
-        os._exit(0)
+        child, pidfd = _Child(pid, socket.socket(fileno=status)), os.pidfd_open(pid)
+        selector.register(pidfd, selectors.EVENT_READ, child)
+        with suppress(OSError):  # the driver does not wait for it any more
+            socket.send_fds(child.status, [b"%d" % pid], [pidfd])
+        for descriptor in (output, *more):
+            os.close(descriptor)
+        return None
+    die_with_server()
+    for key in list(selector.get_map().values()):
+        if isinstance(key.data, _Child):
+            key.data.status.close()
+        if isinstance(key.fileobj, int):  # else it is the socket of requests, which `serve` closes
+            os.close(key.fileobj)
     os.setsid()
-    os.write(status, b"%d\n" % os.getpid())
-    os.close(status)
     for standard in (1, 2):
         os.dup2(output, standard)
-    os.close(output)
+    for descriptor in (status, output):
+        os.close(descriptor)
     os.chdir(request.folder)
-    os.environ.clear()
-    os.environ.update(request.env, **{FAILURES: str(failures)})
+    if request.env is not None:
+        os.environ.clear()
+        os.environ.update(request.env)
     sys.argv[1:] = request.arguments
     sys.path[0] = request.folder  # as after `python -m`
+    module, _, function = request.program.partition(":")
+    return functools.partial(getattr(importlib.import_module(module), function), *more)

@@ -20,18 +20,8 @@ from aiodist.types import DTYPES, ReduceOp
 
 Array = npt.NDArray[Any]
 
-COLLECTIVES = (
-    Kind.all_reduce,
-    Kind.broadcast,
-    Kind.reduce,
-    Kind.all_gather,
-    Kind.reduce_scatter,
-    Kind.barrier,
-    Kind.send,
-    Kind.gather,
-    Kind.scatter,
-    Kind.all_to_all,
-)
+COLLECTIVES = tuple(kind for kind in Kind if kind not in (Kind.recv, Kind.new_group))
+"""The operations that programs are made of; `Kind.send` stands for a whole message."""
 
 UNEVEN = (Kind.all_to_all, Kind.all_gather, Kind.reduce_scatter)
 """Collectives whose parts callers may give sizes for."""

@@ -23,29 +23,19 @@ import os
 import secrets
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from aiodist.rendezvous import StoreServer
-from aiodist.testing.forkserver import FAILURES, Forked
+from aiodist.testing.forkserver import SERVERS, Forked, Request, servers
 from aiodist.testing.hosts import Hosts
+from aiodist.testing.worker import FAILURES
 
 WORKER = ("-m", "aiodist.testing.worker")
 
 
-class Process(Protocol):
-    """One rank, as asyncio's subprocesses are."""
-
-    pid: int
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code; None while it runs, as far as `wait` has seen."""
-
-    async def wait(self) -> int:
-        """Wait for its end → its exit code."""
+Process = Forked | asyncio.subprocess.Process
 
 
 @dataclass(slots=True)
@@ -182,7 +172,8 @@ async def launch(
             **(env or {}),
         }
         if forks:
-            return Forked(rank, arguments[2:], variables, output, failures_in)
+            request = Request("aiodist.testing.worker:main_forked", arguments[2:], variables, os.getcwd())
+            return Forked(servers()[rank % SERVERS], request, output, [failures_in])
         return await asyncio.create_subprocess_exec(
             *(prefixes[rank] if prefixes else ()),
             sys.executable,
@@ -249,12 +240,6 @@ def _put_in_order(outcomes: list[Outcome], failures: int) -> None:
     in_order = sorted(outcomes, key=lambda outcome: (raised.get(outcome.rank, 0), outcome.order))
     for place, outcome in enumerate(in_order, 1):
         outcome.order = place
-
-
-def note_failure() -> None:
-    """Note, in a rank, that its function raises now."""
-    if descriptor := os.environ.get(FAILURES):
-        os.write(int(descriptor), f"{os.environ['RANK']} {time.monotonic_ns()}\n".encode())
 
 
 def check(outcomes: list[Outcome], exits: Mapping[int, int]) -> None:

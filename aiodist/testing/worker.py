@@ -5,10 +5,14 @@ from __future__ import annotations
 import faulthandler
 import importlib.util
 import json
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+FAILURES = "AIODIST_SPMD_FAILURES"  # names the descriptor on which ranks say when they fail
 
 
 def load(path: str, qualname: str) -> Any:
@@ -28,9 +32,14 @@ def load(path: str, qualname: str) -> Any:
     return getattr(found, "spmd_function", found)
 
 
+def note_failure() -> None:
+    """Note, in a rank, that its function raises now."""
+    if descriptor := os.environ.get(FAILURES):
+        os.write(int(descriptor), f"{os.environ['RANK']} {time.monotonic_ns()}\n".encode())
+
+
 async def _run(path: str, qualname: str, arguments: dict[str, Any], backend: str) -> None:
     import aiodist as dist
-    from aiodist.testing.spmd import note_failure
 
     function = load(path, qualname)
     try:
@@ -53,6 +62,12 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     path, qualname, arguments, *backend = sys.argv[1:]
     dist.run(_run(path, qualname, json.loads(arguments), *backend or [""]))
+
+
+def main_forked(failures: int) -> None:
+    """`main`, in a process that was forked with the descriptor on which ranks say when they fail."""
+    os.environ[FAILURES] = str(failures)
+    main()
 
 
 if __name__ == "__main__":

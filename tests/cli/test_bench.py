@@ -12,17 +12,17 @@ import pytest
 
 from aiodist.bench.cases import SWEPT
 from aiodist.bench.measures import SIZES
-from aiodist.cli.bench import make_plan
+from aiodist.cli.bench import make_config
 from aiodist.errors import UsageError
 
 
 def options(*argv: str, live: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(make_plan(argv, live=live).command[-1])
+    found: dict[str, Any] = json.loads(make_config(argv, live=live).command[-1])
     return found
 
 
 def test_by_default_everything_is_measured_on_two_ranks() -> None:
-    assert make_plan([], live="").nproc == 2
+    assert make_config([], live="").nproc == 2
     found = options()
     assert tuple(found["kinds"]) == SWEPT
     assert tuple(found["sizes"]) == SIZES
@@ -30,7 +30,7 @@ def test_by_default_everything_is_measured_on_two_ranks() -> None:
 
 
 def test_sizes_ranks_and_file(tmp_path: Path) -> None:
-    assert make_plan(["--nproc-per-node", "4"], live="").nproc == 4
+    assert make_config(["--nproc-per-node", "4"], live="").nproc == 4
     assert options("--sizes", "1MiB", "8", "8")["sizes"] == [8, 1 << 20]
     assert options("--only", "barrier")["kinds"] == ["barrier"]
     assert options("--json", str(tmp_path / "x"), live="stderr")["live"] == "stderr"
@@ -42,7 +42,7 @@ def test_sizes_ranks_and_file(tmp_path: Path) -> None:
 )
 def test_a_command_line_without_meaning_is_refused(argv: list[str]) -> None:
     with pytest.raises(UsageError):
-        make_plan(argv, live="")
+        make_config(argv, live="")
 
 
 def test_a_small_run(tmp_path: Path) -> None:

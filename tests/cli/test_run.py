@@ -1,4 +1,4 @@
-"""torchrun's command line → a plan, or one clear line."""
+"""torchrun's command line → a config, or one clear line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from aiodist.cli.run import check_company, make_plan, workers_per_node
+from aiodist.cli.run import check_company, make_config, workers_per_node
 from aiodist.errors import UsageError
-from aiodist.launch.plan import DEFAULT_PREFIX, Plan
+from aiodist.launch.config import DEFAULT_PREFIX, LaunchConfig
 
 
 @pytest.fixture
@@ -22,23 +22,23 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def plan(*argv: str, **environ: str) -> Plan:
-    return make_plan(argv, environ)
+def config(*argv: str, **environ: str) -> LaunchConfig:
+    return make_config(argv, environ)
 
 
 def test_defaults(script: str) -> None:
-    assert plan(script) == Plan((sys.executable, "-u", script))
-    assert plan(script).prefix == DEFAULT_PREFIX
+    assert config(script) == LaunchConfig((sys.executable, "-u", script))
+    assert config(script).prefix == DEFAULT_PREFIX
 
 
 def test_the_scripts_own_arguments_stay_its_own(script: str) -> None:
-    made = plan("--nproc-per-node", "2", script, "--nproc-per-node", "8", "-m", "--", "x")
+    made = config("--nproc-per-node", "2", script, "--nproc-per-node", "8", "-m", "--", "x")
     assert made.nproc == 2
     assert made.command[2:] == (script, "--nproc-per-node", "8", "-m", "--", "x")
 
 
 def test_module_and_program(script: str) -> None:
-    assert plan("-m", "pkg.train", "--lr", "3").command == (
+    assert config("-m", "pkg.train", "--lr", "3").command == (
         sys.executable,
         "-u",
         "-m",
@@ -46,13 +46,13 @@ def test_module_and_program(script: str) -> None:
         "--lr",
         "3",
     )
-    assert plan("--no-python", "sh", "-c", "true").command[1:] == ("-c", "true")
-    assert plan("--no_python", "sh").command[0].endswith("/sh")
-    assert plan("--run-path", script).command == (sys.executable, "-u", script)
+    assert config("--no-python", "sh", "-c", "true").command[1:] == ("-c", "true")
+    assert config("--no_python", "sh").command[0].endswith("/sh")
+    assert config("--run-path", script).command == (sys.executable, "-u", script)
 
 
 def test_every_option_with_underscores(script: str) -> None:
-    made = plan(
+    made = config(
         *("--nnodes=2", "--node_rank=1", "--nproc_per_node=3", "--master_addr=h", "--master_port=7"),
         *("--rdzv_id=j", "--log_dir=l", "--redirects=3", "--tee=0:1,2:2", "--local_ranks_filter=0,2"),
         *("--max_restarts=2", "--monitor_interval=5", "--shutdown_timeout=2.5", "--local_addr=10.0.0.1"),
@@ -60,7 +60,7 @@ def test_every_option_with_underscores(script: str) -> None:
         *("--rdzv_conf=timeout=9,last_call_timeout=4,other=x", "--start_method=fork"),
         *("--on_failure=continue", script),
     )
-    assert made == Plan(
+    assert made == LaunchConfig(
         (sys.executable, "-u", script),
         nproc=3,
         nnodes=2,
@@ -85,7 +85,7 @@ def test_every_option_with_underscores(script: str) -> None:
 
 
 def test_defaults_from_the_environment_as_under_kubeflow(script: str) -> None:
-    made = plan(
+    made = config(
         script,
         PET_NNODES="2",
         PET_NPROC_PER_NODE="4",
@@ -95,18 +95,18 @@ def test_defaults_from_the_environment_as_under_kubeflow(script: str) -> None:
     )
     assert (made.nnodes, made.nproc, made.node_rank) == (2, 4, 1)
     assert (made.master_addr, made.master_port) == ("job-0", 29500)
-    assert plan("--nnodes", "1", script, PET_NNODES="2").nnodes == 1
-    assert plan("pkg", PET_MODULE="1").command[-2:] == ("-m", "pkg")
-    assert plan(script, PET_STANDALONE="true", PET_NNODES="2").nnodes == 1
+    assert config("--nnodes", "1", script, PET_NNODES="2").nnodes == 1
+    assert config("pkg", PET_MODULE="1").command[-2:] == ("-m", "pkg")
+    assert config(script, PET_STANDALONE="true", PET_NNODES="2").nnodes == 1
     two = ("--nnodes=2", "--node-rank=1", "--master-addr=h", script)
-    assert [plan(*two, PET_STANDALONE=word).nnodes for word in ("on", "off", "")] == [1, 2, 2]
+    assert [config(*two, PET_STANDALONE=word).nnodes for word in ("on", "off", "")] == [1, 2, 2]
     with pytest.raises(UsageError, match="PET_STANDALONE='perhaps' is neither yes nor no"):
-        plan(script, PET_STANDALONE="perhaps")
-    assert plan(script, PET_LOG_LINE_PREFIX_TEMPLATE="$rank").prefix == "$rank"
+        config(script, PET_STANDALONE="perhaps")
+    assert config(script, PET_LOG_LINE_PREFIX_TEMPLATE="$rank").prefix == "$rank"
 
 
 def test_standalone_ignores_the_rest(script: str) -> None:
-    made = plan("--standalone", "--nnodes=2", "--rdzv-endpoint=h:1", "--node-rank=1", script)
+    made = config("--standalone", "--nnodes=2", "--rdzv-endpoint=h:1", "--node-rank=1", script)
     assert (made.nnodes, made.node_rank, made.master_addr, made.master_port) == (1, 0, "127.0.0.1", None)
 
 
@@ -115,21 +115,21 @@ def test_standalone_ignores_the_rest(script: str) -> None:
     [("h:7", ("h", 7)), ("h", ("h", 29500)), ("[::1]:7", ("::1", 7)), ("[::1]", ("::1", 29500))],
 )
 def test_endpoint(script: str, endpoint: str, expected: tuple[str, int]) -> None:
-    made = plan("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", script)
+    made = config("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", script)
     assert (made.master_addr, made.master_port) == expected
     assert made.node_rank is None, "by arrival"
 
 
 def test_default_port_of_several_nodes(script: str) -> None:
-    assert plan("--nnodes=2", "--node-rank=0", "--master-addr=h", script).master_port == 29500
-    assert plan("--nnodes=2:2", "--node-rank=0", "--master-addr=h", script).nnodes == 2
+    assert config("--nnodes=2", "--node-rank=0", "--master-addr=h", script).master_port == 29500
+    assert config("--nnodes=2:2", "--node-rank=0", "--master-addr=h", script).nnodes == 2
 
 
 def test_a_range_of_nodes(script: str) -> None:
-    made = plan("--nnodes=1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h:7", script)
+    made = config("--nnodes=1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h:7", script)
     assert (made.nnodes, made.max_nodes, made.most, made.node_rank) == (1, 4, 4, None)
     assert (made.last_call, made.admits_later, made.shown_nodes) == (30, True, "1:4")
-    static = plan("--nnodes=1:4", "--node-rank=3", "--master-addr=h", script)
+    static = config("--nnodes=1:4", "--node-rank=3", "--master-addr=h", script)
     assert (static.node_rank, static.master_port) == (3, 29500), "says who hosts; ranks are by arrival"
 
 
@@ -153,7 +153,7 @@ def test_more_workers_than_the_system_allows(
     infinite = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda which: (7 if which == tight else infinite, infinite))
     with pytest.raises(UsageError) as info:
-        plan("--nproc-per-node=8", script)
+        config("--nproc-per-node=8", script)
     assert str(info.value).startswith(message)
 
 
@@ -161,14 +161,14 @@ def test_log_files_need_room_too(script: str, monkeypatch: pytest.MonkeyPatch) -
     infinite = resource.RLIM_INFINITY
     only = resource.RLIMIT_NOFILE
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64 if which == only else infinite, infinite))
-    plan("--nproc-per-node=8", script)
+    config("--nproc-per-node=8", script)
     for options, needed in ((["-r", "3"], 80), (["-r", "0:3", "--tee", "0:1,5:2"], 68)):
         with pytest.raises(UsageError, match=f"--nproc-per-node 8 needs {needed} open files"):
-            plan("--nproc-per-node=8", *options, script)
+            config("--nproc-per-node=8", *options, script)
 
 
 def test_timeout_from_aiodist_timeout(script: str) -> None:
-    assert plan(script, AIODIST_TIMEOUT="7").meet_timeout == 7
+    assert config(script, AIODIST_TIMEOUT="7").meet_timeout == 7
 
 
 @pytest.mark.parametrize(
@@ -207,25 +207,25 @@ def test_timeout_from_aiodist_timeout(script: str) -> None:
 )
 def test_refused(script: str, argv: list[str], message: str) -> None:
     with pytest.raises(UsageError) as info:
-        plan(*argv, script)
+        config(*argv, script)
     assert message in str(info.value)
     assert "\n" not in str(info.value)
 
 
 def test_no_such_script_or_program() -> None:
     with pytest.raises(UsageError, match=r"there is no script 'nothing\.py' in "):
-        plan("nothing.py")
+        config("nothing.py")
     with pytest.raises(UsageError, match="there is no command 'no-such-command'"):
-        plan("--no-python", "no-such-command")
+        config("--no-python", "no-such-command")
 
 
 def test_program_that_cannot_be_run(tmp_path: Path) -> None:
     program = tmp_path / "plain.py"
     program.touch()
     with pytest.raises(UsageError, match=r"plain\.py' is not executable\. chmod \+x .*plain\.py"):
-        plan("--no-python", str(program))
+        config("--no-python", str(program))
     with pytest.raises(UsageError, match="' is a folder"):
-        plan("--no-python", str(tmp_path))
+        config("--no-python", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_program_that_cannot_be_run(tmp_path: Path) -> None:
 )
 def test_a_wrong_command_line_gets_one_line(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError) as info:
-        plan(*argv)
+        config(*argv)
     assert str(info.value) == message
 
 
@@ -266,25 +266,25 @@ def test_a_wrong_command_line_gets_one_line(argv: list[str], message: str) -> No
 def test_a_script_that_cannot_be_compiled_is_said_once(script: str, source: str, message: str) -> None:
     Path(script).write_text(source)
     with pytest.raises(UsageError) as info:
-        plan(script)
+        config(script)
     assert message in str(info.value)
 
 
 def test_a_scripts_warnings_are_left_to_the_workers(script: str) -> None:
     Path(script).write_text("assert (1, 'always true')")
-    assert plan(script).command[-1] == script
+    assert config(script).command[-1] == script
 
 
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is a folder without a __main__\.py"):
-        plan(str(tmp_path))
+        config(str(tmp_path))
     (tmp_path / "__main__.py").touch()
-    assert plan(str(tmp_path)).command[-1] == str(tmp_path)
+    assert config(str(tmp_path)).command[-1] == str(tmp_path)
 
 
 def test_help_shows_each_option_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as info:
-        plan("--help")
+        config("--help")
     shown = capsys.readouterr().out
     assert info.value.code == 0
     assert shown.startswith("usage: aiodist run [options] script [argument …]\n")
@@ -311,7 +311,7 @@ STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"}
 
 @pytest.mark.parametrize("options", [[], ["--standalone"], ["--nnodes", "1"], ["--nproc-per-node", "2"]])
 def test_one_of_several_agents_with_a_job_of_its_own_is_refused(script: str, options: list[str]) -> None:
-    made = plan(*options, script)
+    made = config(*options, script)
     with pytest.raises(UsageError, match=r"^SLURM_STEP_NUM_TASKS=2: this agent is one of several .*--nnodes"):
         check_company(made, STEP)
     assert check_company(made, {**STEP, "AIODIST_ALONE": "1"}) == ""
@@ -321,5 +321,5 @@ def test_one_of_several_agents_with_a_job_of_its_own_is_refused(script: str, opt
 
 def test_agents_that_meet_may_be_started_by_others(script: str) -> None:
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1")
-    assert check_company(plan("--nnodes", "2", *meet, script), STEP) == ""
-    assert check_company(plan("--nnodes", "1:2", *meet, script), STEP) == ""
+    assert check_company(config("--nnodes", "2", *meet, script), STEP) == ""
+    assert check_company(config("--nnodes", "1:2", *meet, script), STEP) == ""

@@ -35,7 +35,7 @@ class World:
     """Ranks in one process. An operation is done once all have issued it, and all must issue the same."""
 
     def __init__(self, size: int) -> None:
-        self.groups = [Group(self, rank) for rank in range(size)]
+        self.groups: list[Any] = [Group(self, rank) for rank in range(size)]  # in the place of ProcessGroups
         self.log: list[str] = []  # one entry an operation, in the order of completion
         self._calls: list[dict[int, tuple[str, Handle]]] = []
 

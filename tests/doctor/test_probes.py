@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from aiodist.doctor.apart import PROBES
-from aiodist.doctor.probes.asking import Answer, Inquiry, Question
+from aiodist.doctor.probes import asking
+from aiodist.doctor.probes.asking import Answer, Question
 from aiodist.doctor.probes.network import Told, loopback, told
 from aiodist.doctor.probes.system import kernel, room
-from aiodist.doctor.words import describe, one_line
+from aiodist.doctor.text import describe, one_line
 
 
 def ask(name: str, *arguments: str, limit: float = 60, **environ: str) -> Answer:
     question = Question(name, arguments, {**os.environ, **environ})
-    with Inquiry([question], limit) as inquiry:
-        return inquiry.answers()[0]
+    return asking.ask([question], limit)[0]
 
 
 def fake(folder: Path, name: str, code: str) -> str:
@@ -89,8 +89,8 @@ def test_a_pair(tmp_path: Path) -> None:
     for transport, shared in (("auto", True), ("tcp", False)):
         environ = {**os.environ, "AIODIST_TRANSPORT": transport}
         url = (tmp_path / f"{transport} 100%").as_uri()
-        with Inquiry([Question("pair", (rank, url, "60"), environ) for rank in "01"], 90) as inquiry:
-            assert inquiry.answers() == [Answer({"right": True, "shared": shared})] * 2
+        questions = [Question("pair", (rank, url, "60"), environ) for rank in "01"]
+        assert asking.ask(questions, 90) == [Answer({"right": True, "shared": shared})] * 2
 
 
 def test_backends_of_other_packages(tmp_path: Path) -> None:

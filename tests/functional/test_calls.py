@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist import functional
 from aiodist.group import ProcessGroup
 from aiodist.testing.cluster import run_cluster
 
@@ -240,5 +239,5 @@ TORCH = {
 
 @pytest.mark.parametrize("name", sorted(TORCH))
 def test_signatures_are_torchs(name: str) -> None:
-    parameters = list(inspect.signature(getattr(functional, name)).parameters)
+    parameters = list(inspect.signature(getattr(dist, name)).parameters)
     assert parameters[: len(TORCH[name])] == TORCH[name]

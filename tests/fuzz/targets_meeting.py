@@ -18,8 +18,8 @@ from aiodist.backends.plan import Plan
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.launch.nodes.admission import Answer, Card
+from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.roster import Member, Roster
-from aiodist.launch.nodes.words import Next
 from aiodist.launch.plain import read
 from aiodist.launch.report import render
 from aiodist.launch.verdict import Ending, NodeReport, judge

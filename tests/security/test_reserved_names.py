@@ -9,11 +9,12 @@ import pytest
 
 from aiodist.errors import AuthenticationError, UsageError
 from aiodist.launch.nodes.head import _signal
-from aiodist.launch.nodes.node_monitor import Listener, _node_in
+from aiodist.launch.nodes.local_node import LocalNode
+from aiodist.launch.nodes.messages import node_in
+from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.nodes.tie import Tie
 from aiodist.rendezvous import HashStore, TcpStore, WatchEvent
 from tests.rendezvous.store_life import until
 
@@ -38,8 +39,8 @@ async def test_what_a_worker_knows_opens_no_store_of_the_agents() -> None:
 
 
 def test_a_workers_secret_is_its_jobs_and_says_nothing_of_the_operators() -> None:
-    tie = Tie(0, HOST, HOST, DOORS)
-    secret = tie.place(Roster.of([Member(0, "h", 1)])).secret
+    local = LocalNode(0, HOST, HOST, DOORS)
+    secret = local.place(Roster.of([Member(0, "h", 1)])).secret
     assert secret.encode() == WORKERS
     assert len(bytes.fromhex(secret)) == 32
     others = {
@@ -53,13 +54,13 @@ def test_a_workers_secret_is_its_jobs_and_says_nothing_of_the_operators() -> Non
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_no_name_is_taken_for_a_node(name: str) -> None:
-    assert _node_in(f"agents/alive/{name}") is None
+    assert node_in(f"agents/alive/{name}", "agents/alive/") is None
 
 
 def test_signs_of_life_are_read() -> None:
-    assert [_node_in(f"agents/alive/{id}") for id in (0, 7, 10**17)] == [0, 7, 10**17]
-    assert _node_in("agents/0/alive/1") is None
-    assert _node_in("agents/stop") is None
+    assert [node_in(f"agents/alive/{id}", "agents/alive/") for id in (0, 7, 10**17)] == [0, 7, 10**17]
+    assert node_in("agents/0/alive/1", "agents/alive/") is None
+    assert node_in("agents/stop", "agents/alive/") is None
 
 
 async def test_a_nodes_heartbeat_goes_on_whatever_is_beside_it() -> None:
@@ -68,7 +69,8 @@ async def test_a_nodes_heartbeat_goes_on_whatever_is_beside_it() -> None:
     for name in STRANGE:
         await store.set(f"agents/alive/{name}", b"")
     roster = Roster.of([Member(n, f"h{n}", 1) for n in range(2)], store_port=9, master_port=7)
-    made = [Nodes(Tie(n, HOST, HOST, DOORS), roster, store, None, lease=30.0, beat=0.01) for n in range(2)]
+    agents = [LocalNode(n, HOST, HOST, DOORS) for n in range(2)]
+    made = [Nodes(local, roster, store, None, lease=30.0, beat=0.01) for local in agents]
     heard: list[object] = []
     for member in made:
         await member.watch(Listener(heard.append, heard.append))
@@ -76,7 +78,7 @@ async def test_a_nodes_heartbeat_goes_on_whatever_is_beside_it() -> None:
         beats = 0
         while beats < 5:
             beats += await anext(watch) == WatchEvent("agents/alive/1", b"")
-    await until(lambda: [member.heard.alive for member in made] == [{0, 1}] * 2)
+    await until(lambda: [member.monitor.alive for member in made] == [{0, 1}] * 2)
     assert heard == []
     assert all(member.lost == () for member in made)
     await asyncio.gather(*(member.aclose() for member in made))
@@ -101,7 +103,7 @@ async def test_keys_that_fill_the_agents_store_end_the_attempt_and_do_not_freeze
             raise UsageError("the answer is a message of over 9000000 bytes")
 
     roster = Roster.of([Member(n, f"h{n}", 1) for n in range(2)])
-    node = Nodes(Tie(1, HOST, HOST, DOORS), roster, Full(), None, lease=30.0, beat=0.01)
+    node = Nodes(LocalNode(1, HOST, HOST, DOORS), roster, Full(), None, lease=30.0, beat=0.01)
     heard: asyncio.Queue[str] = asyncio.Queue()
     await node.watch(Listener(heard.put_nowait, lambda lost: None))
     assert await heard.get() == "failure"

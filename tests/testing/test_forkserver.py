@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,8 @@ import pytest
 
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
-from aiodist.testing.forkserver import FAILURES, Forked
+from aiodist.testing.forkserver import Forked, Request, servers
+from aiodist.testing.worker import FAILURES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
@@ -49,7 +53,9 @@ async def start(folder: Path, text: str) -> tuple[Forked, str]:
     ours, theirs = os.pipe()
     with open(ours) as output:
         env = os.environ | {"OF_THE_TEST": "here"}
-        rank = Forked(0, [str(folder / "job.py"), "test", "{}"], env, theirs, theirs)
+        arguments = [str(folder / "job.py"), "test", "{}"]
+        request = Request("aiodist.testing.worker:main_forked", arguments, env, os.getcwd())
+        rank = Forked(servers()[0], request, theirs, [theirs])
         os.close(theirs)
         return rank, output.read()
 
@@ -75,3 +81,58 @@ async def test_how_it_ended(tmp_path: Path, end: str, code: int) -> None:
     assert said.startswith("begun\n")
     assert ("ValueError: bad" in said) == (code == 1)
     assert await rank.wait() == code
+
+
+def test_one_that_is_killed_is_gone_for_good() -> None:
+    with open(os.devnull, "wb") as null:
+        rank = Forked(servers()[0], Request("signal:pause", (), None, "/"), null.fileno())
+    before = rank.alive
+    rank.end()
+    assert (before, rank.alive) == (True, False)
+    with pytest.raises(ProcessLookupError):
+        os.kill(rank.pid, 0)
+    rank.signal(signal.SIGTERM)
+    rank.end()
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "server._process.kill()"])
+def test_nothing_outlives_who_asked_or_the_server(end: str) -> None:
+    """A fork of the driver holds its descriptors open: that must keep nobody alive."""
+    code = f"""if True:
+        import os, signal, subprocess, sys
+        from aiodist.testing.forkserver import ForkServer, Forked, Request
+        quiet = os.open(os.devnull, os.O_RDWR)
+        server = ForkServer(output=quiet)
+        forked = Forked(server, Request("signal:pause", (), None, "/"), quiet)
+        fork = os.fork()
+        if not fork:
+            os.dup2(quiet, 1)
+            signal.pause()
+        print(fork, server._process.pid, forked.pid, flush=True)
+        {end}
+        sys.stdin.read()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as driver:
+        assert driver.stdout is not None and driver.stdin is not None
+        fork, server, rank = map(int, driver.stdout.readline().split())
+        for pid in (rank, server) if "server" not in end else (rank,):
+            until(lambda: ended(pid))  # noqa: B023
+        os.kill(fork, signal.SIGKILL)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended, whoever has yet to take note of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait, at most half a minute, until something holds."""
+    give_up = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)

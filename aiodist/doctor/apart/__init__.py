@@ -10,7 +10,7 @@ import os
 import sys
 from importlib import import_module
 
-from aiodist.doctor.words import describe
+from aiodist.doctor.text import describe
 from aiodist.errors import AiodistError
 
 PROBES = frozenset({"address", "backends", "cupy", "driver", "mpi", "package", "pair", "torch"})

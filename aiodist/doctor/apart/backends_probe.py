@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
-from aiodist.doctor.words import describe
+from aiodist.doctor.text import describe
 
 
 def probe() -> dict[str, Any]:

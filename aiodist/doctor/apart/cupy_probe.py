@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.doctor.words import describe
+from aiodist.doctor.text import describe
 
 _LONGEST = 4000  # of what a compiler says
 

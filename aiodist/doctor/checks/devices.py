@@ -8,7 +8,7 @@ from typing import Any
 
 from aiodist.doctor.finding import Finding
 from aiodist.doctor.probes.asking import Answer
-from aiodist.doctor.words import one_line
+from aiodist.doctor.text import one_line
 
 _NO_DEVICES = "device tensors cannot be used here; host tensors are not affected"
 _CONTIGUOUS = "device tensors that are not contiguous cannot be used, nor most of CuPy's own functions"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from aiodist.doctor.words import one_line
+from aiodist.doctor.text import one_line
 
 # -P, and the package last on the path: nothing of the current folder is taken for a library.
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from aiodist.doctor.apart import main; main()"
@@ -56,52 +56,40 @@ class Answer:
     absent: str = ""
 
 
-class Inquiry:
-    """Questions under way; a context. Leaving it ends all that is left of those who were asked.
+def ask(
+    questions: Sequence[Question], limit: float, waiting: Callable[[str], object] = lambda name: None
+) -> list[Answer]:
+    """Ask all at once, and end all that is left of those who were asked → the answers, in the same order.
 
     Args:
         questions: each for a process of its own.
-        limit: seconds that they have together, from the beginning of the context.
+        limit: seconds that they have together.
+        waiting: called with the name of each whose answer is waited for.
     """
-
-    def __init__(self, questions: Sequence[Question], limit: float) -> None:
-        self._questions = questions
-        self._limit = limit
-        self._deadline = 0.0
-        self._asked: list[_Asked] = []
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Inquiry:
-        self._deadline = time.monotonic() + self._limit
-        with contextlib.ExitStack() as stack:
-            self._asked = [stack.enter_context(_Asked(question)) for question in self._questions]
-            self._stack = stack.pop_all()
-        return self
-
-    def answers(self, waiting: Callable[[str], object] = lambda name: None) -> list[Answer]:
-        """The answers, in the order of the questions. `waiting` is called with the name of one awaited."""
+    deadline = time.monotonic() + limit
+    asked: list[_Asked] = []
+    try:
+        for question in questions:
+            asked.append(_Asked(question))  # noqa: PERF401 - those that were begun are to be ended
         found = []
-        for one in self._asked:
+        for one in asked:
             waiting(one.name)
-            found.append(one.answer(self._deadline, self._limit))
+            found.append(one.answer(deadline, limit))
         return found
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    finally:
+        for one in asked:
+            one.end()
 
 
 class _Asked:
-    """One process. Leaving the context kills it."""
+    """One process, which has begun; `end` kills it."""
 
     def __init__(self, question: Question) -> None:
         self.name = question.name
-        self._question = question
         self._process: subprocess.Popen[bytes] | None = None
         self._failure = ""
         self._files = contextlib.ExitStack()
-
-    def __enter__(self) -> _Asked:
-        command = [sys.executable, "-P", "-c", _BOOT, _ROOT, self.name, *self._question.arguments]
+        command = [sys.executable, "-P", "-c", _BOOT, _ROOT, self.name, *question.arguments]
         try:
             # Files, not pipes: what it leaves running in the background would hold a pipe open.
             self._out = self._files.enter_context(_scratch())
@@ -111,12 +99,11 @@ class _Asked:
                 stdin=subprocess.DEVNULL,
                 stdout=self._out,
                 stderr=self._err,
-                env=self._question.environ,
+                env=question.environ,
                 start_new_session=True,
             )
         except OSError as error:
             self._failure = f"no process can be started ({error.strerror or error})"
-        return self
 
     def answer(self, deadline: float, limit: float) -> Answer:
         if self._process is None:
@@ -135,7 +122,7 @@ class _Asked:
             last = f": {lines[-1]}" if lines else ""
             return Answer(trouble=one_line(f"it {_ended(code)}{last}"))
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

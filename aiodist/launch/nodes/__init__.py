@@ -1,12 +1,12 @@
 """The agents of a job's nodes: how they meet, what they tell each other, and the one that decides.
 
     meeting      before the first attempt: who hosts, who comes in → `Nodes`
-    nodes        one node's tie to the others: what it says and asks
+    nodes        the other nodes, as one sees them: what it says and asks
     node_monitor what it learns meanwhile: alarms, leases, who is lost
-    words        what lies in the agents' store, and what is read there; pure
+    messages     what lies in the agents' store, and what is read there; pure
     head         node 0: hosts the stores, lets nodes in, says what follows an attempt
     admission    the admission store, where nodes come in and wait for a place
-    tie          what an agent knows for the whole job, and so its place in an attempt; pure
+    local_node   what an agent knows for the whole job, and so its place in an attempt; pure
     roster       who takes part in an attempt, and where they sit; pure
     store_access opens the job's stores, with its secret
     secret       where that comes from

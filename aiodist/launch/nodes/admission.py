@@ -18,19 +18,21 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.launch.nodes.messages import node_in
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
 from aiodist.launch.plain import read
+from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiodist.launch.plan import Plan
+    from aiodist.launch.config import LaunchConfig
     from aiodist.rendezvous.client import TcpStore
     from aiodist.rendezvous.server import StoreServer
 
 _GOODBYE = 5.0
-_DIGITS = 18  # of a node's number
+_CARD = "agents/card/"
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,16 @@ class Admission:
     """The head's side.
 
     Args:
-        plan: the head's.
+        config: the head's.
         server: the admission store; closed by `aclose`.
         book: a client of it; likewise.
         changed: called when a node came or left.
     """
 
-    def __init__(self, plan: Plan, server: StoreServer, book: TcpStore, changed: Callable[[], None]) -> None:
-        self._plan = plan
+    def __init__(
+        self, config: LaunchConfig, server: StoreServer, book: TcpStore, changed: Callable[[], None]
+    ) -> None:
+        self._config = config
         self._server = server
         self._book = book
         self._changed = changed
@@ -83,11 +87,10 @@ class Admission:
 
     async def _watch(self) -> None:
         with suppress(RendezvousError):
-            async for key, value in self._book.watch("agents/card/"):
-                number = key.rpartition("/")[2]
-                if not number.isdecimal():
+            async for key, value in self._book.watch(_CARD):
+                id = node_in(key, _CARD)
+                if id is None:
                     continue
-                id = int(number[:_DIGITS])
                 if value is None:
                     self.waiting.pop(id, None)
                 elif id not in self._admitted and id not in self._refused:
@@ -99,13 +102,13 @@ class Admission:
 
     async def _came(self, id: int, card: Card) -> None:
         host, nnodes, wanted = card.host, card.nnodes, card.rank
-        if nnodes != self._plan.shown_nodes:
-            ours = self._plan.shown_nodes
+        if nnodes != self._config.shown_nodes:
+            ours = self._config.shown_nodes
             self.complaint = f"nodes disagree: node 0 says --nnodes {ours}, {host} says --nnodes {nnodes}"
             await self.refuse(id, self.complaint)
             return
         rivals = (*self._admitted.values(), *self.waiting.values())
-        if wanted is not None and self._plan.most == self._plan.nnodes:
+        if wanted is not None and self._config.most == self._config.nnodes:
             owner = next((rival for rival in rivals if rival.wanted == wanted), None)
             if owner is not None:
                 await self.refuse(id, f"--node-rank {wanted} was taken already by an agent on {owner.host}")
@@ -143,8 +146,7 @@ class Admission:
 
     async def aclose(self, code: int | None = None) -> None:
         """End the admission; `code`: of the job, if it has ended."""
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        await cancel(self._watching)
         if code is not None:
             with suppress(RendezvousError):
                 await self._book.set("agents/over", str(code))
@@ -152,7 +154,7 @@ class Admission:
         await self._server.aclose(_GOODBYE)
 
 
-async def request_place(plan: Plan, book: TcpStore, host: str) -> tuple[int, int, int]:
+async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tuple[int, int, int]:
     """Leave this node's card and wait for a place → our id, port of the agents' store, attempt.
 
     Raises:
@@ -161,9 +163,9 @@ async def request_place(plan: Plan, book: TcpStore, host: str) -> tuple[int, int
         OverError: the job has ended.
     """
     id = await book.add("agents/arrivals", 1)
-    card = Card(host, plan.nproc, plan.shown_nodes, plan.node_rank)
-    patience = plan.meet_timeout + plan.last_call + 10
-    await book.set(f"agents/card/{id}", json.dumps(asdict(card)), ttl=FOREVER)
+    card = Card(host, config.nproc, config.shown_nodes, config.node_rank)
+    patience = config.meet_timeout + config.last_call + 10
+    await book.set(f"{_CARD}{id}", json.dumps(asdict(card)), ttl=FOREVER)
     place = asyncio.ensure_future(book.get(f"agents/seat/{id}", timeout=patience))
     over = asyncio.ensure_future(book.get("agents/over", timeout=2 * patience))
     try:
@@ -173,15 +175,13 @@ async def request_place(plan: Plan, book: TcpStore, host: str) -> tuple[int, int
         answer = read(Answer, await place, "the head's answer")
     except RendezvousTimeout:
         raise RendezvousTimeout(
-            f"node 0 at {plan.master_addr}:{plan.master_port} gave this node no place within {patience:g} s",
+            f"node 0 at {config.meeting_place} gave this node no place within {patience:g} s",
             hint="The job has all the nodes that it takes, or still waits for others",
         ) from None
     finally:
-        for task in (place, over):
-            task.cancel()
-        await asyncio.gather(place, over, return_exceptions=True)
+        await cancel(place, over)
     if answer.error:
         raise UsageError(answer.error, hint="Give every agent the same --nnodes, and its own --node-rank")
     with suppress(AiodistError):
-        await book.delete_key(f"agents/card/{id}")
+        await book.delete_key(f"{_CARD}{id}")
     return id, answer.port, answer.attempt

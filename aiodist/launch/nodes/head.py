@@ -14,16 +14,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import Admission
+from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import LEASE
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import free_port
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
-from aiodist.launch.nodes.words import Next
 from aiodist.launch.plain import read
-from aiodist.launch.plan import Plan
 from aiodist.launch.restarts import Backoff, after, ready
+from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:
     from aiodist.launch.verdict import Verdict
@@ -45,15 +46,15 @@ class Head:
     """The node that decides.
 
     Args:
-        plan: this node's.
+        config: this node's.
         me: its card.
         access: opens the agents' stores.
         host: the address to listen on.
         say: shows one line to the operator.
     """
 
-    def __init__(self, plan: Plan, me: Member, access: StoreAccess, host: str, say: Say) -> None:
-        self._plan = plan
+    def __init__(self, config: LaunchConfig, me: Member, access: StoreAccess, host: str, say: Say) -> None:
+        self._config = config
         self._me = me
         self._access = access
         self._host = host
@@ -90,7 +91,7 @@ class Head:
             book: a client of it; likewise.
             local: where we reach a store of ours.
         """
-        self._admission = admission = Admission(self._plan, server, book, self._changed)
+        self._admission = admission = Admission(self._config, server, book, self._changed)
         admission.claim(self._me)
         self._agents_store = await self._access.serve(self._host)
         try:
@@ -98,13 +99,13 @@ class Head:
         except (UsageError, RendezvousError) as error:
             await admission.refuse_all(f"node 0 gave up: {error}")
             raise
-        store = await self._access.enter(local, self._agents_store.port, self._plan.meet_timeout)
+        store = await self._access.enter(local, self._agents_store.port, self._config.meet_timeout)
         roster = await self._form(members, 0, 0)
         await self._publish(store, roster)
-        if not self._plan.admits_later:
+        if not self._config.admits_later:
             size = len(roster.members)
             await admission.refuse_all(f"the job's {size} nodes are complete already; raise --nnodes")
-            await store.barrier("agents/here", size, 0, timeout=self._plan.meet_timeout)
+            await store.barrier("agents/here", size, 0, timeout=self._config.meet_timeout)
             await admission.aclose()
             self._admission = None
         return roster, store
@@ -112,7 +113,7 @@ class Head:
     def attend(self, nodes: Nodes) -> None:
         """Admit nodes that come, now that the attempt has begun."""
         self._running = True
-        nodes.heard.changed = self._changed
+        nodes.monitor.changed = self._changed
         if self._admission is not None and self._attending is None:
             self._attending = asyncio.create_task(self._attend(nodes, self._admission))
         self._changed()
@@ -122,8 +123,8 @@ class Head:
         if self._workers_store is not None:
             await self._workers_store.aclose()
         self._workers_store = await self._access.of_workers.serve(self._host)
-        port = self._plan.master_port
-        if port is None or self._plan.admits_later:  # then it is the admission store's
+        port = self._config.master_port
+        if port is None or self._config.admits_later:  # then it is the admission store's
             port = free_port(self._host)
         self._began = asyncio.get_running_loop().time()
         self._regroup = False
@@ -157,9 +158,10 @@ class Head:
             present: who is here already.
             first: wait for more than MIN nodes, and give up where command lines disagree.
         """
-        plan, loop = self._plan, asyncio.get_running_loop()
-        call = plan.last_call if first else 0.0
-        deadline = loop.time() + plan.meet_timeout
+        config, loop = self._config, asyncio.get_running_loop()
+        least, most = config.nnodes, config.most
+        call = config.last_call if first else 0.0
+        deadline = loop.time() + config.meet_timeout
         patience = loop.time() + PATIENCE
         enough_since: float | None = None
         while True:
@@ -170,17 +172,17 @@ class Head:
                     raise UsageError(self._admission.complaint, hint="Give every agent the same --nnodes")
                 here += self._admission.waiting.values()
             now = loop.time()
-            enough = len(here) >= plan.nnodes
+            enough = len(here) >= least
             enough_since = None if not enough else now if enough_since is None else enough_since
-            if ready(len(here), now, least=plan.nnodes, most=plan.most, enough_since=enough_since, call=call):
-                return here[: plan.most]
+            if ready(len(here), now, least=least, most=most, enough_since=enough_since, call=call):
+                return here[:most]
             if not enough and now >= deadline:
                 raise self._too_few(here)
             until = enough_since + call if enough_since is not None else deadline
             if not enough and patience:
                 if now >= patience:
                     patience = 0.0
-                    self._say(f"waiting for {self._who(here)} at {plan.master_addr}:{plan.master_port}")
+                    self._say(f"waiting for {self._who(here)} at {config.meeting_place}")
                 else:
                     until = min(until, patience)
             with suppress(TimeoutError):
@@ -190,23 +192,23 @@ class Head:
     def _missing(self, here: list[Member]) -> list[int]:
         members = Roster.of(here).members
         taken = {m.wanted if m.wanted is not None else rank for rank, m in enumerate(members)}
-        return sorted(set(range(self._plan.nnodes)) - taken)
+        return sorted(set(range(self._config.nnodes)) - taken)
 
     def _who(self, here: list[Member]) -> str:
         """'nodes 1, 2 of 3'; of a range only numbers are known."""
-        plan = self._plan
-        if plan.most > plan.nnodes:
-            return f"more nodes: {len(here)} of at least {plan.nnodes}"
+        config = self._config
+        if config.most > config.nnodes:
+            return f"more nodes: {len(here)} of at least {config.nnodes}"
         missing = self._missing(here)
         several = "nodes" if len(missing) > 1 else "node"
-        return f"{several} {', '.join(map(str, missing))} of {plan.nnodes}"
+        return f"{several} {', '.join(map(str, missing))} of {config.nnodes}"
 
     def _too_few(self, here: list[Member]) -> RendezvousTimeout:
-        plan = self._plan
-        where = f"{plan.master_addr}:{plan.master_port} within {plan.meet_timeout:g} s"
+        config = self._config
+        where = f"{config.meeting_place} within {config.meet_timeout:g} s"
         hint = "Start an agent there with the same --nnodes, --master-addr and --master-port"
-        if plan.most > plan.nnodes:
-            came = f"only {len(here)} of at least {plan.nnodes} nodes came to {where}"
+        if config.most > config.nnodes:
+            came = f"only {len(here)} of at least {config.nnodes} nodes came to {where}"
             return RendezvousTimeout(came, hint="Start more agents, or lower MIN in --nnodes MIN:MAX")
         return RendezvousTimeout(
             f"{self._who(here)} did not come to {where}", missing=self._missing(here), hint=hint
@@ -227,7 +229,7 @@ class Head:
             living = len(nodes.roster.members) - len(nodes.lost)
             if not admission.waiting or self._regroup:
                 continue
-            if living >= self._plan.most:
+            if living >= self._config.most:
                 if not spare:
                     self._say(f"a node waits: the job has {living} nodes, and takes no more")
                 spare = True
@@ -238,7 +240,7 @@ class Head:
                 continue
             newcomer = next(iter(admission.waiting.values()))
             if elastic:
-                nodes.heard.know(nodes.roster.grown(newcomer))
+                nodes.monitor.know(nodes.roster.grown(newcomer))
                 await self._publish(store, nodes.roster)
                 self._say(f"{newcomer.host} joins the job with {newcomer.nproc} worker(s)")
                 self._arrivals.set()  # perhaps there are more
@@ -262,7 +264,7 @@ class Head:
         """Decide what follows the attempt that has ended with this verdict; all agents are told."""
         self._running = False
         used = await nodes.restarts()
-        limit = self._plan.max_restarts
+        limit = self._config.max_restarts
         step = after(verdict, used=used, limit=limit, regroup=self._regroup)
         logger.debug("code %d, lost %s, %d of %d restarts: %s", verdict.code, verdict.lost, used, limit, step)
         following = Next(used=min(used, limit))
@@ -293,7 +295,7 @@ class Head:
         gone = set(nodes.lost)
         left = []
         for node, member in enumerate(nodes.roster.members):
-            if node in gone or (nodes.store is not None and member.id not in nodes.heard.alive):
+            if node in gone or (nodes.store is not None and member.id not in nodes.monitor.alive):
                 if self._admission is not None:
                     self._admission.leave(member.id)
             else:
@@ -316,16 +318,11 @@ class Head:
                 return Next(signum=_signal(remote.result()), used=await nodes.restarts())
             return await task
         finally:
-            for waiting in (task, remote):
-                if waiting is not None:
-                    waiting.cancel()
-                    await asyncio.gather(waiting, return_exceptions=True)
+            await cancel(task, remote)
 
     async def aclose(self) -> None:
         """Close the stores; the other agents get time to leave."""
-        if self._attending is not None:
-            self._attending.cancel()
-            await asyncio.gather(self._attending, return_exceptions=True)
+        await cancel(self._attending)
         if self._admission is not None:
             await self._admission.aclose(self.code)
         if self._workers_store is not None:

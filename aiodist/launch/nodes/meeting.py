@@ -16,128 +16,128 @@ from typing import TYPE_CHECKING
 
 from aiodist.environment import job_id, tls
 from aiodist.errors import RendezvousError, UsageError
+from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import request_place
 from aiodist.launch.nodes.head import PATIENCE, Head, Say
+from aiodist.launch.nodes.local_node import LocalNode
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import about_port, bind_address, check_free, reachable, short_host
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.nodes.tie import Tie
-from aiodist.launch.plan import Plan
 from aiodist.net.sockets import is_in_use
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.server import StoreServer
 
 
-async def meet(plan: Plan, environ: Mapping[str, str], say: Say) -> Nodes:
+async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say) -> Nodes:
     """Meet the other nodes' agents and host or join the job's stores.
 
     Args:
-        plan: this node's.
+        config: this node's.
         environ: for the job's secret.
         say: shows one line to the operator, for a wait that gets long.
 
     Returns:
-        This node's place and its tie to the other nodes; the caller closes it.
+        This node's place, and the way to the other nodes; the caller closes it.
 
     Raises:
         UsageError: the nodes' command lines do not fit together.
         RendezvousError: they could not meet; names the port in use, or the nodes that are missing.
         OverError: the job ended before it needed this node.
     """
-    secret = job_secret(environ, plan.most, plan.master_addr)
-    if plan.most == 1:
-        job = plan.job or (job_id(environ) if environ.get("AIODIST_JOB") else secrets.token_hex(4))
-        return await _alone(plan, StoreAccess(job, secret, tls(environ)), say)
-    access = StoreAccess(plan.job or job_id(environ), secret, tls(environ))
+    secret = job_secret(environ, config.most, config.master_addr)
+    if config.most == 1:
+        job = config.job or (job_id(environ) if environ.get("AIODIST_JOB") else secrets.token_hex(4))
+        return await _alone(config, StoreAccess(job, secret, tls(environ)), say)
+    access = StoreAccess(config.job or job_id(environ), secret, tls(environ))
     try:
-        server = await _serve_admission(plan, access, say)
+        server = await _serve_admission(config, access, say)
     except RendezvousError as error:
-        if plan.node_rank is not None or not is_in_use(error):
+        if config.node_rank is not None or not is_in_use(error):
             raise
         server = None  # an agent on this machine was first: it is node 0
     if server is None:
-        return await _join(plan, access, say)
-    return await _host(plan, access, server, say)
+        return await _join(config, access, say)
+    return await _host(config, access, server, say)
 
 
-async def _alone(plan: Plan, access: StoreAccess, say: Say) -> Nodes:
-    if plan.master_port is not None:
-        check_free(plan.master_addr, plan.master_port)
-    head = Head(plan, _me(plan), access, "127.0.0.1", say)
-    tie = Tie(0, "127.0.0.1", plan.master_addr, access, short_host())
-    return Nodes(tie, await head.alone(), None, head)
+async def _alone(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
+    if config.master_port is not None:
+        check_free(config.master_addr, config.master_port)
+    head = Head(config, _me(config), access, "127.0.0.1", say)
+    local = LocalNode(0, "127.0.0.1", config.master_addr, access, short_host())
+    return Nodes(local, await head.alone(), None, head)
 
 
-async def _serve_admission(plan: Plan, access: StoreAccess, say: Say) -> StoreServer | None:
+async def _serve_admission(config: LaunchConfig, access: StoreAccess, say: Say) -> StoreServer | None:
     """Host the admission store, if this node is to; None: it is not."""
-    if plan.node_rank not in (0, None):
+    if config.node_rank not in (0, None):
         return None
-    address = bind_address(plan.master_addr, plan.local_addr)
+    address = bind_address(config.master_addr, config.local_addr)
     if address is None:
-        if plan.node_rank is None:
+        if config.node_rank is None:
             return None
         # Behind a service's name or NAT: the operator says that it is us.
-        address = plan.local_addr or "0.0.0.0"
-    if address == plan.local_addr and bind_address(address) is None:
+        address = config.local_addr or "0.0.0.0"
+    if address == config.local_addr and bind_address(address) is None:
         raise UsageError(
             f"--local-addr {address} is no address of this node",
             hint="Name one of its own, or leave it out where --master-addr is one",
         )
-    assert plan.master_port is not None
-    server = await access.serve(address, plan.master_port)
-    if about := about_port(address, plan.master_addr):
+    assert config.master_port is not None
+    server = await access.serve(address, config.master_port)
+    if about := about_port(address, config.master_addr):
         say(about)
     return server
 
 
-async def _host(plan: Plan, access: StoreAccess, server: StoreServer, say: Say) -> Nodes:
+async def _host(config: LaunchConfig, access: StoreAccess, server: StoreServer, say: Say) -> Nodes:
     local = reachable(server.host)
     try:
-        book = await access.enter(local, server.port, plan.meet_timeout)
+        book = await access.enter(local, server.port, config.meet_timeout)
     except BaseException:
         await server.aclose()
         raise
-    head = Head(plan, _me(plan), access, server.host, say)
+    head = Head(config, _me(config), access, server.host, say)
     try:
         roster, store = await head.host(server, book, local)
     except BaseException:
         await head.aclose()
         raise
     # What we are bound to may not be what the others' name for us means here.
-    named = plan.master_addr.strip("[]") if local != server.host else server.host
-    return Nodes(Tie(0, named, plan.master_addr, access, short_host()), roster, store, head)
+    named = config.master_addr.strip("[]") if local != server.host else server.host
+    return Nodes(LocalNode(0, named, config.master_addr, access, short_host()), roster, store, head)
 
 
-async def _join(plan: Plan, access: StoreAccess, say: Say) -> Nodes:
-    assert plan.master_port is not None
-    dialled = asyncio.ensure_future(access.enter(plan.master_addr, plan.master_port, plan.meet_timeout))
+async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
+    assert config.master_port is not None
+    dialled = asyncio.ensure_future(access.enter(config.master_addr, config.master_port, config.meet_timeout))
     try:
         await asyncio.wait({dialled}, timeout=PATIENCE)
         if not dialled.done():
-            say(f"waiting for node 0 at {plan.master_addr}:{plan.master_port}")
+            say(f"waiting for node 0 at {config.meeting_place}")
         book = await dialled
     finally:
         dialled.cancel()
     async with book:
-        id, port, attempt = await request_place(plan, book, short_host())
-        store = await access.enter(plan.master_addr, port, plan.meet_timeout)
+        id, port, attempt = await request_place(config, book, short_host())
+        store = await access.enter(config.master_addr, port, config.meet_timeout)
     try:
-        data = await store.get(f"agents/{attempt}/roster", timeout=plan.meet_timeout)
+        data = await store.get(f"agents/{attempt}/roster", timeout=config.meet_timeout)
         roster = Roster.from_json(data)
         node_rank = roster.node_rank(id)
         if node_rank is None:
             raise UsageError("node 0 gave this node no place", hint="Start its agent again")
-        if not plan.admits_later:  # else its lease says whether a node is there
-            await store.barrier("agents/here", len(roster.members), node_rank, timeout=plan.meet_timeout)
+        if not config.admits_later:  # else its lease says whether a node is there
+            await store.barrier("agents/here", len(roster.members), node_rank, timeout=config.meet_timeout)
     except BaseException:
         await store.aclose()
         raise
-    tie = Tie(id, plan.master_addr.strip("[]"), plan.master_addr, access, short_host())
-    return Nodes(tie, roster, store)
+    local = LocalNode(id, config.master_addr.strip("[]"), config.master_addr, access, short_host())
+    return Nodes(local, roster, store)
 
 
-def _me(plan: Plan) -> Member:
-    return Member(0, short_host(), plan.nproc, plan.node_rank)
+def _me(config: LaunchConfig) -> Member:
+    return Member(0, short_host(), config.nproc, config.node_rank)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
+from aiodist.launch.nodes.messages import node_in
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import FOREVER
+from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:
     from aiodist.rendezvous.store import Store
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 LEASE = 15.0
 _ALIVE = "agents/alive/"
 BEAT = 1.0
-_DIGITS = 18  # of a node's number
 T = TypeVar("T")
 
 
@@ -134,15 +135,11 @@ class NodeMonitor:
     async def aclose(self) -> None:
         """Stop watching, and let our lease run out."""
         await self._stop_watch()
-        if self._pulse is not None:
-            self._pulse.cancel()
-            await asyncio.gather(self._pulse, return_exceptions=True)
+        await cancel(self._pulse)
 
     async def _stop_watch(self) -> None:
         task, self._alarm_watch = self._alarm_watch, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
 
     async def _has_reported(self, store: Store, node: int) -> None:
         await self._unless_lost(node, store.wait([self.report_key(node)], timeout=FOREVER))
@@ -160,9 +157,7 @@ class NodeMonitor:
             self.lose_touch()
             return None
         finally:
-            for task in (answer, *losses):
-                task.cancel()
-            await asyncio.gather(answer, *losses, return_exceptions=True)
+            await cancel(answer, *losses)
 
     async def _watch_alarm(self, store: Store) -> None:
         why = "failure"
@@ -205,7 +200,7 @@ class NodeMonitor:
                     if not self._leads:
                         raise
                     continue  # the head hosts the store: it was itself stopped, and looks who is left
-                alive = {id for key in keys if (id := _node_in(key)) is not None}
+                alive = {id for key in keys if (id := node_in(key, _ALIVE)) is not None}
                 alive.add(self._id)
                 seen |= alive
                 if alive != self.alive:
@@ -226,11 +221,3 @@ class NodeMonitor:
                 news = True
         if news and self._listener is not None:
             self._listener.missed(self.lost)
-
-
-def _node_in(key: str) -> int | None:
-    """The node that a sign of life is of; None for another key, whoever has left it."""
-    name = key.removeprefix(_ALIVE)
-    if name == key or not (name.isascii() and name.isdecimal()) or len(name) > _DIGITS:
-        return None
-    return int(name)

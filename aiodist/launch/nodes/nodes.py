@@ -1,4 +1,4 @@
-"""One agent's tie to the agents of the other nodes, while the job runs: what it says, and what it asks."""
+"""The other nodes, as one agent sees them while the job runs: what it says to their agents, and asks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiodist.errors import AiodistError, WireError
+from aiodist.launch.nodes.local_node import LocalNode
+from aiodist.launch.nodes.messages import Elastic, Next, Others
 from aiodist.launch.nodes.node_monitor import BEAT, LEASE, Listener, NodeMonitor
 from aiodist.launch.nodes.roster import Roster
-from aiodist.launch.nodes.tie import Tie
-from aiodist.launch.nodes.words import Elastic, Next, Others
 from aiodist.launch.verdict import NodeReport, Verdict
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Nodes:
     """This node's place, and the other nodes.
 
     Args:
-        tie: what holds for the whole job.
+        local: what holds for the whole job.
         roster: of the first attempt that this node takes part in.
         store: client of the agents' store; None: one node alone.
         head: the part of the node that decides, where that is this one. Both are closed by `aclose`.
@@ -59,7 +59,7 @@ class Nodes:
 
     def __init__(
         self,
-        tie: Tie,
+        local: LocalNode,
         roster: Roster,
         store: Store | None,
         head: Decider | None = None,
@@ -67,31 +67,31 @@ class Nodes:
         lease: float = LEASE,
         beat: float = BEAT,
     ) -> None:
-        self.tie = tie
+        self.local = local
         self.store = store
         self.head = head
         self.lease = lease
-        self.heard = NodeMonitor(tie.id, roster, store, leads=head is not None, lease=lease, beat=beat)
-        self.place = tie.place(roster)
+        self.monitor = NodeMonitor(local.id, roster, store, leads=head is not None, lease=lease, beat=beat)
+        self.place = local.place(roster)
         self._restarts = 0  # where there is no store
 
     @property
     def roster(self) -> Roster:
         """The nodes of this attempt; grows when a node joins the running group."""
-        return self.heard.roster
+        return self.monitor.roster
 
     @property
     def lost(self) -> tuple[int, ...]:
         """Nodes (ranks) that stopped answering."""
-        return self.heard.lost
+        return self.monitor.lost
 
     def key(self, name: str) -> str:
         """A key of this attempt."""
-        return self.heard.key(name)
+        return self.monitor.key(name)
 
     async def watch(self, listener: Listener) -> None:
         """Tell this listener, from now on, when another node fails or is lost."""
-        await self.heard.watch(listener)
+        await self.monitor.watch(listener)
 
     # -- what this node says --------------------------------------------------------------------
 
@@ -112,11 +112,11 @@ class Nodes:
 
     async def publish(self, report: NodeReport) -> None:
         """Leave our report, or a newer one, for the other nodes."""
-        await self._put(self.key(f"report/{self.tie.id}"), report.to_json())
+        await self._put(self.key(f"report/{self.local.id}"), report.to_json())
 
     async def say_idle(self, idle: bool, *, well: bool = False) -> None:
         """Say whether none of our workers lives, and whether one has ended with code 0."""
-        key = self.key(f"idle/{self.tie.id}")
+        key = self.key(f"idle/{self.local.id}")
         if idle:
             await self._put(key, b"well" if well else b"")
         else:
@@ -163,7 +163,7 @@ class Nodes:
         with suppress(AiodistError, TimeoutError):
             async with asyncio.timeout(self.lease):
                 idle = set(await self.store.list_keys(self.key("idle/")))
-                for node in self.heard.others:
+                for node in self.monitor.others:
                     key = self.key(f"idle/{self.roster.members[node].id}")
                     if node in self.lost:
                         continue
@@ -181,7 +181,8 @@ class Nodes:
         return Elastic(False, False)
 
     async def _workers_store(self) -> Store:
-        return await self.tie.access.of_workers.enter(self.tie.store_host, self.roster.store_port, _ASKING)
+        access, port = self.local.access.of_workers, self.roster.store_port
+        return await access.enter(self.local.store_host, port, _ASKING)
 
     async def reports(self, mine: NodeReport) -> list[NodeReport]:
         """All nodes' reports, once all have one or are lost; `mine` is published already.
@@ -191,12 +192,12 @@ class Nodes:
         store = self.store
         if store is None:
             return [mine]
-        await self.heard.all_reported()
+        await self.monitor.all_reported()
         reports = [mine]
-        for node in sorted(self.heard.others - set(self.lost)) if 0 not in self.lost else ():
+        for node in sorted(self.monitor.others - set(self.lost)) if 0 not in self.lost else ():
             with suppress(AiodistError, TimeoutError):
                 async with asyncio.timeout(self.lease):
-                    data = await store.get(self.heard.report_key(node), timeout=self.lease)
+                    data = await store.get(self.monitor.report_key(node), timeout=self.lease)
                     reports.append(NodeReport.from_json(data))
         return reports
 
@@ -205,23 +206,23 @@ class Nodes:
         if self.head is not None:
             return await self.head.decide(self, verdict)
         try:
-            said = await self.heard.decision()
+            said = await self.monitor.decision()
             following = Next(used=self._restarts) if said is None else Next.from_json(said)
         except WireError:
-            self.heard.lose_touch()
+            self.monitor.lose_touch()
             return Next(used=self._restarts)
-        if following.roster is not None and following.roster.node_rank(self.tie.id) is None:
+        if following.roster is not None and following.roster.node_rank(self.local.id) is None:
             return Next(error="the other nodes had lost this one, and go on without it", used=following.used)
         return following
 
     async def enter(self, roster: Roster) -> None:
         """Take the place of the next attempt; `watch` again."""
-        await self.heard.enter(roster)
-        self.place = self.tie.place(roster)
+        await self.monitor.enter(roster)
+        self.place = self.local.place(roster)
 
     async def aclose(self) -> None:
         """Say goodbye; the host of the store waits, bounded, until the others did."""
-        await self.heard.aclose()
+        await self.monitor.aclose()
         if self.store is not None:
             await self.store.aclose()
         if self.head is not None:

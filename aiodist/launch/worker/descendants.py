@@ -37,12 +37,12 @@ def die_with_parent() -> Callable[[], None]:
         return lambda: None
     option, signum = ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL)
 
-    def tie() -> None:
+    def tie_to_parent() -> None:
         prctl(option, signum, zero, zero, zero)
         if os.getppid() != parent:  # it was gone before we asked
             os._exit(128 + signal.SIGKILL)
 
-    return tie
+    return tie_to_parent
 
 
 def wake_with_parents_end() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiodist.environment.files import open_file
 from aiodist.errors import UsageError
-from aiodist.launch.plan import Plan
+from aiodist.launch.config import LaunchConfig
 from aiodist.net.shortage import EXHAUSTED, shortage
 from aiodist.net.sockets import describe
 
@@ -22,14 +22,14 @@ class LogFiles:
         folder: `<log_dir>/<job>_<random>`; kept after the end, since the user asked for it.
     """
 
-    def __init__(self, plan: Plan, job: str) -> None:
+    def __init__(self, config: LaunchConfig, job: str) -> None:
         try:
-            if plan.log_dir is not None:
-                Path(plan.log_dir).mkdir(parents=True, exist_ok=True)
+            if config.log_dir is not None:
+                Path(config.log_dir).mkdir(parents=True, exist_ok=True)
             name = "".join(c if c.isalnum() or c in "-_." else "_" for c in job)
-            self.folder = tempfile.mkdtemp(prefix=f"{name}_", dir=plan.log_dir)
+            self.folder = tempfile.mkdtemp(prefix=f"{name}_", dir=config.log_dir)
         except OSError as error:
-            raise UsageError(f"cannot write logs to {plan.log_dir}: {error.strerror}") from None
+            raise UsageError(f"cannot write logs to {config.log_dir}: {error.strerror}") from None
 
     def prepare(self, restarts: int, local_rank: int) -> None:
         """Make the folder of one start of a worker; `UsageError` where that cannot be done."""

@@ -100,12 +100,9 @@ class Console:
 
     def _pump(self) -> None:
         while self._buffer:
-            if not self._regular and not self._poll.poll(0):
-                if not self._waiting:
-                    self._waiting = True
-                    self._loop.add_writer(self._fd, self._pump)
-                return
             try:
+                if not self._regular and not self._poll.poll(0):
+                    raise BlockingIOError
                 written = os.write(self._fd, self._next())
             except BlockingIOError:
                 if not self._waiting:
@@ -236,7 +233,7 @@ class Relay:
             if self._console is None:
                 continue
             if live:
-                columns = max(1, _columns() - self._prefix_width - 1)
+                columns = max(1, terminal_columns() - self._prefix_width - 1)
                 self._console.live_line(self._prefix, texts[-1], columns)
             else:
                 self._console.line(self._prefix, *texts)
@@ -265,7 +262,7 @@ class Relay:
             self._file = None
 
 
-def _columns() -> int:
+def terminal_columns() -> int:
     """Columns of the terminal behind stderr."""
     try:
         return os.get_terminal_size(2).columns or 80

@@ -21,12 +21,11 @@ from typing import NoReturn
 from aiodist.errors import UsageError
 from aiodist.launch.worker.descendants import wake_with_parents_end
 from aiodist.launch.worker.guardian import Guardian, Order
-from aiodist.net.descriptors import receive
+from aiodist.net.descriptors import receive_message, send_message
 from aiodist.net.shortage import shortage
 
 _ANSWER = 60.0  # seconds for a worker to be started
 _LAST = 5.0  # seconds for the guardians to end what no worker's `sweep` has waited for
-_HEAD = 8  # bytes that say how long a request is
 # They are for the agent, or for workers.
 _NOT_OURS = (
     signal.SIGINT,
@@ -78,12 +77,10 @@ class Spawner:
             OSError: this process lacks descriptors, say.
         """
         request = json.dumps(asdict(order)).encode()
-        head = len(request).to_bytes(_HEAD, "big")
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self._requests, [head], [theirs.fileno(), stdin, out, err])
-                self._requests.sendall(request)
+                send_message(self._requests, request, [theirs.fileno(), stdin, out, err])
             except OSError as error:
                 ours.close()
                 if shortage(error) is not None:
@@ -157,8 +154,9 @@ def _serve(fd: int) -> None:
     kept = os.dup2(fd, 3, inheritable=False) if fd != 3 else 3
     os.closerange(4, 1 << 16)
     requests = socket.socket(fileno=kept)
-    while (request := _receive(requests)) is not None:
-        _fork(requests, *request)
+    while (request := receive_message(requests, 4)) is not None:
+        order, fds = request
+        _fork(requests, Order(**json.loads(order)), fds)
     os.killpg(0, signal.SIGCONT)  # guardians that are stopped would not see that the agent is gone
     with suppress(ChildProcessError):
         os.waitpid(-1, 0)  # returns when there is none left, since they are ignored
@@ -178,17 +176,3 @@ def _fork(requests: socket.socket, order: Order, fds: Sequence[int]) -> None:
                 _end_after(lambda: Guardian(agent, order).run(streams[0], streams[1], streams[2]))
     for fd in streams:
         os.close(fd)
-
-
-def _receive(requests: socket.socket) -> tuple[Order, list[int]] | None:
-    """The agent's next request, None: it is gone."""
-    head, fds = receive(requests, _HEAD, 4)
-    if len(head) < _HEAD:
-        return None
-    length, data = int.from_bytes(head, "big"), bytearray()
-    while len(data) < length:
-        part = requests.recv(min(1 << 16, length - len(data)))
-        if not part:
-            return None
-        data += part
-    return Order(**json.loads(bytes(data))), fds

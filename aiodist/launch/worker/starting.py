@@ -10,7 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from aiodist.launch.plan import Place, Plan, worker_environment
+from aiodist.launch.config import LaunchConfig
+from aiodist.launch.place import Place, worker_environment
+from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.logs import LogFiles
 from aiodist.launch.worker.output import Console, Relay
@@ -22,10 +24,10 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 @dataclass
-class House:
-    """The parts that an agent has for all attempts: plan, spawner, consoles, `say`, log files."""
+class AgentContext:
+    """The parts that an agent has for all attempts: config, spawner, consoles, `say`, log files."""
 
-    plan: Plan
+    config: LaunchConfig
     spawner: Spawner
     out: Console
     err: Console
@@ -33,11 +35,11 @@ class House:
     logs: LogFiles | None = None
 
 
-def start_worker(house: House, place: Place, local_rank: int, restarts: int) -> Worker:
+def start_worker(context: AgentContext, place: Place, local_rank: int, restarts: int) -> Worker:
     """Start one worker of this node.
 
     Args:
-        house: the agent's.
+        context: the agent's.
         place: of this node in the attempt.
         local_rank: of the worker.
         restarts: how many the job has used before this start.
@@ -45,30 +47,26 @@ def start_worker(house: House, place: Place, local_rank: int, restarts: int) -> 
     Raises:
         UsageError: the command cannot be run, or its files cannot be written.
     """
-    env = worker_environment(os.environ, house.plan, place, local_rank, restarts)
-    if house.logs is not None:
-        house.logs.prepare(restarts, local_rank)
-        env["TORCHELASTIC_ERROR_FILE"] = house.logs.path(restarts, local_rank, "error.json")
+    env = worker_environment(os.environ, context.config, place, local_rank, restarts)
+    if context.logs is not None:
+        context.logs.prepare(restarts, local_rank)
+        env["TORCHELASTIC_ERROR_FILE"] = context.logs.path(restarts, local_rank, "error.json")
     first = local_rank == 0 and place.node_rank == 0 and restarts == 0
-    return spawn(
-        house.plan.command,
-        env,
-        stdin=0 if first and _stdin_is_for_workers() else None,
-        spawner=house.spawner,
-        grace=min(_GRACE, house.plan.shutdown_timeout),
-        leave_daemons=house.plan.leave_daemons,
-        make_relays=partial(_relays, house, place, local_rank, restarts),
-    )
+    config = context.config
+    grace = min(_GRACE, config.shutdown_timeout)
+    order = Order(list(config.command), env, grace, config.leave_daemons)
+    stdin = 0 if first and _stdin_is_for_workers() else None
+    return spawn(order, context.spawner, stdin, partial(_relays, context, place, local_rank, restarts))
 
 
 def _relays(
-    house: House, place: Place, local_rank: int, restarts: int, out: int, err: int, words: LastWords
+    context: AgentContext, place: Place, local_rank: int, restarts: int, out: int, err: int, words: LastWords
 ) -> list[Relay]:
-    plan, rank = house.plan, place.first_rank + local_rank
-    files = _log_files(house, local_rank, restarts)
-    prefix = plan.prefix_of(rank=rank, local_rank=local_rank, node_rank=place.node_rank, host=place.host)
+    config, rank = context.config, place.first_rank + local_rank
+    files = _log_files(context, local_rank, restarts)
+    prefix = config.prefix_of(rank=rank, local_rank=local_rank, node_rank=place.node_rank, host=place.host)
     relays = []
-    for fd, bit, console in ((out, 1, house.out), (err, 2, house.err)):
+    for fd, bit, console in ((out, 1, context.out), (err, 2, context.err)):
         painted = prefix
         if console.is_terminal and not os.environ.get("NO_COLOR"):
             painted = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
@@ -76,7 +74,7 @@ def _relays(
             Relay(
                 asyncio.get_running_loop(),
                 fd,
-                console=console if plan.on_console(local_rank, bit) else None,
+                console=console if config.on_console(local_rank, bit) else None,
                 prefix=painted.encode(),
                 prefix_width=len(prefix),
                 file=files.get(bit),
@@ -86,13 +84,13 @@ def _relays(
     return relays
 
 
-def _log_files(house: House, local_rank: int, restarts: int) -> dict[int, int]:
+def _log_files(context: AgentContext, local_rank: int, restarts: int) -> dict[int, int]:
     """Descriptors of a worker's log files, by the bit of the stream; all of them, or none stays open."""
     opened: dict[int, int] = {}
     with ExitStack() as kept:
         for bit, name in ((1, "stdout.log"), (2, "stderr.log")):
-            if house.logs is not None and house.plan.filed(local_rank, bit):
-                opened[bit] = house.logs.open(restarts, local_rank, name)
+            if context.logs is not None and context.config.filed(local_rank, bit):
+                opened[bit] = context.logs.open(restarts, local_rank, name)
                 kept.callback(os.close, opened[bit])
         kept.pop_all()
     return opened

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
 from aiodist.errors import UsageError
@@ -25,12 +25,10 @@ class Worker:
     """A started worker, leader of its own session and process group.
 
     Args:
-        loop: the agent's.
-        command: what it runs, for errors.
+        order: what it is.
         control: to its guardian; owned from here on.
         relays: of its output.
         words: the end of its stderr.
-        grace: seconds that the guardian gives to what it leaves behind.
         wake: has the guardian go on, if it is stopped.
 
     Attributes:
@@ -43,19 +41,16 @@ class Worker:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        command: str,
+        order: Order,
         control: socket.socket,
         relays: Sequence[Relay],
         words: LastWords,
-        grace: float,
         wake: Callable[[], None],
     ) -> None:
-        self._loop = loop
-        self._command = command
+        self._loop = asyncio.get_running_loop()
+        self._order = order
         self._control = control
         self._relays = relays
-        self._grace = grace
         self._wake = wake
         self._partial = b""
         self._ended: Callable[[], None] = lambda: None
@@ -65,7 +60,7 @@ class Worker:
         self.asked = 0
         self.code: int | None = None
         self.ended_ns = 0
-        loop.add_reader(control, self._hear)
+        self._loop.add_reader(control, self._hear)
 
     def confirm(self) -> None:
         """Wait until it runs. Call it, and `watch`, before the loop turns.
@@ -73,7 +68,7 @@ class Worker:
         Raises:
             UsageError: it cannot be run.
         """
-        self.pid = answer(self._control, self._command)
+        self.pid = answer(self._control, self._order.argv[0])
 
     def watch(self, ended: Callable[[], None]) -> None:
         """Call `ended` once, when the process has ended; `code` and `words` are complete then."""
@@ -110,7 +105,7 @@ class Worker:
         What SIGKILL does not end, another user's say, is given up after some seconds.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._grace + _SWEPT):
+            async with asyncio.timeout(self._order.grace + _SWEPT):
                 await self._gone.wait()
         self._let_go()
 
@@ -149,31 +144,23 @@ class Worker:
 
 
 def spawn(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    *,
-    stdin: int | None,
+    order: Order,
     spawner: Spawner,
-    grace: float,
-    leave_daemons: bool,
+    stdin: int | None,
     make_relays: Callable[[int, int, LastWords], Sequence[Relay]],
 ) -> Worker:
     """Have one worker started; `Worker.confirm` says whether it was. So many are started at once.
 
     Args:
-        command: its argv.
-        env: its whole environment.
-        stdin: a descriptor to read from, None: /dev/null.
+        order: what it is.
         spawner: starts it.
-        grace: seconds from SIGTERM to SIGKILL for what it leaves behind.
-        leave_daemons: what has left its process group is left alone.
+        stdin: a descriptor to read from, None: /dev/null.
         make_relays: takes the read ends of its stdout and stderr (unless it raises), and what keeps its last
             words.
 
     Raises:
         UsageError: none can be started any more. Nothing of it is left then.
     """
-    order = Order(list(command), dict(env), grace, leave_daemons)
     words = LastWords()
     with ExitStack() as theirs, ExitStack() as ours:
         try:
@@ -189,7 +176,7 @@ def spawn(
         except OSError as error:
             raise _lacking(error) from None
         ours.pop_all()
-    return Worker(asyncio.get_running_loop(), command[0], control, relays, words, grace, spawner.wake)
+    return Worker(order, control, relays, words, spawner.wake)
 
 
 def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import importlib
 import json
 import os
 import signal
@@ -97,16 +96,16 @@ class Stage:
         self._steps[-1].watch()
 
 
-def prepare() -> None:
-    """Import what every rank needs, before the first fork."""
-    import aiodist
-
-    for module in ("numpy", "aiodist.testing.faults.detour", "aiodist.testing.worker"):
-        importlib.import_module(module)
-    for name in aiodist.__all__:
-        getattr(aiodist, name)
+def main(orders: int) -> None:
+    """Carry out the orders that come on this socket, until the driver has gone."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    kept: dict[Any, Any] = {}
+    with socket.socket(fileno=orders) as sock:
+        while packet := sock.recv(PACKET):
+            order = json.loads(packet)
+            if "word" not in order:  # else it was told to a round that is over
+                _obey(sock, order, kept)
 
 
 @functools.cache
@@ -114,15 +113,6 @@ def _function(path: str, qualname: str) -> Callable[..., Any]:
     from aiodist.testing.worker import load
 
     return load(path, qualname)  # type: ignore[no-any-return]
-
-
-def serve(sock: socket.socket) -> None:
-    """Carry out orders until the driver has gone."""
-    kept: dict[Any, Any] = {}
-    while packet := sock.recv(PACKET):
-        order = json.loads(packet)
-        if "word" not in order:  # else it was told to a round that is over
-            _obey(sock, order, kept)
 
 
 def _obey(sock: socket.socket, order: dict[str, Any], kept: dict[Any, Any]) -> None:

@@ -23,21 +23,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import secrets
 import signal
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from aiodist.rendezvous import StoreServer
 from aiodist.testing.faults.detour import Detours
-from aiodist.testing.faults.process import Nursery, RankProcess
+from aiodist.testing.faults.process import RankProcess
 from aiodist.testing.faults.rank import Stage
+from aiodist.testing.forkserver import Forked, ForkServer, Request
 from aiodist.testing.hosts import Hosts
 
 Scenario = Callable[..., Awaitable[Any]]
+
+_LOOPBACK = "127.0.0.1"
+_LOG = 16_000  # bytes that are shown of what the processes printed
 
 
 class RoundFailed(AssertionError):
@@ -84,8 +91,14 @@ class Victims:
         self, *, transport: str = "auto", env: Mapping[str, str] | None = None, hosts: Hosts | None = None
     ) -> None:
         self._hosts = hosts
-        self._env = {"AIODIST_TRANSPORT": transport, **(env or {})}
-        self._nurseries: dict[int, Nursery] = {}
+        self._env = {
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+            "PYTHONUNBUFFERED": "1",
+            "AIODIST_TRANSPORT": transport,
+            **(env or {}),
+        }
+        self._servers: dict[int, ForkServer] = {}  # by host
+        self._printed: IO[bytes] | None = None
         self._idle: dict[int, list[RankProcess]] = {}
         self._all: set[RankProcess] = set()
 
@@ -95,9 +108,11 @@ class Victims:
     async def __aexit__(self, *_: object) -> None:
         for process in self._all:
             process.close()
-        for nursery in self._nurseries.values():
-            nursery.close()
-        self._all, self._nurseries, self._idle = set(), {}, {}
+        for server in self._servers.values():
+            server.close()
+        if self._printed is not None:
+            self._printed.close()
+        self._all, self._servers, self._idle, self._printed = set(), {}, {}, None
 
     def round(
         self,
@@ -134,7 +149,10 @@ class Victims:
 
     def log(self) -> str:
         """The end of what the processes printed."""
-        return "".join(nursery.log() for nursery in self._nurseries.values())
+        if self._printed is None:
+            return ""
+        size = os.fstat(self._printed.fileno()).st_size
+        return os.pread(self._printed.fileno(), _LOG, max(0, size - _LOG)).decode(errors="replace")
 
     # For rounds.
 
@@ -142,15 +160,30 @@ class Victims:
         idle = self._idle.setdefault(host, [])
         while idle:
             process = idle.pop()
-            if process.alive:
+            if process.process.alive:
                 return process
             self._bury(process)
-        if host not in self._nurseries:
-            prefix = [] if self._hosts is None else self._hosts.enter(host)
-            self._nurseries[host] = Nursery(prefix, self._env)
-        process = self._nurseries[host].spawn()
+        process = self._fork(host)
         self._all.add(process)
         return process
+
+    def _fork(self, host: int) -> RankProcess:
+        """Make a new process, ready for orders."""
+        if self._printed is None:
+            self._printed = tempfile.TemporaryFile(prefix="aiodist-faults-")  # noqa: SIM115 - see __aexit__
+        output = self._printed.fileno()
+        if host not in self._servers:
+            prefix = [] if self._hosts is None else self._hosts.enter(host)
+            self._servers[host] = ForkServer(prefix, self._env, output)
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = Request("aiodist.testing.faults.rank:main", (), None, os.getcwd())
+        try:
+            with theirs:
+                forked = Forked(self._servers[host], request, output, [theirs.fileno()])
+        except OSError as error:
+            mine.close()
+            raise RuntimeError(f"no rank process can be forked ({error})\n{self.log()}") from error
+        return RankProcess(forked, mine)
 
     def _give_back(self, host: int, process: RankProcess) -> None:
         process.heard = lambda message: None
@@ -159,10 +192,6 @@ class Victims:
     def _bury(self, process: RankProcess) -> None:
         process.close()
         self._all.discard(process)
-
-    def _meeting(self) -> dict[str, str] | None:
-        """The variables with which ranks of namespaces meet; None: at a store of this process."""
-        return None if self._hosts is None else dict(self._hosts.env)
 
 
 async def serve_store(stage: Stage, host: str, port: int, job: str, secret: str) -> None:
@@ -239,43 +268,40 @@ class Round:
             self._order(rank, self._function, self._arguments[rank])
 
     async def _make_store(self) -> None:
-        meeting = self._victims._meeting()
-        if meeting is None and self._rank_0_has_store:
-            with socket.create_server(("127.0.0.1", 0)) as probe:
-                free = probe.getsockname()[1]
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free), "AIODIST_STORE": ""}
-        elif meeting is None:
-            self._server = await StoreServer.start("127.0.0.1", 0, self._job, self._secret.encode())
-            address, port = "127.0.0.1", self._server.port
-            meeting = {
-                "MASTER_ADDR": address,
-                "MASTER_PORT": str(port),
-                "AIODIST_STORE": f"{address}:{port}",
-            }
-        elif self._store_on is not None:
-            assert self._victims._hosts is not None
-            address, port = self._victims._hosts.address(self._store_on), int(meeting["MASTER_PORT"]) + 1
-            meeting["AIODIST_STORE"] = f"{address}:{port}"
-            self._meeting = meeting
-            keeper = self._keeper = self._victims._take(self._store_on)
-            serves = asyncio.get_running_loop().create_future()
+        """Make the store where ranks meet, unless rank 0 has it, and the variables that say where it is."""
+        hosts = self._victims._hosts
+        if hosts is not None:
+            self._meeting = dict(hosts.env)
+            if self._store_on is not None:
+                address, port = hosts.address(self._store_on), int(self._meeting["MASTER_PORT"]) + 1
+                self._meeting["AIODIST_STORE"] = f"{address}:{port}"
+                await self._serve_store(self._store_on, address, port)
+            return
+        store = ""
+        if self._rank_0_has_store:
+            with socket.create_server((_LOOPBACK, 0)) as probe:
+                port = probe.getsockname()[1]
+        else:
+            self._server = await StoreServer.start(_LOOPBACK, 0, self._job, self._secret.encode())
+            port = self._server.port
+            store = f"{_LOOPBACK}:{port}"
+        self._meeting = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port), "AIODIST_STORE": store}
 
-            def hear(message: dict[str, Any] | None) -> None:
-                if not serves.done():
-                    serves.set_result(message)
+    async def _serve_store(self, host: int, address: str, port: int) -> None:
+        """Have a process of its own serve the store."""
+        keeper = self._keeper = self._victims._take(host)
+        answer: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
 
-            keeper.heard = hear
-            keeper.order(
-                self._packed(
-                    -1,
-                    serve_store,
-                    {"host": address, "port": port, "job": self._job, "secret": self._secret},
-                )
-            )
-            message = await asyncio.wait_for(serves, 20)
-            if message is None or message["say"] != "serves":
-                raise RoundFailed(f"the store does not serve: {message}\n{self._victims.log()}")
-        self._meeting = meeting
+        def hear(message: dict[str, Any] | None) -> None:
+            if not answer.done():
+                answer.set_result(message)
+
+        keeper.heard = hear
+        given = {"host": address, "port": port, "job": self._job, "secret": self._secret}
+        keeper.order(self._packed(-1, serve_store, given))
+        message = await asyncio.wait_for(answer, 20)
+        if message is None or message["say"] != "serves":
+            raise RoundFailed(f"the store does not serve: {message}\n{self._victims.log()}")
 
     # ── ranks ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -305,7 +331,7 @@ class Round:
 
     def pid(self, rank: int) -> int:
         """A rank's process id."""
-        return self._processes[rank].pid
+        return self._processes[rank].process.pid
 
     def kill(self, rank: int) -> int:
         """SIGKILL; nanoseconds on CLOCK_MONOTONIC just before."""
@@ -324,7 +350,7 @@ class Round:
 
     def _signal(self, rank: int, number: signal.Signals) -> int:
         now = time.monotonic_ns()
-        self._processes[rank].signal(number)
+        self._processes[rank].process.signal(number)
         return now
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
@@ -367,7 +393,7 @@ class Round:
         await self.until(lambda: self._over.keys() >= set(wanted), within)
         late = [rank for rank in wanted if rank not in self._over]
         for rank in late:
-            self._processes[rank].signal(signal.SIGUSR1)
+            self._processes[rank].process.signal(signal.SIGUSR1)
         if late:
             await asyncio.sleep(1.0)  # for the stacks to be written
         return {rank: self._over.get(rank) for rank in wanted}

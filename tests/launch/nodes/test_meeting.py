@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
+from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.ports import bind_address
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.plan import Plan
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
@@ -184,18 +184,18 @@ def test_port_in_use_is_named(start: Start, busy: int) -> None:
 
 
 async def test_who_is_missing_is_named(port: int) -> None:
-    plan = Plan(("true",), nnodes=3, node_rank=0, master_port=port, meet_timeout=0.5)
+    config = LaunchConfig(("true",), nnodes=3, node_rank=0, master_port=port, meet_timeout=0.5)
     with pytest.raises(
         RendezvousTimeout, match=r"nodes 1, 2 of 3 did not come to 127.0.0.1:\d+ within"
     ) as info:
-        await meet(plan, {"AIODIST_SECRET": "s"}, silent)
+        await meet(config, {"AIODIST_SECRET": "s"}, silent)
     assert info.value.missing == (1, 2)
 
 
 async def test_nobody_there(port: int) -> None:
-    plan = Plan(("true",), nnodes=2, node_rank=1, master_port=port, meet_timeout=0.5)
+    config = LaunchConfig(("true",), nnodes=2, node_rank=1, master_port=port, meet_timeout=0.5)
     with pytest.raises(RendezvousTimeout, match=str(port)):
-        await meet(plan, {"AIODIST_SECRET": "s"}, silent)
+        await meet(config, {"AIODIST_SECRET": "s"}, silent)
 
 
 @pytest.mark.parametrize("node_rank", [None, 0])
@@ -209,7 +209,7 @@ async def test_a_local_address_that_is_none(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[name], 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    plan = Plan(
+    config = LaunchConfig(
         ("true",),
         nnodes=2,
         node_rank=node_rank,
@@ -219,7 +219,7 @@ async def test_a_local_address_that_is_none(
         meet_timeout=0.5,
     )
     with pytest.raises(UsageError, match=r"--local-addr 192\.0\.2\.9 is no address of this node"):
-        await meet(plan, {"AIODIST_SECRET": "s"}, silent)
+        await meet(config, {"AIODIST_SECRET": "s"}, silent)
 
 
 async def test_only_a_port_in_use_means_that_another_was_first(
@@ -229,13 +229,13 @@ async def test_only_a_port_in_use_means_that_another_was_first(
         raise RendezvousError("cannot listen on 127.0.0.1:80: Permission denied")
 
     monkeypatch.setattr(StoreAccess, "serve", serve)
-    plan = Plan(("true",), nnodes=2, node_rank=None, master_port=port, meet_timeout=0.5)
+    config = LaunchConfig(("true",), nnodes=2, node_rank=None, master_port=port, meet_timeout=0.5)
     with pytest.raises(RendezvousError, match="Permission denied"):
-        await meet(plan, {"AIODIST_SECRET": "s"}, silent)
+        await meet(config, {"AIODIST_SECRET": "s"}, silent)
 
 
 async def test_alone() -> None:
-    nodes = await meet(Plan(("true",), nproc=3), {}, silent)
+    nodes = await meet(LaunchConfig(("true",), nproc=3), {}, silent)
     place = nodes.place
     assert (place.world_size, place.first_rank, place.node_rank, place.master_addr) == (3, 0, 0, "127.0.0.1")
     assert not place.store.endswith(f":{place.master_port}")
@@ -244,7 +244,7 @@ async def test_alone() -> None:
 
 async def test_alone_refuses_a_port_in_use(busy: int) -> None:
     with pytest.raises(UsageError, match=f"--master-port {busy}"):
-        await meet(Plan(("true",), master_port=busy), {}, silent)
+        await meet(LaunchConfig(("true",), master_port=busy), {}, silent)
 
 
 def test_bind_address() -> None:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from aiodist.errors import WireError
+from aiodist.launch.nodes.local_node import LocalNode
+from aiodist.launch.nodes.messages import Next, Others
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.nodes.tie import Tie
-from aiodist.launch.nodes.words import Next, Others
 from aiodist.launch.verdict import NodeReport, Verdict
 from aiodist.rendezvous.hash_store import HashStore
 
@@ -24,12 +24,12 @@ def roster(count: int, **more: int) -> Roster:
     return Roster.of([Member(n, f"h{n}", n + 1) for n in range(count)], store_port=9, master_port=7, **more)
 
 
-def tie(id: int) -> Tie:
-    return Tie(id, "127.0.0.1", "127.0.0.1", ACCESS, f"h{id}")
+def local(id: int) -> LocalNode:
+    return LocalNode(id, "127.0.0.1", "127.0.0.1", ACCESS, f"h{id}")
 
 
 def nodes(store: HashStore, count: int, **more: float) -> list[Nodes]:
-    return [Nodes(tie(n), roster(count), store, None, **more) for n in range(count)]
+    return [Nodes(local(n), roster(count), store, None, **more) for n in range(count)]
 
 
 def listener() -> tuple[Listener, asyncio.Queue[object]]:
@@ -43,19 +43,19 @@ async def close(*members: Nodes) -> None:
 
 
 def test_places() -> None:
-    place = Nodes(tie(1), roster(3), HashStore()).place
+    place = Nodes(local(1), roster(3), HashStore()).place
     assert (place.node_rank, place.nnodes, place.first_rank, place.nproc, place.world_size) == (1, 3, 1, 2, 6)
     assert (place.store, place.master_port, place.newcomer) == ("127.0.0.1:9", 7, False)
     assert place.secret == ACCESS.of_workers.secret
-    late = Nodes(tie(3), roster(3).grown(Member(3, "h3", 4)), HashStore()).place
+    late = Nodes(local(3), roster(3).grown(Member(3, "h3", 4)), HashStore()).place
     assert (late.node_rank, late.nnodes, late.first_rank, late.world_size) == (3, 4, 6, 10)
     assert late.newcomer
-    early = Nodes(tie(0), roster(3).grown(Member(3, "h3", 4)), HashStore()).place
+    early = Nodes(local(0), roster(3).grown(Member(3, "h3", 4)), HashStore()).place
     assert (early.nnodes, early.world_size) == (3, 6), "what its workers were told stays"
 
 
 async def test_one_node_has_nobody_to_ask() -> None:
-    alone = Nodes(tie(0), roster(1), None)
+    alone = Nodes(local(0), roster(1), None)
     mine = NodeReport(0, "h")
     ears, _ = listener()
     await alone.watch(ears)
@@ -109,7 +109,7 @@ async def test_what_the_others_do() -> None:
     await c.say_idle(True)
     assert await a.others() == Others(False, True)
     await c.say_idle(False)
-    c.heard._lost[1].set()
+    c.monitor._lost[1].set()
     assert await a.others() == Others(True, True)
     assert await c.others() == Others(True, False), "of a lost node nothing counts"
     await close(a, b, c)
@@ -130,7 +130,7 @@ async def test_the_report_of_a_node_that_came_late_is_waited_for() -> None:
     head, a = nodes(store, 2)
     grown = roster(2).grown(Member(5, "h5", 1))
     await store.set("agents/0/roster", grown.to_json())
-    late = Nodes(tie(5), grown, store)
+    late = Nodes(local(5), grown, store)
     reports = [NodeReport(n, "h") for n in range(3)]
     for member, report in zip((head, a, late), reports, strict=True):
         await member.publish(report)
@@ -144,10 +144,10 @@ async def test_a_node_that_falls_silent_is_lost() -> None:
     await a.store.set("agents/alive/1", b"", ttl=0.1)
     ears, heard = listener()
     changed = asyncio.Event()
-    a.heard.changed = changed.set
+    a.monitor.changed = changed.set
     await a.watch(ears)
     assert await heard.get() == (1,)
-    assert a.lost == (1,) and a.heard.alive == {0}
+    assert a.lost == (1,) and a.monitor.alive == {0}
     assert changed.is_set()
     mine = NodeReport(0, "h")
     assert await a.reports(mine) == [mine]
@@ -232,11 +232,11 @@ async def test_nobody_waits_for_the_decision_of_a_lost_head() -> None:
     _, b, c = nodes(HashStore(), 3)
     waiting = asyncio.create_task(b.next(Verdict(1)))
     await asyncio.sleep(0)
-    b.heard._lost[2].set()
+    b.monitor._lost[2].set()
     await asyncio.sleep(0)
     assert not waiting.done(), "the head goes on without node 2"
     for node in (b, c):
-        node.heard._lost[0].set()
+        node.monitor._lost[0].set()
     assert [await waiting, await c.next(Verdict(1))] == [Next(), Next()]
     await close(b, c)
 
@@ -251,7 +251,7 @@ class Decides:
 
 async def test_a_head_that_was_stopped_looks_who_is_left() -> None:
     store = Stuck()
-    head = Nodes(tie(0), roster(3), store, Decides(), lease=0.05, beat=0.01)  # type: ignore[arg-type]
+    head = Nodes(local(0), roster(3), store, Decides(), lease=0.05, beat=0.01)  # type: ignore[arg-type]
     ears, heard = listener()
     await head.watch(ears)
     await store.asked.wait()
@@ -274,7 +274,7 @@ async def test_who_lost_touch_renews_its_lease_in_the_next_attempt() -> None:
     await b.watch(ears)
     assert await heard.get() == "failure"
     store.healed = True
-    b.heard._lease = 30.0
+    b.monitor._lease = 30.0
     await b.enter(roster(2, attempt=1))
     await b.watch(ears)
     assert await store.get("agents/alive/1") == b""

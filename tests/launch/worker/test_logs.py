@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from aiodist.errors import UsageError
-from aiodist.launch.plan import Plan
+from aiodist.launch.config import LaunchConfig
 from aiodist.launch.worker.logs import LogFiles
 from tests.conftest import HandOver
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> LogFiles:
-    files = LogFiles(Plan(("true",), log_dir=str(tmp_path), redirects={0: 3}), "a/b")
+    files = LogFiles(LaunchConfig(("true",), log_dir=str(tmp_path), redirects={0: 3}), "a/b")
     files.prepare(1, 0)
     return files
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from aiodist.errors import UsageError
+from aiodist.launch.worker.guardian import Order
 from aiodist.launch.worker.lines import LastWords
 from aiodist.launch.worker.output import Relay
 from aiodist.launch.worker.spawner import Spawner
@@ -37,15 +38,7 @@ def begin(spawner: Spawner, *command: str, stdin: int | None = None) -> Worker:
     def relays(out: int, err: int, words: LastWords) -> Sequence[Relay]:
         return [Relay(loop, out, console=None), Relay(loop, err, console=None, words=words)]
 
-    return spawn(
-        command,
-        os.environ,
-        stdin=stdin,
-        spawner=spawner,
-        grace=0.1,
-        leave_daemons=False,
-        make_relays=relays,
-    )
+    return spawn(Order(list(command), dict(os.environ), 0.1, False), spawner, stdin, relays)
 
 
 def start(spawner: Spawner, *command: str, stdin: int | None = None) -> Worker:

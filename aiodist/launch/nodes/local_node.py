@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.nodes.store_access import StoreAccess
-from aiodist.launch.plan import Place
+from aiodist.launch.place import Place
 
 
 @dataclass(frozen=True)
-class Tie:
+class LocalNode:
     """One agent's facts for the whole job.
 
     Args:

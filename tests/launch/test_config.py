@@ -1,4 +1,4 @@
-"""What a plan refuses, and what it tells the workers."""
+"""What a config refuses, and what it tells the workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from aiodist.errors import UsageError
-from aiodist.launch.plan import Place, Plan, worker_environment
+from aiodist.launch.config import LaunchConfig
+from aiodist.launch.place import Place, worker_environment
 
 PLACE = Place(
     node_rank=1,
@@ -47,30 +48,31 @@ PLACE = Place(
 )
 def test_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("$", r"\$")):
-        Plan(("true",), **values)
+        LaunchConfig(("true",), **values)
 
 
 def test_prefix() -> None:
-    plan = Plan(("true",), prefix="[${role_name}${rank}/${local_rank}@${node_rank} ${host}]")
-    assert plan.prefix_of(rank=5, local_rank=1, node_rank=2, host="box") == "[default5/1@2 box]"
+    config = LaunchConfig(("true",), prefix="[${role_name}${rank}/${local_rank}@${node_rank} ${host}]")
+    assert config.prefix_of(rank=5, local_rank=1, node_rank=2, host="box") == "[default5/1@2 box]"
 
 
 def test_streams() -> None:
-    plan = Plan(("true",), nproc=3, redirects={0: 3}, tee={1: 2}, shown=frozenset({0, 1}))
-    assert plan.wants_files
-    assert [plan.filed(0, 1), plan.filed(0, 2), plan.filed(1, 1), plan.filed(1, 2)] == [
+    config = LaunchConfig(("true",), nproc=3, redirects={0: 3}, tee={1: 2}, shown=frozenset({0, 1}))
+    assert config.wants_files
+    assert [config.filed(0, 1), config.filed(0, 2), config.filed(1, 1), config.filed(1, 2)] == [
         True,
         True,
         False,
         True,
     ]
-    assert [plan.on_console(0, 1), plan.on_console(1, 1), plan.on_console(1, 2)] == [False, True, True]
-    assert not plan.on_console(2, 1)
-    assert not Plan(("true",)).wants_files
+    assert [config.on_console(0, 1), config.on_console(1, 1), config.on_console(1, 2)] == [False, True, True]
+    assert not config.on_console(2, 1)
+    assert not LaunchConfig(("true",)).wants_files
 
 
 def test_worker_environment() -> None:
-    env = worker_environment({"HOME": "/h", "TORCHELASTIC_ERROR_FILE": "x"}, Plan(("true",), 2), PLACE, 1)
+    given = {"HOME": "/h", "TORCHELASTIC_ERROR_FILE": "x"}
+    env = worker_environment(given, LaunchConfig(("true",), 2), PLACE, 1)
     assert env["HOME"] == "/h"
     assert "TORCHELASTIC_ERROR_FILE" not in env
     expected = {
@@ -97,17 +99,17 @@ def test_worker_environment() -> None:
 
 
 def test_environment_of_a_worker_that_is_started_again() -> None:
-    plan = Plan(("true",), 2, max_restarts=3)
-    env = worker_environment({"AIODIST_NEWCOMER": "1"}, plan, PLACE, 1, 2)
+    config = LaunchConfig(("true",), 2, max_restarts=3)
+    env = worker_environment({"AIODIST_NEWCOMER": "1"}, config, PLACE, 1, 2)
     assert (env["RANK"], env["TORCHELASTIC_RESTART_COUNT"], env["AIODIST_RESTART_COUNT"]) == ("4", "2", "2")
     assert env["TORCHELASTIC_MAX_RESTARTS"] == "3"
     assert "AIODIST_NEWCOMER" not in env, "an outer launcher's word is not ours"
-    assert worker_environment({}, plan, replace(PLACE, newcomer=True), 1)["AIODIST_NEWCOMER"] == "1"
+    assert worker_environment({}, config, replace(PLACE, newcomer=True), 1)["AIODIST_NEWCOMER"] == "1"
 
 
 def test_where_nodes_may_come_later() -> None:
-    assert not Plan(("true",), max_restarts=3).admits_later, "one node alone"
-    several = Plan(("true",), nnodes=2, master_port=1)
+    assert not LaunchConfig(("true",), max_restarts=3).admits_later, "one node alone"
+    several = LaunchConfig(("true",), nnodes=2, master_port=1)
     assert not several.admits_later and several.shown_nodes == "2"
     assert replace(several, max_restarts=1).admits_later
     assert replace(several, max_nodes=4).admits_later
@@ -115,6 +117,6 @@ def test_where_nodes_may_come_later() -> None:
 
 
 def test_what_the_user_tuned_stays() -> None:
-    plan = Plan(("true",), 2, local_addr="10.0.0.2")
-    env = worker_environment({"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "0"}, plan, PLACE, 0)
+    config = LaunchConfig(("true",), 2, local_addr="10.0.0.2")
+    env = worker_environment({"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "0"}, config, PLACE, 0)
     assert (env["OMP_NUM_THREADS"], env["PYTHONUNBUFFERED"], env["AIODIST_HOST"]) == ("4", "0", "10.0.0.2")

@@ -22,6 +22,8 @@ from typing import NamedTuple
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.plain import read
 
+_DIGITS = 18  # of a node's number, at most
+
 
 class Others(NamedTuple):
     """The state of the other nodes' workers: one lives; one has ended with code 0."""
@@ -61,3 +63,11 @@ class Next:
     def from_json(cls, data: bytes) -> Next:
         """Read `to_json`'s bytes; `WireError` on anything else."""
         return read(cls, data, "the head's decision")
+
+
+def node_in(key: str, prefix: str) -> int | None:
+    """The node that a key under a prefix is of; None for another key, whoever has left it."""
+    name = key.removeprefix(prefix)
+    if name == key or not (name.isascii() and name.isdecimal()) or len(name) > _DIGITS:
+        return None
+    return int(name)
