@@ -73,6 +73,7 @@ from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import context_of
 from aiodist.membership.arbiter import Arbiter, MajorityArbiter, StoreArbiter
 from aiodist.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
+from aiodist.membership.drafts import State
 from aiodist.membership.motions import (
     Accept,
     Accepted,
@@ -340,7 +341,7 @@ class Regroup:
         if candidate is not None:
             if candidate.formed:
                 assembly.form(number)
-            elif candidate.error is not None and not assembly.was_dropped(number):
+            elif candidate.error is not None and assembly.state_of(number) is not State.DROPPED:
                 logger.info("a draft of epoch %d came to nothing: %s", assembly.epoch + 1, candidate.error)
                 culprits, lack = self._culprits(candidate), shortage(candidate.error)
                 why = str(candidate.error) if lack is None else f"rank {self._control.rank} {lack.what}"
