@@ -44,9 +44,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from aiodist.control.liveness import Blocked
 from aiodist.control.messages import Message, Say
@@ -67,7 +66,6 @@ from aiodist.group.epochs.agreement import Agreements
 from aiodist.group.epochs.candidate import Candidate
 from aiodist.group.epochs.convening import ASKING, Convening
 from aiodist.group.epochs.job import Job
-from aiodist.group.epochs.waiting import Waiting
 from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import context_of
@@ -75,8 +73,6 @@ from aiodist.membership.arbiter import Arbiter, MajorityArbiter, StoreArbiter
 from aiodist.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
 from aiodist.membership.drafts import State
 from aiodist.membership.motions import (
-    Accept,
-    Accepted,
     Answer,
     Ask,
     Decided,
@@ -84,14 +80,12 @@ from aiodist.membership.motions import (
     Dropped,
     Leave,
     Motion,
-    Outbid,
-    Prepare,
-    Promise,
     Ready,
     Void,
     decode,
     encode,
 )
+from aiodist.membership.newcomers import WaitingList
 from aiodist.membership.presence import LATEST
 from aiodist.membership.record import Number, Record
 from aiodist.net.shortage import shortage
@@ -102,13 +96,6 @@ logger = logging.getLogger("aiodist.group.regroup")
 _CALLS = 64  # of which what was said is kept
 
 _EVICTED_HINT = "Leave, and join anew: dist.join()"
-
-
-class _Adopted(NamedTuple):
-    """The draft that has become the next epoch, and what takes its members on from there."""
-
-    candidate: Candidate[Regroup]
-    regroup: Regroup
 
 
 class Regroup:
@@ -148,7 +135,7 @@ class Regroup:
         self.decided = asyncio.Event()
         self._arbiter = self._make_arbiter()
         self._convening = Convening(job, world, self._arbiter, self._say, self._changed.set, self._meets_at)
-        self._waiting: Waiting | None = None
+        self._waiting: WaitingList | None = None
         self._agreements = Agreements(core.family, self._say, self._reachable, self._arbiter)
         self._control.subscribe(self._context, self)
         self._control.on_proven = self._recount
@@ -162,14 +149,12 @@ class Regroup:
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────
 
-    def call(
-        self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: float
-    ) -> Awaitable[ProcessGroup]:
+    def call(self, ready: Ready, timeout: float) -> Awaitable[ProcessGroup]:
         """See `Regrouping.call`."""
         if self._moving is None:
             self._core.check_here()
             self._core.batches.begin()
-            ready = Ready(self._number(), min_size, admit, wanted, excluded)
+            ready = replace(ready, call=self._number())
             # The others count on it, so it goes on, even if the caller stops waiting for it (law 2).
             self._moving = self.job.in_background(self._when_quiet(ready, timeout))
             self._moving.add_done_callback(_seen)
@@ -228,13 +213,14 @@ class Regroup:
         assembly = self._assembly(ready.call)
         logger.debug("call %d for epoch %d: %s", ready.call, assembly.epoch + 1, ready)
         self._say(None, assembly.begin(ready, deadline))
-        adopted: _Adopted | None = None
+        candidate: Candidate[Regroup] | None = None
         kept: Candidate[Regroup] | None = None
         try:
-            while adopted is None:
+            while candidate is None:
                 self._changed.clear()
-                adopted = await self._take(assembly)
-            candidate, regroup = adopted
+                candidate = await self._take(assembly)
+            regroup = candidate.regroup
+            assert regroup is not None
             await self._convening.stop()
             self._check_open()
             regroup._take_over(self, candidate)
@@ -242,7 +228,8 @@ class Regroup:
         finally:
             await self._tidy(kept)
         try:
-            await let_go(self._core.family)
+            for group in self._core.family:  # from here on nothing touches a buffer of the old epoch's
+                await group.let_go()
         finally:
             self.job.in_background(self._core.close())
         return await regroup.enter(candidate, ready, deadline)
@@ -281,7 +268,7 @@ class Regroup:
         if self._over or self._core.closed:
             raise GroupClosed(f"group '{self.group.name}' was closed in the middle of the call")
 
-    async def _take(self, assembly: Assembly) -> _Adopted | None:
+    async def _take(self, assembly: Assembly) -> Candidate[Regroup] | None:
         """Take one step → the candidate that has become the epoch, if it ends with that."""
         self._check_open()
         if self._given_up:
@@ -362,12 +349,12 @@ class Regroup:
     async def count_newcomers(self) -> int:
         """The number of processes that wait at the store."""
         if self._waiting is None:  # only now is it sure where this epoch meets
-            self._waiting = Waiting(self.job.store, self._world.uids)
+            self._waiting = WaitingList(self.job.store, self._world.uids)
         return await self._waiting.count()
 
     # ── the end of a call ────────────────────────────────────────────────────────────────────────────
 
-    async def _adopted(self, assembly: Assembly, record: Record) -> _Adopted:
+    async def _adopted(self, assembly: Assembly, record: Record) -> Candidate[Regroup]:
         candidate = self._candidates.get(record.number)
         decided = Decided(assembly.call, record)
         self._say(None, decided)
@@ -378,7 +365,7 @@ class Regroup:
                 hint=_EVICTED_HINT,
             )
         regroup.confirm(decided)
-        return _Adopted(candidate, regroup)
+        return candidate
 
     async def _tidy(self, adopted: Candidate[Regroup] | None) -> None:
         try:
@@ -446,15 +433,15 @@ class Regroup:
                 for assembly in self._calls.values():  # also of a call that the others know nothing of
                     assembly.hear(origin, motion, self._loop.time())
                 self._evicted_by(record)
-            case Prepare() | Promise() | Accept() | Accepted() | Outbid():
-                if isinstance(self._arbiter, MajorityArbiter):
-                    self._arbiter.hear(origin, motion)
             case Ask() | Answer():
                 self._agreements.hear(origin, motion)
             case Leave():
                 self._left.add(origin)
                 self._out(origin)
                 self._control.part(origin)
+            case _:  # of a ballot
+                if isinstance(self._arbiter, MajorityArbiter):
+                    self._arbiter.hear(origin, motion)
         self._changed.set()
 
     def confirm(self, decided: Decided) -> None:
@@ -534,7 +521,6 @@ class Regroup:
             self._over = True
             self._changed.set()
             self._control.unsubscribe(self._context)
-            self._arbiter.close()
             if self._waiting is not None:
                 self._waiting.close()
 
@@ -543,12 +529,6 @@ def _seen(moving: asyncio.Task[ProcessGroup]) -> None:
     """Mark the error as seen: asyncio need not complain if nobody takes the result."""
     if not moving.cancelled():
         moving.exception()
-
-
-async def let_go(groups: Iterable[GroupCore]) -> None:
-    """Return when this process touches no buffer of an old epoch's operations any more."""
-    for group in groups:
-        await group.let_go()
 
 
 def regroup_of(group: ProcessGroup) -> Regroup | None:

@@ -63,9 +63,6 @@ class Decisions:
         assert isinstance(motion, Decided | Void)
         return encode(self.known.setdefault(topic, motion))
 
-    def close(self) -> None:
-        pass
-
 
 async def settled(arbiter: Decisions, call: int, motion: Decided | Void) -> tuple[Any, list[Motion]]:
     """What becomes of a call → its next step, and what was told."""
