@@ -1,4 +1,4 @@
-"""Collective algorithms as data: schedules, their selection, and the prover that checks them."""
+"""Collective algorithms as data: schedules, and their selection. The tests have a prover that checks them."""
 
 from __future__ import annotations
 
