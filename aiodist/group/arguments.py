@@ -83,12 +83,12 @@ def extents(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 def readable(tensor: Any, name: str) -> Array:
     """The array of a tensor that is read."""
-    return view(tensor, writable=False, what=name, device=True).array
+    return view(tensor, writable=False, what=name, device=True)
 
 
 def writable(tensor: Any, name: str) -> Array:
     """The array of a tensor that is written."""
-    return view(tensor, writable=True, what=name, device=True).array
+    return view(tensor, writable=True, what=name, device=True)
 
 
 def output(out: Any, source: Any, array: Array, shape: tuple[int, ...]) -> tuple[Any, Array]:
