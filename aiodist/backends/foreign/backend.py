@@ -27,6 +27,7 @@ from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.level import Level, carried, context_within
 from aiodist.backends.release import once
+from aiodist.backends.threads import settle
 from aiodist.roles import ROLES, Uneven
 from aiodist.types import NO_ROOT, Call, Kind, agree
 
@@ -392,7 +393,7 @@ class ForeignBackend:
             Kind.all_gather, self._level.number(0), _BYTE, mine.shape, None, NO_ROOT, 0, f"{self.name} opens"
         )
         self._level.backend.submit(
-            Check(call, cast("Any", Undriven()), partial(_resolve, told_all), mine, rows)
+            Check(call, cast("Any", Undriven()), partial(settle, told_all, None), mine, rows)
         )
         await told_all
         lengths = [int.from_bytes(row[:4].tobytes(), "little") for row in rows]
@@ -402,8 +403,3 @@ class ForeignBackend:
 def _checks(name: str) -> str:
     """Name of the internal group in which calls of an engine are compared."""
     return f"checks of {name}"
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -6,7 +6,6 @@ are MPI's: ranks may get different bits of one sum (law 3 is its own).
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from aiodist.backends.mpi.library import Library, load
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
 from aiodist.backends.mpi.widened import widened
+from aiodist.backends.threads import post
 from aiodist.errors import BackendUnavailable
 from aiodist.types import Kind
 
@@ -97,7 +97,7 @@ class MpiEngine(Engine):
                 quiet()
 
         late = loop.call_later(progress.GRACE, once)
-        self._progress.abandon(self._owner, partial(self._on_loop, once))
+        self._progress.abandon(self._owner, partial(post, loop, once))
 
     def close(self) -> None:
         """Give the communicator back, unless operations may be open in it."""
@@ -113,7 +113,7 @@ class MpiEngine(Engine):
     def exchange(self, moves: Sequence[Move], done: Done) -> None:
         """Post all moves at once, under one tag: between two members they match in their order."""
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             for move in moves:  # receives first: then what comes has a place
                 if not move.sends:
                     yield from self._receive(move.array, move.peer, tables.EXCHANGE_TAG)
@@ -121,7 +121,7 @@ class MpiEngine(Engine):
                 if move.sends:
                     yield from self._send(move.array, move.peer, tables.EXCHANGE_TAG)
 
-        self._post(post, done)
+        self._post(begin, done)
 
     def send(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Post one message, under the tag of its number."""
@@ -156,23 +156,23 @@ class MpiEngine(Engine):
         """Post an Iallreduce."""
         source, target = _given(task.source), _given(task.target)
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             op = self._op(task)
             for piece in tables.pieces(target.size, self._largest):
                 given = self._in_place if target is source else self._buffer(source[piece])
                 yield Posted(self._comm.Iallreduce(given, self._buffer(target[piece]), op))
 
-        self._post(post, done)
+        self._post(begin, done)
 
     def broadcast(self, task: Task, done: Done) -> None:
         """Post an Ibcast."""
         target = _given(task.target)
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             for piece in tables.pieces(target.size, self._largest):
                 yield Posted(self._comm.Ibcast(self._buffer(target[piece]), task.root))
 
-        self._post(post, done)
+        self._post(begin, done)
 
     def reduce(self, task: Task, done: Done) -> None:
         """Post an Ireduce."""
@@ -207,7 +207,7 @@ class MpiEngine(Engine):
         for one call."""
         source, target = _given(task.source), _given(task.target)
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             if source.size > self._largest:
                 for root, part in enumerate(task.send):
                     yield from self._reduce(task, part, target, root)
@@ -219,7 +219,7 @@ class MpiEngine(Engine):
                 buffers = self._buffer(source, target.size), self._buffer(target)
                 yield Posted(self._comm.Ireduce_scatter_block(*buffers, self._op(task)))
 
-        self._post(post, done)
+        self._post(begin, done)
 
     def gather(self, task: Task, done: Done) -> None:
         """Post an Igather, or messages."""
@@ -250,25 +250,23 @@ class MpiEngine(Engine):
     ) -> None:
         """Post one call, of parts of `count` elements; none where there is nothing."""
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             if count:
                 buffers = [
                     None if array is None else self._buffer(array, count) for array in (source, target)
                 ]
                 yield Posted(getattr(self._comm, name)(*buffers, *root))
 
-        self._post(post, done)
+        self._post(begin, done)
 
     # ── to and from the thread ───────────────────────────────────────────────────────────────────────
 
-    def _post(self, post: Callable[[], Iterator[Posted]], done: Done) -> None:
+    def _post(self, begin: Callable[[], Iterator[Posted]], done: Done) -> None:
         assert self._progress is not None
-        done_here, failed = partial(self._on_loop, done), partial(self._on_loop, self._failed)
-        self._progress.post(Job(self._owner, post, done_here, failed))
-
-    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self.setup.loop.call_soon_threadsafe(function, *args)
+        loop = self.setup.loop
+        self._progress.post(
+            Job(self._owner, begin, partial(post, loop, done), partial(post, loop, self._failed))
+        )
 
     def _failed(self, error: Exception) -> None:
         if not self._aborted:

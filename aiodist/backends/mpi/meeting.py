@@ -11,13 +11,13 @@ Only bytes of known length travel by MPI. They are collective on COMM_WORLD, and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from aiodist.backends.mpi.place import (
 )
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
+from aiodist.backends.threads import post, settle
 from aiodist.environment import given_secret, job_id, tls, tuning
 from aiodist.environment.process import host_id
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
@@ -172,15 +173,12 @@ class _Talk:
         """Make one call, and wait for its end."""
         ended: asyncio.Future[None] = self._loop.create_future()
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             yield Posted(call(self._library.mpi.COMM_WORLD))
 
-        def tell(error: Exception | None = None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                self._loop.call_soon_threadsafe(_resolve, ended, error)
-
+        tell = partial(post, self._loop, settle, ended, None)
         assert self._progress is not None
-        self._progress.post(Job(self._owner, post, tell, tell))
+        self._progress.post(Job(self._owner, begin, tell, tell))
         await ended
 
 
@@ -227,15 +225,6 @@ def _host() -> bytes:
     except OSError:
         network = ""
     return hashlib.blake2b(f"{host_id()} {network}".encode(), digest_size=HOST_BYTES).digest()
-
-
-def _resolve(ended: asyncio.Future[None], error: Exception | None) -> None:
-    if ended.done():
-        return
-    if error is None:
-        ended.set_result(None)
-    else:
-        ended.set_exception(error)
 
 
 def _nothing() -> None:

@@ -32,7 +32,6 @@ import numpy as np
 from aiodist.backends.base import Operation
 from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
 from aiodist.backends.cuda.library import identity_of
-from aiodist.backends.cuda.waiter import post
 from aiodist.backends.foreign.engine import Done, Engine, Setup
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.nccl import communicators as nccl
@@ -42,6 +41,7 @@ from aiodist.backends.nccl.launch import Launch, Planner, Ways, ways_of
 from aiodist.backends.nccl.pair import Pair
 from aiodist.backends.nccl.sharing import Told, can_share, decode, misfit
 from aiodist.backends.nccl.tables import BYTE, SUM
+from aiodist.backends.threads import fulfil, post
 from aiodist.errors import GroupBroken
 
 Plan = Callable[[Task], Launch]
@@ -136,7 +136,7 @@ class NcclEngine(Engine):
         part.add_done_callback(self._divided)
         if rank is not None:
             self._parts[context] = part
-        device.collectives.submit(partial(self._resolve, part, partial(self._split, rank)))
+        device.collectives.submit(partial(fulfil, part, partial(self._on_device, partial(self._split, rank))))
 
     def _split(self, rank: int | None) -> Lane | None:
         lane = self._lane
@@ -170,20 +170,16 @@ class NcclEngine(Engine):
     async def _in_thread(self, job: Callable[[], Any]) -> Any:
         future = self.setup.loop.create_future()
         name = f"aiodist-nccl-make-{self._index}"
-        threading.Thread(target=self._resolve, args=[future, job], name=name, daemon=True).start()
+        run = partial(fulfil, future, partial(self._on_device, job))
+        threading.Thread(target=run, name=name, daemon=True).start()
         return await future
 
-    def _resolve(self, future: asyncio.Future[Any], job: Callable[[], Any]) -> None:
-        """Run a job in this thread, on the device; its result goes to the loop."""
-        try:
-            if self._device is not None and self._device.dead:
-                raise ConnectionAbortedError("the group has broken")
-            self._cupy.cuda.Device(self._index).use()
-            result = job()
-        except Exception as error:
-            post(self.setup.loop, _settle, future, None, error)
-        else:
-            post(self.setup.loop, _settle, future, result, None)
+    def _on_device(self, job: Callable[[], Any]) -> Any:
+        """Run a job in this thread, on the device."""
+        if self._device is not None and self._device.dead:
+            raise ConnectionAbortedError("the group has broken")
+        self._cupy.cuda.Device(self._index).use()
+        return job()
 
     # ── operations ───────────────────────────────────────────────────────────────────────────────────
 
@@ -401,15 +397,6 @@ class NcclEngine(Engine):
         self._rest()
         if self._device is not None:
             self._device.leave(self, self._lanes)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 def _call_all(dones: Sequence[Done]) -> None:

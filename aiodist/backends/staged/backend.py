@@ -18,9 +18,9 @@ import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Operation
 from aiodist.backends.buffers import Allocate, Buffers, buffers
-from aiodist.backends.cuda.waiter import post
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.staged.copier import Copier, Pairs, Transfer
+from aiodist.backends.threads import post
 from aiodist.errors import GroupBroken
 from aiodist.types import Kind
 

@@ -20,7 +20,7 @@ from aiodist.backends.cuda.completion import arrays_of
 from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.cuda.library import load
 from aiodist.backends.cuda.streams import after, caller_streams, make_stream, mark
-from aiodist.backends.cuda.waiter import post
+from aiodist.backends.threads import fulfil
 from aiodist.errors import BackendUnavailable
 from aiodist.tensors.device import DeviceArray
 
@@ -135,7 +135,7 @@ class Way:
     async def open(self, loop: asyncio.AbstractEventLoop) -> Any:
         """Make the stream; gives the module `cupy`."""
         opened: asyncio.Future[Any] = loop.create_future()
-        self._thread.submit(partial(self._open, partial(post, loop, _settle, opened)))
+        self._thread.submit(partial(fulfil, opened, self._open))
         return await opened
 
     def submit(self, transfer: Transfer) -> None:
@@ -148,17 +148,16 @@ class Way:
 
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, tell: Callable[[Any, Exception | None], None]) -> None:
+    def _open(self) -> Any:
         try:
             self._cupy = load()
             self._cupy.cuda.Device(self._device).use()
             self._stream = make_stream(self._cupy)
-        except BackendUnavailable as error:
-            tell(None, error)
+        except BackendUnavailable:
+            raise
         except Exception as error:
-            tell(None, BackendUnavailable(f"cuda:{self._device} cannot be used ({error})", hint=_HINT))
-        else:
-            tell(self._cupy, None)
+            raise BackendUnavailable(f"cuda:{self._device} cannot be used ({error})", hint=_HINT) from error
+        return self._cupy
 
     def _run(self, transfer: Transfer) -> None:
         error: Exception | None = None
@@ -220,12 +219,3 @@ class Way:
 def _address(array: Array) -> int:
     assert isinstance(array, DeviceArray)
     return array.pointer
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

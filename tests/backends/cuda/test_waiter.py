@@ -9,7 +9,8 @@ import weakref
 import pytest
 
 from aiodist.backends.cuda.completion import Launched
-from aiodist.backends.cuda.waiter import Waiter, post
+from aiodist.backends.cuda.waiter import Waiter
+from aiodist.backends.threads import post
 from aiodist.errors import GroupBroken, UsageError
 
 
