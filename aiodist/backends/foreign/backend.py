@@ -20,12 +20,12 @@ from typing import Any, cast
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, Reports
-from aiodist.backends.foreign.check import Check, Undriven
 from aiodist.backends.foreign.engine import Engine, Setup
 from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.level import Level, carried, context_within
+from aiodist.backends.inner import InnerOperation, Undriven
 from aiodist.backends.release import once
 from aiodist.backends.threads import settle
 from aiodist.roles import ROLES, Uneven
@@ -215,7 +215,7 @@ class ForeignBackend:
         if not self.loses:
             self._level.backend.submit(self._comparison(entry, operation))
 
-    def _comparison(self, entry: Entry, operation: Operation) -> Check:
+    def _comparison(self, entry: Entry, operation: Operation) -> InnerOperation:
         """The operation of the host engine that ends only if all members have issued the same: a barrier;
         where each pair of ranks has a size of its own, an exchange of what each sends."""
         call, (offer, detail) = operation.call, carried(operation.call)
@@ -228,9 +228,10 @@ class ForeignBackend:
             detail += _JOINED * entry.joins
         entry.told = told = Call(kind, entry.number, dtype, shape, None, NO_ROOT, offer, detail)
         if own_sizes is None:
-            return Check(told, operation.work, partial(self._agreed, entry))
+            return InnerOperation(told, operation.work, then=partial(self._agreed, entry))
         sent, coming = np.array(own_sizes, _COUNT), np.empty(self.size, _COUNT)
-        return Check(told, operation.work, partial(self._fits, entry, coming), sent, coming)
+        then = partial(self._fits, entry, coming)
+        return InnerOperation(told, operation.work, sent, coming, then=then)
 
     def _fits(self, entry: Entry, coming: Array) -> None:
         """Check that each member sends what is expected here, now that it is known."""
@@ -392,9 +393,8 @@ class ForeignBackend:
         call = Call(
             Kind.all_gather, self._level.number(0), _BYTE, mine.shape, None, NO_ROOT, 0, f"{self.name} opens"
         )
-        self._level.backend.submit(
-            Check(call, cast("Any", Undriven()), partial(settle, told_all, None), mine, rows)
-        )
+        work, then = cast("Any", Undriven()), partial(settle, told_all, None)
+        self._level.backend.submit(InnerOperation(call, work, mine, rows, then=then))
         await told_all
         lengths = [int.from_bytes(row[:4].tobytes(), "little") for row in rows]
         return [row[4 : 4 + length].tobytes() for row, length in zip(rows, lengths, strict=True)]

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, Reports
-from aiodist.backends.foreign.check import Check
 from aiodist.backends.foreign.engine import Engine
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.level import Level
+from aiodist.backends.inner import InnerOperation
 from aiodist.types import Call, Kind, agree, describe_signature
 
 _ENVELOPE = struct.Struct("<32sQ")
@@ -94,14 +94,9 @@ class Messages:
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
         envelope = np.empty(_ENVELOPE.size + self._backend.engine.greets, np.uint8)
-        posted: list[Check] = []
-
-        def came() -> None:
-            self._came(operation, posted[0].result, envelope)
-
-        check = self._make(Kind.recv, operation, operation.peer, operation.tag, came, envelope)
-        posted.append(check)
-        self._submit(check)
+        posted = self._make(Kind.recv, operation, operation.peer, operation.tag, envelope)
+        posted.then = lambda: self._came(operation, posted.result, envelope)
+        self._submit(posted)
 
     def _came(self, operation: Operation, source: int, envelope: Array) -> None:
         """Take the envelope of the message for a receive."""
@@ -171,24 +166,23 @@ class Messages:
     # ── internal messages ────────────────────────────────────────────────────────────────────────────
 
     def _post(self, kind: Kind, operation: Operation, peer: int, tag: int, then: Any, array: Array) -> None:
-        self._submit(self._make(kind, operation, peer, tag, then, array))
+        posted = self._make(kind, operation, peer, tag, array)
+        posted.then = then
+        self._submit(posted)
 
-    def _submit(self, check: Check) -> None:
+    def _submit(self, posted: InnerOperation) -> None:
         if not self._backend.loses:
-            self._level.backend.submit(check)
+            self._level.backend.submit(posted)
 
-    def _make(self, kind: Kind, operation: Operation, peer: int, tag: int, then: Any, array: Array) -> Check:
+    def _make(self, kind: Kind, operation: Operation, peer: int, tag: int, array: Array) -> InnerOperation:
         stream = (kind, peer, tag)
         number = self._numbers.get(stream, 0)
         self._numbers[stream] = number + 1
         call = Call(kind, number, _BYTE, array.shape, None, peer)
         sends = kind is Kind.send
-        return Check(
-            *(call, operation.work, then, array if sends else None, None if sends else array),
-            peer=peer,
-            tag=tag,
-            senders=range(self._backend.size),
-        )
+        source, target = (array, None) if sends else (None, array)
+        senders = range(self._backend.size)
+        return InnerOperation(call, operation.work, source, target, peer=peer, tag=tag, senders=senders)
 
 
 class Turn:

@@ -1,9 +1,8 @@
 """One running operation of a hierarchy: which internal operations it is made of, and in which order.
 
 Large tensors go in pieces, so that one piece crosses the network while the host's ranks work on others. Each
-piece is a *strand*: a generator that yields where it waits for what it has started. An internal operation
-has a `Stage` in the place of a Work. What has no use but as a step lies in this process's segment, where the
-host's ranks read it without a copy.
+piece is a *strand*: a generator that yields where it waits for what it has started. What has no use but as
+a step lies in this process's segment, where the host's ranks read it without a copy.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, flat
 from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.level import Level, carried
+from aiodist.backends.inner import InnerOperation
 from aiodist.kernels import copy_cost_ns, copy_into, cost_ns, finish
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
-from aiodist.work import Driver
 
 Steps = Generator[None, None, None]
 
@@ -180,9 +179,9 @@ class Strand:
         """Start an internal operation. `shape` is what the internal group's ranks agree on."""
         user = self.run.operation.call
         call = Call(kind, number, user.dtype, shape, reduce, root, self.run.offer, self.run.detail)
-        stage = cast("Any", Stage(self))  # it is all of a Work that a backend touches
         self._pending += 1
-        level.backend.submit(Operation(call, stage, source, target, None, _nothing, factor=factor))
+        work = self.run.operation.work
+        level.backend.submit(InnerOperation(call, work, source, target, then=self.over, factor=factor))
 
     def copy(self, copies: Sequence[tuple[Array, Array]]) -> None:
         """Copy arrays, (to, from)."""
@@ -198,33 +197,6 @@ class Strand:
         self._pending += 1
         if self.run.grid.owner.off_loop(cost, job, self.over):
             self.over()
-
-
-class Stage:
-    """The Work of an internal operation: it reports the end, and lets the user's Work drive it."""
-
-    __slots__ = ("_polled", "_strand")
-
-    def __init__(self, strand: Strand) -> None:
-        self._strand = strand
-        self._polled: Driver | None = None
-
-    def _finish(self, result: Any) -> None:
-        self._strand.over()
-
-    @property
-    def _driver(self) -> Driver | None:
-        return self._polled
-
-    @_driver.setter
-    def _driver(self, driver: Driver | None) -> None:
-        self._polled = driver
-        self._strand.run.operation.work._driver = None if driver is None else self
-
-    def poll(self) -> None:
-        """Bring the internal operation on."""
-        if self._polled is not None:
-            self._polled.poll()
 
 
 # ── the kinds ────────────────────────────────────────────────────────────────────────────────────────
@@ -353,10 +325,6 @@ def _bounds(count: int, pieces: int, width: int) -> list[int]:
     """The start of each piece, in elements: all but the last are multiples of `width`."""
     part = -(-count // (pieces * width)) * width
     return [min(piece * part, count) for piece in range(pieces + 1)]
-
-
-def _nothing(operation: Operation) -> None:
-    """Do nothing: the user's operation is in flight, not an internal one."""
 
 
 STEPS: dict[Kind, Callable[[Strand], Steps]] = {

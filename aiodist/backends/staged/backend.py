@@ -19,42 +19,11 @@ import numpy as np
 from aiodist.backends.base import CAPABILITIES, Array, Operation
 from aiodist.backends.buffers import Allocate, Buffers, buffers
 from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.inner import InnerOperation
 from aiodist.backends.staged.copier import Copier, Pairs, Transfer
 from aiodist.backends.threads import post
 from aiodist.errors import GroupBroken
 from aiodist.types import Kind
-
-
-class Step(Operation):
-    """The host backend's part of an operation."""
-
-    __slots__ = ("inward", "marks", "then", "whole")
-
-    def __init__(
-        self, whole: Operation, staging: Buffers, marks: Sequence[Any], then: Callable[[Step], None]
-    ) -> None:
-        super().__init__(
-            whole.call,
-            whole.work,  # an await of it polls for this
-            staging.source,
-            staging.target,
-            None,
-            whole.ended,
-            whole.peer,
-            whole.tag,
-            whole.senders,
-            whole.factor,
-            whole.source_sizes,
-            whole.target_sizes,
-        )
-        self.whole = whole
-        self.inward = _worth(staging.after)
-        self.marks = marks
-        self.then = then
-
-    def succeed(self) -> None:
-        """Go on: the host backend has done its part."""
-        self.then(self)
 
 
 class StagedBackend:
@@ -152,17 +121,28 @@ class StagedBackend:
 
     def _carry_out(self, operation: Operation, staging: Buffers, marks: Sequence[Any]) -> None:
         """Submit the host operation: all that it reads is on the host."""
-        self._host.submit(Step(operation, staging, marks, self._carried_out))
+        step = InnerOperation(
+            *(operation.call, operation.work, staging.source, staging.target),
+            peer=operation.peer,
+            tag=operation.tag,
+            senders=operation.senders,
+            factor=operation.factor,
+            source_sizes=operation.source_sizes,
+            target_sizes=operation.target_sizes,
+        )
+        step.then = partial(self._carried_out, operation, step, _worth(staging.after), marks)
+        self._host.submit(step)
 
-    def _carried_out(self, step: Step) -> None:
+    def _carried_out(
+        self, operation: Operation, step: InnerOperation, inward: Pairs, marks: Sequence[Any]
+    ) -> None:
         """Copy the result back: the host operation has ended well."""
-        operation, inward = step.whole, step.inward
         if operation.call.kind is Kind.recv:
             operation.result = step.result
         if not inward:
             operation.succeed()
         elif not self._dead:
-            self._move(self._copier.into, step.marks, lambda: inward, operation.succeed)
+            self._move(self._copier.into, marks, lambda: inward, operation.succeed)
 
     def _move(
         self,

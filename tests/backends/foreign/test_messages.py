@@ -12,9 +12,9 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.foreign.check import Check
 from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task, prepare
+from aiodist.backends.inner import InnerOperation
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from aiodist.types import Call, Kind
@@ -33,7 +33,7 @@ class Rank:
         self.rank, self.size = 0, 2
         self.loses = False
         self.carried: list[tuple[str, int]] = []
-        self.posted: list[Check] = []
+        self.posted: list[InnerOperation] = []
         self.filling: list[Callable[[], None]] = []
         self.ended: list[Any] = []
         self.engine: Any = SimpleNamespace(
@@ -65,14 +65,14 @@ class Rank:
         source, target = (array, None) if sends else (None, array)
         return Operation(call, work, source, target, "over", lambda _: None, 1, senders=(0, 1))
 
-    def is_ready(self, posted: Check, number: int) -> None:
+    def is_ready(self, posted: InnerOperation, number: int) -> None:
         """Rank 1 has begun to receive a message."""
         assert isinstance(posted.target, np.ndarray)
         posted.target[:] = np.frombuffer(number.to_bytes(8, "little"), np.uint8)
         posted.succeed()
 
 
-def words(rank: Rank) -> list[Check]:
+def words(rank: Rank) -> list[InnerOperation]:
     """The internal receives of a sender."""
     return [check for check in rank.posted if check.call.kind is Kind.recv]
 
@@ -154,7 +154,7 @@ def test_receive_does_not_begin_where_saying_so_broke_the_group() -> None:
     posted.target[:] = sender.posted[1].source
     posted.result = 1
 
-    def breaks(check: Check) -> None:
+    def breaks(check: InnerOperation) -> None:
         rank.loses = True
 
     rank.posted.clear()
