@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Backend
-from aiodist.backends.plan import CPU as HOST_PLACE
-from aiodist.backends.plan import CUDA
+from aiodist.backends.choice import CPU as HOST_PLACE
+from aiodist.backends.choice import CUDA
 from aiodist.errors import UsageError
 from aiodist.tensors.device import DeviceArray
 

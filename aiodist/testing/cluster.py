@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from aiodist.backends.plan import parse
+from aiodist.backends.choice import parse
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.default import override
@@ -59,7 +59,7 @@ async def run_cluster(
             `chaos.joined`.
         backend: as for `init_process_group`.
     """
-    plan = parse(backend, gpu=False).check()
+    choice = parse(backend, gpu=False).check()
     cluster = _Plain(size, network, endpoint) if chaos is None else _Faulty(chaos)
 
     async def rank_main(rank: int) -> T:
@@ -72,7 +72,7 @@ async def run_cluster(
             limits=limits,
             uid=cluster.uid(rank),
             hosts_store=cluster.hosts_store(rank),
-            plan=plan,
+            choice=choice,
         )
         job = cluster.job(rank, settings, leave)
         made = await cluster.endpoint(rank, job)
@@ -87,7 +87,11 @@ async def run_cluster(
             pass
 
         settings = Settings(
-            *("world", "cluster", "auto", {}, timeout), inline=True, limits=limits, uid=process.uid, plan=plan
+            *("world", "cluster", "auto", {}, timeout),
+            inline=True,
+            limits=limits,
+            uid=process.uid,
+            choice=choice,
         )
         async with await join_running(chaos.job(process, settings, leave), limit) as group:
             override.set(group)

@@ -37,14 +37,14 @@ from aiodist.backends.foreign.task import Task
 from aiodist.backends.nccl import communicators as nccl
 from aiodist.backends.nccl.device import NcclDevice, enter
 from aiodist.backends.nccl.lane import Lane
-from aiodist.backends.nccl.launch import Launch, Planner, Ways, ways_of
+from aiodist.backends.nccl.launch import Launch, LaunchMaker, Ways, ways_of
 from aiodist.backends.nccl.pair import Pair
 from aiodist.backends.nccl.sharing import Told, can_share, decode, misfit
 from aiodist.backends.nccl.tables import BYTE, SUM
 from aiodist.backends.threads import fulfil, post
 from aiodist.errors import GroupBroken
 
-Plan = Callable[[Task], Launch]
+MakeLaunch = Callable[[Task], Launch]
 
 _LOOK = 0.5
 """Seconds between two questions whether NCCL has found an error by itself."""
@@ -68,7 +68,7 @@ class NcclEngine(Engine):
         assert setup.device is not None
         self._index = setup.device
         self._cupy = nccl.load_nccl()
-        self._planner = Planner(self._cupy, self._index, setup.rank, setup.size)
+        self._maker = LaunchMaker(self._cupy, self._index, setup.rank, setup.size)
         self._device: NcclDevice | None = None
         self._lane: Lane | None = None
         self._lanes: list[Lane] = []
@@ -217,13 +217,13 @@ class NcclEngine(Engine):
         device = self._device
         assert device is not None
         launcher = device.collectives if collective else device.messages
-        plan = self._planner.collective if collective else self._planner.message
+        make = self._maker.collective if collective else self._maker.message
         device.began(lane)  # before the launch thread comes to it: it is asked for errors meanwhile
-        launcher.submit(partial(self._launch_now, device, lane, tasks, plan))
+        launcher.submit(partial(self._launch_now, device, lane, tasks, make))
         self._look()
 
     def _launch_now(
-        self, device: NcclDevice, lane: Lane, tasks: Sequence[tuple[Task, Done]], plan: Plan
+        self, device: NcclDevice, lane: Lane, tasks: Sequence[tuple[Task, Done]], make: MakeLaunch
     ) -> None:
         """Launch operations, in a launch thread."""
         stands: list[Any] = [task.operation.work._completion for task, _ in tasks]
@@ -231,7 +231,7 @@ class NcclEngine(Engine):
         event: Any = None
         try:
             if not device.dead:
-                event = self._enqueue(device, lane, tasks, stands, plan, launches)
+                event = self._enqueue(device, lane, tasks, stands, make, launches)
                 over = partial(self._over, device, lane, [done for _, done in tasks])
                 lane.waiter.watch(event, over, launches)
         except Exception as error:
@@ -247,7 +247,7 @@ class NcclEngine(Engine):
         lane: Lane,
         tasks: Sequence[tuple[Task, Done]],
         stands: Sequence[Completion],
-        plan: Plan,
+        make: MakeLaunch,
         launches: list[Launch],
     ) -> Any:
         """Give all launches to the stream → its event. What must live until then is in `launches`."""
@@ -261,7 +261,7 @@ class NcclEngine(Engine):
             for stand in stands:
                 stand.wait_for_caller(raw)
             for task, _ in tasks:
-                launches.append(plan(task))
+                launches.append(make(task))
             with device.issuing(lane) as communicator:
                 self._group(communicator, raw, [call for launch in launches for call in launch.calls])
             for launch in launches:
@@ -272,7 +272,7 @@ class NcclEngine(Engine):
     def _connect_ways(self, device: NcclDevice, lane: Lane, ways: Ways) -> None:
         """Connect for direct exchanges; all members do it in this place among the lane's operations."""
         raw = lane.stream.ptr
-        call, memory = self._planner.connecting(ways)
+        call, memory = self._maker.connecting(ways)
         with device.issuing(lane) as communicator:
             communicator.allReduce(memory.pointer, memory.pointer, 1, BYTE, SUM, raw)
         self._event(lane).synchronize()
