@@ -83,17 +83,16 @@ class ForeignBackend:
         self._host = host
         self._make_engine = make_engine
         self._device = device
-        self.context = host.context
         self.ranks = host.ranks
         self.rank, self.size = host.rank, host.size
         self.reports: Reports = host.reports
         self.release = host.release
         setup = Setup(
-            self.rank, self.ranks, self.context, host.loop, device, self._gather, host.failed, parent
+            self.rank, self.ranks, host.context, host.channels.loop, device, self._gather, host.failed, parent
         )
         self.engine = make_engine(setup)
         self.name = self.engine.name
-        self._level = Level(self, host.groups, _checks(self.name), range(self.size))
+        self._level = Level(host.channels, host.groups, _checks(self.name), range(self.size), self._disagreed)
         self.places: Mapping[str, str] = dict.fromkeys(self.engine.places, self.engine.name)
         self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
         self._messages = Messages(self, self._level)
@@ -351,12 +350,12 @@ class ForeignBackend:
             if not self._dead:
                 done()
 
-        if self._host.off_loop(cost, job, over):
+        if self._host.channels.off_loop(cost, job, over):
             over()
 
-    # ── the owner of a Level ─────────────────────────────────────────────────────────────────────────
+    # ── members that disagree ────────────────────────────────────────────────────────────────────────
 
-    def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
+    def _disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
         """Report that a member has issued another operation."""
         if not self._dead:
             self._halted = True
@@ -389,7 +388,7 @@ class ForeignBackend:
         mine[:4] = np.frombuffer(len(told).to_bytes(4, "little"), np.uint8)
         mine[4 : 4 + len(told)] = np.frombuffer(told, np.uint8)
         rows = np.empty((self.size, _TOLD + 4), np.uint8)
-        told_all: asyncio.Future[None] = self._host.loop.create_future()
+        told_all: asyncio.Future[None] = self._host.channels.loop.create_future()
         call = Call(
             Kind.all_gather, self._level.number(0), _BYTE, mine.shape, None, NO_ROOT, 0, f"{self.name} opens"
         )

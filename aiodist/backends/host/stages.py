@@ -143,7 +143,7 @@ class Strand:
         except StopIteration:
             self.run.strand_over()
         except Exception as error:
-            self.run.grid.owner.failed(error)
+            self.run.grid.channels.failed(error)
         finally:
             self._stepping = False
 
@@ -195,7 +195,7 @@ class Strand:
     def job(self, cost: float, job: Callable[[], None]) -> None:
         """Do something to our buffers, in the thread if it takes long."""
         self._pending += 1
-        if self.run.grid.owner.off_loop(cost, job, self.over):
+        if self.run.grid.channels.off_loop(cost, job, self.over):
             self.over()
 
 
@@ -250,7 +250,7 @@ def _rest(strand: Strand, piece: int, shard: Array, into: Array) -> Steps:
     plain = ReduceOp.SUM if op is ReduceOp.AVG else run.operation.call.combine
     yield from strand.cross(run.outer[piece], Kind.all_reduce, shard.shape, shard, shard, reduce=plain)
     if op is ReduceOp.AVG:
-        size = grid.owner.size
+        size = grid.channels.size
         one_nan = shard.dtype.itemsize == 2  # hosts may narrow to halves by different libraries
         job = partial(finish, shard, op, size, one_nan=one_nan)
         strand.job(cost_ns(shard.nbytes, shard.dtype, op), job)
@@ -266,7 +266,7 @@ def _broadcast(strand: Strand) -> Steps:
     assert isinstance(array, np.ndarray)
     if not array.flags.c_contiguous:
         staged = grid.empty(call.shape, call.dtype)
-        if grid.owner.rank == call.root:
+        if grid.channels.rank == call.root:
             strand.copy([(staged, array)])
             yield
         else:

@@ -9,50 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, as_bytes
+from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks
 from aiodist.backends.host.layout import Layout, Receiving, Sending
 from aiodist.kernels import copy_cost_ns, cost_ns, reduce_into
 from aiodist.transport.base import Fold, Incoming, Into, Key, Outgoing
 
 
-class Carrier(Protocol):
-    """The group's backend, as far as a collective needs it. Peers are group ranks."""
-
-    @property
-    def context(self) -> int: ...
-
-    def outgoing(self, peer: int) -> Outgoing:
-        """The channel to a member."""
-
-    def incoming(self, peer: int) -> Incoming:
-        """The channel from a member."""
-
-    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        """Do a job on the operation's buffers; see `Offload.run`. The group's release is held meanwhile."""
-
-    def drive(self, collective: Collective) -> None:
-        """Bring a collective on while it is awaited."""
-
-    def completed(self, collective: Collective) -> None:
-        """Note that a collective has ended well."""
-
-    def failed(self, error: Exception) -> None:
-        """Break the group: something raised that must not."""
-
-
 class Collective:
     """One running collective on one rank.
 
     Args:
-        backend: the group's, which is told when the collective has ended.
+        group: its channels, and what its operations share.
         operation: what to do.
         chunks: its memory.
         layout: by which rounds.
+        ended: called when it has ended well.
 
     Attributes:
         channels: those of the present round.
@@ -60,9 +36,10 @@ class Collective:
     """
 
     __slots__ = (
-        "_backend",
         "_chunks",
         "_due",
+        "_ended",
+        "_group",
         "_layout",
         "_memory",
         "_reduce",
@@ -75,11 +52,19 @@ class Collective:
         "operation",
     )
 
-    def __init__(self, backend: Carrier, operation: Operation, chunks: Chunks, layout: Layout) -> None:
+    def __init__(
+        self,
+        group: Channels,
+        operation: Operation,
+        chunks: Chunks,
+        layout: Layout,
+        ended: Callable[[Collective], None],
+    ) -> None:
         self.operation = operation
         self.channels: list[Incoming | Outgoing] = []
         self.idle = False
-        self._backend = backend
+        self._group = group
+        self._ended = ended
         self._chunks = chunks
         self._layout = layout
         self._memory, self._sent_memory = as_bytes(chunks.target), as_bytes(chunks.source)
@@ -92,7 +77,7 @@ class Collective:
     def start(self) -> None:
         """Begin: the first round is under way when this returns, unless a large copy has to come first."""
         cost = self._chunks.fill_ns()
-        if not cost or self._backend.off_loop(cost, self._chunks.fill, self._go_on):
+        if not cost or self._group.off_loop(cost, self._chunks.fill, self._go_on):
             self._advance()
 
     def halt(self) -> None:
@@ -105,13 +90,13 @@ class Collective:
 
     def poll(self) -> None:
         """Bring it on while it is awaited (`work.Driver`)."""
-        self._backend.drive(self)
+        self._group.resources.poller.drive(self)
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self) -> None:
         rounds = self._layout.rounds
-        backend = self._backend
+        group = self._group
         while not self.idle:
             number = self._round = self._round + 1
             if number == len(rounds):
@@ -127,26 +112,26 @@ class Collective:
                     self._received(receiving.number)
             if not self.idle:  # or what had arrived has broken the group, and users may write to what is sent
                 for peer, data in leaving:
-                    channel = backend.outgoing(peer)
+                    channel = group.outgoing(peer)
                     signature = self.operation.call.signature
                     if not channel.send(self._key(number), signature, data, self._over, self._sealed):
                         self._waiting += 1
                         channels.append(channel)
             self._waiting -= 1
             if self._waiting:
-                channels += [backend.incoming(peer) for peer in self._layout.sources[number]]
+                channels += [group.incoming(peer) for peer in self._layout.sources[number]]
                 return
         if self.idle:
             return
         self.channels = []
         cost = self._chunks.empty_ns()
-        if (not cost or self._backend.off_loop(cost, self._chunks.empty, self._complete)) and not self.idle:
+        if (not cost or self._group.off_loop(cost, self._chunks.empty, self._complete)) and not self.idle:
             self._complete()
 
     def _complete(self) -> None:
         if not self.idle:
             self.idle = True
-            self._backend.completed(self)
+            self._ended(self)
 
     def _over(self) -> None:
         """Note that a send of the present round, or a receive, is over."""
@@ -165,7 +150,7 @@ class Collective:
         try:
             self._advance()
         except Exception as error:
-            self._backend.failed(error)
+            self._group.failed(error)
 
     def _outgoing_bytes(self, sending: Sending) -> memoryview:
         """The bytes that a step sends; a copy where the round also writes there (small messages alone)."""
@@ -189,7 +174,7 @@ class Collective:
             sink: Into | Fold = Fold(self._folder(part, receiving.left))
         else:
             sink = Into(self._memory[low:high])
-        channel = self._backend.incoming(receiving.peer)
+        channel = self._group.incoming(receiving.peer)
         return channel.recv(self._key(receiving.number), receiving.nbytes, sink, done)
 
     def _receive_wrapped(self, receiving: Receiving, done: Callable[[], None]) -> bool:
@@ -255,13 +240,13 @@ class Collective:
                 done()
 
         def arrived() -> None:
-            if not self.idle and self._backend.off_loop(cost, job, landed):
+            if not self.idle and self._group.off_loop(cost, job, landed):
                 landed()
 
-        channel = self._backend.incoming(receiving.peer)
+        channel = self._group.incoming(receiving.peer)
         if channel.recv(self._key(receiving.number), receiving.nbytes, Into(as_bytes(scratch)), arrived):
-            return self._backend.off_loop(cost, job, landed)
+            return self._group.off_loop(cost, job, landed)
         return False
 
     def _key(self, number: int) -> Key:
-        return Key(self._backend.context, 0, self.operation.call.seq, number)
+        return Key(self._group.context, 0, self.operation.call.seq, number)

@@ -50,7 +50,7 @@ class StagedBackend:
 
     async def open(self) -> None:
         """Open the device; the host backend is open already."""
-        await self._copier.open(self._host.loop)
+        await self._copier.open(self._host.channels.loop)
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Do nothing: groups share nothing."""
@@ -152,7 +152,7 @@ class StagedBackend:
         then: Callable[[], None],
     ) -> None:
         name = next(self._names)
-        done = partial(post, self._host.loop, self._moved, name, then)
+        done = partial(post, self._host.channels.loop, self._moved, name, then)
         transfer = self._moving[name] = Transfer(marks, pairs, done)
         self._host.release.hold()
         way(transfer)

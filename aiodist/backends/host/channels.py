@@ -1,0 +1,91 @@
+"""One group on one rank, as its operations need it: the channels to its members, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from aiodist.backends.base import Reports
+from aiodist.backends.host.resources import Resources
+from aiodist.backends.release import Release
+from aiodist.errors import GroupBroken
+from aiodist.transport.base import Incoming, Outgoing
+
+
+class Channels:
+    """The channels of one group. Peers are group ranks.
+
+    Args:
+        resources: of the process.
+        context: 64-bit number of the group at its epoch.
+        ranks: global ranks of the members, in group order.
+        reports: the group.
+        crowding: global ranks that offer more messages than are remembered: see `Observer.crowded`.
+
+    Attributes:
+        rank: this process's group rank, of `size`.
+        release: says when nothing touches the group's buffers.
+        crowded: members that offer more messages than are remembered.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        context: int,
+        ranks: Sequence[int],
+        reports: Reports,
+        crowding: Collection[int],
+    ) -> None:
+        self.resources = resources
+        self.loop = resources.loop
+        self.context = context
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.rank = self.ranks.index(resources.rank)
+        self.reports = reports
+        self.release = Release()
+        self._group_rank = {rank: index for index, rank in enumerate(self.ranks)}
+        self.crowded = {self._group_rank[rank] for rank in crowding if rank in self._group_rank}
+        self._outgoing: dict[int, Outgoing] = {}
+        self._incoming: dict[int, Incoming] = {}
+
+    def group_rank(self, rank: int) -> int | None:
+        """The group rank of a global rank; None for a non-member."""
+        return self._group_rank.get(rank)
+
+    def outgoing(self, peer: int) -> Outgoing:
+        """The channel to a member."""
+        channel = self._outgoing.get(peer)
+        if channel is None:
+            channel = self._outgoing[peer] = self.resources.endpoint.outgoing(self.ranks[peer])
+        return channel
+
+    def incoming(self, peer: int) -> Incoming:
+        """The channel from a member."""
+        channel = self._incoming.get(peer)
+        if channel is None:
+            channel = self._incoming[peer] = self.resources.endpoint.incoming(self.ranks[peer])
+        return channel
+
+    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
+        """Do a job on an operation's buffers, and hold the group's release meanwhile. A job that fails breaks
+        the group. See `Offload.run`."""
+        self.release.hold()
+
+        def over() -> None:
+            done()
+            self.release.let_go()
+
+        if not self.resources.offload.run(cost_ns, job, over, self.failed):
+            return False
+        self.release.let_go()
+        return True
+
+    def failed(self, error: Exception) -> None:
+        """Break the group: something raised that must not, and no result can be trusted."""
+        if not isinstance(error, GroupBroken):
+            broken = GroupBroken(
+                f"rank {self.ranks[self.rank]} failed inside: {type(error).__name__}: {error}"
+            )
+            broken.__cause__ = error
+            error = broken
+        self.reports.broken(error)
