@@ -30,15 +30,16 @@ class InnerOperation(Operation):
         source: Given = None,
         target: Given = None,
         *,
-        then: Callable[[], None] = lambda: None,
+        then: Callable[[], None] | None = None,
         **more: Any,
     ) -> None:
         super().__init__(call, work, source, target, None, _not_in_flight, **more)
-        self.then = then
+        self.then = _nothing if then is None else then
 
     def succeed(self) -> None:
-        """End the operation."""
-        self.then()
+        """End the operation, and keep nothing of what comes then: it may refer to this one."""
+        then, self.then = self.then, _nothing
+        then()
 
 
 class Undriven:
@@ -48,6 +49,10 @@ class Undriven:
 
     def __init__(self) -> None:
         self._driver: Driver | None = None
+
+
+def _nothing() -> None:
+    """Do nothing: it goes on by itself."""
 
 
 def _not_in_flight(operation: Operation) -> None:

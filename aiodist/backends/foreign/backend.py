@@ -13,7 +13,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -39,6 +39,7 @@ _TOLD = 1020  # bytes that a member may tell the others while the engine opens
 MakeEngine = Callable[[Setup], Engine]
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """A collective that has its number; or a division of the group, which has a place only.
 
@@ -46,25 +47,22 @@ class Entry:
         place: in the line, counted from the first.
         number: of the comparison.
         joins: it is in one batch with the one before it.
+        told: the call in the comparison.
+        agreed, filled, moved: it was compared, the engine has what it reads, the engine has done its part.
+        error: why the engine could not begin.
     """
 
-    __slots__ = (
-        *("agreed", "division", "error", "filled", "joins", "moved", "number", "operation", "place"),
-        *("task", "told"),
-    )
-
-    def __init__(self, place: int, number: int) -> None:
-        self.place = place
-        self.number = number
-        self.joins = False
-        self.told: Call | None = None  # in the comparison
-        self.operation: Operation | None = None
-        self.task: Task | None = None
-        self.agreed = False
-        self.filled = False
-        self.moved = False
-        self.division: Callable[[], None] | None = None
-        self.error: Exception | None = None  # why the engine could not begin
+    place: int
+    number: int
+    joins: bool = False
+    told: Call | None = None
+    operation: Operation | None = None
+    task: Task | None = None
+    agreed: bool = False
+    filled: bool = False
+    moved: bool = False
+    division: Callable[[], None] | None = None
+    error: Exception | None = None
 
 
 class ForeignBackend:

@@ -138,8 +138,7 @@ class HostBackend:
         table = table_of(self.resources.by_host(self.ranks))
         if not table:
             return None
-        grid = Grid(self.channels, self.groups, table, self.disagreed)
-        return Hierarchy(grid, self.finished, self.resources.limits)
+        return Hierarchy(Grid(self.channels, self.groups, table, self.disagreed), self.resources.limits)
 
     async def open(self) -> None:
         """Do nothing: the channels are open."""
@@ -319,7 +318,7 @@ class HostBackend:
         return layout
 
     def finished(self, operation: Operation) -> None:
-        """Note that a local collective, or one of several levels, has ended well."""
+        """Note that a local collective has ended well."""
         operation.succeed()
 
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:

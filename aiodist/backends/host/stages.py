@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -38,50 +39,37 @@ def pieces_of(call: Call, size: int) -> int:
     return min(MOST, max(1, call.nbytes // size))
 
 
+@dataclass(slots=True, eq=False)
 class Run:
     """One running operation.
 
-    Attributes:
+    Args:
+        grid: the group as a table.
         operation: the user's.
+        inner, outer: numbers in the inner group, and in the outer one.
+        ended: called when it has ended well.
+
+    Attributes:
         halted: make no further progress.
         after: (to, from) copies, when all strands are over.
         offer, detail: of internal calls: the user's number and call.
     """
 
-    __slots__ = (
-        "_crossing",
-        "_ended",
-        "_open",
-        "_queue",
-        "after",
-        "detail",
-        "grid",
-        "halted",
-        "inner",
-        "offer",
-        "operation",
-        "outer",
-    )
+    grid: Grid
+    operation: Operation
+    inner: list[int]
+    outer: list[int]
+    ended: Callable[[], None]
+    halted: bool = False
+    after: list[tuple[Array, Array]] = field(default_factory=list)
+    offer: int = field(init=False)
+    detail: str = field(init=False)
+    _open: int = 0
+    _crossing: int = 0
+    _queue: deque[Strand] = field(default_factory=deque)
 
-    def __init__(
-        self,
-        grid: Grid,
-        operation: Operation,
-        inner: list[int],
-        outer: list[int],
-        ended: Callable[[], None],
-    ) -> None:
-        self.grid = grid
-        self._ended = ended
-        self.operation = operation
-        self.inner = inner  # numbers in the inner group, and in the outer one
-        self.outer = outer
-        self.halted = False
-        self.after: list[tuple[Array, Array]] = []
-        self.offer, self.detail = carried(operation.call)
-        self._open = 0
-        self._crossing = 0
-        self._queue: deque[Strand] = deque()
+    def __post_init__(self) -> None:
+        self.offer, self.detail = carried(self.operation.call)
 
     def start(self, steps: Callable[[Strand], Steps]) -> None:
         """Begin a strand."""
@@ -113,7 +101,7 @@ class Run:
             after, self.after = self.after, []
             self.start(partial(_copying, copies=after))
         else:
-            self._ended()
+            self.ended()
 
 
 class Strand:

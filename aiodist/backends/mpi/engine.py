@@ -23,6 +23,7 @@ from aiodist.backends.mpi.library import Library, load
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
 from aiodist.backends.mpi.widened import widened
+from aiodist.backends.release import once
 from aiodist.backends.threads import post
 from aiodist.errors import BackendUnavailable
 from aiodist.types import Kind
@@ -86,18 +87,14 @@ class MpiEngine(Engine):
             quiet()
             return
         this.broken = True
-        loop = self.setup.loop
-        told = False
+        loop, tell = self.setup.loop, once(quiet)
+        late = loop.call_later(progress.GRACE, tell)
 
-        def once() -> None:
-            nonlocal told
+        def over() -> None:
             late.cancel()
-            if not told:
-                told = True
-                quiet()
+            tell()
 
-        late = loop.call_later(progress.GRACE, once)
-        self._progress.abandon(self._owner, partial(post, loop, once))
+        self._progress.abandon(self._owner, partial(post, loop, over))
 
     def close(self) -> None:
         """Give the communicator back, unless operations may be open in it."""
@@ -188,13 +185,12 @@ class MpiEngine(Engine):
     def all_gather(self, task: Task, done: Done) -> None:
         """Post an Iallgather, or Iallgatherv; messages where it is too much for one call."""
         source, target = _given(task.source), _given(task.target)
-        if target.size > self._largest:
-            self.compose(task, done)
-            return
-        if task.uneven:
+        if task.uneven and target.size <= self._largest:
             self._post(partial(self._all_gather_v, task, source, target), done)
-            return
-        self._once("Iallgather", source.size, source, target, done)
+        elif task.uneven:
+            self.compose(task, done)
+        else:
+            self._once("Iallgather", source.size, task, done)
 
     def _all_gather_v(self, task: Task, source: Array, target: Array) -> Iterator[Posted]:
         if target.size:
@@ -223,38 +219,27 @@ class MpiEngine(Engine):
 
     def gather(self, task: Task, done: Done) -> None:
         """Post an Igather, or messages."""
-        source = _given(task.source)
-        if source.size * self.setup.size > self._largest:
-            self.compose(task, done)
-            return
-        self._once("Igather", source.size, source, task.target, done, task.root)
+        self._once("Igather", _given(task.source).size, task, done, task.root)
 
     def scatter(self, task: Task, done: Done) -> None:
         """Post an Iscatter, or messages."""
-        target = _given(task.target)
-        if target.size * self.setup.size > self._largest:
-            self.compose(task, done)
-            return
-        self._once("Iscatter", target.size, task.source, target, done, task.root)
+        self._once("Iscatter", _given(task.target).size, task, done, task.root)
 
     def all_to_all(self, task: Task, done: Done) -> None:
         """Post an Ialltoall, or messages."""
-        source, target = _given(task.source), _given(task.target)
-        if source.size > self._largest:
+        self._once("Ialltoall", _given(task.source).size // self.setup.size, task, done)
+
+    def _once(self, name: str, count: int, task: Task, done: Done, *root: int) -> None:
+        """Post one call, of parts of `count` elements; none where there is nothing, messages where it is too
+        much for one call."""
+        if count * self.setup.size > self._largest:
             self.compose(task, done)
             return
-        self._once("Ialltoall", source.size // self.setup.size, source, target, done)
-
-    def _once(
-        self, name: str, count: int, source: Array | None, target: Array | None, done: Done, *root: int
-    ) -> None:
-        """Post one call, of parts of `count` elements; none where there is nothing."""
 
         def begin() -> Iterator[Posted]:
             if count:
-                buffers = [
-                    None if array is None else self._buffer(array, count) for array in (source, target)
-                ]
+                arrays = task.source, task.target
+                buffers = [None if array is None else self._buffer(array, count) for array in arrays]
                 yield Posted(getattr(self._comm, name)(*buffers, *root))
 
         self._post(begin, done)

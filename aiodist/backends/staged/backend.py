@@ -113,7 +113,7 @@ class StagedBackend:
             made.append(self._staged(operation, copier.pinned))
             return _worth([(there, here) for here, there in made[0].before])
 
-        self._move(copier.out, marks, outward, lambda: self._carry_out(operation, made[0], marks))
+        self._move(True, marks, outward, lambda: self._carry_out(operation, made[0], marks))
 
     def _staged(self, operation: Operation, allocate: Allocate) -> Buffers:
         """Memory of the host in the place of an operation's tensors."""
@@ -142,11 +142,11 @@ class StagedBackend:
         if not inward:
             operation.succeed()
         elif not self._dead:
-            self._move(self._copier.into, marks, lambda: inward, operation.succeed)
+            self._move(False, marks, lambda: inward, operation.succeed)
 
     def _move(
         self,
-        way: Callable[[Transfer], None],
+        to_host: bool,
         marks: Sequence[Any],
         pairs: Callable[[], Pairs],
         then: Callable[[], None],
@@ -155,7 +155,7 @@ class StagedBackend:
         done = partial(post, self._host.channels.loop, self._moved, name, then)
         transfer = self._moving[name] = Transfer(marks, pairs, done)
         self._host.release.hold()
-        way(transfer)
+        self._copier.move(transfer, to_host)
 
     def _moved(self, name: int, then: Callable[[], None], error: Exception | None) -> None:
         if self._moving.pop(name, None) is None:

@@ -102,13 +102,9 @@ class Copier:
         made: Array = np.frombuffer(memory, np.uint8, nbytes).view(dtype)  # it keeps the memory
         return made
 
-    def out(self, transfer: Transfer) -> None:
-        """Copy from the device to the host."""
-        self._ways[0].submit(transfer)
-
-    def into(self, transfer: Transfer) -> None:
-        """Copy from the host to the device."""
-        self._ways[1].submit(transfer)
+    def move(self, transfer: Transfer, to_host: bool) -> None:
+        """Copy from the device to the host, or back."""
+        self._ways[0 if to_host else 1].submit(transfer)
 
 
 def room(nbytes: int) -> int:

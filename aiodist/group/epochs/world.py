@@ -251,7 +251,7 @@ class World:
             pid = self._endpoint.peer_pid(rank)
             if local and pid is not None:
                 self._watch_process(rank, pid)
-        self._engine.settle(local_to, self._settings.limits)
+        self._engine.resources.settle(local_to, self._settings.limits)
 
     async def _link(self, deadline: float) -> None:
         """Bring up the control links."""
@@ -283,7 +283,7 @@ class World:
         try:
             self._part()
             self._control.close()
-            self._engine.leave_segment()
+            self._engine.resources.leave_segment()
             # Where a rank was lost there may be others that will not answer, and nothing of the groups that
             # held it is worth waiting for.
             await self._endpoint.aclose(linger=_HASTE if self._control.core.lost else None)
@@ -302,7 +302,7 @@ class World:
                 group.abort(reason)
             self._part()  # it lives, so nobody will see it die: it says itself that it takes no part
             self._control.kill()
-            self._engine.leave_segment()
+            self._engine.resources.leave_segment()
         finally:
             await self._let_go()
 
