@@ -8,7 +8,7 @@ number is taken: what a `Request` says can be carried out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -204,9 +204,7 @@ def _each(value: Any, part: Array, size: int, name: str, listed: bool, writable:
     """The parts for, or from, each member: a list, or one array whose parts are stacked or joined."""
     find = check.writable if writable else check.readable
     if listed:
-        arrays = [
-            find(tensor, f"{name}[{index}]") for index, tensor in enumerate(check.listed(value, size, name))
-        ]
+        arrays = _found(value, size, name, find)
         for index, array in enumerate(arrays):
             check.shaped_like(array, part, f"{name}[{index}]")
             if writable:
@@ -226,6 +224,11 @@ def _each(value: Any, part: Array, size: int, name: str, listed: bool, writable:
     if writable and array.shape != stacked:
         array = np.ndarray.reshape(array, stacked)  # splitting the first axis never copies
     return array
+
+
+def _found(tensors: Any, size: int, name: str, find: Callable[[Any, str], Array]) -> list[Array]:
+    """The arrays of a list of tensors, one for each rank."""
+    return [find(tensor, f"{name}[{i}]") for i, tensor in enumerate(check.listed(tensors, size, name))]
 
 
 def _refuse(value: Any, name: str, roles: Roles, here: Caller, root: int) -> None:
@@ -332,14 +335,8 @@ def exchange(
 def exchange_lists(here: Caller, outputs: Any, inputs: Any) -> Request:
     """Check an all_to_all of lists: the j-th input goes to rank j, the i-th output comes from rank i."""
     names = ("input_tensor_list", "output_tensor_list")
-    sources = [
-        check.readable(tensor, f"{names[0]}[{index}]")
-        for index, tensor in enumerate(check.listed(inputs, here.size, names[0]))
-    ]
-    targets = [
-        check.writable(tensor, f"{names[1]}[{index}]")
-        for index, tensor in enumerate(check.listed(outputs, here.size, names[1]))
-    ]
+    sources = _found(inputs, here.size, names[0], check.readable)
+    targets = _found(outputs, here.size, names[1], check.writable)
     known = [(f"{names[0]}[{index}]", array) for index, array in enumerate(sources)]
     for name, array in known:
         check.same_dtype(name, array, sources[0])

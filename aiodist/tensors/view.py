@@ -6,7 +6,6 @@ tensor has imported it), objects with the buffer protocol, `__array_interface__`
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import UsageError, shown
-from aiodist.tensors.device import check_torch, device_array
+from aiodist.tensors.device import check_torch, device_array, torch_of
 from aiodist.types import BFLOAT16, DTYPES, check_dtype
 
 Array = npt.NDArray[Any]
@@ -68,8 +67,7 @@ def _array_of(obj: Any, what: str, device: bool) -> Array:
         found = device_array(obj, what)
         if found is not None:
             return found
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
+    if torch := torch_of(obj):
         return _torch_array(torch, obj, what)
     if isinstance(obj, np.ma.MaskedArray):
         raise UsageError(f"{what} is a masked array; its mask would be lost", hint="Pass .data or .filled(…)")

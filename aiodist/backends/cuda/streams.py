@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from aiodist.errors import UsageError
-from aiodist.tensors.device import DeviceArray
+from aiodist.tensors.device import DeviceArray, torch_of
 
 _HIGHEST = -100  # lower is sooner; the driver takes the highest that the device has
 
@@ -20,8 +20,7 @@ _HIGHEST = -100  # lower is sooner; the driver takes the highest that the device
 def caller_stream(cupy: Any, array: DeviceArray) -> int | None:
     """The stream on which the caller, in this thread and now, works on a tensor; None: none to wait for."""
     source = array.source
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(source, getattr(torch, "Tensor", ())):
+    if torch := torch_of(source):
         return int(torch.cuda.current_stream(array.cuda).cuda_stream)
     if not isinstance(source, cupy.ndarray):
         interface = getattr(source, "__cuda_array_interface__", None)
