@@ -381,15 +381,9 @@ class HostBackend:
             self.reports.mismatch(call.seq, peer, signature)
             return False
         expected = collective.expected(peer, number)
-        if expected != nbytes:  # alike in all that ranks must agree on: so it is the splits
+        if expected != nbytes:
             collective.halt()
-            name = call.kind.name
-            self.reports.peer_mismatch(
-                {
-                    peer: f"{name} sends {nbytes} bytes to rank {self.ranks[self.rank]}",
-                    self.rank: f"{name} expects {expected} bytes from rank {self.ranks[peer]}",
-                }
-            )
+            self.channels.differ(call, peer, nbytes, expected)
             return False
         return True
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from aiodist.backends.base import Reports
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.release import Release
 from aiodist.errors import GroupBroken
 from aiodist.transport.base import Incoming, Outgoing
+from aiodist.types import Call, describe_signature
 
 
 class Channels:
@@ -79,6 +81,29 @@ class Channels:
             return False
         self.release.let_go()
         return True
+
+    def guard(self, step: Callable[..., object], *arguments: Any) -> None:
+        """Do a step that must not raise: if it does, the group breaks."""
+        try:
+            step(*arguments)
+        except Exception as error:
+            self.failed(error)
+
+    def differ(self, call: Call, peer: int, sent: int, expected: int | None) -> None:
+        """Report that a member sends so many bytes, and this rank expects so many others: agreed on all that
+        ranks must agree on, so it is the splits."""
+        name = call.kind.name
+        self.reports.peer_mismatch(
+            {
+                peer: f"{name} sends {sent} bytes to rank {self.ranks[self.rank]}",
+                self.rank: f"{name} expects {expected} bytes from rank {self.ranks[peer]}",
+            }
+        )
+
+    def unfit(self, peer: int, mine: bytes, theirs: bytes) -> None:
+        """Report that a message of a member does not fit its receive, by their signatures."""
+        expected = describe_signature(mine).replace("send(", "recv(", 1)
+        self.reports.peer_mismatch({peer: describe_signature(theirs), self.rank: expected})
 
     def failed(self, error: Exception) -> None:
         """Break the group: something raised that must not, and no result can be trusted."""

@@ -19,7 +19,7 @@ from aiodist.backends.base import Operation, as_bytes
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
 from aiodist.transport.base import Into, Key
-from aiodist.types import Call, Kind, agree, describe_signature
+from aiodist.types import Call, Kind, agree
 
 ANY = -1
 
@@ -228,10 +228,7 @@ class Messages:
         mine = _signature(operation, number)
         if agree(mine, theirs):
             return True
-        sent, expected = describe_signature(theirs), describe_signature(mine)
-        self._channels.reports.peer_mismatch(
-            {source: sent, self._channels.rank: expected.replace("send(", "recv(", 1)}
-        )
+        self._channels.unfit(source, mine, theirs)
         return False
 
     def _run(self, cost: float, copies: Callable[[], None], then: Callable[[], None]) -> None:

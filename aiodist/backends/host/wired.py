@@ -147,10 +147,7 @@ class Collective:
 
     def _go_on(self) -> None:
         """Begin the next round from a callback, where nobody else would see an error."""
-        try:
-            self._advance()
-        except Exception as error:
-            self._group.failed(error)
+        self._group.guard(self._advance)
 
     def _outgoing_bytes(self, sending: Sending) -> memoryview:
         """The bytes that a step sends; a copy where the round also writes there (small messages alone)."""

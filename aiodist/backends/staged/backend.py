@@ -63,10 +63,7 @@ class StagedBackend:
 
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
-        try:
-            self._begin(operation)
-        except Exception as error:
-            self._host.failed(error)
+        self._host.channels.guard(self._begin, operation)
 
     def hold(self, operation: Operation) -> None:
         """Note an operation that is submitted later: it is copied after what the caller's streams have."""

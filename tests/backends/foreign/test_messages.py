@@ -30,8 +30,8 @@ class Rank:
     """One rank of two, whose engine and envelopes go nowhere: the test says when what has happened."""
 
     def __init__(self, *, ready: bool) -> None:
-        self.rank, self.size = 0, 2
-        self.loses = False
+        self.stopped = False
+        self.channels: Any = SimpleNamespace(rank=0, size=2, guard=lambda step, *given: step(*given))
         self.carried: list[tuple[str, int]] = []
         self.posted: list[InnerOperation] = []
         self.filling: list[Callable[[], None]] = []
@@ -53,9 +53,6 @@ class Rank:
 
     def drain(self, task: Task, done: Callable[[], None]) -> None:
         done()
-
-    def failed(self, error: Exception) -> None:
-        raise error
 
     def operation(self, kind: Kind, array: Array) -> Operation:
         """A message to or from rank 1."""
@@ -136,7 +133,7 @@ def test_nothing_begins_once_the_group_has_broken(ready: bool) -> None:
         rank.is_ready(words(rank)[0], 0)
     else:
         rank.posted[0].succeed()
-    rank.loses = True
+    rank.stopped = True
     rank.filling.pop()()
     before = len(rank.posted)
     rank.messages.send(rank.operation(Kind.send, np.arange(3)))
@@ -155,7 +152,7 @@ def test_receive_does_not_begin_where_saying_so_broke_the_group() -> None:
     posted.result = 1
 
     def breaks(check: InnerOperation) -> None:
-        rank.loses = True
+        rank.stopped = True
 
     rank.posted.clear()
     level: Any = rank.messages._level
