@@ -239,7 +239,7 @@ class NcclEngine(Engine):
             post(self.setup.loop, self._failed, error)
         finally:
             for stand in stands:
-                stand.launched.set(event)
+                stand.launched.set_result(event)
 
     def _enqueue(
         self,
