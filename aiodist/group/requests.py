@@ -17,6 +17,7 @@ import numpy as np
 from aiodist.backends.base import Array, Given
 from aiodist.errors import UsageError
 from aiodist.group import arguments as check
+from aiodist.group.roster import Roster
 from aiodist.roles import ROLES, Kind, Parts, Roles
 from aiodist.tensors import check_shape
 from aiodist.types import NO_ROOT, Premultiplied, ReduceOp, check_reduction
@@ -85,16 +86,9 @@ class Names(NamedTuple):
 PLAIN = Names()
 
 
-class Caller(NamedTuple):
-    """The member that makes a call, `rank` of `size`."""
-
-    rank: int
-    size: int
-
-
 def request(
     kind: Kind,
-    here: Caller,
+    here: Roster,
     tensor: Any = None,
     out: Any = None,
     *,
@@ -107,7 +101,7 @@ def request(
 
     Args:
         kind: the collective.
-        here: the caller.
+        here: the members, and which of them this is.
         tensor: what is read; None where this rank gives nothing.
         out: what is written; None: `tensor` itself, or a new tensor of its family, where this rank gets
             something.
@@ -151,7 +145,7 @@ Arranged = tuple[Given, Given, Any]
 """The source, the target, and what the Work gives."""
 
 
-def _whole(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+def _whole(roles: Roles, here: Roster, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
     """Arrange one tensor, alike on all ranks."""
     gives, gets = roles.gives(here.rank, root), roles.gets(here.rank, root)
     if roles.one_tensor:
@@ -167,7 +161,7 @@ def _whole(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: 
     return source, target, result
 
 
-def _to_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+def _to_each(roles: Roles, here: Roster, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
     """Arrange a part that each rank gives; a rank that gets has room for all of them."""
     source = check.readable(tensor, names.tensor)
     if not roles.gets(here.rank, root):
@@ -181,7 +175,7 @@ def _to_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names
     return source, targets, out
 
 
-def _from_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+def _from_each(roles: Roles, here: Roster, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
     """Arrange parts that a rank gives, one for each rank."""
     if roles.reduces and not names.listed and out is None:
         source = check.readable(tensor, names.tensor)
@@ -231,7 +225,7 @@ def _found(tensors: Any, size: int, name: str, find: Callable[[Any, str], Array]
     return [find(tensor, f"{name}[{i}]") for i, tensor in enumerate(check.listed(tensors, size, name))]
 
 
-def _refuse(value: Any, name: str, roles: Roles, here: Caller, root: int) -> None:
+def _refuse(value: Any, name: str, roles: Roles, here: Roster, root: int) -> None:
     """Refuse what only the root passes; torch's scripts pass an empty list where they have nothing."""
     if given(value):
         raise UsageError(
@@ -244,7 +238,7 @@ def given(value: Any) -> bool:
     return value is not None and not (isinstance(value, list | tuple) and not value)
 
 
-def _uneven(kind: Kind, here: Caller, tensor: Any, out: Any, sizes: list[int]) -> Request:
+def _uneven(kind: Kind, here: Roster, tensor: Any, out: Any, sizes: list[int]) -> Request:
     """A collective without a root whose parts are rows, so many of each member as `sizes` says."""
     roles = ROLES[kind]
     source = check.readable(tensor, "tensor")
@@ -269,7 +263,7 @@ def _uneven(kind: Kind, here: Caller, tensor: Any, out: Any, sizes: list[int]) -
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sending(here: Caller, tensor: Any, dst: object, tag: object) -> Request:
+def sending(here: Roster, tensor: Any, dst: object, tag: object) -> Request:
     """Check a send. Arguments as in `ProcessGroup.send`."""
     peer, number = check.peer_rank(dst, here.rank, here.size, "dst"), check.message_tag(tag)
     source = check.readable(tensor, "tensor")
@@ -277,7 +271,7 @@ def sending(here: Caller, tensor: Any, dst: object, tag: object) -> Request:
 
 
 def receiving(
-    here: Caller, tensor: Any, src: object | None, tag: object, senders: Sequence[int] | None = None
+    here: Roster, tensor: Any, src: object | None, tag: object, senders: Sequence[int] | None = None
 ) -> Request:
     """Check a receive. Arguments as in `ProcessGroup.recv`; `senders`: what the Work gives, by group rank."""
     peer, number = source_rank(src, here.rank, here.size), check.message_tag(tag)
@@ -303,7 +297,7 @@ def source_rank(src: object | None, me: int, size: int) -> int:
 
 
 def exchange(
-    here: Caller, tensor: Any, out: Any, in_splits: Sequence[int] | None, out_splits: Sequence[int] | None
+    here: Roster, tensor: Any, out: Any, in_splits: Sequence[int] | None, out_splits: Sequence[int] | None
 ) -> Request:
     """Check an all_to_all of one tensor. Arguments as in `ProcessGroup.all_to_all`."""
     size = here.size
@@ -332,7 +326,7 @@ def exchange(
     return made
 
 
-def exchange_lists(here: Caller, outputs: Any, inputs: Any) -> Request:
+def exchange_lists(here: Roster, outputs: Any, inputs: Any) -> Request:
     """Check an all_to_all of lists: the j-th input goes to rank j, the i-th output comes from rank i."""
     names = ("input_tensor_list", "output_tensor_list")
     sources = _found(inputs, here.size, names[0], check.readable)

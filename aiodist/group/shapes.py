@@ -23,7 +23,7 @@ _SCATTER = Names("scatter_list", "tensor", listed=True)
 def _issue(
     pg: ProcessGroup, kind: Kind, tensor: Any, out: Any, names: Names, async_op: bool, **more: Any
 ) -> Work[Any]:
-    return pg._core.issue(request(kind, pg._here, tensor, out, names=names, **more), None, async_op)
+    return pg._core.issue(request(kind, pg._core.roster, tensor, out, names=names, **more), None, async_op)
 
 
 def all_gather(pg: ProcessGroup, tensors: Sequence[Any], tensor: Any, async_op: bool) -> Work[Any]:
@@ -64,7 +64,7 @@ def scatter(
 
 def all_to_all(pg: ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool) -> Work[Any]:
     """Send the j-th input to rank j, get the i-th output from rank i; any sizes. → the outputs."""
-    return pg._core.issue(exchange_lists(pg._here, outputs, inputs), None, async_op)
+    return pg._core.issue(exchange_lists(pg._core.roster, outputs, inputs), None, async_op)
 
 
 def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, sends: bool) -> None:
@@ -81,4 +81,4 @@ def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, 
 
 def recv(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, held: bool) -> Work[int]:
     """Receive from a group rank or anybody. → the sender's global rank."""
-    return pg._core.issue(receiving(pg._here, tensor, src, tag, pg.ranks), None, held)
+    return pg._core.issue(receiving(pg._core.roster, tensor, src, tag, pg.ranks), None, held)
