@@ -78,6 +78,14 @@ def mark(cupy: Any, device: int, stream: int) -> Any:
     return event
 
 
+def blocking_mark(cupy: Any, stream: Any) -> Any:
+    """An event at what a CuPy stream has been given until now. Who waits for it sleeps in the driver, without
+    the GIL."""
+    event = cupy.cuda.Event(block=True, disable_timing=True)
+    event.record(stream)
+    return event
+
+
 def after(cupy: Any, stream: int, event: Any) -> None:
     """Have what a stream is given from now on begin after an event."""
     cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)

@@ -21,7 +21,8 @@ from aiodist.backends.host.resources import Resources
 from aiodist.backends.host.wired import Collective
 from aiodist.errors import GroupBroken, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
-from aiodist.schedules import UNKNOWN, Schedule, chunk_bounds, select
+from aiodist.schedules.select import UNKNOWN, select
+from aiodist.schedules.steps import Schedule, chunk_bounds
 from aiodist.transport.base import Key
 from aiodist.types import Call, Kind, agree
 from aiodist.work import Issuer, Work

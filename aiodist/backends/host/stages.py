@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, flat
+from aiodist.backends.buffers import Buffers
 from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.level import Level, carried
 from aiodist.backends.inner import InnerOperation
@@ -251,16 +252,13 @@ def _broadcast(strand: Strand) -> Steps:
     """Broadcast from the root to its column, and from there on each host."""
     run = strand.run
     grid, call, array = run.grid, run.operation.call, run.operation.target
-    assert isinstance(array, np.ndarray)
-    if not array.flags.c_contiguous:
-        staged = grid.empty(call.shape, call.dtype)
-        if grid.channels.rank == call.root:
-            strand.copy([(staged, array)])
-            yield
-        else:
-            run.after.append((array, staged))
-        array = staged
-    whole = flat(array)
+    is_root = grid.channels.rank == call.root
+    made = Buffers(lambda count, dtype: grid.empty((count,), dtype))
+    whole = made.in_place(array, array, reads=is_root, writes=not is_root)
+    if made.before:
+        strand.copy(made.before)
+        yield
+    run.after += made.after
     for piece, (low, high) in enumerate(pairwise(_bounds(call.count, len(run.inner), 1))):
         run.start(partial(_spread, piece=piece, part=whole[low:high]))
 

@@ -32,6 +32,7 @@ import numpy as np
 from aiodist.backends.base import Operation
 from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
 from aiodist.backends.cuda.library import identity_of
+from aiodist.backends.cuda.streams import blocking_mark
 from aiodist.backends.foreign.engine import Done, Engine, Setup
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.nccl import communicators as nccl
@@ -267,7 +268,7 @@ class NcclEngine(Engine):
             for launch in launches:
                 for step in launch.after:
                     step()
-            return self._event(lane)
+            return blocking_mark(self._cupy, lane.stream)
 
     def _connect_ways(self, device: NcclDevice, lane: Lane, ways: Ways) -> None:
         """Connect for direct exchanges; all members do it in this place among the lane's operations."""
@@ -275,7 +276,7 @@ class NcclEngine(Engine):
         call, memory = self._maker.connecting(ways)
         with device.issuing(lane) as communicator:
             communicator.allReduce(memory.pointer, memory.pointer, 1, BYTE, SUM, raw)
-        self._event(lane).synchronize()
+        blocking_mark(self._cupy, lane.stream).synchronize()
         with device.issuing(lane, connecting=True) as communicator:
             self._group(communicator, raw, [call])
         lane.connected.add(ways)
@@ -289,12 +290,6 @@ class NcclEngine(Engine):
                 call(communicator, raw)
         finally:
             group.groupEnd()
-
-    def _event(self, lane: Lane) -> Any:
-        """An event at what the lane's stream has been given until now."""
-        event = self._cupy.cuda.Event(block=True, disable_timing=True)
-        event.record(lane.stream)
-        return event
 
     def _over(self, device: NcclDevice, lane: Lane, dones: Sequence[Done], error: Exception | None) -> None:
         """End launches whose event has come, in the waiter's thread."""

@@ -19,7 +19,7 @@ from aiodist.backends.cuda.arrays import allocate, copy
 from aiodist.backends.cuda.completion import arrays_of
 from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.cuda.library import load
-from aiodist.backends.cuda.streams import after, caller_streams, make_stream, mark
+from aiodist.backends.cuda.streams import after, blocking_mark, caller_streams, make_stream, mark
 from aiodist.backends.threads import fulfil
 from aiodist.errors import BackendUnavailable
 from aiodist.tensors.device import DeviceArray
@@ -162,7 +162,7 @@ class Way:
             if pairs and transfer.marks:
                 for event in transfer.marks:
                     after(self._cupy, self._stream.ptr, event)
-                self._settle()
+                blocking_mark(self._cupy, self._stream).synchronize()
             if not transfer.begin():
                 return
             if pairs:
@@ -178,14 +178,8 @@ class Way:
                 for on_device, on_host in pairs:
                     one(on_device, on_host)
             finally:
-                self._settle()  # also where one has failed: those before it may be under way
-
-    def _settle(self) -> None:
-        """Wait until the device has done what the stream was given."""
-        # A blocking event: the thread sleeps in the driver, without the GIL.
-        done = self._cupy.cuda.Event(block=True, disable_timing=True)
-        done.record(self._stream)
-        done.synchronize()
+                # Also where one has failed: those before it may be under way.
+                blocking_mark(self._cupy, self._stream).synchronize()
 
     def _copy_out(self, on_device: Array, on_host: Array) -> None:
         source = on_device

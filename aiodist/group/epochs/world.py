@@ -157,7 +157,7 @@ class World:
             cards = await self._meet(store, host, deadline)
             self._watch_processes(cards)
             await self._links.unless_lost(self._route(store, deadline))
-            await self._link(deadline)
+            await self._links.connect(self._settings.timeout, deadline)
             return self._make(cards)
         except BaseException:
             await self.abandon()
@@ -252,10 +252,6 @@ class World:
             if local and pid is not None:
                 self._watch_process(rank, pid)
         self._engine.resources.settle(local_to, self._settings.limits)
-
-    async def _link(self, deadline: float) -> None:
-        """Bring up the control links."""
-        await self._links.connect(self._settings.timeout, deadline)
 
     def _make(self, cards: list[dict[str, Any]]) -> ProcessGroup:
         settings, ranks = self._settings, tuple(range(self._size))

@@ -47,7 +47,7 @@ async def test_who_is_lost_by_hearsay_is_not_waited_for_while_links_come_up() ->
     world.control.received(1, news.encode())
     with pytest.raises(PeerLost) as caught:
         async with asyncio.timeout(25):
-            await world._link(asyncio.get_running_loop().time() + 30)
+            await world._links.connect(30.0, asyncio.get_running_loop().time() + 30)
     assert caught.value.ranks == (2,)
     await world.abandon()
 
