@@ -122,7 +122,7 @@ async def test_a_decision_is_also_heard_in_the_new_epochs_world() -> None:
         assembly = Assembly(1, pg.epoch - 1, pg.rank, old.uids)
         assembly.begin(Ready(1, 1, True, 0, ()), 1e9)
         draft = old._listen(assembly, record, old._world, pg)
-        draft._hear(1, Decided(1, record))
+        draft.listener.hear(1, Decided(1, record))
         assert assembly.next(0.0) == Adopt(record)
 
     await run_cluster(2, main)
