@@ -245,6 +245,11 @@ CAPABILITIES = frozenset(
 )
 
 
+def arrays_in(given: Any) -> list[Any]:
+    """The arrays of an argument: those of a list, one, or none."""
+    return given if type(given) is list else [] if given is None else [given]
+
+
 def flat(array: Array) -> Array:
     """A contiguous array as one axis, sharing its memory."""
     return array.reshape(-1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from aiodist.backends.base import Operation
+from aiodist.backends.base import Operation, arrays_in
 from aiodist.backends.cuda.streams import after, caller_stream, caller_streams, mark, raw_stream
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.tensors.device import DeviceArray
@@ -74,8 +74,4 @@ def event_of(launched: Future[Any], seconds: float) -> Any:
 def arrays_of(operation: Operation) -> list[DeviceArray]:
     """The arrays that an operation reads and writes."""
     source, target = operation.source, operation.target
-    found: list[Any] = []
-    for given in (source, None if target is source else target):
-        if given is not None:
-            found += given if isinstance(given, list) else [given]
-    return found
+    return [*arrays_in(source), *arrays_in(None if target is source else target)]
