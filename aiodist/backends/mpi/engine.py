@@ -37,11 +37,12 @@ class MpiEngine(Engine):
     name = "mpi"
     uneven = frozenset({Kind.all_gather, Kind.reduce_scatter})
 
+    _library: Library  # from `open` on
+
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._largest = tables.LARGEST
         self._owner = object()
-        self._library: Library | None = None
         self._progress: Progress | None = None
         self._comm: Any = None
         self._aborted = False
@@ -129,7 +130,6 @@ class MpiEngine(Engine):
         self._post(partial(self._receive, _given(task.target), peer, self._tag(number)), done)
 
     def _tag(self, number: int) -> int:
-        assert self._library is not None
         return tables.message_tag(number, self._library.highest_tag)
 
     def _send(self, array: Array, peer: int, tag: int) -> Iterator[Posted]:
@@ -156,7 +156,7 @@ class MpiEngine(Engine):
         def begin() -> Iterator[Posted]:
             op = self._op(task)
             for piece in tables.pieces(target.size, self._largest):
-                given = self._in_place if target is source else self._buffer(source[piece])
+                given = self._library.mpi.IN_PLACE if target is source else self._buffer(source[piece])
                 yield Posted(self._comm.Iallreduce(given, self._buffer(target[piece]), op))
 
         self._post(begin, done)
@@ -178,7 +178,7 @@ class MpiEngine(Engine):
     def _reduce(self, task: Task, source: Array, target: Array | None, root: int) -> Iterator[Posted]:
         op, here = self._op(task), self.setup.rank == root
         for piece in tables.pieces(source.size, self._largest):
-            given = self._in_place if target is source and here else self._buffer(source[piece])
+            given = self._library.mpi.IN_PLACE if target is source and here else self._buffer(source[piece])
             taken = self._buffer(_given(target)[piece]) if here else None
             yield Posted(self._comm.Ireduce(given, taken, op, root))
 
@@ -263,18 +263,11 @@ class MpiEngine(Engine):
         Args:
             count: elements of each part, where it has one for each member.
         """
-        assert self._library is not None
         datatype = getattr(self._library.mpi, tables.datatype(array.dtype))
         return [array.view(np.uint8), array.size if count is None else count, datatype]
 
     def _op(self, task: Task) -> Any:
-        assert self._library is not None
         return getattr(self._library.mpi, tables.operator(task.reduce, _given(task.source).dtype))
-
-    @property
-    def _in_place(self) -> Any:
-        assert self._library is not None
-        return self._library.mpi.IN_PLACE
 
 
 def _given(array: Array | None) -> Array:

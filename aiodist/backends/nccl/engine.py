@@ -64,6 +64,8 @@ class NcclEngine(Engine):
     averages = True
     greets = nccl.ID_BYTES
 
+    _lane: Lane  # of collectives, from `open` on
+
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         assert setup.device is not None
@@ -71,7 +73,6 @@ class NcclEngine(Engine):
         self._cupy = nccl.load_nccl()
         self._maker = LaunchMaker(self._cupy, self._index, setup.rank, setup.size)
         self._device: NcclDevice | None = None
-        self._lane: Lane | None = None
         self._lanes: list[Lane] = []
         self._ids: dict[int, bytes] = {}  # of the lanes on which messages go to each peer
         self._theirs: dict[int, bytes] = {}  # of those on which they come
@@ -141,7 +142,6 @@ class NcclEngine(Engine):
 
     def _split(self, rank: int | None) -> Lane | None:
         lane = self._lane
-        assert lane is not None
         lane.stream.synchronize()  # nothing may be under way, or NCCL may hang
         with lane.inside(connecting=True) as communicator:  # not `issuing`: nobody knows when the others come
             made = nccl.split(communicator, rank)
@@ -200,7 +200,6 @@ class NcclEngine(Engine):
 
     def coalesce(self, tasks: Sequence[tuple[Task, Done]]) -> None:
         """Launch what was issued in one batch as one NCCL group."""
-        assert self._lane is not None
         for task, _ in tasks:
             stand: Any = task.operation.work._completion
             stand.patience = LAUNCHING
