@@ -19,7 +19,6 @@ from aiodist.types import BFLOAT16, DTYPES, check_dtype
 Array = npt.NDArray[Any]
 
 _KDL_CPU = 1  # DLPack's device type of host memory
-_BITS_DTYPE = {"torch.bfloat16": ("int16", BFLOAT16)}  # torch dtypes that NumPy knows only through others
 
 
 def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False) -> Array:
@@ -98,13 +97,10 @@ def _torch_array(torch: Any, tensor: Any, what: str) -> Array:
         raise UsageError(
             f"{what} has no memory: its storage was freed", hint="Give it its storage back first"
         )
-    bits = _BITS_DTYPE.get(str(tensor.dtype))
     try:
-        if bits is None:
-            array: Array = tensor.numpy()
-            return array
-        array = tensor.view(getattr(torch, bits[0])).numpy()
-        return array.view(bits[1])
+        of_bits = tensor.dtype == torch.bfloat16  # which NumPy's own dtypes leave out
+        array: Array = tensor.view(torch.int16).numpy().view(BFLOAT16) if of_bits else tensor.numpy()
+        return array
     except (TypeError, RuntimeError) as error:
         names = ", ".join(d.name for d in DTYPES)
         raise UsageError(
