@@ -160,43 +160,54 @@ class Collective:
         """Post a receive → whether it is over."""
         ranges = receiving.ranges
         done = partial(self._received, receiving.number)
-        if len(ranges) > 1:
-            return self._receive_wrapped(receiving, done)
+        if receiving.slow or len(ranges) > 1:
+            return self._receive_apart(receiving, done)
         low, high = ranges[0]
         if receiving.reduces:
             buffer = self._chunks.target
             part = buffer[low // buffer.itemsize : high // buffer.itemsize]
-            if receiving.slow:
-                return self._receive_slowly(part, receiving, done)
             sink: Into | Fold = Fold(self._folder(part, receiving.left))
         else:
             sink = Into(self._memory[low:high])
         channel = self._group.incoming(receiving.peer)
         return channel.recv(self._key(receiving.number), receiving.nbytes, sink, done)
 
-    def _receive_wrapped(self, receiving: Receiving, done: Callable[[], None]) -> bool:
-        """Receive chunks that wrap around the buffer's end, by memory of our own (small messages alone)."""
+    def _receive_apart(self, receiving: Receiving, done: Callable[[], None]) -> bool:
+        """Receive into memory of our own, then put or reduce it where it belongs → whether all that is over.
+
+        For chunks that wrap around the buffer's end (small messages alone), and for a dtype whose reduction
+        would hold the loop (float16): a thread does that, when all is here.
+        """
         buffer, nbytes = self._chunks.target, receiving.nbytes
-        scratch = np.empty(nbytes // buffer.itemsize, buffer.dtype)
-        reduce = self._reduce
+        itemsize = buffer.itemsize
+        op = self._reduce if receiving.reduces else None
+        scratch = np.empty(nbytes // itemsize, buffer.dtype)
 
         def deal() -> None:
             offset = 0
             for low, high in receiving.ranges:
-                part = buffer[low // buffer.itemsize : high // buffer.itemsize]
+                part = buffer[low // itemsize : high // itemsize]
                 theirs = scratch[offset : offset + part.size]
                 offset += part.size
-                if receiving.reduces:
-                    assert reduce is not None
-                    reduce_into(part, theirs, reduce, src_left=receiving.left)
-                else:
+                if op is None:
                     part[...] = theirs
+                else:
+                    reduce_into(part, theirs, op, src_left=receiving.left)
 
-        cost = copy_cost_ns(nbytes)
-        if receiving.reduces:
-            assert reduce is not None
-            cost = cost_ns(nbytes, buffer.dtype, reduce)
-        return self._receive_whole(receiving, scratch, cost, deal, done)
+        cost = copy_cost_ns(nbytes) if op is None else cost_ns(nbytes, buffer.dtype, op)
+
+        def landed() -> None:
+            if not self.idle:
+                done()
+
+        def arrived() -> None:
+            if not self.idle and self._group.off_loop(cost, deal, landed):
+                landed()
+
+        channel = self._group.incoming(receiving.peer)
+        if channel.recv(self._key(receiving.number), nbytes, Into(as_bytes(scratch)), arrived):
+            return self._group.off_loop(cost, deal, landed)
+        return False
 
     def _folder(self, part: Array, left: bool) -> Callable[[memoryview, int], None]:
         reduce = self._reduce
@@ -209,41 +220,6 @@ class Collective:
             reduce_into(part[start : start + theirs.size], theirs, reduce, src_left=left)
 
         return fold
-
-    def _receive_slowly(self, part: Array, receiving: Receiving, done: Callable[[], None]) -> bool:
-        """Receive all of a dtype whose reduction would hold the loop (float16), then reduce in a thread."""
-        scratch = np.empty(part.size, part.dtype)
-        reduce = self._reduce
-        assert reduce is not None
-
-        def reduce_all() -> None:
-            reduce_into(part, scratch, reduce, src_left=receiving.left)
-
-        cost = cost_ns(part.nbytes, part.dtype, reduce)
-        return self._receive_whole(receiving, scratch, cost, reduce_all, done)
-
-    def _receive_whole(
-        self,
-        receiving: Receiving,
-        scratch: Array,
-        cost: float,
-        job: Callable[[], None],
-        done: Callable[[], None],
-    ) -> bool:
-        """Receive into memory of our own, then do a job → whether both are over."""
-
-        def landed() -> None:
-            if not self.idle:
-                done()
-
-        def arrived() -> None:
-            if not self.idle and self._group.off_loop(cost, job, landed):
-                landed()
-
-        channel = self._group.incoming(receiving.peer)
-        if channel.recv(self._key(receiving.number), receiving.nbytes, Into(as_bytes(scratch)), arrived):
-            return self._group.off_loop(cost, job, landed)
-        return False
 
     def _key(self, number: int) -> Key:
         return Key(self._group.context, 0, self.operation.call.seq, number)
