@@ -163,18 +163,15 @@ class HostBackend:
             if operation.peer >= 0:
                 self.groups.departed(self.ranks[operation.peer])
             return
+        reserved = call.seq in self._reserved
+        self._reserved.discard(call.seq)
+        self._issued = max(self._issued, call.seq + 1)
         nbytes = agreed_bytes(operation, self.size)
         if self._local is not None and nbytes != UNKNOWN:
-            self._issued = max(self._issued, call.seq + 1)
-            self._reserved.discard(call.seq)
             if not self._halted:
                 self._local.begin(operation, nbytes)
             return
-        if self._hierarchy is not None and self._hierarchy.chosen(
-            operation, nbytes, call.seq in self._reserved
-        ):
-            self._reserved.discard(call.seq)
-            self._issued = max(self._issued, call.seq + 1)
+        if self._hierarchy is not None and self._hierarchy.chosen(operation, nbytes, reserved):
             for peer, signature, _, _ in self._early.pop(call.seq, ()):
                 self.disagreed(call.seq, peer, signature)  # a peer that agrees sends no message of this group
             if not self._halted:
@@ -187,8 +184,6 @@ class HostBackend:
         if self.resources.poller.polls:
             operation.work._driver = collective
         self._running[call.seq] = collective
-        self._reserved.discard(call.seq)
-        self._issued = max(self._issued, call.seq + 1)
         for early in self._early.pop(call.seq, ()):
             if not self._agrees(collective, *early):
                 return

@@ -112,12 +112,10 @@ class MpiEngine(Engine):
         """Post all moves at once, under one tag: between two members they match in their order."""
 
         def begin() -> Iterator[Posted]:
-            for move in moves:  # receives first: then what comes has a place
-                if not move.sends:
-                    yield from self._receive(move.array, move.peer, tables.EXCHANGE_TAG)
-            for move in moves:
-                if move.sends:
-                    yield from self._send(move.array, move.peer, tables.EXCHANGE_TAG)
+            # Receives first: then what comes has a place.
+            for move in sorted(moves, key=lambda move: move.sends):
+                step = self._send if move.sends else self._receive
+                yield from step(move.array, move.peer, tables.EXCHANGE_TAG)
 
         self._post(begin, done)
 

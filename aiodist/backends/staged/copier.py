@@ -172,33 +172,28 @@ class Way:
         transfer.done(error)
 
     def _copy(self, pairs: Pairs) -> None:
-        one = self._copy_out if self._to_host else self._copy_in
         with self._stream:
             try:
                 for on_device, on_host in pairs:
-                    one(on_device, on_host)
+                    self._copy_one(on_device, on_host)
             finally:
                 # Also where one has failed: those before it may be under way.
                 blocking_mark(self._cupy, self._stream).synchronize()
 
-    def _copy_out(self, on_device: Array, on_host: Array) -> None:
-        source = on_device
-        if not source.flags.c_contiguous:
-            source = self._contiguous(on_device)
-            copy(self._cupy, source, on_device)
-        runtime = self._cupy.cuda.runtime
-        kind = runtime.memcpyDeviceToHost
-        runtime.memcpyAsync(on_host.ctypes.data, _address(source), source.nbytes, kind, self._stream.ptr)
-
-    def _copy_in(self, on_device: Array, on_host: Array) -> None:
-        target = on_device
-        if not target.flags.c_contiguous:
-            target = self._contiguous(on_device)
-        runtime = self._cupy.cuda.runtime
-        kind = runtime.memcpyHostToDevice
-        runtime.memcpyAsync(_address(target), on_host.ctypes.data, target.nbytes, kind, self._stream.ptr)
-        if target is not on_device:
-            copy(self._cupy, on_device, target)
+    def _copy_one(self, on_device: Array, on_host: Array) -> None:
+        runtime, there, here = self._cupy.cuda.runtime, on_device, on_host.ctypes.data
+        if not there.flags.c_contiguous:
+            there = self._contiguous(on_device)
+        if self._to_host:
+            if there is not on_device:
+                copy(self._cupy, there, on_device)
+            kind = runtime.memcpyDeviceToHost
+            runtime.memcpyAsync(here, _address(there), there.nbytes, kind, self._stream.ptr)
+        else:
+            kind = runtime.memcpyHostToDevice
+            runtime.memcpyAsync(_address(there), here, there.nbytes, kind, self._stream.ptr)
+            if there is not on_device:
+                copy(self._cupy, on_device, there)
 
     def _contiguous(self, like: Array) -> Array:
         """Memory of the device; the stream is the current one, so it is given away only after its use."""
