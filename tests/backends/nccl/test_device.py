@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ class Lane(RealLane):
         if free:
             self.lock.set()
 
-    def inside(self, connecting: bool = False) -> AbstractContextManager[Any]:
+    def inside(self, connecting: bool = False) -> Any:
         return nullcontext(self)
 
     def abort(self, patience: float = 0.0) -> None:
