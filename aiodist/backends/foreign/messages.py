@@ -12,9 +12,10 @@ begun to receive: with it both sides begin alike, in libraries that know no tags
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -43,16 +44,15 @@ class Messages:
     def __init__(self, group: EngineGroup, level: Level) -> None:
         self._group = group
         self._level = level
-        self._sent: dict[int, int] = {}  # messages to each peer
-        self._numbers: dict[tuple[Kind, int, int], int] = {}  # internal ones, by peer and tag
+        self._sent: defaultdict[int, count[int]] = defaultdict(count)  # messages to each peer
+        self._numbers: defaultdict[tuple[Kind, int, int], count[int]] = defaultdict(count)  # internal ones
         self._waiting: dict[tuple[int, int], Task] = {}  # sends that the receiver is not ready for
         self._turns: dict[int, deque[Turn]] = {}  # by peer, in the order of its ready messages
 
     def send(self, operation: Operation) -> None:
         """Start a send."""
         group, peer = self._group, operation.peer
-        number = self._sent.get(peer, 0)
-        self._sent[peer] = number + 1
+        number = next(self._sent[peer])
         task = group.engine.prepare(operation)
         assert isinstance(operation.source, np.ndarray)
         head = _ENVELOPE.pack(_signature(operation.source), number)
@@ -65,7 +65,7 @@ class Messages:
             self._post(Kind.recv, operation, peer, _READY_TAG, ready, packed)
             self._post(Kind.send, operation, peer, operation.tag, _nothing, envelope)
         else:
-            filled = partial(self._carry, task, peer, number)
+            filled = partial(self._carry, task, True, peer, number)
             go = partial(group.fill, task, filled)
             self._post(Kind.send, operation, peer, operation.tag, go, envelope)
 
@@ -93,14 +93,7 @@ class Messages:
         if group.engine.ready:
             packed = np.frombuffer(_READY.pack(number), np.uint8)
             self._post(Kind.send, operation, source, _READY_TAG, _nothing, packed)
-        group.channels.guard(self._begin_recv, task, source, number)
-
-    def _begin_recv(self, task: Task, source: int, number: int) -> None:
-        assert isinstance(task.operation.target, np.ndarray)
-        if not task.operation.target.size:
-            self._received(task)
-        elif not self._group.stopped:
-            self._group.engine.recv(task, source, number, partial(self._received, task))
+        self._carry(task, False, source, number)
 
     def _received(self, task: Task) -> None:
         group = self._group
@@ -110,7 +103,7 @@ class Messages:
     def _is_ready(self, peer: int, turn: Turn, packed: Array) -> None:
         (number,) = _READY.unpack(packed.tobytes())
         task = self._waiting.pop((peer, number))
-        turn.go = partial(self._carry, task, peer, number)
+        turn.go = partial(self._carry, task, True, peer, number)
         self._group.fill(task, partial(self._filled, peer, turn))
 
     def _filled(self, peer: int, turn: Turn) -> None:
@@ -121,15 +114,15 @@ class Messages:
         while turns and turns[0].filled:
             turns.popleft().go()
 
-    def _carry(self, task: Task, peer: int, number: int) -> None:
-        """Send the data."""
-        group = self._group
-        assert isinstance(task.operation.source, np.ndarray)
-        if not task.operation.source.size:
-            self._sent_all(task)
-        elif not group.stopped:
-            sent = partial(self._sent_all, task)
-            group.channels.guard(group.engine.send, task, peer, number, sent)
+    def _carry(self, task: Task, sends: bool, peer: int, number: int) -> None:
+        """Have the engine send or receive the data; nothing is left to it where there is none."""
+        group, operation = self._group, task.operation
+        array, ended = (operation.source, self._sent_all) if sends else (operation.target, self._received)
+        assert isinstance(array, np.ndarray)
+        done = partial(ended, task)
+        move = group.engine.send if sends else group.engine.recv
+        if not group.stopped:
+            group.channels.guard(partial(move, task, peer, number, done) if array.size else done)
 
     def _sent_all(self, task: Task) -> None:
         if not self._group.stopped:
@@ -147,10 +140,7 @@ class Messages:
             self._level.backend.submit(posted)
 
     def _make(self, kind: Kind, operation: Operation, peer: int, tag: int, array: Array) -> InnerOperation:
-        stream = (kind, peer, tag)
-        number = self._numbers.get(stream, 0)
-        self._numbers[stream] = number + 1
-        call = Call(kind, number, _BYTE, array.shape, None, peer)
+        call = Call(kind, next(self._numbers[kind, peer, tag]), _BYTE, array.shape, None, peer)
         sends = kind is Kind.send
         source, target = (array, None) if sends else (None, array)
         senders = range(self._group.channels.size)
