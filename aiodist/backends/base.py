@@ -8,6 +8,7 @@ it reports what broke, and the group, which knows all that is in flight, aborts 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ Given = Array | list[Array] | None
 """An argument of an operation: a tensor, a list with one for each member, or nothing."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Operation:
     """One started operation: what to do, on which memory, and how to say that it has ended.
 
@@ -46,53 +48,20 @@ class Operation:
         noted: what the backend noted of it in the user's own call (`Backend.hold`); None: nothing yet.
     """
 
-    __slots__ = (
-        "call",
-        "ended",
-        "factor",
-        "noted",
-        "peer",
-        "place",
-        "result",
-        "senders",
-        "source",
-        "source_sizes",
-        "tag",
-        "target",
-        "target_sizes",
-        "work",
-    )
-
-    def __init__(
-        self,
-        call: Call,
-        work: Work[Any],
-        source: Given,
-        target: Given,
-        result: Any,
-        ended: Callable[[Operation], None],
-        peer: int = -1,
-        tag: int = 0,
-        senders: Sequence[int] = (),
-        factor: float | None = None,
-        source_sizes: Sequence[int] | None = None,
-        target_sizes: Sequence[int] | None = None,
-        place: str = "",
-    ) -> None:
-        self.call = call
-        self.work = work
-        self.source = source
-        self.target = target
-        self.result = result
-        self.ended = ended
-        self.peer = peer
-        self.tag = tag
-        self.senders = senders
-        self.factor = factor
-        self.source_sizes = source_sizes
-        self.target_sizes = target_sizes
-        self.place = place
-        self.noted: Any = None
+    call: Call
+    work: Work[Any]
+    source: Given
+    target: Given
+    result: Any
+    ended: Callable[[Operation], None]
+    peer: int = -1
+    tag: int = 0
+    senders: Sequence[int] = ()
+    factor: float | None = None
+    source_sizes: Sequence[int] | None = None
+    target_sizes: Sequence[int] | None = None
+    place: str = ""
+    noted: Any = field(default=None, init=False)
 
     @property
     def sealed(self) -> bool:
@@ -274,6 +243,11 @@ CAPABILITIES = frozenset(
         "regroups",  # the group can be followed by another epoch in the same process
     }
 )
+
+
+def arrays_in(given: Any) -> list[Any]:
+    """The arrays of an argument: those of a list, one, or none."""
+    return given if type(given) is list else [] if given is None else [given]
 
 
 def flat(array: Array) -> Array:

@@ -7,35 +7,18 @@ group has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Backend, Numbers, Operation, Reports, ShortWay
+from aiodist.backends.foreign import ForeignBackend
 from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.staged import StagedBackend
 from aiodist.work import Issuer, Work
 
-
-class Part(Protocol):
-    """A backend that stands on the host backend of the same group."""
-
-    name: str
-    places: Mapping[str, str]
-    capabilities: frozenset[str]
-
-    async def open(self) -> None: ...
-    def submit(self, operation: Operation) -> None: ...
-    def hold(self, operation: Operation) -> None: ...
-    def batch(self, begins: bool) -> None: ...
-    def abort(self) -> None:
-        """Stop everything; the host backend's release is held while this one touches buffers."""
-
-    def retire(self) -> None: ...
-    def divide(self, context: int, members: Sequence[int]) -> None: ...
-    def renounce(self, context: int, ranks: Sequence[int]) -> None: ...
-    async def bystand(self) -> None: ...
-    def child(self, host: HostBackend, whole: bool) -> Part:
-        """The part for a group made of this one's members; `whole`: all of them take part in making it."""
+Part = ForeignBackend | StagedBackend
+"""A backend that stands on the host backend of the same group."""
 
 
 class Dispatch:
@@ -70,7 +53,7 @@ class Dispatch:
         self._by_place: dict[str, HostBackend | Part] = {"": host, **parts}
         if takes_host:
             self._by_place["cpu"] = host
-        self._engines = list({id(part): part for part in parts.values()}.values())
+        self._engines = list(dict.fromkeys(parts.values()))
         self._all: list[HostBackend | Part] = [host, *self._engines]
         self.places: Mapping[str, str] = {
             place: part.places.get(place, "") for place, part in self._by_place.items() if place
@@ -158,11 +141,6 @@ class Dispatch:
     def subgroup(self, context: int, ranks: Sequence[int], reports: Reports, whole: bool = False) -> Backend:
         """The backend of a new group."""
         host = self._host.subgroup(context, ranks, reports)
-        made: dict[int, Part] = {}
-        parts = {}
-        for place, part in self._parts.items():
-            child = made.get(id(part))
-            if child is None:
-                child = made[id(part)] = part.child(host, whole)
-            parts[place] = child
+        children = {part: part.child(host, whole) for part in self._engines}
+        parts = {place: children[part] for place, part in self._parts.items()}
         return Dispatch(self.name, self.aliases, host, parts, self._takes_host, self.device)

@@ -88,11 +88,11 @@ class GradientSync:
         tensors = _listed(arrays, "arrays")
         self._values: list[Array] = []
         for index, tensor in enumerate(tensors):
-            value = view(tensor, writable=True, what=f"arrays[{index}]").array
+            value = view(tensor, writable=True, what=f"arrays[{index}]")
             check_reduction(ReduceOp.AVG, value.dtype)
             self._values.append(value)
         self._state = [
-            view(array, writable=True, what=f"state[{index}]").array
+            view(array, writable=True, what=f"state[{index}]")
             for index, array in enumerate(_listed(state, "state"))
         ]
         self._tensors = tensors
@@ -199,7 +199,7 @@ class GradientSync:
                 f"gradient {index} is ready for the second time in this step",
                 hint="Each gradient once a step; `await sync.finish()` ends a step",
             )
-        gradient = view(grad, writable=False, what=f"gradient {index}").array
+        gradient = view(grad, writable=False, what=f"gradient {index}")
         target = self._slices[index]
         if gradient.shape != target.shape or gradient.dtype != target.dtype:
             raise UsageError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Array, Given
+from aiodist.backends.base import Array, Given, arrays_in
 from aiodist.errors import UsageError, shown
 from aiodist.tensors import check_shape, like, overlaps, view
 from aiodist.types import check_dtype
@@ -83,12 +83,12 @@ def extents(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 def readable(tensor: Any, name: str) -> Array:
     """The array of a tensor that is read."""
-    return view(tensor, writable=False, what=name, device=True).array
+    return view(tensor, writable=False, what=name, device=True)
 
 
 def writable(tensor: Any, name: str) -> Array:
     """The array of a tensor that is written."""
-    return view(tensor, writable=True, what=name, device=True).array
+    return view(tensor, writable=True, what=name, device=True)
 
 
 def output(out: Any, source: Any, array: Array, shape: tuple[int, ...]) -> tuple[Any, Array]:
@@ -119,11 +119,8 @@ def staging(source: Given, target: Given) -> None:
     It is taken and let go again: the operation takes it in a moment, when it has its number and cannot be
     taken back.
     """
-    nbytes = 0
-    for given in (source,) if target is source else (source, target):
-        for array in given if type(given) is list else (given,):
-            if type(array) is np.ndarray and not array.flags.c_contiguous:
-                nbytes += array.nbytes
+    arrays = arrays_in(source) if target is source else [*arrays_in(source), *arrays_in(target)]
+    nbytes = sum(a.nbytes for a in arrays if type(a) is np.ndarray and not a.flags.c_contiguous)
     if not nbytes:
         return
     try:

@@ -15,6 +15,7 @@ from aiodist.group import arguments as check
 from aiodist.group.core import GroupCore
 from aiodist.group.family import Regrouping
 from aiodist.group.requests import internal
+from aiodist.membership.motions import Ready
 from aiodist.timeouts import Timeout
 from aiodist.types import Call, Kind
 
@@ -34,7 +35,7 @@ class Changes:
 
     def rebuild(self, min_size: int, admit: bool, timeout: Timeout) -> Awaitable[Any]:
         """See `ProcessGroup.rebuild`."""
-        return self._call(check.at_least_1(min_size, "min_size"), bool(admit), 0, (), timeout)
+        return self._call(Ready(0, check.at_least_1(min_size, "min_size"), bool(admit), 0, ()), timeout)
 
     def shrink(self, exclude: Sequence[int], timeout: Timeout) -> Awaitable[Any]:
         """See `ProcessGroup.shrink`."""
@@ -45,11 +46,12 @@ class Changes:
             raise UsageError(
                 f"rank {self._roster.rank} cannot exclude itself", hint="Close the group and leave"
             )
-        return self._call(1, False, 0, tuple(regroup.uids[member] for member in members), timeout)
+        excluded = tuple(regroup.uids[member] for member in members)
+        return self._call(Ready(0, 1, False, 0, excluded), timeout)
 
     def grow(self, n: int, timeout: Timeout) -> Awaitable[Any]:
         """See `ProcessGroup.grow`."""
-        return self._call(1, True, check.at_least_1(n, "n"), (), timeout)
+        return self._call(Ready(0, 1, True, check.at_least_1(n, "n"), ()), timeout)
 
     async def agree(self, flag: bool, timeout: Timeout) -> bool:
         """See `ProcessGroup.agree`."""
@@ -110,12 +112,9 @@ class Changes:
             )
         return int(found)
 
-    def _call(
-        self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: Timeout
-    ) -> Awaitable[Any]:
+    def _call(self, ready: Ready, timeout: Timeout) -> Awaitable[Any]:
         self._core.check_here(closed_is_wrong=False)
-        regroup = self.must_regroup()
-        return regroup.call(min_size, admit, wanted, excluded, self._core.limit(timeout))
+        return self.must_regroup().call(ready, self._core.limit(timeout))
 
     def must_regroup(self) -> Regrouping:
         """The world's way to its next epoch.

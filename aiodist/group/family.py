@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from aiodist.membership.motions import Ready
+
 G = TypeVar("G")
 
 
@@ -16,16 +18,11 @@ class Regrouping(Protocol):
     def uids(self) -> Sequence[bytes]:
         """The members' uids, by rank."""
 
-    def call(
-        self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: float
-    ) -> Awaitable[Any]:
+    def call(self, ready: Ready, timeout: float) -> Awaitable[Any]:
         """Begin a call for the next epoch, or take up the one that is under way → its group.
 
         Args:
-            min_size: members without which there is no next epoch.
-            admit: take in newcomers.
-            wanted: how many of them there have to be.
-            excluded: uids of members that shall leave.
+            ready: what is called for; the call's number is taken here.
             timeout: seconds.
         """
 

@@ -67,7 +67,7 @@ class Flight:
         self._due = 0.0
         self._questions, self._next_questions = 0, 0.0  # still allowed until then
         self._moves = False  # an operation has ended since the last questions
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle = asyncio.Event()
         self.short: ShortWay | None = None  # it enters what it started only when the loop turns
 
     def __len__(self) -> int:
@@ -94,8 +94,8 @@ class Flight:
         """Take out an operation that has ended."""
         self._open.pop(operation, None)
         self._moves = True
-        if not self._open and self._idle:
-            self._wake()
+        if not self._open:
+            self._idle.set()
 
     def call(self, seq: int) -> Call | None:
         """The collective issued under a number, unless that is long ago."""
@@ -118,15 +118,14 @@ class Flight:
         self._disarm()
         for operation in operations:
             operation.work._fail(error)
-        self._wake()
+        self._idle.set()
 
     async def drain(self) -> None:
         """Return when nothing is in flight."""
         self._catch_up()
         while self._open:
-            idle: asyncio.Future[None] = self._loop.create_future()
-            self._idle.append(idle)
-            await idle
+            self._idle.clear()
+            await self._idle.wait()
 
     def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:
         if now >= self._next_questions:
@@ -144,12 +143,6 @@ class Flight:
     def close(self) -> None:
         """Stop the timer."""
         self._disarm()
-
-    def _wake(self) -> None:
-        idle, self._idle = self._idle, []
-        for waiter in idle:
-            if not waiter.done():
-                waiter.set_result(None)
 
     def _arm(self, when: float) -> None:
         self._disarm()

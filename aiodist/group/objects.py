@@ -45,29 +45,29 @@ class Objects:
     def all_gather(self, obj: Any, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
         """See `ProcessGroup.all_gather_object`."""
         self._check_pickle(allow_pickle)
-        data = _encoded(obj, allow_pickle)
-
-        async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any]:
-            counts = [int(count) for count in (await sizes._as_step())[:, 0]]
-            into = self._room(counts)
-            await self._bytes(Kind.all_gather, number, limit, data, into, sizes=counts)
-            return _decoded(into, counts, allow_pickle)
-
-        return self._two_steps(self._sizes(data, timeout), rest, timeout, async_op)
+        return self._gathered(Kind.all_gather, obj, NO_ROOT, allow_pickle, timeout, async_op)
 
     def gather(self, obj: Any, dst: int, allow_pickle: bool, timeout: Timeout, async_op: bool) -> Work[Any]:
         """See `ProcessGroup.gather_object`."""
         self._check_pickle(allow_pickle)
         root = check.group_rank(dst, self._size, "dst")
+        return self._gathered(Kind.gather, obj, root, allow_pickle, timeout, async_op)
+
+    def _gathered(
+        self, kind: Kind, obj: Any, root: int, allow_pickle: bool, timeout: Timeout, async_op: bool
+    ) -> Work[Any]:
+        """Give every rank's object to the root, or to all."""
         data = _encoded(obj, allow_pickle)
+        mine, table = np.array([data.size], np.int64), np.empty((self._size, 1), np.int64)
 
         async def rest(sizes: Work[Array], number: int, limit: float) -> list[Any] | None:
-            counts = [int(count) for count in (await sizes._as_step())[:, 0]]
-            into = self._room(counts) if root == self._rank else None
-            await self._bytes(Kind.gather, number, limit, data, into, root=root, sizes=counts)
+            counts = (await sizes._as_step())[:, 0].tolist()
+            into = self._room(counts) if ROLES[kind].gets(self._rank, root) else None
+            await self._bytes(kind, number, limit, data, into, root=root, sizes=counts)
             return None if into is None else _decoded(into, counts, allow_pickle)
 
-        return self._two_steps(self._sizes(data, timeout), rest, timeout, async_op)
+        all_sizes = internal(Kind.all_gather, mine, table, detail=OF_OBJECTS)
+        return self._two_steps(all_sizes, rest, timeout, async_op)
 
     def broadcast(
         self, obj: Any, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -83,9 +83,8 @@ class Objects:
             await self._bytes(Kind.broadcast, number, limit, into, into, root=root)
             return obj if root == self._rank else decode(into.data, allow_pickle=allow_pickle)
 
-        return self._two_steps(
-            self._told(root, np.array([data.size], np.int64), timeout), rest, timeout, async_op
-        )
+        size = np.array([data.size], np.int64)
+        return self._two_steps(_told(root, size), rest, timeout, async_op)
 
     def scatter(
         self, objs: Sequence[Any] | None, src: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -103,12 +102,12 @@ class Objects:
             joined = np.concatenate(parts)
 
         async def rest(told: Work[Array], number: int, limit: float) -> Any:
-            counts = [int(count) for count in await told._as_step()]
+            counts = (await told._as_step()).tolist()
             into = self._room([counts[self._rank]])
             await self._bytes(Kind.scatter, number, limit, joined, into, root=root, sizes=counts)
             return decode(into.data, allow_pickle=allow_pickle)
 
-        return self._two_steps(self._told(root, sizes, timeout), rest, timeout, async_op)
+        return self._two_steps(_told(root, sizes), rest, timeout, async_op)
 
     def send(
         self, obj: Any, dst: int, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -158,17 +157,6 @@ class Objects:
 
     # ── the two steps ────────────────────────────────────────────────────────────────────────────────
 
-    def _sizes(self, data: Array, timeout: Timeout) -> Callable[[], Work[Array]]:
-        """The first step where every rank has an object: all get all sizes, `(size, 1)` int64."""
-        mine, table = np.array([data.size], np.int64), np.empty((self._size, 1), np.int64)
-        asked = internal(Kind.all_gather, mine, table, detail=OF_OBJECTS)
-        return partial(self._core.issue, asked, timeout, True)
-
-    def _told(self, root: int, sizes: Array, timeout: Timeout) -> Callable[[], Work[Array]]:
-        """The first step where one rank has an object: all get its sizes, int64."""
-        asked = internal(Kind.broadcast, sizes, root=root, detail=OF_OBJECTS)
-        return partial(self._core.issue, asked, timeout, True)
-
     def _room(self, counts: Sequence[int]) -> Array:
         """Memory for so many bytes. With none the group is broken: the next step has its number already."""
         total = sum(counts)
@@ -186,14 +174,14 @@ class Objects:
 
     def _two_steps(
         self,
-        first: Callable[[], Work[Array]],
+        first: Request,
         rest: Callable[[Work[Array], int, float], Coroutine[Any, Any, Any]],
         timeout: Timeout,
         async_op: bool,
     ) -> Work[Any]:
         limit = self._core.limit(timeout)
         self._core.check_here()
-        sizes = first()
+        sizes = self._core.issue(first, timeout, True)
         return self._core.compose(sizes, partial(rest, sizes, self._core.reserve(), limit), async_op)
 
     async def _bytes(
@@ -224,6 +212,11 @@ class Objects:
             asked.target_sizes = sizes
         work = self._core.issue(asked, timeout, True, reserved=number)
         await work._as_step()
+
+
+def _told(root: int, sizes: Array) -> Request:
+    """The first step where one rank has objects: all get their sizes, int64."""
+    return internal(Kind.broadcast, sizes, root=root, detail=OF_OBJECTS)
 
 
 def _encoded(obj: Any, allow_pickle: bool) -> Array:

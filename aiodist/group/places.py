@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Backend
-from aiodist.backends.plan import CPU as HOST_PLACE
-from aiodist.backends.plan import CUDA
+from aiodist.backends.base import Backend, arrays_in
+from aiodist.backends.choice import CPU as HOST_PLACE
+from aiodist.backends.choice import CUDA
 from aiodist.errors import UsageError
 from aiodist.tensors.device import DeviceArray
 
@@ -38,7 +38,7 @@ def common_place(source: Any, target: Any) -> str:
     """
     if type(source) is np.ndarray and (target is source or target is None or type(target) is np.ndarray):
         return HOST_PLACE  # nearly always, and this is on the way of every operation
-    places = {_place(array) for given in (source, target) for array in _listed(given)}
+    places = {_place(array) for given in (source, target) for array in arrays_in(given)}
     if len(places) > 1:
         raise UsageError(
             f"tensors of one operation lie on {' and on '.join(sorted(map(_words, places)))}",
@@ -67,16 +67,12 @@ def check_device(source: Any, target: Any, device: int | None) -> None:
     Args:
         device: this process's; None: its backend takes any.
     """
-    for array in (*_listed(source), *_listed(target)):
+    for array in (*arrays_in(source), *arrays_in(target)):
         if device is not None and array.cuda != device:
             raise UsageError(
                 f"the tensor lies on cuda:{array.cuda}, this process's device is cuda:{device}",
                 hint=f"Bring it to cuda:{device}, or form the group with device_id={array.cuda}",
             )
-
-
-def _listed(given: Any) -> list[Any]:
-    return given if type(given) is list else [] if given is None else [given]
 
 
 def _place(array: Any) -> tuple[str, int]:

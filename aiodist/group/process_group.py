@@ -19,7 +19,7 @@ from aiodist.group.batch import Batch
 from aiodist.group.changes import Changes
 from aiodist.group.core import GroupCore
 from aiodist.group.objects import Objects
-from aiodist.group.requests import Caller, Op, exchange, receiving, request, sending
+from aiodist.group.requests import Op, exchange, receiving, request, sending
 from aiodist.group.subgroups import Subgroups
 from aiodist.timeouts import Timeout
 from aiodist.types import NO_ROOT, Kind, ReduceOp
@@ -57,7 +57,7 @@ class ProcessGroup:
     """
 
     def __init__(self, core: GroupCore) -> None:
-        roster = core.roster
+        self._roster = roster = core.roster
         self.rank = roster.rank
         self.size = roster.size
         self.ranks = roster.ranks
@@ -65,7 +65,6 @@ class ProcessGroup:
         self.epoch = roster.epoch
         self.hosts = roster.hosts
         self._core = core
-        self._here = Caller(roster.rank, roster.size)
         self._objects = Objects(core)
         self._subgroups = Subgroups(core, type(self))
         self._changes = Changes(core)
@@ -121,7 +120,7 @@ class ProcessGroup:
             started = short.start(_ALL_REDUCE, tensor, out, async_op, op)
             if started is not None:
                 return started
-        return core.issue(request(Kind.all_reduce, self._here, tensor, out, op=op), timeout, async_op)
+        return core.issue(request(Kind.all_reduce, self._roster, tensor, out, op=op), timeout, async_op)
 
     def broadcast(
         self, tensor: Any, src: int = 0, *, timeout: Timeout = None, async_op: bool = False
@@ -264,7 +263,7 @@ class ProcessGroup:
             started = self._short_way(Kind.all_to_all, tensor, out, timeout, async_op)
             if started is not None:
                 return started
-        asked = exchange(self._here, tensor, out, in_splits, out_splits)
+        asked = exchange(self._roster, tensor, out, in_splits, out_splits)
         return self._core.issue(asked, timeout, async_op)
 
     def barrier(self, *, timeout: Timeout = None, async_op: bool = False) -> Work[None]:
@@ -279,7 +278,7 @@ class ProcessGroup:
             started = short.barrier(async_op)
             if started is not None:
                 return started
-        return core.issue(request(Kind.barrier, self._here), timeout, async_op)
+        return core.issue(request(Kind.barrier, self._roster), timeout, async_op)
 
     def monitored_barrier(
         self, timeout: Timeout = None, wait_all_ranks: bool = False, *, async_op: bool = False
@@ -310,7 +309,7 @@ class ProcessGroup:
             started = self._short_way(kind, tensor, out, timeout, async_op, op, root)
             if started is not None:
                 return started
-        asked = request(kind, self._here, tensor, out, root=root, op=op, sizes=sizes)
+        asked = request(kind, self._roster, tensor, out, root=root, op=op, sizes=sizes)
         return self._core.issue(asked, timeout, async_op)
 
     def _short_way(
@@ -350,7 +349,7 @@ class ProcessGroup:
         Returns:
             → None.
         """
-        return self._core.issue(sending(self._here, tensor, dst, tag), timeout, async_op)
+        return self._core.issue(sending(self._roster, tensor, dst, tag), timeout, async_op)
 
     def recv(
         self,
@@ -371,7 +370,7 @@ class ProcessGroup:
         Returns:
             → the group rank of the sender.
         """
-        return self._core.issue(receiving(self._here, tensor, src, tag), timeout, async_op)
+        return self._core.issue(receiving(self._roster, tensor, src, tag), timeout, async_op)
 
     # ── objects ──────────────────────────────────────────────────────────────────────────────────────
 

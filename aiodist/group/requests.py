@@ -8,7 +8,7 @@ number is taken: what a `Request` says can be carried out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from aiodist.backends.base import Array, Given
 from aiodist.errors import UsageError
 from aiodist.group import arguments as check
+from aiodist.group.roster import Roster
 from aiodist.roles import ROLES, Kind, Parts, Roles
 from aiodist.tensors import check_shape
 from aiodist.types import NO_ROOT, Premultiplied, ReduceOp, check_reduction
@@ -85,16 +86,9 @@ class Names(NamedTuple):
 PLAIN = Names()
 
 
-class Caller(NamedTuple):
-    """The member that makes a call, `rank` of `size`."""
-
-    rank: int
-    size: int
-
-
 def request(
     kind: Kind,
-    here: Caller,
+    here: Roster,
     tensor: Any = None,
     out: Any = None,
     *,
@@ -107,7 +101,7 @@ def request(
 
     Args:
         kind: the collective.
-        here: the caller.
+        here: the members, and which of them this is.
         tensor: what is read; None where this rank gives nothing.
         out: what is written; None: `tensor` itself, or a new tensor of its family, where this rank gets
             something.
@@ -151,7 +145,7 @@ Arranged = tuple[Given, Given, Any]
 """The source, the target, and what the Work gives."""
 
 
-def _whole(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+def _whole(roles: Roles, here: Roster, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
     """Arrange one tensor, alike on all ranks."""
     gives, gets = roles.gives(here.rank, root), roles.gets(here.rank, root)
     if roles.one_tensor:
@@ -167,7 +161,7 @@ def _whole(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: 
     return source, target, result
 
 
-def _to_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+def _to_each(roles: Roles, here: Roster, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
     """Arrange a part that each rank gives; a rank that gets has room for all of them."""
     source = check.readable(tensor, names.tensor)
     if not roles.gets(here.rank, root):
@@ -181,7 +175,7 @@ def _to_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names
     return source, targets, out
 
 
-def _from_each(roles: Roles, here: Caller, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
+def _from_each(roles: Roles, here: Roster, root: int, tensor: Any, out: Any, names: Names) -> Arranged:
     """Arrange parts that a rank gives, one for each rank."""
     if roles.reduces and not names.listed and out is None:
         source = check.readable(tensor, names.tensor)
@@ -204,9 +198,7 @@ def _each(value: Any, part: Array, size: int, name: str, listed: bool, writable:
     """The parts for, or from, each member: a list, or one array whose parts are stacked or joined."""
     find = check.writable if writable else check.readable
     if listed:
-        arrays = [
-            find(tensor, f"{name}[{index}]") for index, tensor in enumerate(check.listed(value, size, name))
-        ]
+        arrays = _found(value, size, name, find)
         for index, array in enumerate(arrays):
             check.shaped_like(array, part, f"{name}[{index}]")
             if writable:
@@ -228,7 +220,12 @@ def _each(value: Any, part: Array, size: int, name: str, listed: bool, writable:
     return array
 
 
-def _refuse(value: Any, name: str, roles: Roles, here: Caller, root: int) -> None:
+def _found(tensors: Any, size: int, name: str, find: Callable[[Any, str], Array]) -> list[Array]:
+    """The arrays of a list of tensors, one for each rank."""
+    return [find(tensor, f"{name}[{i}]") for i, tensor in enumerate(check.listed(tensors, size, name))]
+
+
+def _refuse(value: Any, name: str, roles: Roles, here: Roster, root: int) -> None:
     """Refuse what only the root passes; torch's scripts pass an empty list where they have nothing."""
     if given(value):
         raise UsageError(
@@ -241,7 +238,7 @@ def given(value: Any) -> bool:
     return value is not None and not (isinstance(value, list | tuple) and not value)
 
 
-def _uneven(kind: Kind, here: Caller, tensor: Any, out: Any, sizes: list[int]) -> Request:
+def _uneven(kind: Kind, here: Roster, tensor: Any, out: Any, sizes: list[int]) -> Request:
     """A collective without a root whose parts are rows, so many of each member as `sizes` says."""
     roles = ROLES[kind]
     source = check.readable(tensor, "tensor")
@@ -266,7 +263,7 @@ def _uneven(kind: Kind, here: Caller, tensor: Any, out: Any, sizes: list[int]) -
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sending(here: Caller, tensor: Any, dst: object, tag: object) -> Request:
+def sending(here: Roster, tensor: Any, dst: object, tag: object) -> Request:
     """Check a send. Arguments as in `ProcessGroup.send`."""
     peer, number = check.peer_rank(dst, here.rank, here.size, "dst"), check.message_tag(tag)
     source = check.readable(tensor, "tensor")
@@ -274,7 +271,7 @@ def sending(here: Caller, tensor: Any, dst: object, tag: object) -> Request:
 
 
 def receiving(
-    here: Caller, tensor: Any, src: object | None, tag: object, senders: Sequence[int] | None = None
+    here: Roster, tensor: Any, src: object | None, tag: object, senders: Sequence[int] | None = None
 ) -> Request:
     """Check a receive. Arguments as in `ProcessGroup.recv`; `senders`: what the Work gives, by group rank."""
     peer, number = source_rank(src, here.rank, here.size), check.message_tag(tag)
@@ -300,7 +297,7 @@ def source_rank(src: object | None, me: int, size: int) -> int:
 
 
 def exchange(
-    here: Caller, tensor: Any, out: Any, in_splits: Sequence[int] | None, out_splits: Sequence[int] | None
+    here: Roster, tensor: Any, out: Any, in_splits: Sequence[int] | None, out_splits: Sequence[int] | None
 ) -> Request:
     """Check an all_to_all of one tensor. Arguments as in `ProcessGroup.all_to_all`."""
     size = here.size
@@ -329,17 +326,11 @@ def exchange(
     return made
 
 
-def exchange_lists(here: Caller, outputs: Any, inputs: Any) -> Request:
+def exchange_lists(here: Roster, outputs: Any, inputs: Any) -> Request:
     """Check an all_to_all of lists: the j-th input goes to rank j, the i-th output comes from rank i."""
     names = ("input_tensor_list", "output_tensor_list")
-    sources = [
-        check.readable(tensor, f"{names[0]}[{index}]")
-        for index, tensor in enumerate(check.listed(inputs, here.size, names[0]))
-    ]
-    targets = [
-        check.writable(tensor, f"{names[1]}[{index}]")
-        for index, tensor in enumerate(check.listed(outputs, here.size, names[1]))
-    ]
+    sources = _found(inputs, here.size, names[0], check.readable)
+    targets = _found(outputs, here.size, names[1], check.writable)
     known = [(f"{names[0]}[{index}]", array) for index, array in enumerate(sources)]
     for name, array in known:
         check.same_dtype(name, array, sources[0])

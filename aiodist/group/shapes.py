@@ -20,59 +20,51 @@ _GATHER = Names("tensor", "gather_list", listed=True)
 _SCATTER = Names("scatter_list", "tensor", listed=True)
 
 
+def _issue(
+    pg: ProcessGroup, kind: Kind, tensor: Any, out: Any, names: Names, async_op: bool, **more: Any
+) -> Work[Any]:
+    return pg._core.issue(request(kind, pg._core.roster, tensor, out, names=names, **more), None, async_op)
+
+
 def all_gather(pg: ProcessGroup, tensors: Sequence[Any], tensor: Any, async_op: bool) -> Work[Any]:
     """Gather every rank's tensor into a list of tensors. → the list."""
-    return pg._core.issue(
-        request(Kind.all_gather, pg._here, tensor, tensors, names=_ALL_GATHER), None, async_op
-    )
+    return _issue(pg, Kind.all_gather, tensor, tensors, _ALL_GATHER, async_op)
 
 
 def all_gather_into_tensor(pg: ProcessGroup, output: Any, tensor: Any, async_op: bool) -> Work[Any]:
     """Gather every rank's tensor into one, stacked or concatenated along the first axis. → `output`."""
-    return pg._core.issue(
-        request(Kind.all_gather, pg._here, tensor, output, names=_ALL_GATHER_INTO), None, async_op
-    )
+    return _issue(pg, Kind.all_gather, tensor, output, _ALL_GATHER_INTO, async_op)
 
 
 def reduce_scatter(
     pg: ProcessGroup, output: Any, tensors: Sequence[Any], op: Op, async_op: bool
 ) -> Work[Any]:
     """Reduce a list over all ranks; rank r gets the r-th. → `output`."""
-    return pg._core.issue(
-        request(Kind.reduce_scatter, pg._here, tensors, output, op=op, names=_REDUCE_SCATTER), None, async_op
-    )
+    return _issue(pg, Kind.reduce_scatter, tensors, output, _REDUCE_SCATTER, async_op, op=op)
 
 
 def reduce_scatter_tensor(pg: ProcessGroup, output: Any, tensor: Any, op: Op, async_op: bool) -> Work[Any]:
     """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis. → `output`."""
-    return pg._core.issue(
-        request(Kind.reduce_scatter, pg._here, tensor, output, op=op, names=_REDUCE_SCATTER_TENSOR),
-        None,
-        async_op,
-    )
+    return _issue(pg, Kind.reduce_scatter, tensor, output, _REDUCE_SCATTER_TENSOR, async_op, op=op)
 
 
 def gather(
     pg: ProcessGroup, tensor: Any, tensors: Sequence[Any] | None, dst: int, async_op: bool
 ) -> Work[Any]:
     """Gather every rank's tensor into a list on `dst`. → the list there, None elsewhere."""
-    return pg._core.issue(
-        request(Kind.gather, pg._here, tensor, tensors, root=dst, names=_GATHER), None, async_op
-    )
+    return _issue(pg, Kind.gather, tensor, tensors, _GATHER, async_op, root=dst)
 
 
 def scatter(
     pg: ProcessGroup, tensor: Any, tensors: Sequence[Any] | None, src: int, async_op: bool
 ) -> Work[Any]:
     """Deal a list on `src` out to all ranks. → `tensor`."""
-    return pg._core.issue(
-        request(Kind.scatter, pg._here, tensors, tensor, root=src, names=_SCATTER), None, async_op
-    )
+    return _issue(pg, Kind.scatter, tensors, tensor, _SCATTER, async_op, root=src)
 
 
 def all_to_all(pg: ProcessGroup, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool) -> Work[Any]:
     """Send the j-th input to rank j, get the i-th output from rank i; any sizes. → the outputs."""
-    return pg._core.issue(exchange_lists(pg._here, outputs, inputs), None, async_op)
+    return pg._core.issue(exchange_lists(pg._core.roster, outputs, inputs), None, async_op)
 
 
 def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, sends: bool) -> None:
@@ -89,4 +81,4 @@ def check_message(pg: ProcessGroup, tensor: Any, peer: int | None, tag: int, *, 
 
 def recv(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, held: bool) -> Work[int]:
     """Receive from a group rank or anybody. → the sender's global rank."""
-    return pg._core.issue(receiving(pg._here, tensor, src, tag, pg.ranks), None, held)
+    return pg._core.issue(receiving(pg._core.roster, tensor, src, tag, pg.ranks), None, held)

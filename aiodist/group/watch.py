@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from aiodist.backends.base import Operation
 from aiodist.control.inquiry import Absence, Disagreement, Inquiry
@@ -37,6 +37,8 @@ from aiodist.types import describe_signature
 
 logger = logging.getLogger("aiodist.group.watch")
 
+V = TypeVar("V")
+
 ANSWERS = 0.25  # seconds that members have to answer before a verdict is given without them
 AGAIN = 0.05  # seconds between rounds of questions once members disagree
 ROUNDS = 6  # of questions, at most
@@ -51,6 +53,27 @@ class Breaks(Protocol):
 
     def __call__(self, error: GroupBroken, *, tell: bool = True) -> None:
         """See `GroupCore.break_group`."""
+
+
+class Noted(dict[int, V]):
+    """What is noted of collectives, by number. Once there is much of it, that of those which have ended goes.
+
+    Args:
+        pending: gives the numbers of those that have not ended.
+    """
+
+    def __init__(self, pending: Callable[[], Iterable[int]]) -> None:
+        super().__init__()
+        self._pending = pending
+        self._room = ROOM
+
+    def note(self, seq: int, value: V) -> None:
+        """Note something of a collective."""
+        if len(self) >= self._room:
+            for ended in self.keys() - set(self._pending()):
+                del self[ended]
+            self._room = 2 * len(self) + ROOM
+        self[seq] = value
 
 
 class Watch:
@@ -91,9 +114,8 @@ class Watch:
         self._left: dict[int, int] = {}
         self._suspected: set[int] = set()
         self._warned: dict[int, State] = {}  # whose loops do not turn, and which reason was logged
-        self.absent: dict[int, Absence] = {}
-        self._asked: dict[int, int] = {}  # how often, in vain
-        self._room = self._room_asked = ROOM
+        self.absent: Noted[Absence] = Noted(flight.collectives)
+        self._asked: Noted[int] = Noted(flight.collectives)  # how often, in vain
 
     def start(self) -> None:
         """Begin to listen. What was said of the group before is heard now."""
@@ -118,11 +140,7 @@ class Watch:
         """Ask the leader, or the member after those that did not answer, about a stalled operation."""
         tried = 0 if seq in self.absent else self._asked.get(seq, 0)
         self._control.tell([self._leader(tried)], Say.stalled, self._context, seq)
-        if len(self._asked) >= self._room_asked:
-            pending = set(self._flight.collectives())
-            self._asked = {s: count for s, count in self._asked.items() if s in pending}
-            self._room_asked = 2 * len(self._asked) + ROOM
-        self._asked[seq] = tried + 1
+        self._asked.note(seq, tried + 1)
 
     def tell_broken(self, error: GroupBroken) -> None:
         """Tell all members that the group is broken."""
@@ -293,11 +311,7 @@ class Watch:
                 _, seq, ranks, unheard = message.body
                 if not all(type(rank) is int for rank in ranks + unheard):
                     raise WireError("ranks that are no numbers")
-                if len(self.absent) >= self._room:
-                    pending = set(self._flight.collectives())
-                    self.absent = {s: r for s, r in self.absent.items() if s in pending}
-                    self._room = 2 * len(self.absent) + ROOM
-                self.absent[seq] = Absence(ranks, unheard)
+                self.absent.note(seq, Absence(ranks, unheard))
                 if ranks or unheard:
                     call = self._flight.call(seq)
                     what = call.describe() if call else "an operation"

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from aiodist.kernels.halves import BLOCK, add_by_torch, halves
 from aiodist.kernels.quiet import quiet
+from aiodist.kernels.scale import with_number
 from aiodist.types import BFLOAT16, ReduceOp
 
 Array = npt.NDArray[Any]
@@ -141,7 +142,7 @@ def finish(dst: Array, op: ReduceOp, size: int, *, one_nan: bool = False) -> Non
             reduction each for itself (`Schedule.repeats`).
     """
     if op is ReduceOp.AVG and size > 1:
-        quiet.run(_divide, dst, size)
+        quiet.run(with_number, np.divide, dst, size)
     if one_nan and dst.dtype.kind not in "biu" and dst.size:
         parts = dst.view(dst.real.dtype) if dst.dtype.kind == "c" else dst
         if _any_nan(parts):
@@ -156,14 +157,3 @@ def _any_nan(array: Array) -> bool:
         negative = np.maximum.reduce(array.view(np.uint16)) > infinity | 0x8000
         return bool(negative or np.maximum.reduce(array.view(np.int16)) > infinity)
     return bool(np.isnan(np.maximum.reduce(array)))
-
-
-def _divide(dst: Array, size: int) -> None:
-    if dst.dtype.char not in _HALVES:
-        np.divide(dst, size, out=dst)
-        return
-    for start in range(0, dst.size, BLOCK):
-        part = dst[start : start + BLOCK]
-        wide = halves.widen(part, 0)
-        np.divide(wide, size, out=wide)
-        halves.narrow(part)

@@ -1,4 +1,4 @@
-"""Multiplying an array by a number, in place: what PREMUL_SUM does before it sums."""
+"""Arithmetic of an array and a number, in place: PREMUL_SUM multiplies before it sums, AVG divides after."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Array = npt.NDArray[Any]
 def scale(array: Array, factor: float) -> None:
     """Multiply `array` (one axis, floating or complex) by `factor`; halves are multiplied in float32 and
     rounded once. Overflow gives infinity, without a warning."""
-    quiet.run(_scale, array, factor)
+    quiet.run(with_number, np.multiply, array, factor)
 
 
-def _scale(array: Array, factor: float) -> None:
+def with_number(ufunc: np.ufunc, array: Array, number: float) -> None:
+    """`array = array ∘ number`, in place, for `quiet.run`; arguments as of `scale`."""
     if array.dtype.itemsize > 2:
-        np.multiply(array, array.dtype.type(factor), out=array)
+        ufunc(array, array.dtype.type(number), out=array)
         return
-    factor32 = np.float32(factor)
     for start in range(0, array.size, BLOCK):
         part = array[start : start + BLOCK]
         wide = halves.widen(part, 0)
-        np.multiply(wide, factor32, out=wide)
+        ufunc(wide, np.float32(number), out=wide)
         halves.narrow(part)

@@ -34,9 +34,6 @@ class Arbiter(Protocol):
             QuorumLost: no answer can be had.
         """
 
-    def close(self) -> None:
-        """Release what it holds."""
-
 
 class StoreArbiter:
     """The store as arbiter: a value holds if and only if its compare-and-set says so.
@@ -58,9 +55,6 @@ class StoreArbiter:
                 f"the store, which decides who goes on, cannot be reached: {str(error) or 'no answer'}",
                 hint=f"It was tried for {timeout:.1f} s; start the job again when the store is back",
             ) from error
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class MajorityArbiter:
@@ -122,9 +116,6 @@ class MajorityArbiter:
             ) from None
         logger.debug("rank %d: a majority has decided %s", self._rank, topic)
         return ballots.chosen[topic]
-
-    def close(self) -> None:
-        """Do nothing."""
 
     def _tell(self, told: list[Told]) -> None:
         for target, motion in told:

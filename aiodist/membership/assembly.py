@@ -1,6 +1,8 @@
 """One call for the next epoch, as one member of the old one sees it. Pure.
 
-The assembly is told what happened and says what to do now (`next`). It knows no link, store or clock.
+The assembly is told what happened and says what to do now (`next`). It knows no link, store or clock. How
+far a draft has come is one of the states in `drafts`. What to do follows from that, from who is ready or
+gone, and from the time.
 
 Rules
     1. The convener is the lowest rank that is not gone, and that no caller excludes. It waits for
@@ -21,6 +23,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from aiodist.errors import name_ranks
+from aiodist.membership.drafts import Event, State, after
 from aiodist.membership.motions import Decided, Draft, Dropped, Motion, Ready, Void
 from aiodist.membership.record import Number, Record
 from aiodist.sanitize import says
@@ -111,7 +114,6 @@ class Assembly:
     Attributes:
         gone: ranks that are lost, or have left.
         ready: ranks that have called.
-        formed: drafts that were formed here.
         culprits: uids that are in no further draft.
     """
 
@@ -122,15 +124,12 @@ class Assembly:
         self.uids = tuple(uids)
         self.gone: set[int] = set()
         self.ready: dict[int, Ready] = {}
-        self.formed: set[Number] = set()
-        self._drafts: dict[Number, Record] = {}
-        self._dropped: set[Number] = set()
         self.culprits: set[bytes] = set()
-        self._decided: Record | None = None
+        self._drafts: dict[Number, Record] = {}
+        self._states: dict[Number, State] = {}
         self._void: Void | None = None
         self._deadline = float("inf")
         self._late = float("inf")  # the end of every wait for a convener or a draft
-        self._asked: set[Number] = set()
         self._attempt = call << 16  # drafts of different calls have different numbers, and names
         self._why = ""  # the last draft came to nothing
         self._unruled = "nobody said which epoch is the next"
@@ -156,6 +155,7 @@ class Assembly:
             case Draft(_, record):
                 if record.epoch == self.epoch + 1 and record.number not in self._drafts:
                     self._drafts[record.number] = record
+                    self._note(record.number, Event.HEARD)
                     self._attempt = max(self._attempt, record.number[0])
                     # Longer than forming it may take: where it fails there is time for another.
                     late = now + FORMING + GRACE
@@ -170,31 +170,37 @@ class Assembly:
 
     def drop(self, number: Number, culprits: Collection[bytes] = (), why: str = "") -> None:
         """Drop a draft that could not be formed; `why` is for the error, if no other can be formed."""
-        if number not in self._dropped:
+        if self._note(number, Event.FAILED):
             self._why = why or self._why
-            self._dropped.add(number)
             self._attempt = max(self._attempt, number[0])
             if number >= max(self._drafts, default=number):  # else they went with a later one
                 self.culprits.update(culprits)
 
     def form(self, number: Number) -> None:
         """Note that a draft has been formed here: all its members are connected."""
-        self.formed.add(number)
+        self._note(number, Event.CONNECTED)
 
     def decide(self, record: Record) -> None:
         """Note the arbiter's decision."""
-        if self._decided is None and record.epoch == self.epoch + 1:
-            self._decided = record
+        if self._decided() is None and record.epoch == self.epoch + 1:
+            self._drafts[record.number] = record
+            self._note(record.number, Event.DECIDED)
 
     def asked(self, number: Number, why: str) -> None:
         """Note that the arbiter was asked for this draft, and could not answer. It is asked again while there
         is time."""
-        self._asked.add(number)
+        self._note(number, Event.UNANSWERED)
         self._unruled = why
 
-    def was_dropped(self, number: Number) -> bool:
-        """Whether a draft is known to come to nothing."""
-        return number in self._dropped
+    def state_of(self, number: Number) -> State:
+        """The state of a draft here."""
+        return self._states.get(number, State.UNHEARD)
+
+    def _note(self, number: Number, event: Event) -> bool:
+        """Take news of a draft → whether its state is another now."""
+        before = self.state_of(number)
+        self._states[number] = after(before, event)
+        return self._states[number] is not before
 
     # ── what to do ───────────────────────────────────────────────────────────────────────────────────
 
@@ -205,15 +211,20 @@ class Assembly:
 
     def current(self) -> Record | None:
         """The latest draft that was not dropped."""
-        alive = [number for number in self._drafts if number not in self._dropped]
+        alive = [number for number in self._drafts if self.state_of(number) is not State.DROPPED]
         return self._drafts[max(alive)] if alive else None
+
+    def _decided(self) -> Record | None:
+        """The draft that the arbiter has decided for."""
+        return next((self._drafts[n] for n, state in self._states.items() if state is State.EPOCH), None)
 
     def next(self, now: float) -> Step:
         """The step to take now."""
-        if self._decided is not None:
-            if self.uids[self.rank] in self._decided.members:
-                return Adopt(self._decided)
-            return Fail(f"epoch {self._decided.epoch} was formed without this process", evicted=True)
+        decided = self._decided()
+        if decided is not None:
+            if self.uids[self.rank] in decided.members:
+                return Adopt(decided)
+            return Fail(f"epoch {decided.epoch} was formed without this process", evicted=True)
         if self._void is not None:
             return Fail(self._void.why, quorum=self._void.quorum)
         self._drop_hopeless()
@@ -257,17 +268,17 @@ class Assembly:
     def _drop_hopeless(self) -> None:
         gone = {self.uids[rank] for rank in self.gone}
         for number, record in self._drafts.items():
-            if number not in self._dropped and gone.intersection(record.members):
+            if gone.intersection(record.members):
                 self.drop(number)  # its convener is one of them, so nobody asks for it who has not asked yet
 
     def _with(self, draft: Record, now: float) -> Step:
-        uid, end = self.uids[self.rank], self._end()
+        uid, end, state = self.uids[self.rank], self._end(), self.state_of(draft.number)
         member, late = uid in draft.members, now >= end
-        if member and draft.number not in self.formed:
+        if member and state is State.DRAFTED:
             return (
                 Fail(f"epoch {draft.epoch} could not be formed in time", quorum=True) if late else Form(draft)
             )
-        ask = draft.number not in self._asked or now < end + GRACE
+        ask = state is not State.UNRULED or now < end + GRACE
         if member and ask and (draft.number[1] == self.rank or late):
             return Rule(draft)
         if now >= end + GRACE:

@@ -7,7 +7,7 @@ members talk about has at most some 6,000.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from reprlib import repr as short
 from typing import Any
 
@@ -161,29 +161,8 @@ _CODES: dict[type[Any], int] = {
 
 
 def encode(motion: Motion) -> bytes:
-    """A motion as bytes."""
-    match motion:
-        case Ready(call, min_size, admit, wanted, excluded):
-            body: tuple[Any, ...] = (call, min_size, admit, wanted, excluded)
-        case Draft(call, record) | Decided(call, record):
-            body = (call, record.values())
-        case Dropped(call, number, culprits, why):
-            body = (call, number, culprits, why)
-        case Void(call, why, quorum):
-            body = (call, why, quorum)
-        case Prepare(topic, ballot) | Outbid(topic, ballot):
-            body = (topic, ballot)
-        case Promise(topic, ballot, accepted):
-            body = (topic, ballot, accepted)
-        case Accept(topic, ballot, value) | Accepted(topic, ballot, value):
-            body = (topic, ballot, value)
-        case Ask(topic):
-            body = (topic,)
-        case Answer(topic, answer):
-            body = (topic, answer)
-        case Leave():
-            body = ()
-    data: bytes = msgpack.packb((_CODES[type(motion)], body))
+    """A motion as bytes: its code and its fields, a record as those of its own."""
+    data: bytes = msgpack.packb((_CODES[type(motion)], astuple(motion)))
     return data
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from aiodist.errors import RendezvousError, WireError
 from aiodist.membership.record import UID_BYTES, Record, decode_record
@@ -76,6 +76,46 @@ def uid_in(key: str) -> bytes | None:
     except ValueError:
         return None
     return uid if len(uid) == UID_BYTES else None
+
+
+class WaitingList:
+    """The newcomers that wait, known to a member without asking the store each time: it watches their queue.
+
+    Args:
+        store: where the job meets.
+        members: uids that are no newcomers any more.
+    """
+
+    def __init__(self, store: Store, members: Collection[bytes]) -> None:
+        self._store = store
+        self._members = members
+        self._task: asyncio.Task[None] | None = None
+        self._uids: set[bytes] = set()
+
+    async def count(self) -> int:
+        """The number of waiting newcomers. The first time it asks the store; 0 where that is out of reach."""
+        if self._task is None or self._task.done():
+            try:
+                self._uids = set(await pending(self._store))
+            except RendezvousError:
+                return 0
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+        return len(self._uids.difference(self._members))
+
+    async def _watch(self) -> None:
+        try:
+            async with self._store.watch(QUEUE) as watch:
+                async for key, value in watch:
+                    uid = uid_in(key)
+                    if uid is not None:
+                        (self._uids.discard if value is None else self._uids.add)(uid)
+        except RendezvousError:
+            pass  # the next question asks the store again
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._task is not None:
+            self._task.cancel()
 
 
 async def invite(store: Store, uids: Iterable[bytes], record: Record) -> None:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aiodist.backends.plan import Plan, parse
+from aiodist.backends.choice import BackendChoice, parse
 from aiodist.environment import placement, secret, tuning
 from aiodist.errors import BackendUnavailable, UsageError
 from aiodist.group import ProcessGroup
@@ -95,14 +95,14 @@ async def init_process_group(
         RendezvousError: the processes cannot work together (two with one rank, other versions…).
         BackendUnavailable: the backend is not here.
     """
-    plan = check_can_begin(backend)
+    choice = check_can_begin(backend)
     environ: Mapping[str, str] = os.environ
     tuned = tuning(environ)
     limit = seconds(timeout) if timeout is not None else tuned.timeout
     with ask_to_meet():
-        plan = await with_libraries(plan, device_id)
-        meeting, environ = await _meet(plan, store, init_method, rank, world_size, limit, environ)
-        group = await Member(meeting, tuned, limit, group_name, environ, plan).first_epoch()
+        choice = await with_libraries(choice, device_id)
+        meeting, environ = await _meet(choice, store, init_method, rank, world_size, limit, environ)
+        group = await Member(meeting, tuned, limit, group_name, environ, choice).first_epoch()
         set_default(group)
     return group
 
@@ -140,24 +140,24 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     return int(fallback_rank)
 
 
-def check_can_begin(backend: str | None) -> Plan:
+def check_can_begin(backend: str | None) -> BackendChoice:
     """Refuse a second default group, a backend that nobody knows, and Windows; what the backend means."""
     if not is_available():
         raise BackendUnavailable("aiodist does not run on Windows", hint="Use Linux, macOS or WSL 2")
-    plan = parse(backend)
+    choice = parse(backend)
     if is_initialized():
         raise UsageError(
             "this loop has a default process group already",
             hint="Close it first: dist.destroy_process_group()",
         )
-    return plan
+    return choice
 
 
-async def with_libraries(plan: Plan, device_id: Any) -> Plan:
-    """Load what a plan needs; in a thread, since it may take a second."""
-    if plan.plain:
-        return plan
-    return await asyncio.get_running_loop().run_in_executor(None, plan.check, device_id)
+async def with_libraries(choice: BackendChoice, device_id: Any) -> BackendChoice:
+    """Load what a choice needs; in a thread, since it may take a second."""
+    if choice.plain:
+        return choice
+    return await asyncio.get_running_loop().run_in_executor(None, choice.check, device_id)
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def ask_to_meet() -> Iterator[None]:
 
 
 async def _meet(
-    plan: Plan,
+    choice: BackendChoice,
     store: Store | None,
     init_method: str | None,
     rank: int,
@@ -183,7 +183,7 @@ async def _meet(
     environ: Mapping[str, str],
 ) -> tuple[Meeting, Mapping[str, str]]:
     """The meeting of the job, and the variables to go on with. MPI gives rank and place."""
-    if any(engine.name == "mpi" for engine in plan.engines.values()):
+    if any(engine.name == "mpi" for engine in choice.engines.values()):
         from aiodist.backends.mpi import meeting as mpi
         from aiodist.backends.mpi.place import is_told
 

@@ -83,8 +83,8 @@ async def join(
             this process has no rank with which to begin it anew.
         and what `init_process_group` raises.
     """
-    plan = check_can_begin(backend)
-    for engine in plan.engines.values():
+    choice = check_can_begin(backend)
+    for engine in choice.engines.values():
         if "regroups" not in engine.capabilities:
             raise UsageError(
                 f"a job with backend {engine.name!r} cannot be joined: its members never change",
@@ -96,11 +96,11 @@ async def join(
     loop = asyncio.get_running_loop()
     began, left = loop.time(), limit
     with ask_to_meet():
-        plan = await with_libraries(plan, device_id)
+        choice = await with_libraries(choice, device_id)
         group = None
         while group is None:
             meeting, begins = await _meet(store, init_method, rank, world_size, limit, environ, group_name)
-            member = Member(meeting, tuned, limit, group_name, environ, plan)
+            member = Member(meeting, tuned, limit, group_name, environ, choice)
             member.elastic = True
             if begins:
                 group = await member.first_epoch(told_who_finishes(environ, meeting.world_size))

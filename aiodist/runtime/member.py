@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
-from aiodist.backends.plan import Plan
+from aiodist.backends.choice import BackendChoice
 from aiodist.control.liveness import Patience
 from aiodist.environment import Tls, Tuning, check_open_port, job_id, secret, split_address, tls
 from aiodist.errors import RendezvousError, UsageError
@@ -59,7 +59,7 @@ class Member:
         timeout: seconds for meeting, and the default of operations.
         group_name: of the world; '' for 'world'.
         environ: the environment variables.
-        plan: which backend carries out what.
+        choice: which backend carries out what.
 
     Attributes:
         elastic: whether others may join later.
@@ -72,7 +72,7 @@ class Member:
         timeout: float,
         group_name: str,
         environ: Mapping[str, str],
-        plan: Plan,
+        choice: BackendChoice,
     ) -> None:
         name = group_name or "world"
         self._loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ class Member:
             ),
             uid=uid,
             hosts_store=hosted is not None,
-            plan=plan,
+            choice=choice,
         )
         self.job = Job(
             uid,

@@ -61,12 +61,16 @@ def _power_of_two(size: int, nbytes: int) -> bool:
     return size & (size - 1) == 0
 
 
-def _short(size: int, nbytes: int) -> bool:
-    return nbytes < size * RING_CHUNK
-
-
 def _may_wrap(size: int, nbytes: int) -> bool:
     return nbytes <= WRAP_LIMIT
+
+
+def _short_power_of_two(size: int, nbytes: int) -> bool:
+    return nbytes < size * RING_CHUNK and _power_of_two(size, nbytes)
+
+
+def _short_may_wrap(size: int, nbytes: int) -> bool:
+    return nbytes < size * RING_CHUNK and _may_wrap(size, nbytes)
 
 
 # Where two cost the same, the one that stands first is taken.
@@ -96,29 +100,15 @@ ALGORITHMS: dict[Kind, dict[str, Algorithm]] = {
     },
     Kind.all_gather: {
         "ring": Algorithm(_rootless(ring.all_gather), costs.ring),
-        "recursive_doubling": Algorithm(
-            _rootless(recursive.all_gather),
-            costs.halving,
-            lambda size, nbytes: _power_of_two(size, nbytes) and _short(size, nbytes),
-        ),
-        "bruck": Algorithm(
-            _rootless(bruck.all_gather),
-            costs.bruck,
-            lambda size, nbytes: _may_wrap(size, nbytes) and _short(size, nbytes),
-        ),
+        "recursive_doubling": Algorithm(_rootless(recursive.all_gather), costs.halving, _short_power_of_two),
+        "bruck": Algorithm(_rootless(bruck.all_gather), costs.bruck, _short_may_wrap),
     },
     Kind.reduce_scatter: {
         "ring": Algorithm(_rootless(ring.reduce_scatter), costs.ring),
         "recursive_halving": Algorithm(
-            _rootless(recursive.reduce_scatter),
-            costs.halving,
-            lambda size, nbytes: _power_of_two(size, nbytes) and _short(size, nbytes),
+            _rootless(recursive.reduce_scatter), costs.halving, _short_power_of_two
         ),
-        "bruck": Algorithm(
-            _rootless(bruck.reduce_scatter),
-            costs.bruck,
-            lambda size, nbytes: _may_wrap(size, nbytes) and _short(size, nbytes),
-        ),
+        "bruck": Algorithm(_rootless(bruck.reduce_scatter), costs.bruck, _short_may_wrap),
     },
     Kind.gather: {
         "linear": Algorithm(linear.gather, costs.linear),

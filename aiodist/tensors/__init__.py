@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from aiodist.tensors.family import check_shape, like, wrap
 from aiodist.tensors.overlap import overlaps
-from aiodist.tensors.view import TensorView, view
+from aiodist.tensors.view import view
 
-__all__ = ["TensorView", "check_shape", "like", "overlaps", "view", "wrap"]
+__all__ = ["check_shape", "like", "overlaps", "view", "wrap"]

@@ -90,6 +90,13 @@ class _Interface:
         self.__array_interface__ = dict(interface)
 
 
+def torch_of(obj: Any) -> Any:
+    """The module `torch`, where an object is one of its tensors; else None. Never imports it: a caller that
+    holds a tensor has done so."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())) else None
+
+
 def device_array(obj: Any, what: str) -> DeviceArray | None:
     """See a tensor on a CUDA device; None for what is none.
 
@@ -100,10 +107,8 @@ def device_array(obj: Any, what: str) -> DeviceArray | None:
     Raises:
         UsageError: it lies on a device of another kind, or has a dtype that cannot be communicated.
     """
-    torch: Any = sys.modules.get("torch")
-    tensor: Any = obj
-    if torch is not None and isinstance(tensor, getattr(torch, "Tensor", ())):
-        return _of_torch(torch, tensor, what)
+    if torch := torch_of(obj):
+        return _of_torch(torch, obj, what)
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
         return _of_interface(obj, interface, what)

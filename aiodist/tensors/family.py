@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import UsageError, shown
-from aiodist.tensors.device import device_array
+from aiodist.tensors.device import device_array, torch_of
 from aiodist.tensors.view import view
 from aiodist.types import BFLOAT16
 
@@ -23,8 +23,8 @@ MAX_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 def wrap(tensor: Any, array: Array) -> Any:
     """`array` as an object of `tensor`'s family, on the same memory: a torch tensor if `tensor` is one,
     else the array itself. The result keeps the array alive."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(tensor, getattr(torch, "Tensor", ())):
+    torch = torch_of(tensor)
+    if torch is None:
         return array
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -67,10 +67,8 @@ def check_shape(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
 
 def _on_device(tensor: Any, index: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """A torch tensor where `tensor` is one, else a CuPy array, on the same device."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, getattr(torch, "Tensor", ())):
-        where: Any = tensor
-        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=where.device)
+    if torch := torch_of(tensor):
+        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=tensor.device)
     cupy: Any = sys.modules.get("cupy")  # a program that communicates such tensors has imported it
     if cupy is None:
         raise UsageError(

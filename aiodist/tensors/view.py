@@ -6,7 +6,6 @@ tensor has imported it), objects with the buffer protocol, `__array_interface__`
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,73 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from aiodist.errors import UsageError, shown
-from aiodist.tensors.device import check_torch, device_array
+from aiodist.tensors.device import check_torch, device_array, torch_of
 from aiodist.types import BFLOAT16, DTYPES, check_dtype
 
 Array = npt.NDArray[Any]
 
 _KDL_CPU = 1  # DLPack's device type of host memory
-_BITS_DTYPE = {"torch.bfloat16": ("int16", BFLOAT16)}  # torch dtypes that NumPy knows only through others
 
 
-class TensorView:
-    """An argument as aiodist sees it.
-
-    The view keeps the caller's object alive, and may be kept as long as an operation borrows it.
-
-    Attributes:
-        source: the caller's object.
-        array: an ndarray that shares its memory, with its shape and strides.
-        contiguous: whether the elements lie in C order without gaps (so do those of empty and 0-d ones).
-    """
-
-    __slots__ = ("array", "contiguous", "source")
-
-    def __init__(self, source: Any, array: Array) -> None:
-        self.source = source
-        self.array = array
-        self.contiguous: bool = array.flags.c_contiguous
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """One of `types.DTYPES`."""
-        return self.array.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents; () for a 0-d tensor."""
-        return self.array.shape
-
-    @property
-    def count(self) -> int:
-        """Elements."""
-        return self.array.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self.array.nbytes
-
-    @property
-    def vector(self) -> Array:
-        """The elements as a 1-D array on the same memory; only where `contiguous`."""
-        assert self.contiguous
-        return self.array.reshape(-1)
-
-    @property
-    def flat(self) -> memoryview:
-        """The elements as bytes on the same memory; only where `contiguous`."""
-        return self.vector.view(np.uint8).data
-
-
-def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False) -> TensorView:
-    """See an argument as an array that shares its memory.
+def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False) -> Array:
+    """See an argument as an array that shares its memory, with its shape and strides.
 
     Args:
         obj: the caller's tensor.
         writable: whether the operation writes to it.
         what: the argument's name in the caller's call, for the error ('tensor', 'out').
-        device: it may lie on a CUDA device; `array` is a `DeviceArray` then, never to be read.
+        device: it may lie on a CUDA device; the array is a `DeviceArray` then, never to be read.
 
     Raises:
         UsageError: it is no tensor, lies on a device, is read-only or overlaps itself where it would be
@@ -96,7 +44,7 @@ def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False
     check_dtype(dtype)
     if writable:
         _check_writable(array, what)
-    return TensorView(obj, array)
+    return array
 
 
 def _seen(obj: Any, what: str, device: bool) -> Array:
@@ -118,8 +66,7 @@ def _array_of(obj: Any, what: str, device: bool) -> Array:
         found = device_array(obj, what)
         if found is not None:
             return found
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
+    if torch := torch_of(obj):
         return _torch_array(torch, obj, what)
     if isinstance(obj, np.ma.MaskedArray):
         raise UsageError(f"{what} is a masked array; its mask would be lost", hint="Pass .data or .filled(…)")
@@ -150,13 +97,10 @@ def _torch_array(torch: Any, tensor: Any, what: str) -> Array:
         raise UsageError(
             f"{what} has no memory: its storage was freed", hint="Give it its storage back first"
         )
-    bits = _BITS_DTYPE.get(str(tensor.dtype))
     try:
-        if bits is None:
-            array: Array = tensor.numpy()
-            return array
-        array = tensor.view(getattr(torch, bits[0])).numpy()
-        return array.view(bits[1])
+        of_bits = tensor.dtype == torch.bfloat16  # which NumPy's own dtypes leave out
+        array: Array = tensor.view(torch.int16).numpy().view(BFLOAT16) if of_bits else tensor.numpy()
+        return array
     except (TypeError, RuntimeError) as error:
         names = ", ".join(d.name for d in DTYPES)
         raise UsageError(

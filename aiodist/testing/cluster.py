@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from aiodist.backends.plan import parse
+from aiodist.backends.choice import parse
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.default import override
@@ -59,7 +59,7 @@ async def run_cluster(
             `chaos.joined`.
         backend: as for `init_process_group`.
     """
-    plan = parse(backend, gpu=False).check()
+    choice = parse(backend, gpu=False).check()
     cluster = _Plain(size, network, endpoint) if chaos is None else _Faulty(chaos)
 
     def settings(uid: bytes, hosts_store: bool = False) -> Settings:
@@ -69,7 +69,7 @@ async def run_cluster(
             limits=limits,
             uid=uid,
             hosts_store=hosts_store,
-            plan=plan,
+            choice=choice,
         )
 
     async def inside(entering: Awaitable[ProcessGroup], main: Callable[[ProcessGroup], Awaitable[T]]) -> T:

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgpack
 
+from aiodist.backends.choice import BackendChoice
 from aiodist.backends.nccl.engine import NcclEngine
 from aiodist.backends.nccl.sharing import Told
-from aiodist.backends.plan import Plan
 from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.launch.nodes.admission import Answer, Card
@@ -88,7 +88,7 @@ def _cards(data: bytes) -> None:
     card = read_[1]
     # What the world and the endpoint do with it, without asking.
     bytes(card["uid"]), bool(card["hosts"]), str(card["host"])
-    Plan(engines={"cuda": NcclEngine}, staged=True).settle([CARD["backend"], card["backend"]])
+    BackendChoice(engines={"cuda": NcclEngine}, staged=True).settle([CARD["backend"], card["backend"]])
     endpoint = card["endpoint"]
     host, port = endpoint["tcp"]
     if not (type(host) is str and type(port) is int and len(endpoint["nonce"]) == 16):

@@ -191,7 +191,7 @@ async def begin(pg: ProcessGroup) -> None:
 
     def post() -> Iterator[Posted]:
         yield Posted(mine._comm.Ibcast(mine._buffer(tensor), 1))
-        mine._on_loop(begun.set_result, None)
+        mine.setup.loop.call_soon_threadsafe(begun.set_result, None)
 
     mine._post(post, lambda: None)
     await begun

@@ -25,7 +25,7 @@ def message(number: int, nbytes: int) -> Any:
 
 def stored(pg: ProcessGroup, source: int) -> list[int]:
     """Bytes of each message from a rank that waits here for a receive; 0 where it is only offered."""
-    receiver: Any = pg._core.backend.incoming(source)  # type: ignore[attr-defined]
+    receiver: Any = pg._core.backend.channels.incoming(source)  # type: ignore[attr-defined]
     return [
         len(one.data) if one.data is not None else 0
         for key, one in receiver._stored.items()

@@ -21,8 +21,8 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends import registry
+from aiodist.backends.choice import parse
 from aiodist.backends.foreign import Engine
-from aiodist.backends.plan import parse
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
 from aiodist.testing.spmd import check, launch
@@ -184,11 +184,11 @@ def test_nobody_but_the_package_brings_it(installed: Path, monkeypatch: pytest.M
     try:
         (point,) = entry_points(group="aiodist.backends", name="unix")
         assert point == EntryPoint("unix", "aiodist_unix:UnixEngine", "aiodist.backends")
-        plan = parse("Unix").check()
-        assert (plan.name, plan.host, set(plan.engines)) == ("unix", False, {"cpu"})
-        elsewhere = [{**plan.card(), "told": {"cpu": name}} for name in (b"here", b"there")]
+        choice = parse("Unix").check()
+        assert (choice.name, choice.host, set(choice.engines)) == ("unix", False, {"cpu"})
+        elsewhere = [{**choice.card(), "told": {"cpu": name}} for name in (b"here", b"there")]
         with pytest.raises(dist.BackendUnavailable, match=r"'unix' .*: the ranks are on several hosts"):
-            plan.settle(elsewhere)
+            choice.settle(elsewhere)
     finally:
         sys.modules.pop("aiodist_unix", None)
 

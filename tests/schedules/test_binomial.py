@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.schedules import binomial
-from aiodist.schedules.prover import prove
 from aiodist.types import Kind
+from tests.schedules.prover import prove
 
 
 def check(size: int, root: int) -> None:

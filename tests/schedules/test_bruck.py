@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from aiodist.schedules import bruck
-from aiodist.schedules.prover import prove
 from aiodist.types import Kind
 from tests.levels import few
+from tests.schedules.prover import prove
 
 
 @pytest.mark.parametrize("size", few(range(1, 65), [*range(1, 10), 13, 16], "proofs for every size"))

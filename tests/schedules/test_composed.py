@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.schedules import composed
-from aiodist.schedules.prover import prove
 from aiodist.schedules.steps import Send
 from aiodist.types import Kind
+from tests.schedules.prover import prove
 
 
 def check(size: int, root: int) -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from aiodist.schedules import dissemination
-from aiodist.schedules.prover import ScheduleError, prove
 from aiodist.schedules.steps import Schedule
 from aiodist.types import Kind
+from tests.schedules.prover import ScheduleError, prove
 
 
 def test_nobody_leaves_before_everybody_came() -> None:

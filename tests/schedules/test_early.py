@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.schedules import posted_in
-from aiodist.schedules.early import AHEAD
+from aiodist.schedules.early import AHEAD, posted_in
 from aiodist.schedules.recursive import doubling, halving
 from aiodist.schedules.ring import all_reduce
 from aiodist.schedules.select import ALGORITHMS

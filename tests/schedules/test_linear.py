@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from aiodist.schedules import linear
-from aiodist.schedules.prover import prove
 from aiodist.types import Kind
+from tests.schedules.prover import prove
 
 
 def test_gather_and_scatter_are_right_and_as_long_as_they_say() -> None:

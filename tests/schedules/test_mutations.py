@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.schedules.prover import ScheduleError, prove
 from aiodist.schedules.select import ALGORITHMS
 from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, Step, schedule
 from aiodist.types import Kind
+from tests.schedules.prover import ScheduleError, prove
 
 CASES = [
     (kind, name, size)

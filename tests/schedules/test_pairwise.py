@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from aiodist.schedules import pairwise
-from aiodist.schedules.prover import prove
 from aiodist.schedules.steps import Send
 from aiodist.types import Kind
 from tests.levels import few
+from tests.schedules.prover import prove
 
 
 @pytest.mark.parametrize("size", few(range(1, 65), [*range(1, 10), 13, 16], "proofs for every size"))

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.schedules import recursive, ring
-from aiodist.schedules.prover import ScheduleError, prove
 from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, Step, schedule
 from aiodist.types import Kind
+from tests.schedules.prover import ScheduleError, prove
 
 
 def refuted(kind: Kind, chunks: int, *ranks: Rounds, root: int = -1, match: str) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from aiodist.schedules import recursive
-from aiodist.schedules.prover import prove
 from aiodist.types import Kind
+from tests.schedules.prover import prove
 
 
 def test_doubling_is_right_and_as_long_as_it_says() -> None:

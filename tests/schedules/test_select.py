@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from aiodist.errors import UsageError
 from aiodist.schedules.costs import DOUBLING_LIMIT, RING_CHUNK, SPREAD_LIMIT, WRAP_LIMIT
-from aiodist.schedules.prover import prove
 from aiodist.schedules.select import ALGORITHMS, UNKNOWN, algorithm, select
 from aiodist.schedules.steps import Recv, Schedule, Send, Step, chunk_bounds, spans
 from aiodist.types import Kind
+from tests.schedules.prover import prove
 
 COLLECTIVES = tuple(kind for kind in ALGORITHMS if kind is not Kind.new_group)
 CHUNK_PER_RANK = (Kind.all_gather, Kind.reduce_scatter, Kind.gather, Kind.scatter)

@@ -146,7 +146,7 @@ async def test_a_program_may_have_as_much_in_flight_as_it_likes(pg: ProcessGroup
             await work
         if pg.rank != sender:
             assert (into == numbers).all()
-    assert pg._core.backend.crowded == {1 - pg.rank}  # type: ignore[attr-defined]
+    assert pg._core.backend.channels.crowded == {1 - pg.rank}  # type: ignore[attr-defined]
 
 
 async def test_small_frames_do_not_hold_the_loop() -> None:

@@ -94,7 +94,7 @@ def test_overlaps_are_seen() -> None:
     assert not overlaps(array, at(AT + array.nbytes))
     with pytest.raises(UsageError, match="overlaps itself"):
         view(Interface({"strides": (0, 4)}), writable=True, device=True)
-    assert view(Interface({"strides": (0, 4)}), writable=False, device=True).array.strides == (0, 4)
+    assert view(Interface({"strides": (0, 4)}), writable=False, device=True).strides == (0, 4)
 
 
 # ── never read ───────────────────────────────────────────────────────────────────────────────────────

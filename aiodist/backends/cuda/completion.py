@@ -5,11 +5,11 @@ the caller's streams ── marks ─▶ the operation, on a communication strea
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from aiodist.backends.base import Operation
+from aiodist.backends.base import Operation, arrays_in
 from aiodist.backends.cuda.streams import after, caller_stream, caller_streams, mark, raw_stream
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.tensors.device import DeviceArray
@@ -17,34 +17,6 @@ from aiodist.tensors.device import DeviceArray
 LAUNCHING = 5.0
 """Seconds that `synchronize` waits for a collective that was given to the launch thread, which is normally a
 few µs away. What takes turns of the loop before, as messages do, is not waited for."""
-
-
-class Launched:
-    """The end of an operation's launch, told once to those who wait: with its event or without."""
-
-    def __init__(self) -> None:
-        self._known = threading.Event()
-        self._event: Any = None
-
-    def set(self, event: Any) -> None:
-        """Give the event that ends the operation; None: it was never launched."""
-        self._event = event
-        self._known.set()
-
-    def get(self, seconds: float) -> Any:
-        """The event.
-
-        Raises:
-            UsageError: there is none within some seconds. GroupBroken: there will be none.
-        """
-        if not self._known.wait(seconds):
-            raise UsageError(
-                "the operation is not launched yet: that waits for one before it, or for the peer",
-                hint="Write `await work`",
-            )
-        if self._event is None:
-            raise GroupBroken("the operation was not launched")
-        return self._event
 
 
 class Completion:
@@ -57,7 +29,7 @@ class Completion:
 
     Attributes:
         patience: seconds that `synchronize` waits for the launch: none before it is under way by itself.
-        launched: how the launch ended.
+        launched: told once, when the launch has ended: the event that ends the operation, or None.
     """
 
     def __init__(self, cupy: Any, device: int, arrays: Sequence[DeviceArray]) -> None:
@@ -66,7 +38,7 @@ class Completion:
         self._first = arrays[0]
         self.patience = 0.0
         self._marks = [mark(cupy, device, stream) for stream in caller_streams(cupy, arrays)]
-        self.launched = Launched()
+        self.launched: Future[Any] = Future()
 
     def wait_for_caller(self, stream: int) -> None:
         """Have a stream wait for what the caller had given its own streams before the call."""
@@ -76,16 +48,30 @@ class Completion:
     def synchronize(self, stream: Any = None) -> None:
         """Have a stream wait for the operation; see `Work.synchronize`."""
         raw = caller_stream(self._cupy, self._first) if stream is None else raw_stream(stream)
-        event = self.launched.get(self.patience)
+        event = event_of(self.launched, self.patience)
         with self._cupy.cuda.Device(self._device):  # 0 is the default stream of the current one
             after(self._cupy, raw or 0, event)
+
+
+def event_of(launched: Future[Any], seconds: float) -> Any:
+    """The event that ends an operation.
+
+    Raises:
+        UsageError: it was not launched within some seconds. GroupBroken: it never will be.
+    """
+    try:
+        event = launched.result(seconds)
+    except TimeoutError:
+        raise UsageError(
+            "the operation is not launched yet: that waits for one before it, or for the peer",
+            hint="Write `await work`",
+        ) from None
+    if event is None:
+        raise GroupBroken("the operation was not launched")
+    return event
 
 
 def arrays_of(operation: Operation) -> list[DeviceArray]:
     """The arrays that an operation reads and writes."""
     source, target = operation.source, operation.target
-    found: list[Any] = []
-    for given in (source, None if target is source else target):
-        if given is not None:
-            found += given if isinstance(given, list) else [given]
-    return found
+    return [*arrays_in(source), *arrays_in(None if target is source else target)]

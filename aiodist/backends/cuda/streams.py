@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from aiodist.errors import UsageError
-from aiodist.tensors.device import DeviceArray
+from aiodist.tensors.device import DeviceArray, torch_of
 
 _HIGHEST = -100  # lower is sooner; the driver takes the highest that the device has
 
@@ -20,8 +20,7 @@ _HIGHEST = -100  # lower is sooner; the driver takes the highest that the device
 def caller_stream(cupy: Any, array: DeviceArray) -> int | None:
     """The stream on which the caller, in this thread and now, works on a tensor; None: none to wait for."""
     source = array.source
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(source, getattr(torch, "Tensor", ())):
+    if torch := torch_of(source):
         return int(torch.cuda.current_stream(array.cuda).cuda_stream)
     if not isinstance(source, cupy.ndarray):
         interface = getattr(source, "__cuda_array_interface__", None)
@@ -76,6 +75,14 @@ def mark(cupy: Any, device: int, stream: int) -> Any:
     with cupy.cuda.Device(device):
         event = cupy.cuda.Event(disable_timing=True)
         cupy.cuda.runtime.eventRecord(event.ptr, stream)
+    return event
+
+
+def blocking_mark(cupy: Any, stream: Any) -> Any:
+    """An event at what a CuPy stream has been given until now. Who waits for it sleeps in the driver, without
+    the GIL."""
+    event = cupy.cuda.Event(block=True, disable_timing=True)
+    event.record(stream)
     return event
 
 

@@ -7,19 +7,13 @@ for that lock.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
+
+from aiodist.backends.cuda.launcher import Launcher
 
 Then = Callable[[Exception | None], None]
-
-
-class Event(Protocol):
-    """An event that can be waited for; `cupy.cuda.Event(block=True, disable_timing=True)`."""
-
-    def synchronize(self) -> object: ...
 
 
 class Waiter:
@@ -31,50 +25,38 @@ class Waiter:
     """
 
     def __init__(self, name: str, use: Callable[[], object]) -> None:
-        self._queue: SimpleQueue[tuple[Event, Then, Any] | None] = SimpleQueue()
-        self._use = use
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._failed: Exception | None = None
+        self._thread = Launcher(name)
+        self._thread.submit(partial(self._begin, use))
 
-    def watch(self, event: Event, then: Then, keep: Any) -> None:
+    def watch(self, event: Any, then: Then, keep: Any) -> None:
         """Wait for an event, after those before it.
 
         Args:
+            event: one that blocks: `cupy.cuda.Event(block=True, disable_timing=True)`.
             then: called in the thread, with None or with what the device failed with.
             keep: referenced until then: the memory that the device works on.
         """
-        self._queue.put((event, then, keep))
+        self._thread.submit(partial(self._wait, event, then, keep))
 
     def close(self) -> None:
         """End the thread, when it has waited for all that it was given."""
-        self._queue.put(None)
+        self._thread.end()
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of the thread → whether it has come."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return self._thread.join(seconds)
 
-    def _run(self) -> None:
-        failed: Exception | None = None
-        try:
-            self._use()
-        except Exception as error:
-            failed = error
-        while (item := self._queue.get()) is not None:
-            event, then, keep = item
-            then(failed or _wait(event))
-            del item, event, then, keep  # not kept until the next one comes
+    def _begin(self, use: Callable[[], object]) -> None:
+        self._failed = _error_of(use)
+
+    def _wait(self, event: Any, then: Then, keep: Any) -> None:
+        then(self._failed or _error_of(event.synchronize))
 
 
-def _wait(event: Event) -> Exception | None:
+def _error_of(call: Callable[[], object]) -> Exception | None:
     try:
-        event.synchronize()
+        call()
     except Exception as error:
         return error
     return None
-
-
-def post(loop: Any, callback: Callable[..., object], *arguments: Any) -> None:
-    """Call on a loop, from any thread; nothing where the loop is closed."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback, *arguments)

@@ -13,20 +13,22 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation, Reports
-from aiodist.backends.foreign.check import Check, Undriven
+from aiodist.backends.base import Array, Operation
 from aiodist.backends.foreign.engine import Engine, Setup
+from aiodist.backends.foreign.group import EngineGroup
 from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.level import Level, carried, context_within
+from aiodist.backends.inner import InnerOperation, Undriven
 from aiodist.backends.release import once
+from aiodist.backends.threads import settle
 from aiodist.roles import ROLES, Uneven
 from aiodist.types import NO_ROOT, Call, Kind, agree
 
@@ -38,6 +40,7 @@ _TOLD = 1020  # bytes that a member may tell the others while the engine opens
 MakeEngine = Callable[[Setup], Engine]
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """A collective that has its number; or a division of the group, which has a place only.
 
@@ -45,25 +48,22 @@ class Entry:
         place: in the line, counted from the first.
         number: of the comparison.
         joins: it is in one batch with the one before it.
+        told: the call in the comparison.
+        agreed, filled, moved: it was compared, the engine has what it reads, the engine has done its part.
+        error: why the engine could not begin.
     """
 
-    __slots__ = (
-        *("agreed", "division", "error", "filled", "joins", "moved", "number", "operation", "place"),
-        *("task", "told"),
-    )
-
-    def __init__(self, place: int, number: int) -> None:
-        self.place = place
-        self.number = number
-        self.joins = False
-        self.told: Call | None = None  # in the comparison
-        self.operation: Operation | None = None
-        self.task: Task | None = None
-        self.agreed = False
-        self.filled = False
-        self.moved = False
-        self.division: Callable[[], None] | None = None
-        self.error: Exception | None = None  # why the engine could not begin
+    place: int
+    number: int
+    joins: bool = False
+    told: Call | None = None
+    operation: Operation | None = None
+    task: Task | None = None
+    agreed: bool = False
+    filled: bool = False
+    moved: bool = False
+    division: Callable[[], None] | None = None
+    error: Exception | None = None
 
 
 class ForeignBackend:
@@ -82,28 +82,24 @@ class ForeignBackend:
         self._host = host
         self._make_engine = make_engine
         self._device = device
-        self.context = host.context
-        self.ranks = host.ranks
-        self.rank, self.size = host.rank, host.size
-        self.reports: Reports = host.reports
-        self.release = host.release
+        self._channels = channels = host.channels
         setup = Setup(
-            self.rank, self.ranks, self.context, host.loop, device, self._gather, host.failed, parent
+            *(channels.rank, channels.ranks, channels.context, channels.loop, device),
+            *(self._gather, channels.failed, parent),
         )
         self.engine = make_engine(setup)
         self.name = self.engine.name
-        self._level = Level(self, host.groups, _checks(self.name), range(self.size))
+        self._level = Level(channels, host.groups, _checks(self.name), range(channels.size), self._disagreed)
         self.places: Mapping[str, str] = dict.fromkeys(self.engine.places, self.engine.name)
         self.capabilities = self.engine.capabilities | {"signatures", "tags", "any-source"}
-        self._messages = Messages(self, self._level)
+        self._group = EngineGroup(channels, self.engine)
+        self._messages = Messages(self._group, self._level)
         self._line: deque[Entry] = deque()
         self._places = itertools.count()
         self._fused: dict[int, Entry] = {}  # by the user's number: what is being compared, with its batch
         self._reserved: dict[int, Entry] = {}
         self._batching = False
         self._batched = -1  # the place after that of the batch's last one
-        self._dead = False
-        self._halted = False
 
     async def open(self) -> None:
         """Connect the engine with those of the other members."""
@@ -113,26 +109,23 @@ class ForeignBackend:
 
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
-        try:
-            self._note(operation)
-            if operation.call.kind is Kind.send:
-                self._messages.send(operation)
-            elif operation.call.kind is Kind.recv:
-                self._messages.recv(operation)
-            else:
-                self._begin(operation)
-        except Exception as error:
-            self._host.failed(error)
+        self._channels.guard(self._take, operation)
+
+    def _take(self, operation: Operation) -> None:
+        self._note(operation)
+        if operation.call.kind is Kind.send:
+            self._messages.send(operation)
+        elif operation.call.kind is Kind.recv:
+            self._messages.recv(operation)
+        else:
+            self._begin(operation)
 
     def hold(self, operation: Operation) -> None:
         """Note an operation that is submitted later; the engine is told now, in the user's call."""
         call = operation.call
         if not call.message:
             self._reserved[call.seq] = self._number(call.seq)
-        try:
-            self._note(operation)
-        except Exception as error:
-            self._host.failed(error)
+        self._channels.guard(self._note, operation)
 
     def _note(self, operation: Operation) -> None:
         if operation.noted is None:
@@ -148,10 +141,10 @@ class ForeignBackend:
 
     def abort(self) -> None:
         """Stop everything; the group's release is held until the engine touches no buffer any more."""
-        self._dead = True
+        self._group.dead = True
         self._level.abort()
-        self.release.hold()
-        let_go = once(self.release.let_go)
+        self._channels.release.hold()
+        let_go = once(self._channels.release.let_go)
         try:
             self.engine.abort(let_go)
         except Exception:
@@ -165,15 +158,9 @@ class ForeignBackend:
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one."""
         entry = Entry(next(self._places), -1)
-        entry.division = partial(self._divide, context, members)
+        entry.division = partial(self._channels.guard, self.engine.divide, context, members)
         self._line.append(entry)
         self._advance()
-
-    def _divide(self, context: int, members: Sequence[int]) -> None:
-        try:
-            self.engine.divide(context, members)
-        except Exception as error:
-            self._host.failed(error)
 
     def renounce(self, context: int, ranks: Sequence[int]) -> None:
         """Note that this rank never makes a group that others may have made, nor that of its comparisons."""
@@ -209,43 +196,40 @@ class ForeignBackend:
             entry.joins = entry.place == self._batched
             self._batched = entry.place + 1
         entry.task = task = self.engine.prepare(operation)
-        self.fill(task, partial(self._filled, entry))
+        self._group.fill(task, partial(self._filled, entry))
         self._advance()
-        if not self.loses:
+        if not self._group.stopped:
             self._level.backend.submit(self._comparison(entry, operation))
 
-    def _comparison(self, entry: Entry, operation: Operation) -> Check:
+    def _comparison(self, entry: Entry, operation: Operation) -> InnerOperation:
         """The operation of the host engine that ends only if all members have issued the same: a barrier;
         where each pair of ranks has a size of its own, an exchange of what each sends."""
         call, (offer, detail) = operation.call, carried(operation.call)
         own_sizes = operation.source_sizes if ROLES[call.kind].uneven is Uneven.PAIRS else None
+        size = self._channels.size
         kind, dtype, shape = (
-            (Kind.barrier, _BYTE, (0,)) if own_sizes is None else (Kind.all_to_all, _COUNT, (self.size,))
+            (Kind.barrier, _BYTE, (0,)) if own_sizes is None else (Kind.all_to_all, _COUNT, (size,))
         )
         if self.engine.fuses:
             self._fused[call.seq] = entry
             detail += _JOINED * entry.joins
         entry.told = told = Call(kind, entry.number, dtype, shape, None, NO_ROOT, offer, detail)
         if own_sizes is None:
-            return Check(told, operation.work, partial(self._agreed, entry))
-        sent, coming = np.array(own_sizes, _COUNT), np.empty(self.size, _COUNT)
-        return Check(told, operation.work, partial(self._fits, entry, coming), sent, coming)
+            return InnerOperation(told, operation.work, then=partial(self._agreed, entry))
+        sent, coming = np.array(own_sizes, _COUNT), np.empty(size, _COUNT)
+        then = partial(self._fits, entry, coming)
+        return InnerOperation(told, operation.work, sent, coming, then=then)
 
     def _fits(self, entry: Entry, coming: Array) -> None:
         """Check that each member sends what is expected here, now that it is known."""
         operation = entry.operation
         assert operation is not None
         assert operation.target_sizes is not None
-        itemsize, name = operation.call.dtype.itemsize, operation.call.kind.name
+        itemsize = operation.call.dtype.itemsize
         for peer, (sent, expected) in enumerate(zip(coming.tolist(), operation.target_sizes, strict=True)):
             if sent != expected:
-                self._halted = True
-                self.reports.peer_mismatch(
-                    {
-                        peer: f"{name} sends {sent * itemsize} bytes to rank {self.ranks[self.rank]}",
-                        self.rank: f"{name} expects {expected * itemsize} bytes from rank {self.ranks[peer]}",
-                    }
-                )
+                self._group.halted = True
+                self._channels.differ(operation.call, peer, sent * itemsize, expected * itemsize)
                 return
         self._agreed(entry)
 
@@ -259,7 +243,7 @@ class ForeignBackend:
         if self._fused and entry.operation is not None:
             self._fused.pop(entry.operation.call.seq, None)
         if entry.error is not None:  # only now: members that disagree are told so, and not what came of it
-            self._host.failed(entry.error)
+            self._channels.failed(entry.error)
         elif entry.moved:
             self._finish(entry)
         else:
@@ -270,7 +254,7 @@ class ForeignBackend:
         if self._batching:
             return
         ready: list[Entry] = []
-        while self._line and not self._dead and not self._halted and self._may_begin(self._line[0]):
+        while self._line and not self._group.stopped and self._may_begin(self._line[0]):
             entry = self._line.popleft()
             if ready and not entry.joins:
                 self._start(ready)
@@ -298,7 +282,7 @@ class ForeignBackend:
             for entry in entries:
                 entry.error = error
                 if entry.agreed:
-                    self._host.failed(error)
+                    self._channels.failed(error)
 
     def _moved(self, entry: Entry) -> None:
         """Note that the engine has done its part."""
@@ -307,63 +291,25 @@ class ForeignBackend:
             self._finish(entry)
 
     def _finish(self, entry: Entry) -> None:
-        if self._dead or self._halted:
+        if self._group.stopped:
             return
         operation, task = entry.operation, entry.task
         assert operation is not None
         assert task is not None
-        self.drain(task, operation.succeed)
+        self._group.drain(task, operation.succeed)
 
-    # ── for the messages ─────────────────────────────────────────────────────────────────────────────
+    # ── members that disagree ────────────────────────────────────────────────────────────────────────
 
-    @property
-    def loses(self) -> bool:
-        """Whether the group has broken, or is about to: nothing goes on."""
-        return self._dead or self._halted
-
-    def failed(self, error: Exception) -> None:
-        """Break the group: something raised that must not."""
-        self._host.failed(error)
-
-    def fill(self, task: Task, done: Callable[[], None]) -> None:
-        """Copy what the engine reads to where it reads it; `done` follows, perhaps at once."""
-        if self.engine.stages:
-            done()
-        else:
-            self._off_loop(task.fill_ns(), task.fill, done)
-
-    def drain(self, task: Task, done: Callable[[], None]) -> None:
-        """Copy what the engine has written to the user's tensor."""
-        if self.engine.stages:
-            done()
-        else:
-            self._off_loop(task.empty_ns(), task.empty, done)
-
-    def _off_loop(self, cost: float, job: Callable[[], None], done: Callable[[], None]) -> None:
-        if not cost:
-            job()
-            done()
-            return
-
-        def over() -> None:
-            if not self._dead:
-                done()
-
-        if self._host.off_loop(cost, job, over):
-            over()
-
-    # ── the owner of a Level ─────────────────────────────────────────────────────────────────────────
-
-    def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
+    def _disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
         """Report that a member has issued another operation."""
-        if not self._dead:
-            self._halted = True
+        if not self._group.dead:
+            self._group.halted = True
             self._level.halt()
             said = self._batched_otherwise(seq, peer, theirs)
             if said:
-                self.reports.peer_mismatch(said)
+                self._channels.reports.peer_mismatch(said)
             else:
-                self.reports.mismatch(seq, peer, theirs)
+                self._channels.reports.mismatch(seq, peer, theirs)
 
     def _batched_otherwise(self, seq: int, peer: int, theirs: bytes) -> dict[int, str]:
         """Texts of a member and of this rank, where they disagree on their batches alone; else none."""
@@ -375,7 +321,7 @@ class ForeignBackend:
         if not agree(replace(entry.told, detail=detail).signature, theirs):
             return {}
         text = entry.operation.call.describe()
-        joins, begins = (self.rank, peer) if entry.joins else (peer, self.rank)
+        joins, begins = (self._channels.rank, peer) if entry.joins else (peer, self._channels.rank)
         return {joins: text + _JOINED, begins: text}
 
     # ── while the engine opens ───────────────────────────────────────────────────────────────────────
@@ -386,14 +332,13 @@ class ForeignBackend:
         mine = np.zeros(_TOLD + 4, np.uint8)
         mine[:4] = np.frombuffer(len(told).to_bytes(4, "little"), np.uint8)
         mine[4 : 4 + len(told)] = np.frombuffer(told, np.uint8)
-        rows = np.empty((self.size, _TOLD + 4), np.uint8)
-        told_all: asyncio.Future[None] = self._host.loop.create_future()
+        rows = np.empty((self._channels.size, _TOLD + 4), np.uint8)
+        told_all: asyncio.Future[None] = self._channels.loop.create_future()
         call = Call(
             Kind.all_gather, self._level.number(0), _BYTE, mine.shape, None, NO_ROOT, 0, f"{self.name} opens"
         )
-        self._level.backend.submit(
-            Check(call, cast("Any", Undriven()), partial(_resolve, told_all), mine, rows)
-        )
+        work, then = cast("Any", Undriven()), partial(settle, told_all, None)
+        self._level.backend.submit(InnerOperation(call, work, mine, rows, then=then))
         await told_all
         lengths = [int.from_bytes(row[:4].tobytes(), "little") for row in rows]
         return [row[4 : 4 + length].tobytes() for row, length in zip(rows, lengths, strict=True)]
@@ -402,8 +347,3 @@ class ForeignBackend:
 def _checks(name: str) -> str:
     """Name of the internal group in which calls of an engine are compared."""
     return f"checks of {name}"
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

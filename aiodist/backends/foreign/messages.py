@@ -12,19 +12,20 @@ begun to receive: with it both sides begin alike, in libraries that know no tags
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from itertools import count
+from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation, Reports
-from aiodist.backends.foreign.check import Check
-from aiodist.backends.foreign.engine import Engine
+from aiodist.backends.base import Array, Operation
+from aiodist.backends.foreign.group import EngineGroup
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.host.level import Level
-from aiodist.types import Call, Kind, agree, describe_signature
+from aiodist.backends.inner import InnerOperation
+from aiodist.types import Call, Kind, agree
 
 _ENVELOPE = struct.Struct("<32sQ")
 _READY = struct.Struct("<Q")
@@ -32,54 +33,31 @@ _READY_TAG = 2**31  # users' tags end below
 _BYTE = np.dtype(np.uint8)
 
 
-class Carrier(Protocol):
-    """The group's backend, as far as messages need it."""
-
-    rank: int
-    size: int
-    engine: Engine
-    reports: Reports
-
-    @property
-    def loses(self) -> bool:
-        """Whether the group has broken, or is about to."""
-
-    def fill(self, task: Task, done: Callable[[], None]) -> None:
-        """Copy what the engine reads to where it reads it."""
-
-    def drain(self, task: Task, done: Callable[[], None]) -> None:
-        """Copy what the engine has written to the user's tensor."""
-
-    def failed(self, error: Exception) -> None:
-        """Break the group: something raised that must not."""
-
-
 class Messages:
     """The point-to-point side of one group on one rank. Ranks are group ranks.
 
     Args:
-        backend: the group's backend.
+        group: its engine.
         level: the internal group in which envelopes travel.
     """
 
-    def __init__(self, backend: Carrier, level: Level) -> None:
-        self._backend = backend
+    def __init__(self, group: EngineGroup, level: Level) -> None:
+        self._group = group
         self._level = level
-        self._sent: dict[int, int] = {}  # messages to each peer
-        self._numbers: dict[tuple[Kind, int, int], int] = {}  # internal ones, by peer and tag
+        self._sent: defaultdict[int, count[int]] = defaultdict(count)  # messages to each peer
+        self._numbers: defaultdict[tuple[Kind, int, int], count[int]] = defaultdict(count)  # internal ones
         self._waiting: dict[tuple[int, int], Task] = {}  # sends that the receiver is not ready for
         self._turns: dict[int, deque[Turn]] = {}  # by peer, in the order of its ready messages
 
     def send(self, operation: Operation) -> None:
         """Start a send."""
-        backend, peer = self._backend, operation.peer
-        number = self._sent.get(peer, 0)
-        self._sent[peer] = number + 1
-        task = backend.engine.prepare(operation)
+        group, peer = self._group, operation.peer
+        number = next(self._sent[peer])
+        task = group.engine.prepare(operation)
         assert isinstance(operation.source, np.ndarray)
         head = _ENVELOPE.pack(_signature(operation.source), number)
-        envelope = np.frombuffer(head + backend.engine.greeting(peer), np.uint8)
-        if backend.engine.ready:
+        envelope = np.frombuffer(head + group.engine.greeting(peer), np.uint8)
+        if group.engine.ready:
             self._waiting[peer, number] = task
             packed, turn = np.empty(_READY.size, np.uint8), Turn()
             self._turns.setdefault(peer, deque()).append(turn)
@@ -87,59 +65,46 @@ class Messages:
             self._post(Kind.recv, operation, peer, _READY_TAG, ready, packed)
             self._post(Kind.send, operation, peer, operation.tag, _nothing, envelope)
         else:
-            filled = partial(self._carry, task, peer, number)
-            go = partial(backend.fill, task, filled)
+            filled = partial(self._carry, task, True, peer, number)
+            go = partial(group.fill, task, filled)
             self._post(Kind.send, operation, peer, operation.tag, go, envelope)
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
-        envelope = np.empty(_ENVELOPE.size + self._backend.engine.greets, np.uint8)
-        posted: list[Check] = []
-
-        def came() -> None:
-            self._came(operation, posted[0].result, envelope)
-
-        check = self._make(Kind.recv, operation, operation.peer, operation.tag, came, envelope)
-        posted.append(check)
-        self._submit(check)
+        envelope = np.empty(_ENVELOPE.size + self._group.engine.greets, np.uint8)
+        posted = self._make(Kind.recv, operation, operation.peer, operation.tag, envelope)
+        posted.then = lambda: self._came(operation, posted.result, envelope)
+        self._submit(posted)
 
     def _came(self, operation: Operation, source: int, envelope: Array) -> None:
         """Take the envelope of the message for a receive."""
-        backend = self._backend
-        if backend.loses:
+        group = self._group
+        if group.stopped:
             return
         theirs, number = _ENVELOPE.unpack(envelope[: _ENVELOPE.size].tobytes())
         assert isinstance(operation.target, np.ndarray)
         mine = _signature(operation.target)
         if not agree(mine, theirs):
-            expected = describe_signature(mine).replace("send(", "recv(", 1)
-            backend.reports.peer_mismatch({source: describe_signature(theirs), backend.rank: expected})
+            group.channels.unfit(source, mine, theirs)
             return
         operation.result = operation.senders[source]
-        backend.engine.greeted(source, envelope[_ENVELOPE.size :].tobytes())
-        task = backend.engine.prepare(operation)
-        if backend.engine.ready:
+        group.engine.greeted(source, envelope[_ENVELOPE.size :].tobytes())
+        task = group.engine.prepare(operation)
+        if group.engine.ready:
             packed = np.frombuffer(_READY.pack(number), np.uint8)
             self._post(Kind.send, operation, source, _READY_TAG, _nothing, packed)
-        self._run(partial(self._begin_recv, task, source, number))
-
-    def _begin_recv(self, task: Task, source: int, number: int) -> None:
-        assert isinstance(task.operation.target, np.ndarray)
-        if not task.operation.target.size:
-            self._received(task)
-        elif not self._backend.loses:
-            self._backend.engine.recv(task, source, number, partial(self._received, task))
+        self._carry(task, False, source, number)
 
     def _received(self, task: Task) -> None:
-        backend = self._backend
-        if not backend.loses:
-            backend.drain(task, task.operation.succeed)
+        group = self._group
+        if not group.stopped:
+            group.drain(task, task.operation.succeed)
 
     def _is_ready(self, peer: int, turn: Turn, packed: Array) -> None:
         (number,) = _READY.unpack(packed.tobytes())
         task = self._waiting.pop((peer, number))
-        turn.go = partial(self._carry, task, peer, number)
-        self._backend.fill(task, partial(self._filled, peer, turn))
+        turn.go = partial(self._carry, task, True, peer, number)
+        self._group.fill(task, partial(self._filled, peer, turn))
 
     def _filled(self, peer: int, turn: Turn) -> None:
         """Send what may be sent: in the order in which the peer receives, also where some took a thread to
@@ -149,46 +114,37 @@ class Messages:
         while turns and turns[0].filled:
             turns.popleft().go()
 
-    def _carry(self, task: Task, peer: int, number: int) -> None:
-        """Send the data."""
-        backend = self._backend
-        assert isinstance(task.operation.source, np.ndarray)
-        if not task.operation.source.size:
-            self._sent_all(task)
-        elif not backend.loses:
-            self._run(partial(backend.engine.send, task, peer, number, partial(self._sent_all, task)))
+    def _carry(self, task: Task, sends: bool, peer: int, number: int) -> None:
+        """Have the engine send or receive the data; nothing is left to it where there is none."""
+        group, operation = self._group, task.operation
+        array, ended = (operation.source, self._sent_all) if sends else (operation.target, self._received)
+        assert isinstance(array, np.ndarray)
+        done = partial(ended, task)
+        move = group.engine.send if sends else group.engine.recv
+        if not group.stopped:
+            group.channels.guard(partial(move, task, peer, number, done) if array.size else done)
 
     def _sent_all(self, task: Task) -> None:
-        if not self._backend.loses:
+        if not self._group.stopped:
             task.operation.succeed()
-
-    def _run(self, step: Any) -> None:
-        try:
-            step()
-        except Exception as error:
-            self._backend.failed(error)
 
     # ── internal messages ────────────────────────────────────────────────────────────────────────────
 
     def _post(self, kind: Kind, operation: Operation, peer: int, tag: int, then: Any, array: Array) -> None:
-        self._submit(self._make(kind, operation, peer, tag, then, array))
+        posted = self._make(kind, operation, peer, tag, array)
+        posted.then = then
+        self._submit(posted)
 
-    def _submit(self, check: Check) -> None:
-        if not self._backend.loses:
-            self._level.backend.submit(check)
+    def _submit(self, posted: InnerOperation) -> None:
+        if not self._group.stopped:
+            self._level.backend.submit(posted)
 
-    def _make(self, kind: Kind, operation: Operation, peer: int, tag: int, then: Any, array: Array) -> Check:
-        stream = (kind, peer, tag)
-        number = self._numbers.get(stream, 0)
-        self._numbers[stream] = number + 1
-        call = Call(kind, number, _BYTE, array.shape, None, peer)
+    def _make(self, kind: Kind, operation: Operation, peer: int, tag: int, array: Array) -> InnerOperation:
+        call = Call(kind, next(self._numbers[kind, peer, tag]), _BYTE, array.shape, None, peer)
         sends = kind is Kind.send
-        return Check(
-            *(call, operation.work, then, array if sends else None, None if sends else array),
-            peer=peer,
-            tag=tag,
-            senders=range(self._backend.size),
-        )
+        source, target = (array, None) if sends else (None, array)
+        senders = range(self._group.channels.size)
+        return InnerOperation(call, operation.work, source, target, peer=peer, tag=tag, senders=senders)
 
 
 class Turn:

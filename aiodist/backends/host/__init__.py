@@ -1,7 +1,8 @@
 """The host backend: NumPy memory over shared memory and TCP, on the caller's event loop.
 
-`engine` is the process's one place for channels; `backend` is a group's; `prepare` says which buffer an
-operation works on; `wired` runs schedules over channels; `messages` matches point-to-point; `offload`
+`engine` is the process's one place for channels, and `resources` what its groups share. `backend` is a
+group's, on its `channels`. `wired` runs schedules over those, with the memory of `chunks` and the bytes of
+`layout`. `messages` matches point-to-point, `hierarchy` goes by hosts, `local/` is shared memory. `offload`
 takes long work off the loop.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortWay
 from aiodist.backends.buffers import bounds_of
+from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
 from aiodist.backends.host.grid import Grid, contexts_of, table_of
 from aiodist.backends.host.hierarchy import Hierarchy
@@ -19,11 +19,11 @@ from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.host.wired import Collective
-from aiodist.backends.release import Release
 from aiodist.errors import GroupBroken, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
-from aiodist.schedules import UNKNOWN, Schedule, chunk_bounds, select
-from aiodist.transport.base import Incoming, Key, Outgoing
+from aiodist.schedules.select import UNKNOWN, select
+from aiodist.schedules.steps import Schedule, chunk_bounds
+from aiodist.transport.base import Key
 from aiodist.types import Call, Kind, agree
 from aiodist.work import Issuer, Work
 
@@ -76,8 +76,8 @@ class HostBackend:
         reports: the group.
 
     Attributes:
-        release: says when nothing touches the group's buffers.
-        crowded: group ranks that offer more messages than are remembered: see `Observer.crowded`.
+        channels: of the group, with what its operations share.
+        release, failed: of these.
     """
 
     name = "host"
@@ -95,24 +95,19 @@ class HostBackend:
         ranks: Sequence[int],
         reports: Reports,
     ) -> None:
-        self.context = context
-        self.ranks = tuple(ranks)
-        self.size = len(self.ranks)
-        self.rank = self.ranks.index(resources.rank)
+        self.channels = channels = Channels(resources, context, ranks, reports, groups.crowding)
+        self.context, self.ranks = context, channels.ranks
+        self.rank, self.size = channels.rank, channels.size
         self.reports = reports
-        self.release = Release()
+        self.release, self.failed = channels.release, channels.failed
         self.resources = resources
         self.groups = groups
-        self._group_rank = {rank: index for index, rank in enumerate(self.ranks)}
         self._running: dict[int, Collective] = {}
         self._layouts: dict[Any, Layout] = {}
         self._early: dict[int, list[Early]] = {}  # of collectives that we have yet to submit
         self._issued = 0
         self._reserved: set[int] = set()
-        self._messages = Messages(self)
-        self.crowded = {self._group_rank[rank] for rank in groups.crowding if rank in self._group_rank}
-        self._outgoing: dict[int, Outgoing] = {}
-        self._incoming: dict[int, Incoming] = {}
+        self._messages = Messages(channels)
         self._dead = False
         self._halted = False  # members disagree: the group will break, and goes no further until it does
         self._local = self._in_shared_memory()
@@ -144,7 +139,7 @@ class HostBackend:
         table = table_of(self.resources.by_host(self.ranks))
         if not table:
             return None
-        return Hierarchy(Grid(self, self.groups, table), self.finished, self.resources.limits)
+        return Hierarchy(Grid(self.channels, self.groups, table, self.disagreed), self.resources.limits)
 
     async def open(self) -> None:
         """Do nothing: the channels are open."""
@@ -168,18 +163,15 @@ class HostBackend:
             if operation.peer >= 0:
                 self.groups.departed(self.ranks[operation.peer])
             return
+        reserved = call.seq in self._reserved
+        self._reserved.discard(call.seq)
+        self._issued = max(self._issued, call.seq + 1)
         nbytes = agreed_bytes(operation, self.size)
         if self._local is not None and nbytes != UNKNOWN:
-            self._issued = max(self._issued, call.seq + 1)
-            self._reserved.discard(call.seq)
             if not self._halted:
                 self._local.begin(operation, nbytes)
             return
-        if self._hierarchy is not None and self._hierarchy.chosen(
-            operation, nbytes, call.seq in self._reserved
-        ):
-            self._reserved.discard(call.seq)
-            self._issued = max(self._issued, call.seq + 1)
+        if self._hierarchy is not None and self._hierarchy.chosen(operation, nbytes, reserved):
             for peer, signature, _, _ in self._early.pop(call.seq, ()):
                 self.disagreed(call.seq, peer, signature)  # a peer that agrees sends no message of this group
             if not self._halted:
@@ -187,12 +179,11 @@ class HostBackend:
             return
         schedule = select(call.kind, self.rank, self.size, call.root, nbytes)
         made = chunks(operation, self.rank, self.size, schedule)
-        collective = Collective(self, operation, made, self._layout(call, made, schedule))
+        layout = self._layout(call, made, schedule)
+        collective = Collective(self.channels, operation, made, layout, self._completed)
         if self.resources.poller.polls:
             operation.work._driver = collective
         self._running[call.seq] = collective
-        self._reserved.discard(call.seq)
-        self._issued = max(self._issued, call.seq + 1)
         for early in self._early.pop(call.seq, ()):
             if not self._agrees(collective, *early):
                 return
@@ -304,26 +295,7 @@ class HostBackend:
     async def bystand(self) -> None:
         """Do nothing: non-members have no part here."""
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The group's loop."""
-        return self.resources.loop
-
     # ── for the executors ────────────────────────────────────────────────────────────────────────────
-
-    def outgoing(self, peer: int) -> Outgoing:
-        """The channel to a group rank."""
-        channel = self._outgoing.get(peer)
-        if channel is None:
-            channel = self._outgoing[peer] = self.resources.endpoint.outgoing(self.ranks[peer])
-        return channel
-
-    def incoming(self, peer: int) -> Incoming:
-        """The channel from a group rank."""
-        channel = self._incoming.get(peer)
-        if channel is None:
-            channel = self._incoming[peer] = self.resources.endpoint.incoming(self.ranks[peer])
-        return channel
 
     def _layout(self, call: Call, made: Chunks, schedule: Schedule) -> Layout:
         """The schedule on its memory; kept where it will be the same the next time."""
@@ -341,36 +313,8 @@ class HostBackend:
             layout = self._layouts[key] = Layout(schedule, bounds, bounds, buffer.dtype, reduce)
         return layout
 
-    def drive(self, collective: Collective) -> None:
-        """Bring a collective on while it is awaited."""
-        self.resources.poller.drive(collective)
-
-    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        """Do a job on an operation's buffers, and hold the group's release meanwhile. A job that fails breaks
-        the group. See `Offload.run`."""
-        self.release.hold()
-
-        def over() -> None:
-            done()
-            self.release.let_go()
-
-        if not self.resources.offload.run(cost_ns, job, over, self.failed):
-            return False
-        self.release.let_go()
-        return True
-
-    def failed(self, error: Exception) -> None:
-        """Break the group: something raised that must not, and no result can be trusted."""
-        if not isinstance(error, GroupBroken):
-            broken = GroupBroken(
-                f"rank {self.ranks[self.rank]} failed inside: {type(error).__name__}: {error}"
-            )
-            broken.__cause__ = error
-            error = broken
-        self.reports.broken(error)
-
     def finished(self, operation: Operation) -> None:
-        """Note that a local collective, or one of several levels, has ended well."""
+        """Note that a local collective has ended well."""
         operation.succeed()
 
     def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
@@ -394,7 +338,7 @@ class HostBackend:
         if self._hierarchy is not None:
             self._hierarchy.halt()
 
-    def completed(self, collective: Collective) -> None:
+    def _completed(self, collective: Collective) -> None:
         """Note that a collective has ended well."""
         del self._running[collective.operation.call.seq]
         collective.operation.succeed()
@@ -405,7 +349,7 @@ class HostBackend:
         """Take a message of this group that came in, or was offered."""
         if self._dead:
             return
-        peer = self._group_rank.get(rank)
+        peer = self.channels.group_rank(rank)
         if peer is None:
             return  # a non-member: its message will find no receive
         if key.stream:
@@ -420,8 +364,9 @@ class HostBackend:
 
     def crowd(self, rank: int) -> None:
         """Note that a global rank offers more messages than are remembered."""
-        if rank in self._group_rank:
-            self.crowded.add(self._group_rank[rank])
+        peer = self.channels.group_rank(rank)
+        if peer is not None:
+            self.channels.crowded.add(peer)
             self._messages.ask()
 
     def _agrees(self, collective: Collective, peer: int, signature: bytes, number: int, nbytes: int) -> bool:
@@ -432,26 +377,20 @@ class HostBackend:
             self.reports.mismatch(call.seq, peer, signature)
             return False
         expected = collective.expected(peer, number)
-        if expected != nbytes:  # alike in all that ranks must agree on: so it is the splits
+        if expected != nbytes:
             collective.halt()
-            name = call.kind.name
-            self.reports.peer_mismatch(
-                {
-                    peer: f"{name} sends {nbytes} bytes to rank {self.ranks[self.rank]}",
-                    self.rank: f"{name} expects {expected} bytes from rank {self.ranks[peer]}",
-                }
-            )
+            self.channels.differ(call, peer, nbytes, expected)
             return False
         return True
 
     def tampered(self, rank: int, error: Tampered) -> None:
         """Break the group if it holds the rank: what that one sent was altered on the path."""
-        if rank in self._group_rank and not self._dead:
+        if rank in self.ranks and not self._dead:
             self.reports.broken(error)
 
     def departed(self, rank: int) -> None:
         """Note that a peer closed, and all that it sent has arrived: nobody will answer a receive from it."""
-        peer = self._group_rank.get(rank)
+        peer = self.channels.group_rank(rank)
         waiting = None if peer is None or self._dead else self._messages.waits_for(peer)
         if waiting is not None:
             what = "receiving what is sent" if waiting.work.op == "send" else "sending what is awaited"

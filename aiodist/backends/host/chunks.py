@@ -14,7 +14,7 @@ import numpy as np
 from aiodist.backends.base import Array, Given, Operation
 from aiodist.backends.buffers import Buffers, bounds_of
 from aiodist.roles import ROLES, Parts
-from aiodist.schedules import Schedule
+from aiodist.schedules.steps import Schedule
 from aiodist.types import ReduceOp
 
 

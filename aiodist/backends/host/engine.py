@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 from aiodist.backends.base import Reports
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.resources import Resources
-from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken, Tampered
 from aiodist.transport.base import Endpoint, Key
 
@@ -50,14 +49,6 @@ class HostEngine:
         self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
         self._departed: set[int] = set()
         endpoint.observer = self
-
-    def settle(self, local_to: Sequence[Set[int]], limits: Thresholds) -> None:
-        """Set which ranks share memory, once they agree on it: see `Resources.settle`."""
-        self.resources.settle(local_to, limits)
-
-    def leave_segment(self) -> None:
-        """Touch shared memory no more: it is about to be unmapped."""
-        self.resources.leave_segment()
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
 

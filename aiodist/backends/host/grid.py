@@ -7,38 +7,24 @@ context and numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.level import Groups, Level, Owner, context_within
+from aiodist.backends.host.channels import Channels
+from aiodist.backends.host.level import Groups, Level, context_within
 from aiodist.errors import UsageError
-
-
-class GridOwner(Owner, Protocol):
-    """The backend of the user's group, as far as its hierarchy needs it."""
-
-    rank: int
-    size: int
-
-    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        """Do a job on an operation's buffers; see `Offload.run`. The group's release is held meanwhile."""
-
-    def failed(self, error: Exception) -> None:
-        """Break the group: something raised that must not."""
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A new array that the ranks of this host can read."""
 
 
 class Grid:
     """One rank's view of the table.
 
     Args:
-        owner: the backend of the user's group.
+        channels: of the user's group.
         groups: makes the backends of the internal ones.
         hosts: the group's members, host by host, as many on each.
+        disagreed: as of `Level`.
 
     Attributes:
         place: (row, column) of each member.
@@ -47,21 +33,27 @@ class Grid:
         outer: those in this rank's place on every host.
     """
 
-    def __init__(self, owner: GridOwner, groups: Groups, hosts: Sequence[Sequence[int]]) -> None:
-        self.owner = owner
+    def __init__(
+        self,
+        channels: Channels,
+        groups: Groups,
+        hosts: Sequence[Sequence[int]],
+        disagreed: Callable[[int, int, bytes], None],
+    ) -> None:
+        self.channels = channels
         self.hosts = hosts
         self.place = {
             member: (row, column) for row, host in enumerate(hosts) for column, member in enumerate(host)
         }
-        self.row, self.column = self.place[owner.rank]
-        self.inner = Level(owner, groups, "inner", hosts[self.row])
+        self.row, self.column = self.place[channels.rank]
+        self.inner = Level(channels, groups, "inner", hosts[self.row], disagreed)
         self.inner.prepare()
-        self.outer = Level(owner, groups, "outer", [host[self.column] for host in hosts])
+        self.outer = Level(channels, groups, "outer", [host[self.column] for host in hosts], disagreed)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Memory that this host's ranks read where it lies, if there is room."""
         try:
-            return self.owner.empty(shape, dtype)
+            return self.channels.resources.empty(shape, dtype)
         except UsageError:
             return np.empty(shape, dtype)
 

@@ -19,7 +19,6 @@ signature: it agrees only where the user's calls do (law 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from aiodist.backends.base import Operation
@@ -34,13 +33,11 @@ class Hierarchy:
 
     Args:
         grid: the table.
-        ended: called with an operation that has ended well.
         limits: thresholds.
     """
 
-    def __init__(self, grid: Grid, ended: Callable[[Operation], None], limits: Thresholds) -> None:
+    def __init__(self, grid: Grid, limits: Thresholds) -> None:
         self.grid = grid
-        self._tell = ended
         self._least = max(limits.hierarchy, 1)
         self._piece = max(1, limits.inline * 5 // 4)  # so much that a thread does the work (law 7)
         self._numbers: dict[int, tuple[list[int], list[int]]] = {}
@@ -75,7 +72,7 @@ class Hierarchy:
 
     def _ended(self, operation: Operation) -> None:
         del self._running[operation.call.seq]
-        self._tell(operation)
+        operation.succeed()
 
     def halt(self) -> None:
         """Take part in nothing any more: members disagree."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from aiodist.kernels import INLINE_NS, cost_ns
-from aiodist.schedules import Recv, RecvReduce, Schedule, Send, Step, posted_in, spans
+from aiodist.schedules.early import posted_in
+from aiodist.schedules.steps import Recv, RecvReduce, Schedule, Send, Step, spans
 from aiodist.transport.base import FRAGMENT
 from aiodist.types import ReduceOp
 

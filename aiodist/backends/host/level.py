@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from aiodist.backends.base import Operation, Reports
-from aiodist.backends.release import Release
+from aiodist.backends.host.channels import Channels
 from aiodist.errors import GroupBroken
 from aiodist.types import Call
 
@@ -59,44 +59,31 @@ class Groups(Protocol):
         """Forget a group that is gone for good, or was never made."""
 
 
-class Owner(Protocol):
-    """The backend of the user's group.
-
-    Attributes:
-        context: names the group.
-        ranks: global ranks of its members.
-        reports: the group.
-        release: held while an internal group touches buffers.
-    """
-
-    @property
-    def context(self) -> int: ...
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-    @property
-    def reports(self) -> Reports: ...
-    @property
-    def release(self) -> Release: ...
-
-    def disagreed(self, seq: int, peer: int, theirs: bytes) -> None:
-        """Report that a member has issued another operation under a number."""
-
-
 class Level:
     """One internal group of a user's group; what its backend reports is reported of the user's operation.
 
     Args:
-        owner: the user's group.
+        channels: of the user's group, whose release is held while this one touches buffers.
         groups: makes the backend.
         name: what it is for: 'inner', 'outer', 'checks'.
         members: group ranks, in the order of this internal group.
+        disagreed: called as (number, group rank, signature) with a member that has issued another operation
+            under a number of the user's.
     """
 
-    def __init__(self, owner: Owner, groups: Groups, name: str, members: Sequence[int]) -> None:
+    def __init__(
+        self,
+        channels: Channels,
+        groups: Groups,
+        name: str,
+        members: Sequence[int],
+        disagreed: Callable[[int, int, bytes], None],
+    ) -> None:
         self.members = members
-        self.ranks = [owner.ranks[member] for member in members]
-        self.context = context_within(owner.context, name, self.ranks)
-        self._owner = owner
+        self.ranks = [channels.ranks[member] for member in members]
+        self.context = context_within(channels.context, name, self.ranks)
+        self._release, self._reports = channels.release, channels.reports
+        self._disagreed = disagreed
         self._groups = groups
         self._backend: Inner | None = None
         self._next = 0
@@ -132,10 +119,10 @@ class Level:
             self._backend.halt()
 
     def abort(self) -> None:
-        """Stop everything; the owner's release is held while anything here touches a buffer."""
+        """Stop everything; the user's group's release is held while anything here touches a buffer."""
         if self._backend is not None:
-            self._owner.release.hold()
-            self._backend.abort(self._owner.release.let_go)
+            self._release.hold()
+            self._backend.abort(self._release.let_go)
 
     def retire(self) -> None:
         """Forget the group for good, also what came for it and was never asked for."""
@@ -150,12 +137,12 @@ class Level:
         """Report that a member does something else under an internal number: the user's calls disagree, at
         the latest where one of the two took that number and the other did not."""
         user = self._users.get(seq, next(reversed(self._users.values()), 0))
-        self._owner.disagreed(min(user, user_of(theirs)), self.members[peer], theirs)
+        self._disagreed(min(user, user_of(theirs)), self.members[peer], theirs)
 
     def peer_mismatch(self, said: dict[int, str]) -> None:
         """Report that the two sides of a message disagree."""
-        self._owner.reports.peer_mismatch({self.members[peer]: text for peer, text in said.items()})
+        self._reports.peer_mismatch({self.members[peer]: text for peer, text in said.items()})
 
     def broken(self, error: GroupBroken) -> None:
         """Report that the level, and so the group, can do no more work."""
-        self._owner.reports.broken(error)
+        self._reports.broken(error)

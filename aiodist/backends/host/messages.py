@@ -12,42 +12,16 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from aiodist.backends.base import Operation, Reports, as_bytes
+from aiodist.backends.base import Operation, as_bytes
 from aiodist.backends.buffers import buffers
-from aiodist.transport.base import Incoming, Into, Key, Outgoing
-from aiodist.types import Call, Kind, agree, describe_signature
+from aiodist.backends.host.channels import Channels
+from aiodist.transport.base import Into, Key
+from aiodist.types import Call, Kind, agree
 
 ANY = -1
-
-
-class Carrier(Protocol):
-    """The group's backend, as far as messages need it. Peers are group ranks.
-
-    Attributes:
-        crowded: members that offer more messages than are remembered.
-    """
-
-    rank: int
-    size: int
-    context: int
-    reports: Reports
-    crowded: set[int]
-
-    def outgoing(self, peer: int) -> Outgoing:
-        """The channel to a member."""
-
-    def incoming(self, peer: int) -> Incoming:
-        """The channel from a member."""
-
-    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        """Do a job on a message's buffer; see `Offload.run`. The group's release is held meanwhile."""
-
-    def failed(self, error: Exception) -> None:
-        """Break the group: something raised that must not."""
 
 
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
@@ -68,11 +42,11 @@ class Messages:
     """The point-to-point side of one group on one rank. Ranks are group ranks.
 
     Args:
-        backend: the group's backend.
+        channels: of the group.
     """
 
-    def __init__(self, backend: Carrier) -> None:
-        self._backend = backend
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
         self._claimed: dict[tuple[int, int], int] = {}
         self._posted: dict[tuple[int, int, int], Operation] = {}
         self._queues: dict[int, deque[Operation]] = {}
@@ -82,16 +56,16 @@ class Messages:
 
     def send(self, operation: Operation) -> None:
         """Start a send."""
-        backend = self._backend
+        channels = self._channels
         peer, tag = operation.peer, operation.tag
         number = operation.call.seq
-        made = buffers(operation, backend.rank, backend.size)
+        made = buffers(operation, channels.rank, channels.size)
         (part,) = made.send
         signature = _signature(operation, number)
 
         def go() -> None:
-            channel = backend.outgoing(peer)
-            key = Key(backend.context, 1 + tag, number, 0)
+            channel = channels.outgoing(peer)
+            key = Key(channels.context, 1 + tag, number, 0)
             if channel.send(key, signature, as_bytes(part), operation.succeed, operation.sealed):
                 operation.succeed()
 
@@ -102,7 +76,7 @@ class Messages:
         """Post a receive."""
         if not self._serve(operation, blocked=operation.tag in self._queues):
             self._queues.setdefault(operation.tag, deque()).append(operation)
-            if self._backend.crowded:
+            if self._channels.crowded:
                 self._ask(operation.tag, {operation.peer})
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
@@ -179,7 +153,7 @@ class Messages:
                 if not self._serve(operation, blocked=False):
                     self._queues.setdefault(tag, deque()).appendleft(operation)
                     break
-        if self._backend.crowded and tag in self._queues:
+        if self._channels.crowded and tag in self._queues:
             self._ask(tag, {operation.peer for operation in self._queues[tag]})
 
     def _take(self, tag: int, at: int) -> Operation:
@@ -197,10 +171,10 @@ class Messages:
             self._ask(tag, {operation.peer for operation in queue})
 
     def _ask(self, tag: int, waiting: set[int]) -> None:
-        backend = self._backend
-        for source in backend.crowded if ANY in waiting else backend.crowded & waiting:
+        channels = self._channels
+        for source in channels.crowded if ANY in waiting else channels.crowded & waiting:
             number = self._claimed.get((source, tag), 0)
-            backend.incoming(source).ask(Key(backend.context, 1 + tag, number, 0))
+            channels.incoming(source).ask(Key(channels.context, 1 + tag, number, 0))
 
     def _next(self, source: int, tag: int) -> Arrival | None:
         """The arrival from a source that is the next which a receive may claim."""
@@ -215,13 +189,13 @@ class Messages:
         if peer != ANY:
             return self._next(peer, tag)
         arrivals, claimed = self._arrivals.get(tag, _NOTHING), self._claimed
-        if len(arrivals) <= self._backend.size:
+        if len(arrivals) <= self._channels.size:
             return next((a for a in arrivals.values() if a.number == claimed.get((a.source, tag), 0)), None)
-        heads = (self._next(source, tag) for source in range(self._backend.size))
+        heads = (self._next(source, tag) for source in range(self._channels.size))
         return min((head for head in heads if head is not None), key=_order, default=None)
 
     def _claim(self, operation: Operation, source: int, arrival: Arrival | None) -> None:
-        backend = self._backend
+        channels = self._channels
         tag = operation.tag
         number = self._claimed.get((source, tag), 0)
         self._claimed[source, tag] = number + 1
@@ -230,14 +204,14 @@ class Messages:
             try:
                 operation.target = np.empty(arrival.nbytes, np.uint8)
             except MemoryError as error:  # so large a message was only offered: it may be a lie
-                backend.failed(error)
+                channels.failed(error)
                 return
             operation.result = (source, operation.target)
         else:
             operation.result = operation.senders[source]
         if arrival is not None and not self._check(operation, source, number, arrival.signature):
             return
-        made = buffers(operation, backend.rank, backend.size)
+        made = buffers(operation, channels.rank, channels.size)
         (part,) = made.recv
         posted = (source, tag, number)
         self._posted[posted] = operation
@@ -246,18 +220,15 @@ class Messages:
             self._posted.pop(posted, None)
             self._run(made.empty_ns(), made.empty, operation.succeed)
 
-        key = Key(backend.context, 1 + tag, number, 0)
-        if backend.incoming(source).recv(key, part.nbytes, Into(as_bytes(part)), received):
+        key = Key(channels.context, 1 + tag, number, 0)
+        if channels.incoming(source).recv(key, part.nbytes, Into(as_bytes(part)), received):
             received()
 
     def _check(self, operation: Operation, source: int, number: int, theirs: bytes) -> bool:
         mine = _signature(operation, number)
         if agree(mine, theirs):
             return True
-        sent, expected = describe_signature(theirs), describe_signature(mine)
-        self._backend.reports.peer_mismatch(
-            {source: sent, self._backend.rank: expected.replace("send(", "recv(", 1)}
-        )
+        self._channels.unfit(source, mine, theirs)
         return False
 
     def _run(self, cost: float, copies: Callable[[], None], then: Callable[[], None]) -> None:
@@ -265,7 +236,7 @@ class Messages:
             if not self._dead:
                 then()
 
-        if not cost or self._backend.off_loop(cost, copies, done):
+        if not cost or self._channels.off_loop(cost, copies, done):
             done()
 
 

@@ -7,10 +7,10 @@ in order. A simulation runs them inline instead: threads have no place in virtua
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from aiodist.backends.threads import post
 from aiodist.kernels import INLINE_NS
 
 
@@ -60,8 +60,7 @@ class Offload:
             job()
         except Exception as caught:
             error = caught
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-            self._loop.call_soon_threadsafe(self._report, done, failed, error)
+        post(self._loop, self._report, done, failed, error)
 
     @staticmethod
     def _report(

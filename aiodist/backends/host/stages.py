@@ -1,27 +1,28 @@
 """One running operation of a hierarchy: which internal operations it is made of, and in which order.
 
 Large tensors go in pieces, so that one piece crosses the network while the host's ranks work on others. Each
-piece is a *strand*: a generator that yields where it waits for what it has started. An internal operation
-has a `Stage` in the place of a Work. What has no use but as a step lies in this process's segment, where the
-host's ranks read it without a copy.
+piece is a *strand*: a generator that yields where it waits for what it has started. What has no use but as
+a step lies in this process's segment, where the host's ranks read it without a copy.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, flat
+from aiodist.backends.buffers import Buffers
 from aiodist.backends.host.grid import Grid
 from aiodist.backends.host.level import Level, carried
+from aiodist.backends.inner import InnerOperation
 from aiodist.kernels import copy_cost_ns, copy_into, cost_ns, finish
 from aiodist.types import NO_ROOT, Call, Kind, ReduceOp
-from aiodist.work import Driver
 
 Steps = Generator[None, None, None]
 
@@ -39,50 +40,37 @@ def pieces_of(call: Call, size: int) -> int:
     return min(MOST, max(1, call.nbytes // size))
 
 
+@dataclass(slots=True, eq=False)
 class Run:
     """One running operation.
 
-    Attributes:
+    Args:
+        grid: the group as a table.
         operation: the user's.
+        inner, outer: numbers in the inner group, and in the outer one.
+        ended: called when it has ended well.
+
+    Attributes:
         halted: make no further progress.
         after: (to, from) copies, when all strands are over.
         offer, detail: of internal calls: the user's number and call.
     """
 
-    __slots__ = (
-        "_crossing",
-        "_ended",
-        "_open",
-        "_queue",
-        "after",
-        "detail",
-        "grid",
-        "halted",
-        "inner",
-        "offer",
-        "operation",
-        "outer",
-    )
+    grid: Grid
+    operation: Operation
+    inner: list[int]
+    outer: list[int]
+    ended: Callable[[], None]
+    halted: bool = False
+    after: list[tuple[Array, Array]] = field(default_factory=list)
+    offer: int = field(init=False)
+    detail: str = field(init=False)
+    _open: int = 0
+    _crossing: int = 0
+    _queue: deque[Strand] = field(default_factory=deque)
 
-    def __init__(
-        self,
-        grid: Grid,
-        operation: Operation,
-        inner: list[int],
-        outer: list[int],
-        ended: Callable[[], None],
-    ) -> None:
-        self.grid = grid
-        self._ended = ended
-        self.operation = operation
-        self.inner = inner  # numbers in the inner group, and in the outer one
-        self.outer = outer
-        self.halted = False
-        self.after: list[tuple[Array, Array]] = []
-        self.offer, self.detail = carried(operation.call)
-        self._open = 0
-        self._crossing = 0
-        self._queue: deque[Strand] = deque()
+    def __post_init__(self) -> None:
+        self.offer, self.detail = carried(self.operation.call)
 
     def start(self, steps: Callable[[Strand], Steps]) -> None:
         """Begin a strand."""
@@ -114,7 +102,7 @@ class Run:
             after, self.after = self.after, []
             self.start(partial(_copying, copies=after))
         else:
-            self._ended()
+            self.ended()
 
 
 class Strand:
@@ -144,7 +132,7 @@ class Strand:
         except StopIteration:
             self.run.strand_over()
         except Exception as error:
-            self.run.grid.owner.failed(error)
+            self.run.grid.channels.failed(error)
         finally:
             self._stepping = False
 
@@ -180,9 +168,9 @@ class Strand:
         """Start an internal operation. `shape` is what the internal group's ranks agree on."""
         user = self.run.operation.call
         call = Call(kind, number, user.dtype, shape, reduce, root, self.run.offer, self.run.detail)
-        stage = cast("Any", Stage(self))  # it is all of a Work that a backend touches
         self._pending += 1
-        level.backend.submit(Operation(call, stage, source, target, None, _nothing, factor=factor))
+        work = self.run.operation.work
+        level.backend.submit(InnerOperation(call, work, source, target, then=self.over, factor=factor))
 
     def copy(self, copies: Sequence[tuple[Array, Array]]) -> None:
         """Copy arrays, (to, from)."""
@@ -196,35 +184,8 @@ class Strand:
     def job(self, cost: float, job: Callable[[], None]) -> None:
         """Do something to our buffers, in the thread if it takes long."""
         self._pending += 1
-        if self.run.grid.owner.off_loop(cost, job, self.over):
+        if self.run.grid.channels.off_loop(cost, job, self.over):
             self.over()
-
-
-class Stage:
-    """The Work of an internal operation: it reports the end, and lets the user's Work drive it."""
-
-    __slots__ = ("_polled", "_strand")
-
-    def __init__(self, strand: Strand) -> None:
-        self._strand = strand
-        self._polled: Driver | None = None
-
-    def _finish(self, result: Any) -> None:
-        self._strand.over()
-
-    @property
-    def _driver(self) -> Driver | None:
-        return self._polled
-
-    @_driver.setter
-    def _driver(self, driver: Driver | None) -> None:
-        self._polled = driver
-        self._strand.run.operation.work._driver = None if driver is None else self
-
-    def poll(self) -> None:
-        """Bring the internal operation on."""
-        if self._polled is not None:
-            self._polled.poll()
 
 
 # ── the kinds ────────────────────────────────────────────────────────────────────────────────────────
@@ -278,7 +239,7 @@ def _rest(strand: Strand, piece: int, shard: Array, into: Array) -> Steps:
     plain = ReduceOp.SUM if op is ReduceOp.AVG else run.operation.call.combine
     yield from strand.cross(run.outer[piece], Kind.all_reduce, shard.shape, shard, shard, reduce=plain)
     if op is ReduceOp.AVG:
-        size = grid.owner.size
+        size = grid.channels.size
         one_nan = shard.dtype.itemsize == 2  # hosts may narrow to halves by different libraries
         job = partial(finish, shard, op, size, one_nan=one_nan)
         strand.job(cost_ns(shard.nbytes, shard.dtype, op), job)
@@ -291,16 +252,13 @@ def _broadcast(strand: Strand) -> Steps:
     """Broadcast from the root to its column, and from there on each host."""
     run = strand.run
     grid, call, array = run.grid, run.operation.call, run.operation.target
-    assert isinstance(array, np.ndarray)
-    if not array.flags.c_contiguous:
-        staged = grid.empty(call.shape, call.dtype)
-        if grid.owner.rank == call.root:
-            strand.copy([(staged, array)])
-            yield
-        else:
-            run.after.append((array, staged))
-        array = staged
-    whole = flat(array)
+    is_root = grid.channels.rank == call.root
+    made = Buffers(lambda count, dtype: grid.empty((count,), dtype))
+    whole = made.in_place(array, array, reads=is_root, writes=not is_root)
+    if made.before:
+        strand.copy(made.before)
+        yield
+    run.after += made.after
     for piece, (low, high) in enumerate(pairwise(_bounds(call.count, len(run.inner), 1))):
         run.start(partial(_spread, piece=piece, part=whole[low:high]))
 
@@ -353,10 +311,6 @@ def _bounds(count: int, pieces: int, width: int) -> list[int]:
     """The start of each piece, in elements: all but the last are multiples of `width`."""
     part = -(-count // (pieces * width)) * width
     return [min(piece * part, count) for piece in range(pieces + 1)]
-
-
-def _nothing(operation: Operation) -> None:
-    """Do nothing: the user's operation is in flight, not an internal one."""
 
 
 STEPS: dict[Kind, Callable[[Strand], Steps]] = {

@@ -9,50 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from aiodist.backends.base import Array, Operation, as_bytes
+from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks
 from aiodist.backends.host.layout import Layout, Receiving, Sending
 from aiodist.kernels import copy_cost_ns, cost_ns, reduce_into
 from aiodist.transport.base import Fold, Incoming, Into, Key, Outgoing
 
 
-class Carrier(Protocol):
-    """The group's backend, as far as a collective needs it. Peers are group ranks."""
-
-    @property
-    def context(self) -> int: ...
-
-    def outgoing(self, peer: int) -> Outgoing:
-        """The channel to a member."""
-
-    def incoming(self, peer: int) -> Incoming:
-        """The channel from a member."""
-
-    def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
-        """Do a job on the operation's buffers; see `Offload.run`. The group's release is held meanwhile."""
-
-    def drive(self, collective: Collective) -> None:
-        """Bring a collective on while it is awaited."""
-
-    def completed(self, collective: Collective) -> None:
-        """Note that a collective has ended well."""
-
-    def failed(self, error: Exception) -> None:
-        """Break the group: something raised that must not."""
-
-
 class Collective:
     """One running collective on one rank.
 
     Args:
-        backend: the group's, which is told when the collective has ended.
+        group: its channels, and what its operations share.
         operation: what to do.
         chunks: its memory.
         layout: by which rounds.
+        ended: called when it has ended well.
 
     Attributes:
         channels: those of the present round.
@@ -60,9 +36,10 @@ class Collective:
     """
 
     __slots__ = (
-        "_backend",
         "_chunks",
         "_due",
+        "_ended",
+        "_group",
         "_layout",
         "_memory",
         "_reduce",
@@ -75,11 +52,19 @@ class Collective:
         "operation",
     )
 
-    def __init__(self, backend: Carrier, operation: Operation, chunks: Chunks, layout: Layout) -> None:
+    def __init__(
+        self,
+        group: Channels,
+        operation: Operation,
+        chunks: Chunks,
+        layout: Layout,
+        ended: Callable[[Collective], None],
+    ) -> None:
         self.operation = operation
         self.channels: list[Incoming | Outgoing] = []
         self.idle = False
-        self._backend = backend
+        self._group = group
+        self._ended = ended
         self._chunks = chunks
         self._layout = layout
         self._memory, self._sent_memory = as_bytes(chunks.target), as_bytes(chunks.source)
@@ -92,7 +77,7 @@ class Collective:
     def start(self) -> None:
         """Begin: the first round is under way when this returns, unless a large copy has to come first."""
         cost = self._chunks.fill_ns()
-        if not cost or self._backend.off_loop(cost, self._chunks.fill, self._go_on):
+        if not cost or self._group.off_loop(cost, self._chunks.fill, self._go_on):
             self._advance()
 
     def halt(self) -> None:
@@ -105,13 +90,13 @@ class Collective:
 
     def poll(self) -> None:
         """Bring it on while it is awaited (`work.Driver`)."""
-        self._backend.drive(self)
+        self._group.resources.poller.drive(self)
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self) -> None:
         rounds = self._layout.rounds
-        backend = self._backend
+        group = self._group
         while not self.idle:
             number = self._round = self._round + 1
             if number == len(rounds):
@@ -127,26 +112,26 @@ class Collective:
                     self._received(receiving.number)
             if not self.idle:  # or what had arrived has broken the group, and users may write to what is sent
                 for peer, data in leaving:
-                    channel = backend.outgoing(peer)
+                    channel = group.outgoing(peer)
                     signature = self.operation.call.signature
                     if not channel.send(self._key(number), signature, data, self._over, self._sealed):
                         self._waiting += 1
                         channels.append(channel)
             self._waiting -= 1
             if self._waiting:
-                channels += [backend.incoming(peer) for peer in self._layout.sources[number]]
+                channels += [group.incoming(peer) for peer in self._layout.sources[number]]
                 return
         if self.idle:
             return
         self.channels = []
         cost = self._chunks.empty_ns()
-        if (not cost or self._backend.off_loop(cost, self._chunks.empty, self._complete)) and not self.idle:
+        if (not cost or self._group.off_loop(cost, self._chunks.empty, self._complete)) and not self.idle:
             self._complete()
 
     def _complete(self) -> None:
         if not self.idle:
             self.idle = True
-            self._backend.completed(self)
+            self._ended(self)
 
     def _over(self) -> None:
         """Note that a send of the present round, or a receive, is over."""
@@ -162,10 +147,7 @@ class Collective:
 
     def _go_on(self) -> None:
         """Begin the next round from a callback, where nobody else would see an error."""
-        try:
-            self._advance()
-        except Exception as error:
-            self._backend.failed(error)
+        self._group.guard(self._advance)
 
     def _outgoing_bytes(self, sending: Sending) -> memoryview:
         """The bytes that a step sends; a copy where the round also writes there (small messages alone)."""
@@ -178,43 +160,54 @@ class Collective:
         """Post a receive → whether it is over."""
         ranges = receiving.ranges
         done = partial(self._received, receiving.number)
-        if len(ranges) > 1:
-            return self._receive_wrapped(receiving, done)
+        if receiving.slow or len(ranges) > 1:
+            return self._receive_apart(receiving, done)
         low, high = ranges[0]
         if receiving.reduces:
             buffer = self._chunks.target
             part = buffer[low // buffer.itemsize : high // buffer.itemsize]
-            if receiving.slow:
-                return self._receive_slowly(part, receiving, done)
             sink: Into | Fold = Fold(self._folder(part, receiving.left))
         else:
             sink = Into(self._memory[low:high])
-        channel = self._backend.incoming(receiving.peer)
+        channel = self._group.incoming(receiving.peer)
         return channel.recv(self._key(receiving.number), receiving.nbytes, sink, done)
 
-    def _receive_wrapped(self, receiving: Receiving, done: Callable[[], None]) -> bool:
-        """Receive chunks that wrap around the buffer's end, by memory of our own (small messages alone)."""
+    def _receive_apart(self, receiving: Receiving, done: Callable[[], None]) -> bool:
+        """Receive into memory of our own, then put or reduce it where it belongs → whether all that is over.
+
+        For chunks that wrap around the buffer's end (small messages alone), and for a dtype whose reduction
+        would hold the loop (float16): a thread does that, when all is here.
+        """
         buffer, nbytes = self._chunks.target, receiving.nbytes
-        scratch = np.empty(nbytes // buffer.itemsize, buffer.dtype)
-        reduce = self._reduce
+        itemsize = buffer.itemsize
+        op = self._reduce if receiving.reduces else None
+        scratch = np.empty(nbytes // itemsize, buffer.dtype)
 
         def deal() -> None:
             offset = 0
             for low, high in receiving.ranges:
-                part = buffer[low // buffer.itemsize : high // buffer.itemsize]
+                part = buffer[low // itemsize : high // itemsize]
                 theirs = scratch[offset : offset + part.size]
                 offset += part.size
-                if receiving.reduces:
-                    assert reduce is not None
-                    reduce_into(part, theirs, reduce, src_left=receiving.left)
-                else:
+                if op is None:
                     part[...] = theirs
+                else:
+                    reduce_into(part, theirs, op, src_left=receiving.left)
 
-        cost = copy_cost_ns(nbytes)
-        if receiving.reduces:
-            assert reduce is not None
-            cost = cost_ns(nbytes, buffer.dtype, reduce)
-        return self._receive_whole(receiving, scratch, cost, deal, done)
+        cost = copy_cost_ns(nbytes) if op is None else cost_ns(nbytes, buffer.dtype, op)
+
+        def landed() -> None:
+            if not self.idle:
+                done()
+
+        def arrived() -> None:
+            if not self.idle and self._group.off_loop(cost, deal, landed):
+                landed()
+
+        channel = self._group.incoming(receiving.peer)
+        if channel.recv(self._key(receiving.number), nbytes, Into(as_bytes(scratch)), arrived):
+            return self._group.off_loop(cost, deal, landed)
+        return False
 
     def _folder(self, part: Array, left: bool) -> Callable[[memoryview, int], None]:
         reduce = self._reduce
@@ -228,40 +221,5 @@ class Collective:
 
         return fold
 
-    def _receive_slowly(self, part: Array, receiving: Receiving, done: Callable[[], None]) -> bool:
-        """Receive all of a dtype whose reduction would hold the loop (float16), then reduce in a thread."""
-        scratch = np.empty(part.size, part.dtype)
-        reduce = self._reduce
-        assert reduce is not None
-
-        def reduce_all() -> None:
-            reduce_into(part, scratch, reduce, src_left=receiving.left)
-
-        cost = cost_ns(part.nbytes, part.dtype, reduce)
-        return self._receive_whole(receiving, scratch, cost, reduce_all, done)
-
-    def _receive_whole(
-        self,
-        receiving: Receiving,
-        scratch: Array,
-        cost: float,
-        job: Callable[[], None],
-        done: Callable[[], None],
-    ) -> bool:
-        """Receive into memory of our own, then do a job → whether both are over."""
-
-        def landed() -> None:
-            if not self.idle:
-                done()
-
-        def arrived() -> None:
-            if not self.idle and self._backend.off_loop(cost, job, landed):
-                landed()
-
-        channel = self._backend.incoming(receiving.peer)
-        if channel.recv(self._key(receiving.number), receiving.nbytes, Into(as_bytes(scratch)), arrived):
-            return self._backend.off_loop(cost, job, landed)
-        return False
-
     def _key(self, number: int) -> Key:
-        return Key(self._backend.context, 0, self.operation.call.seq, number)
+        return Key(self._group.context, 0, self.operation.call.seq, number)

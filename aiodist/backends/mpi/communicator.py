@@ -10,14 +10,15 @@ everywhere.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aiodist.backends.mpi.library import Library
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Progress
 from aiodist.backends.mpi.tables import group_tag
+from aiodist.backends.threads import fulfil
 from aiodist.errors import GroupBroken
 
 
@@ -31,17 +32,9 @@ async def create(library: Library, progress: Progress, members: Sequence[int], c
     Raises:
         GroupBroken: the library has no more, say.
     """
-    loop = asyncio.get_running_loop()
-    made: asyncio.Future[Any] = loop.create_future()
-
-    def run() -> None:
-        try:
-            found, error = _create(library, members, context), None
-        except Exception as caught:
-            found, error = None, caught
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(_resolve, made, found, error)
-
+    made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    # Where nobody waits any more, what is made is left to the library.
+    run = partial(fulfil, made, partial(_create, library, members, context))
     if library.multiple:
         this.aside(run, "aiodist-mpi-group")
     else:
@@ -69,12 +62,3 @@ def _create(library: Library, members: Sequence[int], context: int) -> Any:
         world.Free()
     comm.Set_errhandler(mpi.ERRORS_RETURN)
     return comm
-
-
-def _resolve(made: asyncio.Future[Any], found: Any, error: Exception | None) -> None:
-    if made.done():  # nobody waits any more; the communicator is left to the library
-        return
-    if error is None:
-        made.set_result(found)
-    else:
-        made.set_exception(error)

@@ -6,7 +6,6 @@ are MPI's: ranks may get different bits of one sum (law 3 is its own).
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,6 +23,8 @@ from aiodist.backends.mpi.library import Library, load
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted, Progress
 from aiodist.backends.mpi.widened import widened
+from aiodist.backends.release import once
+from aiodist.backends.threads import post
 from aiodist.errors import BackendUnavailable
 from aiodist.types import Kind
 
@@ -36,11 +37,12 @@ class MpiEngine(Engine):
     name = "mpi"
     uneven = frozenset({Kind.all_gather, Kind.reduce_scatter})
 
+    _library: Library  # from `open` on
+
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._largest = tables.LARGEST
         self._owner = object()
-        self._library: Library | None = None
         self._progress: Progress | None = None
         self._comm: Any = None
         self._aborted = False
@@ -86,18 +88,14 @@ class MpiEngine(Engine):
             quiet()
             return
         this.broken = True
-        loop = self.setup.loop
-        told = False
+        loop, tell = self.setup.loop, once(quiet)
+        late = loop.call_later(progress.GRACE, tell)
 
-        def once() -> None:
-            nonlocal told
+        def over() -> None:
             late.cancel()
-            if not told:
-                told = True
-                quiet()
+            tell()
 
-        late = loop.call_later(progress.GRACE, once)
-        self._progress.abandon(self._owner, partial(self._on_loop, once))
+        self._progress.abandon(self._owner, partial(post, loop, over))
 
     def close(self) -> None:
         """Give the communicator back, unless operations may be open in it."""
@@ -113,15 +111,13 @@ class MpiEngine(Engine):
     def exchange(self, moves: Sequence[Move], done: Done) -> None:
         """Post all moves at once, under one tag: between two members they match in their order."""
 
-        def post() -> Iterator[Posted]:
-            for move in moves:  # receives first: then what comes has a place
-                if not move.sends:
-                    yield from self._receive(move.array, move.peer, tables.EXCHANGE_TAG)
-            for move in moves:
-                if move.sends:
-                    yield from self._send(move.array, move.peer, tables.EXCHANGE_TAG)
+        def begin() -> Iterator[Posted]:
+            # Receives first: then what comes has a place.
+            for move in sorted(moves, key=lambda move: move.sends):
+                step = self._send if move.sends else self._receive
+                yield from step(move.array, move.peer, tables.EXCHANGE_TAG)
 
-        self._post(post, done)
+        self._post(begin, done)
 
     def send(self, task: Task, peer: int, number: int, done: Done) -> None:
         """Post one message, under the tag of its number."""
@@ -132,7 +128,6 @@ class MpiEngine(Engine):
         self._post(partial(self._receive, _given(task.target), peer, self._tag(number)), done)
 
     def _tag(self, number: int) -> int:
-        assert self._library is not None
         return tables.message_tag(number, self._library.highest_tag)
 
     def _send(self, array: Array, peer: int, tag: int) -> Iterator[Posted]:
@@ -156,23 +151,23 @@ class MpiEngine(Engine):
         """Post an Iallreduce."""
         source, target = _given(task.source), _given(task.target)
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             op = self._op(task)
             for piece in tables.pieces(target.size, self._largest):
-                given = self._in_place if target is source else self._buffer(source[piece])
+                given = self._library.mpi.IN_PLACE if target is source else self._buffer(source[piece])
                 yield Posted(self._comm.Iallreduce(given, self._buffer(target[piece]), op))
 
-        self._post(post, done)
+        self._post(begin, done)
 
     def broadcast(self, task: Task, done: Done) -> None:
         """Post an Ibcast."""
         target = _given(task.target)
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             for piece in tables.pieces(target.size, self._largest):
                 yield Posted(self._comm.Ibcast(self._buffer(target[piece]), task.root))
 
-        self._post(post, done)
+        self._post(begin, done)
 
     def reduce(self, task: Task, done: Done) -> None:
         """Post an Ireduce."""
@@ -181,20 +176,19 @@ class MpiEngine(Engine):
     def _reduce(self, task: Task, source: Array, target: Array | None, root: int) -> Iterator[Posted]:
         op, here = self._op(task), self.setup.rank == root
         for piece in tables.pieces(source.size, self._largest):
-            given = self._in_place if target is source and here else self._buffer(source[piece])
+            given = self._library.mpi.IN_PLACE if target is source and here else self._buffer(source[piece])
             taken = self._buffer(_given(target)[piece]) if here else None
             yield Posted(self._comm.Ireduce(given, taken, op, root))
 
     def all_gather(self, task: Task, done: Done) -> None:
         """Post an Iallgather, or Iallgatherv; messages where it is too much for one call."""
         source, target = _given(task.source), _given(task.target)
-        if target.size > self._largest:
-            self.compose(task, done)
-            return
-        if task.uneven:
+        if task.uneven and target.size <= self._largest:
             self._post(partial(self._all_gather_v, task, source, target), done)
-            return
-        self._once("Iallgather", source.size, source, target, done)
+        elif task.uneven:
+            self.compose(task, done)
+        else:
+            self._once("Iallgather", source.size, task, done)
 
     def _all_gather_v(self, task: Task, source: Array, target: Array) -> Iterator[Posted]:
         if target.size:
@@ -207,7 +201,7 @@ class MpiEngine(Engine):
         for one call."""
         source, target = _given(task.source), _given(task.target)
 
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             if source.size > self._largest:
                 for root, part in enumerate(task.send):
                     yield from self._reduce(task, part, target, root)
@@ -219,56 +213,43 @@ class MpiEngine(Engine):
                 buffers = self._buffer(source, target.size), self._buffer(target)
                 yield Posted(self._comm.Ireduce_scatter_block(*buffers, self._op(task)))
 
-        self._post(post, done)
+        self._post(begin, done)
 
     def gather(self, task: Task, done: Done) -> None:
         """Post an Igather, or messages."""
-        source = _given(task.source)
-        if source.size * self.setup.size > self._largest:
-            self.compose(task, done)
-            return
-        self._once("Igather", source.size, source, task.target, done, task.root)
+        self._once("Igather", _given(task.source).size, task, done, task.root)
 
     def scatter(self, task: Task, done: Done) -> None:
         """Post an Iscatter, or messages."""
-        target = _given(task.target)
-        if target.size * self.setup.size > self._largest:
-            self.compose(task, done)
-            return
-        self._once("Iscatter", target.size, task.source, target, done, task.root)
+        self._once("Iscatter", _given(task.target).size, task, done, task.root)
 
     def all_to_all(self, task: Task, done: Done) -> None:
         """Post an Ialltoall, or messages."""
-        source, target = _given(task.source), _given(task.target)
-        if source.size > self._largest:
+        self._once("Ialltoall", _given(task.source).size // self.setup.size, task, done)
+
+    def _once(self, name: str, count: int, task: Task, done: Done, *root: int) -> None:
+        """Post one call, of parts of `count` elements; none where there is nothing, messages where it is too
+        much for one call."""
+        if count * self.setup.size > self._largest:
             self.compose(task, done)
             return
-        self._once("Ialltoall", source.size // self.setup.size, source, target, done)
 
-    def _once(
-        self, name: str, count: int, source: Array | None, target: Array | None, done: Done, *root: int
-    ) -> None:
-        """Post one call, of parts of `count` elements; none where there is nothing."""
-
-        def post() -> Iterator[Posted]:
+        def begin() -> Iterator[Posted]:
             if count:
-                buffers = [
-                    None if array is None else self._buffer(array, count) for array in (source, target)
-                ]
+                arrays = task.source, task.target
+                buffers = [None if array is None else self._buffer(array, count) for array in arrays]
                 yield Posted(getattr(self._comm, name)(*buffers, *root))
 
-        self._post(post, done)
+        self._post(begin, done)
 
     # ── to and from the thread ───────────────────────────────────────────────────────────────────────
 
-    def _post(self, post: Callable[[], Iterator[Posted]], done: Done) -> None:
+    def _post(self, begin: Callable[[], Iterator[Posted]], done: Done) -> None:
         assert self._progress is not None
-        done_here, failed = partial(self._on_loop, done), partial(self._on_loop, self._failed)
-        self._progress.post(Job(self._owner, post, done_here, failed))
-
-    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self.setup.loop.call_soon_threadsafe(function, *args)
+        loop = self.setup.loop
+        self._progress.post(
+            Job(self._owner, begin, partial(post, loop, done), partial(post, loop, self._failed))
+        )
 
     def _failed(self, error: Exception) -> None:
         if not self._aborted:
@@ -280,18 +261,11 @@ class MpiEngine(Engine):
         Args:
             count: elements of each part, where it has one for each member.
         """
-        assert self._library is not None
         datatype = getattr(self._library.mpi, tables.datatype(array.dtype))
         return [array.view(np.uint8), array.size if count is None else count, datatype]
 
     def _op(self, task: Task) -> Any:
-        assert self._library is not None
         return getattr(self._library.mpi, tables.operator(task.reduce, _given(task.source).dtype))
-
-    @property
-    def _in_place(self) -> Any:
-        assert self._library is not None
-        return self._library.mpi.IN_PLACE
 
 
 def _given(array: Array | None) -> Array:

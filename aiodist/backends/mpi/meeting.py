@@ -16,8 +16,9 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ from aiodist.backends.mpi.place import (
     together,
 )
 from aiodist.backends.mpi.process import this
-from aiodist.backends.mpi.progress import Job, Posted, Progress
+from aiodist.backends.mpi.progress import Job, Posted
+from aiodist.backends.threads import post, settle
 from aiodist.environment import given_secret, job_id, tls, tuning
 from aiodist.environment.process import host_id
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
@@ -103,14 +105,14 @@ async def meet(
     server: StoreServer | None = None
     told, shown = np.zeros(_LONGEST, np.uint8), cards(size)
     try:
-        async with _Talk(library, timeout) as talk:
-            await talk.do(lambda comm: comm.Iallgather(card(_host(), refusal, bool(given)), shown))
+        async with _talk(library, timeout) as talk:
+            await talk(lambda comm: comm.Iallgather(card(_host(), refusal, bool(given)), shown))
             another = refused(shown)
             if another is None:
                 if mine == 0:
                     server, text = await _listen(environ, together(shown), given)
                     told[: len(text)] = np.frombuffer(text, np.uint8)
-                await talk.do(lambda comm: comm.Ibcast(told, 0))
+                await talk(lambda comm: comm.Ibcast(told, 0))
         if another is not None:
             raise another
         address, fresh = _read(told)
@@ -126,7 +128,12 @@ async def meet(
     return replace(meeting, server=server), environ
 
 
-class _Talk:
+Talk = Callable[[Callable[[Any], Any]], Awaitable[None]]
+"""A function that makes one collective call, which is given a communicator, and waits for its end."""
+
+
+@contextlib.asynccontextmanager
+async def _talk(library: Library, timeout: float) -> AsyncIterator[Talk]:
     """A few collective calls on COMM_WORLD, with a timeout.
 
     They match those of the others by their order. So a process that has left in the middle makes no more of
@@ -136,52 +143,37 @@ class _Talk:
         library: the library.
         timeout: seconds for all of them.
     """
+    if this.gave_up:
+        raise RendezvousError(
+            "this process gave up meeting the MPI job before, and MPI takes back nothing that has begun",
+            hint="Start the job anew, or set MASTER_ADDR and MASTER_PORT on every rank",
+        )
+    owner, progress, loop = object(), this.hold(library), asyncio.get_running_loop()
 
-    def __init__(self, library: Library, timeout: float) -> None:
-        self._library = library
-        self._timeout = timeout
-        self._owner = object()
-        self._progress: Progress | None = None
-        self._loop = asyncio.get_running_loop()
-        self._limit = asyncio.timeout(timeout)
+    async def talk(call: Callable[[Any], Any]) -> None:
+        ended: asyncio.Future[None] = loop.create_future()
 
-    async def __aenter__(self) -> _Talk:
-        if this.gave_up:
-            raise RendezvousError(
-                "this process gave up meeting the MPI job before, and MPI takes back nothing that has begun",
-                hint="Start the job anew, or set MASTER_ADDR and MASTER_PORT on every rank",
-            )
-        self._progress = this.hold(self._library)
-        await self._limit.__aenter__()
-        return self
+        def begin() -> Iterator[Posted]:
+            yield Posted(call(library.mpi.COMM_WORLD))
 
-    async def __aexit__(self, *error: Any) -> None:
-        assert self._progress is not None
-        this.gave_up = error[0] is not None
-        self._progress.abandon(self._owner, _nothing)
-        this.release()
-        try:
-            await self._limit.__aexit__(*error)
-        except TimeoutError:
-            raise RendezvousTimeout(
-                f"not all {self._library.size} processes of the MPI job came within {self._timeout:g} s",
-                hint="Every one of them has to call init_process_group with backend='mpi'",
-            ) from None
-
-    async def do(self, call: Callable[[Any], Any]) -> None:
-        """Make one call, and wait for its end."""
-        ended: asyncio.Future[None] = self._loop.create_future()
-
-        def post() -> Iterator[Posted]:
-            yield Posted(call(self._library.mpi.COMM_WORLD))
-
-        def tell(error: Exception | None = None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                self._loop.call_soon_threadsafe(_resolve, ended, error)
-
-        assert self._progress is not None
-        self._progress.post(Job(self._owner, post, tell, tell))
+        tell = partial(post, loop, settle, ended, None)
+        progress.post(Job(owner, begin, tell, tell))
         await ended
+
+    try:
+        async with asyncio.timeout(timeout):
+            yield talk
+    except BaseException as error:
+        this.gave_up = True
+        if not isinstance(error, TimeoutError):
+            raise
+        raise RendezvousTimeout(
+            f"not all {library.size} processes of the MPI job came within {timeout:g} s",
+            hint="Every one of them has to call init_process_group with backend='mpi'",
+        ) from None
+    finally:
+        progress.abandon(owner, lambda: None)  # nobody waits for the end
+        this.release()
 
 
 async def _listen(environ: Environ, one_host: bool, given: bytes) -> tuple[StoreServer | None, bytes]:
@@ -227,16 +219,3 @@ def _host() -> bytes:
     except OSError:
         network = ""
     return hashlib.blake2b(f"{host_id()} {network}".encode(), digest_size=HOST_BYTES).digest()
-
-
-def _resolve(ended: asyncio.Future[None], error: Exception | None) -> None:
-    if ended.done():
-        return
-    if error is None:
-        ended.set_result(None)
-    else:
-        ended.set_exception(error)
-
-
-def _nothing() -> None:
-    """Do nothing: nobody waits for the end."""

@@ -15,7 +15,7 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ class Posted:
     request: Any
     datatype: Any = None
     count: int = 0
-    job: Job | None = None
+    job: Job = field(init=False, repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +171,6 @@ class Progress:
         self._posted = [posted for index, posted in enumerate(self._posted) if index not in gone]
         for posted, error in over:
             job = posted.job
-            assert job is not None
             job.left -= 1
             if error is not None:
                 self._fail(job, error)
@@ -204,7 +203,6 @@ class Progress:
     def _abandon(self, owner: object, quiet: Call) -> None:
         self._abandoned[owner] = quiet
         for posted in self._posted:
-            assert posted.job is not None
             if posted.job.owner is owner and posted.datatype is not None:
                 posted.request.Cancel()
         self._tell_abandoned()
@@ -212,7 +210,7 @@ class Progress:
     def _tell_abandoned(self) -> None:
         if not any(self._abandoned.values()):
             return
-        loud = {posted.job.owner for posted in self._posted if posted.job is not None}
+        loud = {posted.job.owner for posted in self._posted}
         for owner, quiet in self._abandoned.items():
             if quiet is not None and owner not in loud:
                 self._abandoned[owner] = None

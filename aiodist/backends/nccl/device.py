@@ -21,28 +21,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
 from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.nccl.communicators import destroy_later
+from aiodist.backends.nccl.lane import Lane
 
 LIMIT = 2.0
 """Seconds that an abort may take."""
 _GRACE = 1.0  # seconds of them for a thread that is inside NCCL: an abort frees what it works on
-
-
-class Stoppable(Protocol):
-    """A lane."""
-
-    under_way: int
-
-    def inside(self, connecting: bool = False) -> AbstractContextManager[Any]: ...
-    def abort(self, patience: float) -> None: ...
-    def close(self) -> None: ...
-    def join(self, seconds: float) -> bool: ...
-    def destroy(self) -> None: ...
 
 
 class Member(Protocol):
@@ -74,11 +63,11 @@ class NcclDevice:
         self._lock = threading.Lock()
         self._issuing = threading.Lock()
         self._members: set[Member] = set()
-        self._lanes: list[Stoppable] = []
-        self._closed: list[Stoppable] = []  # of them: of groups that have ended, to be destroyed
+        self._lanes: list[Lane] = []
+        self._closed: list[Lane] = []  # of them: of groups that have ended, to be destroyed
         self._quiet: list[Callable[[], None]] | None = []
 
-    def adopt(self, lane: Stoppable) -> bool:
+    def adopt(self, lane: Lane) -> bool:
         """Take a new lane → whether it could; False: too late, and the caller aborts it."""
         with self._lock:
             if not self.dead:
@@ -95,7 +84,7 @@ class NcclDevice:
     # ── launching ────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def issuing(self, lane: Stoppable, connecting: bool = False) -> Iterator[Any]:
+    def issuing(self, lane: Lane, connecting: bool = False) -> Iterator[Any]:
         """A lane's communicator, to be given work. In a launch thread.
 
         Args:
@@ -107,12 +96,12 @@ class NcclDevice:
         with self._issuing, lane.inside(connecting) as communicator:
             yield communicator
 
-    def began(self, lane: Stoppable) -> None:
+    def began(self, lane: Lane) -> None:
         """Note that work will be given to the device."""
         with self._lock:
             lane.under_way += 1
 
-    def ended(self, lane: Stoppable) -> None:
+    def ended(self, lane: Lane) -> None:
         """Note that the device has done the work."""
         with self._lock:
             lane.under_way -= 1
@@ -121,7 +110,7 @@ class NcclDevice:
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────
 
-    def leave(self, member: Member, lanes: Sequence[Stoppable]) -> None:
+    def leave(self, member: Member, lanes: Sequence[Lane]) -> None:
         """Let go of a group that has ended, well or not. What its lanes hold is given back once nothing is
         under way."""
         with self._lock:
@@ -138,7 +127,7 @@ class NcclDevice:
             lane.close()
         destroy_later([lane.destroy for lane in gone])
 
-    def _take_closed(self) -> list[Stoppable]:
+    def _take_closed(self) -> list[Lane]:
         """Take what can be destroyed now, if anything. Under the lock."""
         if not self._closed or (self._members and any(lane.under_way for lane in self._lanes)):
             return []
@@ -207,7 +196,7 @@ def _left(until: float) -> float:
     return max(until - time.monotonic(), 0)
 
 
-_never_freed: list[Stoppable] = []  # a kernel may run on their streams for ever
+_never_freed: list[Lane] = []  # a kernel may run on their streams for ever
 _devices: dict[int, NcclDevice] = {}
 _lock = threading.Lock()
 

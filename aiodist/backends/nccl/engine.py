@@ -32,19 +32,20 @@ import numpy as np
 from aiodist.backends.base import Operation
 from aiodist.backends.cuda.completion import LAUNCHING, Completion, arrays_of
 from aiodist.backends.cuda.library import identity_of
-from aiodist.backends.cuda.waiter import post
+from aiodist.backends.cuda.streams import blocking_mark
 from aiodist.backends.foreign.engine import Done, Engine, Setup
 from aiodist.backends.foreign.task import Task
 from aiodist.backends.nccl import communicators as nccl
 from aiodist.backends.nccl.device import NcclDevice, enter
 from aiodist.backends.nccl.lane import Lane
-from aiodist.backends.nccl.launch import Launch, Planner, Ways, ways_of
+from aiodist.backends.nccl.launch import Launch, LaunchMaker, Ways, ways_of
 from aiodist.backends.nccl.pair import Pair
 from aiodist.backends.nccl.sharing import Told, can_share, decode, misfit
 from aiodist.backends.nccl.tables import BYTE, SUM
+from aiodist.backends.threads import fulfil, post
 from aiodist.errors import GroupBroken
 
-Plan = Callable[[Task], Launch]
+MakeLaunch = Callable[[Task], Launch]
 
 _LOOK = 0.5
 """Seconds between two questions whether NCCL has found an error by itself."""
@@ -63,14 +64,15 @@ class NcclEngine(Engine):
     averages = True
     greets = nccl.ID_BYTES
 
+    _lane: Lane  # of collectives, from `open` on
+
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         assert setup.device is not None
         self._index = setup.device
         self._cupy = nccl.load_nccl()
-        self._planner = Planner(self._cupy, self._index, setup.rank, setup.size)
+        self._maker = LaunchMaker(self._cupy, self._index, setup.rank, setup.size)
         self._device: NcclDevice | None = None
-        self._lane: Lane | None = None
         self._lanes: list[Lane] = []
         self._ids: dict[int, bytes] = {}  # of the lanes on which messages go to each peer
         self._theirs: dict[int, bytes] = {}  # of those on which they come
@@ -136,11 +138,10 @@ class NcclEngine(Engine):
         part.add_done_callback(self._divided)
         if rank is not None:
             self._parts[context] = part
-        device.collectives.submit(partial(self._resolve, part, partial(self._split, rank)))
+        device.collectives.submit(partial(fulfil, part, partial(self._on_device, partial(self._split, rank))))
 
     def _split(self, rank: int | None) -> Lane | None:
         lane = self._lane
-        assert lane is not None
         lane.stream.synchronize()  # nothing may be under way, or NCCL may hang
         with lane.inside(connecting=True) as communicator:  # not `issuing`: nobody knows when the others come
             made = nccl.split(communicator, rank)
@@ -170,20 +171,16 @@ class NcclEngine(Engine):
     async def _in_thread(self, job: Callable[[], Any]) -> Any:
         future = self.setup.loop.create_future()
         name = f"aiodist-nccl-make-{self._index}"
-        threading.Thread(target=self._resolve, args=[future, job], name=name, daemon=True).start()
+        run = partial(fulfil, future, partial(self._on_device, job))
+        threading.Thread(target=run, name=name, daemon=True).start()
         return await future
 
-    def _resolve(self, future: asyncio.Future[Any], job: Callable[[], Any]) -> None:
-        """Run a job in this thread, on the device; its result goes to the loop."""
-        try:
-            if self._device is not None and self._device.dead:
-                raise ConnectionAbortedError("the group has broken")
-            self._cupy.cuda.Device(self._index).use()
-            result = job()
-        except Exception as error:
-            post(self.setup.loop, _settle, future, None, error)
-        else:
-            post(self.setup.loop, _settle, future, result, None)
+    def _on_device(self, job: Callable[[], Any]) -> Any:
+        """Run a job in this thread, on the device."""
+        if self._device is not None and self._device.dead:
+            raise ConnectionAbortedError("the group has broken")
+        self._cupy.cuda.Device(self._index).use()
+        return job()
 
     # ── operations ───────────────────────────────────────────────────────────────────────────────────
 
@@ -203,7 +200,6 @@ class NcclEngine(Engine):
 
     def coalesce(self, tasks: Sequence[tuple[Task, Done]]) -> None:
         """Launch what was issued in one batch as one NCCL group."""
-        assert self._lane is not None
         for task, _ in tasks:
             stand: Any = task.operation.work._completion
             stand.patience = LAUNCHING
@@ -221,13 +217,13 @@ class NcclEngine(Engine):
         device = self._device
         assert device is not None
         launcher = device.collectives if collective else device.messages
-        plan = self._planner.collective if collective else self._planner.message
+        make = self._maker.collective if collective else self._maker.message
         device.began(lane)  # before the launch thread comes to it: it is asked for errors meanwhile
-        launcher.submit(partial(self._launch_now, device, lane, tasks, plan))
+        launcher.submit(partial(self._launch_now, device, lane, tasks, make))
         self._look()
 
     def _launch_now(
-        self, device: NcclDevice, lane: Lane, tasks: Sequence[tuple[Task, Done]], plan: Plan
+        self, device: NcclDevice, lane: Lane, tasks: Sequence[tuple[Task, Done]], make: MakeLaunch
     ) -> None:
         """Launch operations, in a launch thread."""
         stands: list[Any] = [task.operation.work._completion for task, _ in tasks]
@@ -235,7 +231,7 @@ class NcclEngine(Engine):
         event: Any = None
         try:
             if not device.dead:
-                event = self._enqueue(device, lane, tasks, stands, plan, launches)
+                event = self._enqueue(device, lane, tasks, stands, make, launches)
                 over = partial(self._over, device, lane, [done for _, done in tasks])
                 lane.waiter.watch(event, over, launches)
         except Exception as error:
@@ -243,7 +239,7 @@ class NcclEngine(Engine):
             post(self.setup.loop, self._failed, error)
         finally:
             for stand in stands:
-                stand.launched.set(event)
+                stand.launched.set_result(event)
 
     def _enqueue(
         self,
@@ -251,7 +247,7 @@ class NcclEngine(Engine):
         lane: Lane,
         tasks: Sequence[tuple[Task, Done]],
         stands: Sequence[Completion],
-        plan: Plan,
+        make: MakeLaunch,
         launches: list[Launch],
     ) -> Any:
         """Give all launches to the stream → its event. What must live until then is in `launches`."""
@@ -265,21 +261,21 @@ class NcclEngine(Engine):
             for stand in stands:
                 stand.wait_for_caller(raw)
             for task, _ in tasks:
-                launches.append(plan(task))
+                launches.append(make(task))
             with device.issuing(lane) as communicator:
                 self._group(communicator, raw, [call for launch in launches for call in launch.calls])
             for launch in launches:
                 for step in launch.after:
                     step()
-            return self._event(lane)
+            return blocking_mark(self._cupy, lane.stream)
 
     def _connect_ways(self, device: NcclDevice, lane: Lane, ways: Ways) -> None:
         """Connect for direct exchanges; all members do it in this place among the lane's operations."""
         raw = lane.stream.ptr
-        call, memory = self._planner.connecting(ways)
+        call, memory = self._maker.connecting(ways)
         with device.issuing(lane) as communicator:
             communicator.allReduce(memory.pointer, memory.pointer, 1, BYTE, SUM, raw)
-        self._event(lane).synchronize()
+        blocking_mark(self._cupy, lane.stream).synchronize()
         with device.issuing(lane, connecting=True) as communicator:
             self._group(communicator, raw, [call])
         lane.connected.add(ways)
@@ -293,12 +289,6 @@ class NcclEngine(Engine):
                 call(communicator, raw)
         finally:
             group.groupEnd()
-
-    def _event(self, lane: Lane) -> Any:
-        """An event at what the lane's stream has been given until now."""
-        event = self._cupy.cuda.Event(block=True, disable_timing=True)
-        event.record(lane.stream)
-        return event
 
     def _over(self, device: NcclDevice, lane: Lane, dones: Sequence[Done], error: Exception | None) -> None:
         """End launches whose event has come, in the waiter's thread."""
@@ -401,15 +391,6 @@ class NcclEngine(Engine):
         self._rest()
         if self._device is not None:
             self._device.leave(self, self._lanes)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 def _call_all(dones: Sequence[Done]) -> None:

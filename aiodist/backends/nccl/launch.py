@@ -88,7 +88,7 @@ def _native(call: Agreed) -> bool:
     return native(wider(call.dtype, op) or call.dtype, op) is not None
 
 
-class Planner:
+class LaunchMaker:
     """The maker of one group's launches.
 
     Args:
@@ -106,7 +106,7 @@ class Planner:
         """The launch of a collective; what comes before its calls is enqueued."""
         launch = self._filled(prepare(bare.operation, self._rank, self._size, self._allocate, averages=True))
         makers = _UNEVEN_MAKERS if launch.task.uneven else _MAKERS
-        makers.get(launch.task.kind, Planner._exchange)(self, launch)
+        makers.get(launch.task.kind, LaunchMaker._exchange)(self, launch)
         launch.after.append(lambda: arrays.empty(self._cupy, launch.task))
         return launch
 
@@ -232,18 +232,18 @@ class Planner:
             launch.after.append(lambda: fold(self._cupy, task.rows, _given(task.target), task.reduce))
 
 
-_MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
-    Kind.all_reduce: Planner._reduction,
-    Kind.reduce: Planner._reduction,
-    Kind.reduce_scatter: Planner._reduction,
-    Kind.broadcast: Planner._broadcast,
-    Kind.all_gather: Planner._all_gather,
+_MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
+    Kind.all_reduce: LaunchMaker._reduction,
+    Kind.reduce: LaunchMaker._reduction,
+    Kind.reduce_scatter: LaunchMaker._reduction,
+    Kind.broadcast: LaunchMaker._broadcast,
+    Kind.all_gather: LaunchMaker._all_gather,
 }
 """The makers of what NCCL has an algorithm for; the rest is exchanged."""
 
-_UNEVEN_MAKERS: dict[Kind, Callable[[Planner, Launch], None]] = {
-    Kind.all_gather: Planner._all_gather_uneven,
-    Kind.reduce_scatter: Planner._reduction,
+_UNEVEN_MAKERS: dict[Kind, Callable[[LaunchMaker, Launch], None]] = {
+    Kind.all_gather: LaunchMaker._all_gather_uneven,
+    Kind.reduce_scatter: LaunchMaker._reduction,
 }
 """The makers, likewise, for parts that differ in size."""
 

@@ -18,43 +18,12 @@ import numpy as np
 
 from aiodist.backends.base import CAPABILITIES, Array, Operation
 from aiodist.backends.buffers import Allocate, Buffers, buffers
-from aiodist.backends.cuda.waiter import post
 from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.inner import InnerOperation
 from aiodist.backends.staged.copier import Copier, Pairs, Transfer
+from aiodist.backends.threads import post
 from aiodist.errors import GroupBroken
 from aiodist.types import Kind
-
-
-class Step(Operation):
-    """The host backend's part of an operation."""
-
-    __slots__ = ("inward", "marks", "then", "whole")
-
-    def __init__(
-        self, whole: Operation, staging: Buffers, marks: Sequence[Any], then: Callable[[Step], None]
-    ) -> None:
-        super().__init__(
-            whole.call,
-            whole.work,  # an await of it polls for this
-            staging.source,
-            staging.target,
-            None,
-            whole.ended,
-            whole.peer,
-            whole.tag,
-            whole.senders,
-            whole.factor,
-            whole.source_sizes,
-            whole.target_sizes,
-        )
-        self.whole = whole
-        self.inward = _worth(staging.after)
-        self.marks = marks
-        self.then = then
-
-    def succeed(self) -> None:
-        """Go on: the host backend has done its part."""
-        self.then(self)
 
 
 class StagedBackend:
@@ -81,7 +50,7 @@ class StagedBackend:
 
     async def open(self) -> None:
         """Open the device; the host backend is open already."""
-        await self._copier.open(self._host.loop)
+        await self._copier.open(self._host.channels.loop)
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Do nothing: groups share nothing."""
@@ -94,10 +63,7 @@ class StagedBackend:
 
     def submit(self, operation: Operation) -> None:
         """Start an operation."""
-        try:
-            self._begin(operation)
-        except Exception as error:
-            self._host.failed(error)
+        self._host.channels.guard(self._begin, operation)
 
     def hold(self, operation: Operation) -> None:
         """Note an operation that is submitted later: it is copied after what the caller's streams have."""
@@ -144,7 +110,7 @@ class StagedBackend:
             made.append(self._staged(operation, copier.pinned))
             return _worth([(there, here) for here, there in made[0].before])
 
-        self._move(copier.out, marks, outward, lambda: self._carry_out(operation, made[0], marks))
+        self._move(True, marks, outward, lambda: self._carry_out(operation, made[0], marks))
 
     def _staged(self, operation: Operation, allocate: Allocate) -> Buffers:
         """Memory of the host in the place of an operation's tensors."""
@@ -152,30 +118,41 @@ class StagedBackend:
 
     def _carry_out(self, operation: Operation, staging: Buffers, marks: Sequence[Any]) -> None:
         """Submit the host operation: all that it reads is on the host."""
-        self._host.submit(Step(operation, staging, marks, self._carried_out))
+        step = InnerOperation(
+            *(operation.call, operation.work, staging.source, staging.target),
+            peer=operation.peer,
+            tag=operation.tag,
+            senders=operation.senders,
+            factor=operation.factor,
+            source_sizes=operation.source_sizes,
+            target_sizes=operation.target_sizes,
+        )
+        step.then = partial(self._carried_out, operation, step, _worth(staging.after), marks)
+        self._host.submit(step)
 
-    def _carried_out(self, step: Step) -> None:
+    def _carried_out(
+        self, operation: Operation, step: InnerOperation, inward: Pairs, marks: Sequence[Any]
+    ) -> None:
         """Copy the result back: the host operation has ended well."""
-        operation, inward = step.whole, step.inward
         if operation.call.kind is Kind.recv:
             operation.result = step.result
         if not inward:
             operation.succeed()
         elif not self._dead:
-            self._move(self._copier.into, step.marks, lambda: inward, operation.succeed)
+            self._move(False, marks, lambda: inward, operation.succeed)
 
     def _move(
         self,
-        way: Callable[[Transfer], None],
+        to_host: bool,
         marks: Sequence[Any],
         pairs: Callable[[], Pairs],
         then: Callable[[], None],
     ) -> None:
         name = next(self._names)
-        done = partial(post, self._host.loop, self._moved, name, then)
+        done = partial(post, self._host.channels.loop, self._moved, name, then)
         transfer = self._moving[name] = Transfer(marks, pairs, done)
         self._host.release.hold()
-        way(transfer)
+        self._copier.move(transfer, to_host)
 
     def _moved(self, name: int, then: Callable[[], None], error: Exception | None) -> None:
         if self._moving.pop(name, None) is None:

@@ -19,8 +19,8 @@ from aiodist.backends.cuda.arrays import allocate, copy
 from aiodist.backends.cuda.completion import arrays_of
 from aiodist.backends.cuda.launcher import Launcher
 from aiodist.backends.cuda.library import load
-from aiodist.backends.cuda.streams import after, caller_streams, make_stream, mark
-from aiodist.backends.cuda.waiter import post
+from aiodist.backends.cuda.streams import after, blocking_mark, caller_streams, make_stream, mark
+from aiodist.backends.threads import fulfil
 from aiodist.errors import BackendUnavailable
 from aiodist.tensors.device import DeviceArray
 
@@ -102,13 +102,9 @@ class Copier:
         made: Array = np.frombuffer(memory, np.uint8, nbytes).view(dtype)  # it keeps the memory
         return made
 
-    def out(self, transfer: Transfer) -> None:
-        """Copy from the device to the host."""
-        self._ways[0].submit(transfer)
-
-    def into(self, transfer: Transfer) -> None:
-        """Copy from the host to the device."""
-        self._ways[1].submit(transfer)
+    def move(self, transfer: Transfer, to_host: bool) -> None:
+        """Copy from the device to the host, or back."""
+        self._ways[0 if to_host else 1].submit(transfer)
 
 
 def room(nbytes: int) -> int:
@@ -135,7 +131,7 @@ class Way:
     async def open(self, loop: asyncio.AbstractEventLoop) -> Any:
         """Make the stream; gives the module `cupy`."""
         opened: asyncio.Future[Any] = loop.create_future()
-        self._thread.submit(partial(self._open, partial(post, loop, _settle, opened)))
+        self._thread.submit(partial(fulfil, opened, self._open))
         return await opened
 
     def submit(self, transfer: Transfer) -> None:
@@ -148,17 +144,16 @@ class Way:
 
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, tell: Callable[[Any, Exception | None], None]) -> None:
+    def _open(self) -> Any:
         try:
             self._cupy = load()
             self._cupy.cuda.Device(self._device).use()
             self._stream = make_stream(self._cupy)
-        except BackendUnavailable as error:
-            tell(None, error)
+        except BackendUnavailable:
+            raise
         except Exception as error:
-            tell(None, BackendUnavailable(f"cuda:{self._device} cannot be used ({error})", hint=_HINT))
-        else:
-            tell(self._cupy, None)
+            raise BackendUnavailable(f"cuda:{self._device} cannot be used ({error})", hint=_HINT) from error
+        return self._cupy
 
     def _run(self, transfer: Transfer) -> None:
         error: Exception | None = None
@@ -167,7 +162,7 @@ class Way:
             if pairs and transfer.marks:
                 for event in transfer.marks:
                     after(self._cupy, self._stream.ptr, event)
-                self._settle()
+                blocking_mark(self._cupy, self._stream).synchronize()
             if not transfer.begin():
                 return
             if pairs:
@@ -177,39 +172,28 @@ class Way:
         transfer.done(error)
 
     def _copy(self, pairs: Pairs) -> None:
-        one = self._copy_out if self._to_host else self._copy_in
         with self._stream:
             try:
                 for on_device, on_host in pairs:
-                    one(on_device, on_host)
+                    self._copy_one(on_device, on_host)
             finally:
-                self._settle()  # also where one has failed: those before it may be under way
+                # Also where one has failed: those before it may be under way.
+                blocking_mark(self._cupy, self._stream).synchronize()
 
-    def _settle(self) -> None:
-        """Wait until the device has done what the stream was given."""
-        # A blocking event: the thread sleeps in the driver, without the GIL.
-        done = self._cupy.cuda.Event(block=True, disable_timing=True)
-        done.record(self._stream)
-        done.synchronize()
-
-    def _copy_out(self, on_device: Array, on_host: Array) -> None:
-        source = on_device
-        if not source.flags.c_contiguous:
-            source = self._contiguous(on_device)
-            copy(self._cupy, source, on_device)
-        runtime = self._cupy.cuda.runtime
-        kind = runtime.memcpyDeviceToHost
-        runtime.memcpyAsync(on_host.ctypes.data, _address(source), source.nbytes, kind, self._stream.ptr)
-
-    def _copy_in(self, on_device: Array, on_host: Array) -> None:
-        target = on_device
-        if not target.flags.c_contiguous:
-            target = self._contiguous(on_device)
-        runtime = self._cupy.cuda.runtime
-        kind = runtime.memcpyHostToDevice
-        runtime.memcpyAsync(_address(target), on_host.ctypes.data, target.nbytes, kind, self._stream.ptr)
-        if target is not on_device:
-            copy(self._cupy, on_device, target)
+    def _copy_one(self, on_device: Array, on_host: Array) -> None:
+        runtime, there, here = self._cupy.cuda.runtime, on_device, on_host.ctypes.data
+        if not there.flags.c_contiguous:
+            there = self._contiguous(on_device)
+        if self._to_host:
+            if there is not on_device:
+                copy(self._cupy, there, on_device)
+            kind = runtime.memcpyDeviceToHost
+            runtime.memcpyAsync(here, _address(there), there.nbytes, kind, self._stream.ptr)
+        else:
+            kind = runtime.memcpyHostToDevice
+            runtime.memcpyAsync(_address(there), here, there.nbytes, kind, self._stream.ptr)
+            if there is not on_device:
+                copy(self._cupy, on_device, there)
 
     def _contiguous(self, like: Array) -> Array:
         """Memory of the device; the stream is the current one, so it is given away only after its use."""
@@ -220,12 +204,3 @@ class Way:
 def _address(array: Array) -> int:
     assert isinstance(array, DeviceArray)
     return array.pointer
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

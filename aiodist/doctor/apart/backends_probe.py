@@ -28,12 +28,12 @@ def probe() -> dict[str, Any]:
 
 
 def _picked() -> tuple[str, str]:
-    from aiodist.backends.plan import CPU, CUDA, parse
+    from aiodist.backends.choice import CPU, CUDA, parse
 
-    plan = parse(None).check()
-    engines = {place: engine.name for place, engine in plan.engines.items()}
-    staged = "the host's memory" if plan.staged else ""
-    return "host" if plan.host else engines.get(CPU, ""), engines.get(CUDA, staged)
+    choice = parse(None).check()
+    engines = {place: engine.name for place, engine in choice.engines.items()}
+    staged = "the host's memory" if choice.staged else ""
+    return "host" if choice.host else engines.get(CPU, ""), engines.get(CUDA, staged)
 
 
 def _tried(name: str) -> str:

@@ -162,20 +162,16 @@ class Convening:
             WireError: its answer is no decision.
         """
         epoch = assembly.epoch + 1
-        for call in range(1, assembly.call):
-            if call not in self._voided:
-                earlier = await self._ruled(epoch, Void(call, "a later call was made", False))
-                if isinstance(earlier, Decided):
-                    await self._publish(epoch, earlier)
-                    assembly.decide(earlier.record)
-                    return
-        found = await self._ruled(epoch, motion)
-        logger.debug("call %d for epoch %d is decided: %s", motion.call, epoch, found)
-        if isinstance(found, Decided):
-            await self._publish(epoch, found)
-            assembly.decide(found.record)
-        else:
-            self._tell(assembly, found)
+        earlier = [call for call in range(1, assembly.call) if call not in self._voided]
+        for proposed in (*(Void(call, "a later call was made", False) for call in earlier), motion):
+            found = await self._ruled(epoch, proposed)
+            logger.debug("call %d for epoch %d is decided: %s", proposed.call, epoch, found)
+            if isinstance(found, Decided):
+                await self._publish(epoch, found)
+                assembly.decide(found.record)
+                return
+            if proposed is motion:
+                self._tell(assembly, found)
 
     async def _ruled(self, epoch: int, motion: Decided | Void) -> Decided | Void:
         value = await self._arbiter.rule(topic_of(epoch) + str(motion.call), encode(motion), ASKING)

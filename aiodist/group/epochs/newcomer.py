@@ -95,7 +95,7 @@ class _Visit:
         ruled = self._ruled.get(record.epoch)
         if ruled is not None:
             return ruled.number == record.number
-        return candidate.regroup is not None and candidate.regroup.decided.is_set()
+        return candidate.regroup is not None and candidate.regroup.listener.decided
 
     async def _read(self, watch: Watch) -> None:
         try:

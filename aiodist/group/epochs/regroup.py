@@ -21,15 +21,13 @@ The comment below says why it is made this way.
 # draft that this process has given up may still turn out to be the epoch: its barrier failed here, and was
 # passed there.
 #
-# It listens from the first moment of its world. Others may call, draft and decide before this process calls
-# at all. What they say is kept in the assembly of that call, which is made when the first of it is heard.
-# The control links of the old world carry it as long as that world lives, and they alone say which of its
+# The control links of the old world carry what members say (`listening`), and they alone say which of its
 # members are dead. What a candidate's own links say of them is not believed (`_culprits`): a member that
 # gives a draft up ends all its connections, and looks dead there.
 #
 # Every candidate has a `Regroup` of its own, from before its barrier. A member that knows the decision
 # leaves the old world, and newcomers were never in it. So the decision is told on the links of the new
-# world, too (`confirm`), by every member that learns of it.
+# world, too (`Listener.confirm`), by every member that learns of it.
 #
 # A call goes on when its awaiter is cancelled, since the others count on this process. It is a task of the
 # job, and the user's next call takes up its result. It ends with the job.
@@ -44,12 +42,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from aiodist.control.liveness import Blocked
-from aiodist.control.messages import Message, Say
 from aiodist.errors import (
     Evicted,
     GroupBroken,
@@ -58,56 +53,25 @@ from aiodist.errors import (
     QuorumLost,
     RendezvousError,
     RendezvousTimeout,
-    Tampered,
-    WireError,
 )
 from aiodist.group.core import GroupCore
 from aiodist.group.default import replace_default
-from aiodist.group.epochs.agreement import Agreements
 from aiodist.group.epochs.candidate import Candidate
 from aiodist.group.epochs.convening import ASKING, Convening
 from aiodist.group.epochs.job import Job
-from aiodist.group.epochs.waiting import Waiting
+from aiodist.group.epochs.listening import EVICTED_HINT, Listener
 from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
-from aiodist.group.roster import context_of
-from aiodist.membership.arbiter import Arbiter, MajorityArbiter, StoreArbiter
 from aiodist.membership.assembly import FORMING, Adopt, Assembly, Fail, Form, Invite, Rule, Wait
-from aiodist.membership.motions import (
-    Accept,
-    Accepted,
-    Answer,
-    Ask,
-    Decided,
-    Draft,
-    Dropped,
-    Leave,
-    Motion,
-    Outbid,
-    Prepare,
-    Promise,
-    Ready,
-    Void,
-    decode,
-    encode,
-)
+from aiodist.membership.drafts import State
+from aiodist.membership.motions import Decided, Dropped, Ready
+from aiodist.membership.newcomers import WaitingList
 from aiodist.membership.presence import LATEST
 from aiodist.membership.record import Number, Record
 from aiodist.net.shortage import shortage
 from aiodist.rendezvous import Store
 
 logger = logging.getLogger("aiodist.group.regroup")
-
-_CALLS = 64  # of which what was said is kept
-
-_EVICTED_HINT = "Leave, and join anew: dist.join()"
-
-
-class _Adopted(NamedTuple):
-    """The draft that has become the next epoch, and what takes its members on from there."""
-
-    candidate: Candidate[Regroup]
-    regroup: Regroup
 
 
 class Regroup:
@@ -121,7 +85,7 @@ class Regroup:
 
     Attributes:
         job, group: as given.
-        decided: set when it is known that this world is an epoch, and no mere draft.
+        listener: to what the members say.
     """
 
     def __init__(
@@ -131,44 +95,24 @@ class Regroup:
         self._world = world
         self.group = group
         self._core = core = group._core
-        self._control = world.control
         self._loop = asyncio.get_running_loop()
-        self._context = context_of(core.roster.context, 0, [], "membership")
-        self._calls: dict[int, Assembly] = {}
         self._issued = 0
-        self._gone: set[int] = set()
-        self._left: set[int] = set()
-        self._changed = asyncio.Event()
         self._candidates: dict[Number, Candidate[Regroup]] = {}
-        self._given_up = ""  # why the others count this process as lost
-        self._over = False
         self._moving: asyncio.Task[ProcessGroup] | None = None  # until its result is taken
-        self._on_decided = on_decided
-        self.decided = asyncio.Event()
-        self._arbiter = self._make_arbiter()
-        self._convening = Convening(job, world, self._arbiter, self._say, self._changed.set, self._meets_at)
-        self._waiting: Waiting | None = None
-        self._agreements = Agreements(core.family, self._say, self._reachable, self._arbiter)
-        self._control.subscribe(self._context, self)
-        self._control.on_proven = self._recount
+        self._waiting: WaitingList | None = None
+        self.listener = hears = Listener(job, world, group, on_decided)
+        self._convening = Convening(job, world, hears.arbiter, hears.say, hears.changed.set, self._meets_at)
         world.parting = self.leave
         core.family.regroup = self
 
-    def _make_arbiter(self) -> Arbiter:
-        if self._world.store_hosts:
-            return MajorityArbiter(self._control.rank, len(self._world.uids), self._say, self._dead)
-        return StoreArbiter(self.job.store)
-
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────
 
-    def call(
-        self, min_size: int, admit: bool, wanted: int, excluded: tuple[bytes, ...], timeout: float
-    ) -> Awaitable[ProcessGroup]:
+    def call(self, ready: Ready, timeout: float) -> Awaitable[ProcessGroup]:
         """See `Regrouping.call`."""
         if self._moving is None:
             self._core.check_here()
             self._core.batches.begin()
-            ready = Ready(self._number(), min_size, admit, wanted, excluded)
+            ready = replace(ready, call=self._number())
             # The others count on it, so it goes on, even if the caller stops waiting for it (law 2).
             self._moving = self.job.in_background(self._when_quiet(ready, timeout))
             self._moving.add_done_callback(_seen)
@@ -218,22 +162,23 @@ class Regroup:
             except RendezvousTimeout:
                 # The others waited in vain for newcomers, before they knew that this process wants none: the
                 # group is broken, and they, too, will call again.
-                if ready.wanted or self._over:
+                if ready.wanted or self.listener.over:
                     raise
             ready = replace(ready, call=self._number())
             deadline = max(deadline, self._loop.time() + FORMING)
 
     async def _attend(self, ready: Ready, deadline: float) -> ProcessGroup:
-        assembly = self._assembly(ready.call)
+        assembly = self.listener.assembly(ready.call)
         logger.debug("call %d for epoch %d: %s", ready.call, assembly.epoch + 1, ready)
-        self._say(None, assembly.begin(ready, deadline))
-        adopted: _Adopted | None = None
+        self.listener.say(None, assembly.begin(ready, deadline))
+        candidate: Candidate[Regroup] | None = None
         kept: Candidate[Regroup] | None = None
         try:
-            while adopted is None:
-                self._changed.clear()
-                adopted = await self._take(assembly)
-            candidate, regroup = adopted
+            while candidate is None:
+                self.listener.changed.clear()
+                candidate = await self._take(assembly)
+            regroup = candidate.regroup
+            assert regroup is not None
             await self._convening.stop()
             self._check_open()
             regroup._take_over(self, candidate)
@@ -241,14 +186,15 @@ class Regroup:
         finally:
             await self._tidy(kept)
         try:
-            await let_go(self._core.family)
+            for group in self._core.family:  # from here on nothing touches a buffer of the old epoch's
+                await group.let_go()
         finally:
             self.job.in_background(self._core.close())
         return await regroup.enter(candidate, ready, deadline)
 
     def admit(self) -> None:
-        """Make this epoch, which was decided, the first of a newcomer: the end of its world ends the job."""
-        self.decided.set()
+        """Make this epoch, which was decided, the first of a process: the end of its world ends the job."""
+        self.listener.decided = True
         self._world.leave = self.job.end
 
     async def enter(self, candidate: Candidate[Regroup], ready: Ready, deadline: float) -> ProcessGroup:
@@ -277,14 +223,16 @@ class Regroup:
         return self.group
 
     def _check_open(self) -> None:
-        if self._over or self._core.closed:
+        if self.listener.over or self._core.closed:
             raise GroupClosed(f"group '{self.group.name}' was closed in the middle of the call")
 
-    async def _take(self, assembly: Assembly) -> _Adopted | None:
+    async def _take(self, assembly: Assembly) -> Candidate[Regroup] | None:
         """Take one step → the candidate that has become the epoch, if it ends with that."""
         self._check_open()
-        if self._given_up:
-            raise Evicted(f"the others count this process as lost: {self._given_up}", hint=_EVICTED_HINT)
+        if self.listener.given_up:
+            raise Evicted(
+                f"the others count this process as lost: {self.listener.given_up}", hint=EVICTED_HINT
+            )
         step = assembly.next(self._loop.time())
         match step:
             case Adopt(record):
@@ -325,7 +273,7 @@ class Regroup:
 
         def learn() -> None:
             assembly.decide(record)
-            self._changed.set()
+            self.listener.changed.set()
 
         return Regroup(self.job, world, group, learn)
 
@@ -333,21 +281,21 @@ class Regroup:
         """Wait for news, at most until then, or until the call's next limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(min(until, assembly.limit(self._loop.time()))):
-                await self._changed.wait()
+                await self.listener.changed.wait()
 
     def _came_further(self, assembly: Assembly, number: Number) -> None:
         candidate = self._candidates.get(number)
         if candidate is not None:
             if candidate.formed:
                 assembly.form(number)
-            elif candidate.error is not None and not assembly.was_dropped(number):
+            elif candidate.error is not None and assembly.state_of(number) is not State.DROPPED:
                 logger.info("a draft of epoch %d came to nothing: %s", assembly.epoch + 1, candidate.error)
                 culprits, lack = self._culprits(candidate), shortage(candidate.error)
-                why = str(candidate.error) if lack is None else f"rank {self._control.rank} {lack.what}"
+                why = str(candidate.error) if lack is None else f"rank {self._world.control.rank} {lack.what}"
                 logger.debug("draft %s is dropped for %d members' sake", number, len(culprits))
                 assembly.drop(number, culprits, why)
-                self._say(None, Dropped(assembly.call, number, culprits, why[:200]))
-        self._changed.set()
+                self.listener.say(None, Dropped(assembly.call, number, culprits, why[:200]))
+        self.listener.changed.set()
 
     @property
     def uids(self) -> Sequence[bytes]:
@@ -356,28 +304,32 @@ class Regroup:
 
     async def agree(self, group: GroupCore, flag: bool, timeout: float) -> bool:
         """See `ProcessGroup.agree`."""
-        return await self._agreements.agree(group, flag, timeout)
+        return await self.listener.agreements.agree(group, flag, timeout)
 
     async def count_newcomers(self) -> int:
         """The number of processes that wait at the store."""
         if self._waiting is None:  # only now is it sure where this epoch meets
-            self._waiting = Waiting(self.job.store, self._world.uids)
+            self._waiting = WaitingList(self.job.store, self._world.uids)
         return await self._waiting.count()
 
     # ── the end of a call ────────────────────────────────────────────────────────────────────────────
 
-    async def _adopted(self, assembly: Assembly, record: Record) -> _Adopted:
+    async def _adopted(self, assembly: Assembly, record: Record) -> Candidate[Regroup]:
         candidate = self._candidates.get(record.number)
         decided = Decided(assembly.call, record)
-        self._say(None, decided)
+        self.listener.say(None, decided)
         regroup = None if candidate is None else await candidate.linked()
         if candidate is None or regroup is None:
             raise Evicted(
                 f"epoch {record.epoch} was formed, and this process did not connect to its members",
-                hint=_EVICTED_HINT,
+                hint=EVICTED_HINT,
             )
-        regroup.confirm(decided)
-        return _Adopted(candidate, regroup)
+        regroup.listener.confirm(decided)
+        return candidate
+
+    def _meets_at(self, number: Number) -> Store | None:
+        candidate = self._candidates.get(number)
+        return None if candidate is None else candidate.store
 
     async def _tidy(self, adopted: Candidate[Regroup] | None) -> None:
         try:
@@ -397,7 +349,7 @@ class Regroup:
 
     def _failure(self, assembly: Assembly, fail: Fail) -> Exception:
         if fail.evicted:
-            return Evicted(fail.why, hint=_EVICTED_HINT)
+            return Evicted(fail.why, hint=EVICTED_HINT)
         if fail.quorum:
             return QuorumLost(
                 f"no epoch {assembly.epoch + 1}: {fail.why}",
@@ -407,147 +359,17 @@ class Regroup:
             f"no epoch {assembly.epoch + 1}: {fail.why}", hint="The group is as it was: go on with it"
         )
 
-    # ── what is heard ────────────────────────────────────────────────────────────────────────────────
-
-    def rank_lost(self, rank: int, cause: str, silence: float | None = None) -> None:
-        """Note that a member is lost."""
-        if rank == self._control.rank:
-            self._given_up = cause
-            self._changed.set()
-        else:
-            self._out(rank)
-
-    def rank_left(self, rank: int) -> None:
-        """Do nothing: a goodbye is said here first."""
-
-    def ranks_blocked(self, blocked: Mapping[int, Blocked], now: float) -> None:
-        """Do nothing: the groups handle it."""
-
-    def tampered(self, rank: int, error: Tampered) -> None:
-        """Do nothing: no member is excluded because of that."""
-
-    def said(self, message: Message) -> None:
-        """Take a motion. A member that sends an invalid one counts as lost."""
-        if message.say is not Say.motion:
-            return
-        try:
-            self._hear(message.origin, decode(message.body[1]))
-        except WireError as error:
-            self._control.lose(message.origin, f"sent an invalid message about membership ({error})")
-
-    def _hear(self, origin: int, motion: Motion) -> None:
-        match motion:
-            case Ready() | Draft() | Dropped() | Void():
-                self._assembly(motion.call).hear(origin, motion, self._loop.time())
-            case Decided(_, record):
-                self.confirm(motion)
-                self._assembly(motion.call)
-                for assembly in self._calls.values():  # also of a call that the others know nothing of
-                    assembly.hear(origin, motion, self._loop.time())
-                self._evicted_by(record)
-            case Prepare() | Promise() | Accept() | Accepted() | Outbid():
-                if isinstance(self._arbiter, MajorityArbiter):
-                    self._arbiter.hear(origin, motion)
-            case Ask() | Answer():
-                self._agreements.hear(origin, motion)
-            case Leave():
-                self._left.add(origin)
-                self._out(origin)
-                self._control.part(origin)
-        self._changed.set()
-
-    def confirm(self, decided: Decided) -> None:
-        """Tell on this world's own links, for newcomers, that its own epoch was decided."""
-        if decided.record.epoch == self.group.epoch and not self.decided.is_set():
-            self.decided.set()
-            self._say(None, decided)
-            if self._on_decided is not None:
-                self._on_decided()
-                self._on_decided = None  # it knows the epoch before, which ends here
-
-    def _evicted_by(self, record: Record) -> None:
-        if record.epoch == self.group.epoch + 1 and self.job.uid not in record.members:
-            why = f"epoch {record.epoch} was formed without this process"
-            self._core.break_group(Evicted(why, hint=_EVICTED_HINT), tell=False)
-
-    def _out(self, rank: int) -> None:
-        logger.debug("rank %d takes no part in epoch %d any more", rank, self.group.epoch)
-        self._gone.add(rank)
-        for assembly in self._calls.values():
-            assembly.lose(rank)
-        self._recount(rank)
-        self._agreements.lose()
-        self._changed.set()
-
-    def _recount(self, rank: int) -> None:
-        """Count the votes anew: one more member may be proven dead, and perhaps that is a majority."""
-        if isinstance(self._arbiter, MajorityArbiter):
-            self._arbiter.recount()
-
-    def _meets_at(self, number: Number) -> Store | None:
-        candidate = self._candidates.get(number)
-        return None if candidate is None else candidate.store
-
-    def _assembly(self, call: int) -> Assembly:
-        assembly = self._calls.get(call)
-        if assembly is None:
-            if len(self._calls) >= _CALLS:
-                del self._calls[min(self._calls)]
-            assembly = Assembly(call, self.group.epoch, self._control.rank, self._world.uids)
-            for rank in self._gone:
-                assembly.lose(rank)
-            self._calls[call] = assembly
-        return assembly
-
-    # ── small things ─────────────────────────────────────────────────────────────────────────────────
-
-    def _say(self, target: int | None, motion: Motion) -> None:
-        if self._over:
-            return
-        if target is None:
-            self._control.flood(Say.motion, self._context, encode(motion))
-        else:
-            self._control.tell([target], Say.motion, self._context, encode(motion))
-
-    def _dead(self) -> set[int]:
-        """Members that vote no more: proven dead by this process, or gone with a goodbye.
-
-        Proof counts for neighbours only: what others said may still be on its way, by a third (`ballot`).
-        """
-        core = self._control.core
-        return core.proven.intersection(core.neighbours) | self._left | core.departed
-
-    def _reachable(self) -> set[int]:
-        """Members that are not known to be gone, this process included."""
-        return set(range(len(self._world.uids))) - self._gone - self._control.core.departed
-
     def leave(self) -> None:
-        """Tell the others that this process takes no part any more: the world ends here."""
-        if not self._over:
-            if self._core.error is None and self.decided.is_set():
-                self.job.finished = (self.group.epoch, len(self._world.uids))
-            if (answer := self._agreements.last_answer()) is not None:
-                self._say(None, answer)
-            self._say(None, Leave())
-            self.job.hasty = bool(self._control.core.lost)
-            self._over = True
-            self._changed.set()
-            self._control.unsubscribe(self._context)
-            self._arbiter.close()
-            if self._waiting is not None:
-                self._waiting.close()
+        """Take no part any more: the world ends here."""
+        self.listener.leave()
+        if self._waiting is not None:
+            self._waiting.close()
 
 
 def _seen(moving: asyncio.Task[ProcessGroup]) -> None:
     """Mark the error as seen: asyncio need not complain if nobody takes the result."""
     if not moving.cancelled():
         moving.exception()
-
-
-async def let_go(groups: Iterable[GroupCore]) -> None:
-    """Return when this process touches no buffer of an old epoch's operations any more."""
-    for group in groups:
-        await group.let_go()
 
 
 def regroup_of(group: ProcessGroup) -> Regroup | None:

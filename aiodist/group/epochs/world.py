@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import msgpack
 
 from aiodist.backends.base import Backend, Reports
+from aiodist.backends.choice import BackendChoice
 from aiodist.backends.host import HostEngine
-from aiodist.backends.plan import Plan
 from aiodist.control.liveness import Patience
 from aiodist.control.plane import ControlPlane
 from aiodist.control.process import ProcessWatch
@@ -46,7 +46,7 @@ from aiodist.transport.base import Endpoint
 
 logger = logging.getLogger("aiodist.group.world")
 
-HOST_ONLY = Plan()
+HOST_ONLY = BackendChoice()
 
 _WATCHED = 64  # ranks, up to which sentries stand: each needs two descriptors of every local peer
 
@@ -80,7 +80,7 @@ class Settings:
         place: under what the ranks meet in the store; the name if not given. Another one for each try.
         uid: names this process for as long as it lives; b"" where members never change.
         hosts_store: whether this process hosts the store that the job meets at.
-        plan: which backend carries out what; the ranks agree on it when they meet.
+        choice: which backend carries out what; the ranks agree on it when they meet.
         patience: of signs of life on control links; None: there are none (simulations).
     """
 
@@ -95,7 +95,7 @@ class Settings:
     place: str = ""
     uid: bytes = b""
     hosts_store: bool = False
-    plan: Plan = HOST_ONLY
+    choice: BackendChoice = HOST_ONLY
     patience: Patience | None = None
 
 
@@ -127,7 +127,7 @@ class World:
         self.parting: Callable[[], None] = _nothing
         self.uids: list[bytes] = []
         self.store_hosts: list[int] = []
-        self._plan = settings.plan
+        self._choice = settings.choice
         self.control = self._control = ControlPlane(endpoint.rank, size, endpoint.exposed)
         self._engine = HostEngine(
             *(endpoint, self._loop, self._control.lose),
@@ -157,7 +157,7 @@ class World:
             cards = await self._meet(store, host, deadline)
             self._watch_processes(cards)
             await self._links.unless_lost(self._route(store, deadline))
-            await self._link(deadline)
+            await self._links.connect(self._settings.timeout, deadline)
             return self._make(cards)
         except BaseException:
             await self.abandon()
@@ -178,7 +178,7 @@ class World:
             "endpoint": self._endpoint.card,
             "uid": settings.uid,
             "hosts": settings.hosts_store,
-            "backend": settings.plan.card(),
+            "backend": settings.choice.card(),
         }
         packed = msgpack.packb(card)
         patience = self._left(deadline)
@@ -194,7 +194,7 @@ class World:
             raise RendezvousTimeout(who, missing=error.missing, hint=error.hint) from None
         cards = read_cards(answers, card)
         check_cards(cards)
-        self._plan = settings.plan.settle([card["backend"] for card in cards], self._endpoint.rank == 0)
+        self._choice = settings.choice.settle([card["backend"] for card in cards], self._endpoint.rank == 0)
         self.uids = [card["uid"] for card in cards]
         self.store_hosts = [rank for rank, card in enumerate(cards) if card["hosts"]]
         self._endpoint.introduce({rank: card["endpoint"] for rank, card in enumerate(cards)})
@@ -251,11 +251,7 @@ class World:
             pid = self._endpoint.peer_pid(rank)
             if local and pid is not None:
                 self._watch_process(rank, pid)
-        self._engine.settle(local_to, self._settings.limits)
-
-    async def _link(self, deadline: float) -> None:
-        """Bring up the control links."""
-        await self._links.connect(self._settings.timeout, deadline)
+        self._engine.resources.settle(local_to, self._settings.limits)
 
     def _make(self, cards: list[dict[str, Any]]) -> ProcessGroup:
         settings, ranks = self._settings, tuple(range(self._size))
@@ -272,7 +268,7 @@ class World:
         )
 
     def _backend(self, context: int, ranks: Sequence[int], reports: Reports) -> Backend:
-        return self._plan.make(self._engine.backend(context, ranks, reports))
+        return self._choice.make(self._engine.backend(context, ranks, reports))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -283,7 +279,7 @@ class World:
         try:
             self._part()
             self._control.close()
-            self._engine.leave_segment()
+            self._engine.resources.leave_segment()
             # Where a rank was lost there may be others that will not answer, and nothing of the groups that
             # held it is worth waiting for.
             await self._endpoint.aclose(linger=_HASTE if self._control.core.lost else None)
@@ -302,7 +298,7 @@ class World:
                 group.abort(reason)
             self._part()  # it lives, so nobody will see it die: it says itself that it takes no part
             self._control.kill()
-            self._engine.leave_segment()
+            self._engine.resources.leave_segment()
         finally:
             await self._let_go()
 

@@ -134,7 +134,7 @@ def test_default_stream_is_that_of_the_tensors_device_whichever_is_current() -> 
     cupy = Current()
     completion = Completion(cupy, 3, [seen(Tensor(), 3)])
     completion.patience = 30
-    completion.launched.set(SimpleNamespace(ptr=7))
+    completion.launched.set_result(SimpleNamespace(ptr=7))
     completion.synchronize()
     completion.synchronize(0)
     assert cupy.log == [("mark", 3, 0), ("wait", 3, 0), ("wait", 3, 0)]

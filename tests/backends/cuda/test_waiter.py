@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from concurrent.futures import Future
 
 import pytest
 
-from aiodist.backends.cuda.completion import Launched
-from aiodist.backends.cuda.waiter import Waiter, post
+from aiodist.backends.cuda.completion import event_of
+from aiodist.backends.cuda.waiter import Waiter
+from aiodist.backends.threads import post
 from aiodist.errors import GroupBroken, UsageError
 
 
@@ -99,19 +101,19 @@ def test_closed_loop_hears_nothing() -> None:
 
 
 def test_launch_is_waited_for_within_bounds() -> None:
-    launched = Launched()
+    launched: Future[object] = Future()
     with pytest.raises(UsageError, match=r"not launched yet.*Write `await work`"):
-        launched.get(0)
+        event_of(launched, 0)
     event = object()
-    setter = threading.Timer(0.01, launched.set, [event])
+    setter = threading.Timer(0.01, launched.set_result, [event])
     setter.start()
-    assert launched.get(30) is event
-    assert launched.get(0) is event
+    assert event_of(launched, 30) is event
+    assert event_of(launched, 0) is event
     setter.join()
 
 
 def test_what_was_never_launched_says_so() -> None:
-    launched = Launched()
-    launched.set(None)
+    launched: Future[object] = Future()
+    launched.set_result(None)
     with pytest.raises(GroupBroken, match="was not launched"):
-        launched.get(0)
+        event_of(launched, 0)

@@ -12,9 +12,9 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.base import Array, Operation
-from aiodist.backends.foreign.check import Check
 from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task, prepare
+from aiodist.backends.inner import InnerOperation
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from aiodist.types import Call, Kind
@@ -30,10 +30,10 @@ class Rank:
     """One rank of two, whose engine and envelopes go nowhere: the test says when what has happened."""
 
     def __init__(self, *, ready: bool) -> None:
-        self.rank, self.size = 0, 2
-        self.loses = False
+        self.stopped = False
+        self.channels: Any = SimpleNamespace(rank=0, size=2, guard=lambda step, *given: step(*given))
         self.carried: list[tuple[str, int]] = []
-        self.posted: list[Check] = []
+        self.posted: list[InnerOperation] = []
         self.filling: list[Callable[[], None]] = []
         self.ended: list[Any] = []
         self.engine: Any = SimpleNamespace(
@@ -54,9 +54,6 @@ class Rank:
     def drain(self, task: Task, done: Callable[[], None]) -> None:
         done()
 
-    def failed(self, error: Exception) -> None:
-        raise error
-
     def operation(self, kind: Kind, array: Array) -> Operation:
         """A message to or from rank 1."""
         sends = kind is Kind.send
@@ -65,14 +62,14 @@ class Rank:
         source, target = (array, None) if sends else (None, array)
         return Operation(call, work, source, target, "over", lambda _: None, 1, senders=(0, 1))
 
-    def is_ready(self, posted: Check, number: int) -> None:
+    def is_ready(self, posted: InnerOperation, number: int) -> None:
         """Rank 1 has begun to receive a message."""
         assert isinstance(posted.target, np.ndarray)
         posted.target[:] = np.frombuffer(number.to_bytes(8, "little"), np.uint8)
         posted.succeed()
 
 
-def words(rank: Rank) -> list[Check]:
+def words(rank: Rank) -> list[InnerOperation]:
     """The internal receives of a sender."""
     return [check for check in rank.posted if check.call.kind is Kind.recv]
 
@@ -136,7 +133,7 @@ def test_nothing_begins_once_the_group_has_broken(ready: bool) -> None:
         rank.is_ready(words(rank)[0], 0)
     else:
         rank.posted[0].succeed()
-    rank.loses = True
+    rank.stopped = True
     rank.filling.pop()()
     before = len(rank.posted)
     rank.messages.send(rank.operation(Kind.send, np.arange(3)))
@@ -154,8 +151,8 @@ def test_receive_does_not_begin_where_saying_so_broke_the_group() -> None:
     posted.target[:] = sender.posted[1].source
     posted.result = 1
 
-    def breaks(check: Check) -> None:
-        rank.loses = True
+    def breaks(check: InnerOperation) -> None:
+        rank.stopped = True
 
     rank.posted.clear()
     level: Any = rank.messages._level

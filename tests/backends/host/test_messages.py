@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.backends.base import Operation
+from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.messages import ANY, Messages
 from aiodist.group import ProcessGroup
 from aiodist.testing.clock import run_virtual
@@ -30,6 +31,7 @@ class Bench:
     rank = 3
     size = 5
     context = 77
+    unfit = Channels.unfit
 
     def __init__(self) -> None:
         self.posted: dict[tuple[int, Key], tuple[memoryview, Callable[[], None]]] = {}

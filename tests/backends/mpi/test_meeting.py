@@ -57,13 +57,13 @@ async def test_process_that_gave_up_makes_no_more_calls_that_others_would_take_f
 ) -> None:
     monkeypatch.setattr(meeting, "this", Alone())
     library = Library(None, 0, 2, True, 7)
-    async with meeting._Talk(library, 60):
+    async with meeting._talk(library, 60):
         """It ended well: there may be another."""
     with pytest.raises(RendezvousTimeout, match="not all 2 processes"):
-        async with meeting._Talk(library, 0) as talk:
-            await talk.do(lambda comm: None)
+        async with meeting._talk(library, 0) as talk:
+            await talk(lambda comm: None)
     with pytest.raises(RendezvousError, match=r"gave up meeting the MPI job before.*Start the job anew"):
-        async with meeting._Talk(library, 60):
+        async with meeting._talk(library, 60):
             raise AssertionError
 
 

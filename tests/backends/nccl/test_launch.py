@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.backends.base import Operation
 from aiodist.backends.foreign.task import Task
-from aiodist.backends.nccl.launch import Launch, Planner, Ways, ways_of
+from aiodist.backends.nccl.launch import Launch, LaunchMaker, Ways, ways_of
 from aiodist.tensors.device import DeviceArray, geometry
 from aiodist.types import DTYPES, Call, Kind, ReduceOp
 
@@ -28,7 +28,7 @@ class Noted:
         return lambda *arguments: self.calls.append((name, *arguments))
 
 
-class Addresses(Planner):
+class Addresses(LaunchMaker):
     """What it allocates are addresses."""
 
     allocated = 0
@@ -53,9 +53,9 @@ def operation(
     return Task(np.empty, operation=Operation(call, None, source, target, None, lambda _: None, **more))  # type: ignore[arg-type]
 
 
-def calls(task: Task, rank: int, size: int, planner: Planner | None = None) -> list[tuple[Any, ...]]:
+def calls(task: Task, rank: int, size: int, maker: LaunchMaker | None = None) -> list[tuple[Any, ...]]:
     """What it makes of a collective."""
-    return made((planner or Addresses(None, 0, rank, size)).collective(task))
+    return made((maker or Addresses(None, 0, rank, size)).collective(task))
 
 
 def made(launch: Launch) -> list[tuple[Any, ...]]:
@@ -155,8 +155,8 @@ def test_empty_tensors_are_no_calls(kind: Kind) -> None:
 
 def test_what_nccl_lacks_is_gathered_and_reduced_here() -> None:
     x = tensor(SOURCE, 6, np.int32)
-    planner = Addresses(None, 0, 1, 3)
-    launch = planner.collective(operation(Kind.all_reduce, x, x, ReduceOp.BXOR))
+    maker = Addresses(None, 0, 1, 3)
+    launch = maker.collective(operation(Kind.all_reduce, x, x, ReduceOp.BXOR))
     assert made(launch) == [("allGather", SOURCE, STAGED, 24, 1, STREAM)]
     assert [array.nbytes for array in launch.task.rows] == [24] * 3  # alive until it is over
     assert len(launch.after) == 2  # the reduction, and what is copied out: nothing
@@ -174,11 +174,11 @@ def test_what_nccl_lacks_with_a_root_or_in_parts() -> None:
 
 
 def test_messages_go_from_rank_0_to_rank_1_of_their_lane() -> None:
-    planner = Addresses(None, 0, 5, 8)
+    maker = Addresses(None, 0, 5, 8)
     x = tensor(SOURCE, 10, np.float16)
     told = ("broadcast", SOURCE, SOURCE, 20, 1, 0, STREAM)
-    assert made(planner.message(operation(Kind.send, x, None))) == [told]
-    assert made(planner.message(operation(Kind.recv, None, x))) == [told]
+    assert made(maker.message(operation(Kind.send, x, None))) == [told]
+    assert made(maker.message(operation(Kind.recv, None, x))) == [told]
 
 
 @pytest.mark.parametrize(

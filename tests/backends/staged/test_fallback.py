@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends.plan import Plan, parse
+from aiodist.backends.choice import BackendChoice, parse
 from aiodist.group import ProcessGroup
 from aiodist.testing import run_cluster
 from tests.backends.cuda.stand_in import Tensor
@@ -50,14 +50,14 @@ async def test_ranks_that_share_a_gpu_are_told_in_one_line(
 @pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("gpu", [True, False])
 def test_host_was_asked_for(gpu: bool) -> None:
-    plan = parse("host", gpu).check()
-    assert (plan.staged, plan.device) == ((True, 0) if gpu else (False, None))
-    assert plan.plain == (not gpu)
+    choice = parse("host", gpu).check()
+    assert (choice.staged, choice.device) == ((True, 0) if gpu else (False, None))
+    assert choice.plain == (not gpu)
 
 
 def test_nobody_asked_and_nccl_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.modules["cupy.cuda.nccl"].available = False  # type: ignore[attr-defined]
-    plan = parse(None, gpu=True).check()
-    assert (plan.staged, plan.device, plan.engines) == (True, 0, {})
+    choice = parse(None, gpu=True).check()
+    assert (choice.staged, choice.device, choice.engines) == (True, 0, {})
     world.modules["cupy.cuda"].runtime.getDeviceCount = lambda: 0
-    assert parse(None, gpu=True).check() == Plan()
+    assert parse(None, gpu=True).check() == BackendChoice()

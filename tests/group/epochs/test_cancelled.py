@@ -9,7 +9,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
-from aiodist.group.epochs import regroup
+from aiodist.group.core import GroupCore
 from aiodist.group.epochs.convening import Convening
 from aiodist.group.epochs.job import Job
 from aiodist.testing import run_cluster, run_virtual
@@ -113,7 +113,7 @@ def test_no_epoch_outlives_a_closing_that_is_cancelled_in_a_call_for_the_next(
 ) -> None:
     """Letting go may take threads their time, and stopping to convene a store its own."""
     chaos = Chaos()
-    monkeypatch.setattr(regroup if where == "let_go" else Convening, where, forever)
+    monkeypatch.setattr(GroupCore if where == "let_go" else Convening, where, forever)
 
     async def main(pg: ProcessGroup) -> None:
         call = asyncio.ensure_future(pg.rebuild())

@@ -47,7 +47,7 @@ async def test_who_is_lost_by_hearsay_is_not_waited_for_while_links_come_up() ->
     world.control.received(1, news.encode())
     with pytest.raises(PeerLost) as caught:
         async with asyncio.timeout(25):
-            await world._link(asyncio.get_running_loop().time() + 30)
+            await world._links.connect(30.0, asyncio.get_running_loop().time() + 30)
     assert caught.value.ranks == (2,)
     await world.abandon()
 
@@ -62,9 +62,6 @@ class Decisions:
         motion = decode(value)
         assert isinstance(motion, Decided | Void)
         return encode(self.known.setdefault(topic, motion))
-
-    def close(self) -> None:
-        pass
 
 
 async def settled(arbiter: Decisions, call: int, motion: Decided | Void) -> tuple[Any, list[Motion]]:
@@ -125,7 +122,7 @@ async def test_a_decision_is_also_heard_in_the_new_epochs_world() -> None:
         assembly = Assembly(1, pg.epoch - 1, pg.rank, old.uids)
         assembly.begin(Ready(1, 1, True, 0, ()), 1e9)
         draft = old._listen(assembly, record, old._world, pg)
-        draft._hear(1, Decided(1, record))
+        draft.listener.hear(1, Decided(1, record))
         assert assembly.next(0.0) == Adopt(record)
 
     await run_cluster(2, main)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends.plan import Plan
+from aiodist.backends.choice import BackendChoice
 from aiodist.errors import Evicted
 from aiodist.group import ProcessGroup
 from aiodist.group.epochs.beginning import first_epoch
@@ -167,7 +167,7 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
             "agreed": {},
             "uid": b"someone",
             "hosts": False,
-            "backend": Plan().card(),
+            "backend": BackendChoice().card(),
             "endpoint": {},
         }
         import msgpack

@@ -20,7 +20,7 @@ from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
 from aiodist.errors import GroupBroken
 from aiodist.group.numbers import Numbers
-from aiodist.schedules import UNKNOWN
+from aiodist.schedules.select import UNKNOWN
 from aiodist.types import Call, Kind, ReduceOp
 from aiodist.work import Issuer
 

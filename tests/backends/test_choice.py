@@ -10,8 +10,8 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends import registry
+from aiodist.backends.choice import BackendChoice, parse
 from aiodist.backends.foreign import Engine
-from aiodist.backends.plan import Plan, parse
 from aiodist.errors import BackendUnavailable, RendezvousError
 
 CUDA_ONLY, CPU_ONLY = frozenset({"cuda"}), frozenset({"cpu"})
@@ -78,32 +78,32 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "gpu", "plan"),
+    ("backend", "gpu", "choice"),
     [
-        (None, False, Plan()),
-        (None, True, Plan(engines={"cuda": Fast}, automatic=True)),
-        ("host", False, Plan("host", automatic=True)),
-        ("GLOO", False, Plan("host", automatic=True)),
-        ("gloo", True, Plan("host", staged=True, automatic=True)),
-        ("cpu:gloo", True, Plan("host", staged=True, automatic=True)),
-        (" cpu: host ", False, Plan("host", automatic=True)),
-        ("wire", True, Plan("wire", False, {"cpu": Wire})),
-        ("Fast", False, Plan("fast", False, {"cuda": Fast})),
-        ("every", False, Plan("every", False, {"cpu": Every, "cuda": Every})),
-        ("cpu:host,cuda:nccl", False, Plan("cpu:host,cuda:nccl", engines={"cuda": Fast})),
-        ("cuda:NCCL , cpu:gloo", True, Plan("cpu:host,cuda:nccl", engines={"cuda": Fast})),
-        ("cpu:host,cuda:gloo", False, Plan("cpu:host,cuda:host", staged=True)),
-        ("cuda:host", True, Plan("cuda:host", host=False, staged=True)),
-        ("cuda:fast", True, Plan("cuda:fast", host=False, engines={"cuda": Fast})),
+        (None, False, BackendChoice()),
+        (None, True, BackendChoice(engines={"cuda": Fast}, automatic=True)),
+        ("host", False, BackendChoice("host", automatic=True)),
+        ("GLOO", False, BackendChoice("host", automatic=True)),
+        ("gloo", True, BackendChoice("host", staged=True, automatic=True)),
+        ("cpu:gloo", True, BackendChoice("host", staged=True, automatic=True)),
+        (" cpu: host ", False, BackendChoice("host", automatic=True)),
+        ("wire", True, BackendChoice("wire", False, {"cpu": Wire})),
+        ("Fast", False, BackendChoice("fast", False, {"cuda": Fast})),
+        ("every", False, BackendChoice("every", False, {"cpu": Every, "cuda": Every})),
+        ("cpu:host,cuda:nccl", False, BackendChoice("cpu:host,cuda:nccl", engines={"cuda": Fast})),
+        ("cuda:NCCL , cpu:gloo", True, BackendChoice("cpu:host,cuda:nccl", engines={"cuda": Fast})),
+        ("cpu:host,cuda:gloo", False, BackendChoice("cpu:host,cuda:host", staged=True)),
+        ("cuda:host", True, BackendChoice("cuda:host", host=False, staged=True)),
+        ("cuda:fast", True, BackendChoice("cuda:fast", host=False, engines={"cuda": Fast})),
         (
             "cuda:every,cpu:wire",
             False,
-            Plan("cpu:wire,cuda:every", host=False, engines={"cpu": Wire, "cuda": Every}),
+            BackendChoice("cpu:wire,cuda:every", host=False, engines={"cpu": Wire, "cuda": Every}),
         ),
     ],
 )
-def test_spellings(backend: str | None, gpu: bool, plan: Plan) -> None:
-    assert parse(backend, gpu) == plan
+def test_spellings(backend: str | None, gpu: bool, choice: BackendChoice) -> None:
+    assert parse(backend, gpu) == choice
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,20 @@ def test_spellings_without_meaning(backend: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "name"),
+    ("choice", "name"),
     [
-        (Plan(), "host"),
-        (Plan(engines={"cuda": Fast}), "cpu:host,cuda:fast"),
-        (Plan(staged=True), "host"),
-        (Plan(host=False, staged=True), "cuda:host"),
-        (Plan(host=False, engines={"cuda": Fast}), "fast"),
-        (Plan(host=False, engines={"cuda": Every, "cpu": Every}), "every"),
-        (Plan(host=False, engines={"cuda": Every, "cpu": Wire}), "cpu:wire,cuda:every"),
-        (Plan(host=False, engines={"cpu": Wire}), "wire"),
+        (BackendChoice(), "host"),
+        (BackendChoice(engines={"cuda": Fast}), "cpu:host,cuda:fast"),
+        (BackendChoice(staged=True), "host"),
+        (BackendChoice(host=False, staged=True), "cuda:host"),
+        (BackendChoice(host=False, engines={"cuda": Fast}), "fast"),
+        (BackendChoice(host=False, engines={"cuda": Every, "cpu": Every}), "every"),
+        (BackendChoice(host=False, engines={"cuda": Every, "cpu": Wire}), "cpu:wire,cuda:every"),
+        (BackendChoice(host=False, engines={"cpu": Wire}), "wire"),
     ],
 )
-def test_name_is_of_what_carries_operations_out(plan: Plan, name: str) -> None:
-    assert plan.name == name
+def test_name_is_of_what_carries_operations_out(choice: BackendChoice, name: str) -> None:
+    assert choice.name == name
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_name_is_of_what_carries_operations_out(plan: Plan, name: str) -> None:
 def test_new_groups_may_be_asked_for_by_what_the_world_was_asked_for_by(
     backend: str | None, same: bool, names: set[str]
 ) -> None:
-    plan = parse(backend, gpu=True)
-    assert plan.aliases - {""} == names - ({"nccl"} if backend is None else set())
+    choice = parse(backend, gpu=True)
+    assert choice.aliases - {""} == names - ({"nccl"} if backend is None else set())
     if same:  # and where it cannot be had
         first, _ = settled(*checked(backend, 1, 1))
         assert first.aliases >= {"nccl", "host", "gloo"} and first.asked in first.aliases
@@ -199,11 +199,12 @@ def test_nobody_asked_and_the_library_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without(monkeypatch, Fast)
-    plan = parse(None, gpu=True).check()
-    assert (plan.asked, plan.engines, plan.staged, plan.host, plan.device) == ("", {}, True, True, 0)
+    choice = parse(None, gpu=True).check()
+    assert (choice.asked, choice.engines, choice.device) == ("", {}, 0)
+    assert choice.staged and choice.host
     assert not caplog.records
-    cards = [plan.card(), plan.card()]
-    plan.settle(cards, tells=True), plan.settle(cards, tells=False)
+    cards = [choice.card(), choice.card()]
+    choice.settle(cards, tells=True), choice.settle(cards, tells=False)
     (line,) = caplog.records  # of one rank
     assert line.levelno == logging.WARNING
     assert "through the host: fast is not here" in line.getMessage()
@@ -212,29 +213,29 @@ def test_nobody_asked_and_the_library_is_missing(
 @pytest.mark.parametrize("backend", [None, "host"])
 def test_nobody_asked_and_there_is_no_device(monkeypatch: pytest.MonkeyPatch, backend: str | None) -> None:
     no_device(monkeypatch)
-    plan = parse(backend, gpu=True).check()
-    assert plan.plain
-    assert plan.asked == (backend or "")
-    assert plan.name == "host"
+    choice = parse(backend, gpu=True).check()
+    assert choice.plain
+    assert choice.asked == (backend or "")
+    assert choice.name == "host"
 
 
 # ── settle ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def settled(*plans: Plan) -> list[Plan]:
+def settled(*choices: BackendChoice) -> list[BackendChoice]:
     """What each rank does once all have seen all cards."""
-    cards = [plan.card() for plan in plans]
-    return [plan.settle(cards) for plan in plans]
+    cards = [choice.card() for choice in choices]
+    return [choice.settle(cards) for choice in choices]
 
 
-def checked(backend: str | None, *devices: int) -> list[Plan]:
-    """The plans of ranks on these devices."""
+def checked(backend: str | None, *devices: int) -> list[BackendChoice]:
+    """The choices of ranks on these devices."""
     return [parse(backend, gpu=True).check(device) for device in devices]
 
 
 def test_ranks_that_fit_do_as_they_planned() -> None:
-    plans = checked("cpu:host,cuda:nccl", 0, 1, 2)
-    assert settled(*plans) == plans
+    choices = checked("cpu:host,cuda:nccl", 0, 1, 2)
+    assert settled(*choices) == choices
 
 
 def test_ranks_that_were_told_otherwise_are_named() -> None:
@@ -263,19 +264,19 @@ def test_one_rank_without_the_library_takes_all_through_the_host(monkeypatch: py
     unable = checked(None, 1)[0]
     no_device(monkeypatch)
     none = checked(None, 2)[0]
-    plans = settled(able, unable, none)
-    assert [plan.staged for plan in plans] == [True, True, False]
-    assert not any(plan.engines for plan in plans)
-    assert plans[2].plain
+    choices = settled(able, unable, none)
+    assert [choice.staged for choice in choices] == [True, True, False]
+    assert not any(choice.engines for choice in choices)
+    assert choices[2].plain
 
 
 def test_engine_of_the_host_has_nothing_to_fall_back_on() -> None:
     with pytest.raises(BackendUnavailable, match="'wire' cannot serve this job: they told 'on -1' twice"):
         settled(*checked("wire", 0, 1))
-    plans = checked("wire", 0)
-    other = {**plans[0].card(), "engines": {"cpu": "another"}}
+    choices = checked("wire", 0)
+    other = {**choices[0].card(), "engines": {"cpu": "another"}}
     with pytest.raises(BackendUnavailable, match="rank 1 cannot use it"):
-        plans[0].settle([plans[0].card(), other])
+        choices[0].settle([choices[0].card(), other])
 
 
 def test_engine_of_both_places_needs_both() -> None:
@@ -289,7 +290,8 @@ def test_what_another_rank_tells_and_nobody_can_read_is_an_error_of_the_meeting(
         def fits(cls, told: Sequence[bytes]) -> str:
             return "".join(str(int(one)) for one in told)[:0]
 
-    mine, other = Plan("every", engines={"cpu": Careful}), Plan("every", engines={"cpu": Careful}).card()
+    mine = BackendChoice("every", engines={"cpu": Careful})
+    other = mine.card()
     other["told"] = {"cpu": b"no number"}
     good = {**other, "told": {"cpu": b"7"}}
     assert mine.settle([good, good]) == mine

@@ -17,6 +17,7 @@ from aiodist.backends.dispatch import Dispatch, Part
 from aiodist.backends.foreign import Engine, ForeignBackend
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.registry import HOST, find_engine
+from aiodist.backends.staged import StagedBackend
 from aiodist.errors import BackendUnavailable, RendezvousError, UsageError, name_ranks
 
 logger = logging.getLogger("aiodist")
@@ -25,8 +26,8 @@ CPU, CUDA = "cpu", "cuda"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The backends of one job; see the module.
+class BackendChoice:
+    """The backends that a job uses, by place; see the module.
 
     Attributes:
         asked: what `backend=` was, in one spelling; '' for None.
@@ -70,14 +71,14 @@ class Plan:
         """Whether there is the host engine, and nothing else."""
         return not self.engines and not self.staged
 
-    def check(self, device_id: Any = None) -> Plan:
+    def check(self, device_id: Any = None) -> BackendChoice:
         """Look whether the libraries are here. Imports them, so it may take long: off the loop.
 
         Raises:
             BackendUnavailable: names the one thing to install.
         """
         device = None
-        plan = self
+        choice = self
         if CUDA in self.engines or self.staged:
             try:
                 device = library.choose_device(device_id, os.environ)
@@ -85,16 +86,20 @@ class Plan:
                 if not self.automatic:
                     raise
                 logger.info("device tensors cannot be used here: %s", error)
-                return Plan(self.asked)
-        for engine in dict.fromkeys(self.engines.values()):
+                return BackendChoice(self.asked)
+        for engine in self._distinct():
             try:
                 engine.check()
             except BackendUnavailable as error:
                 if not self.automatic:
                     raise
-                left = {place: other for place, other in plan.engines.items() if other is not engine}
-                plan = replace(plan, engines=left, staged=True, missing=str(error))
-        return replace(plan, device=device)
+                left = {place: other for place, other in choice.engines.items() if other is not engine}
+                choice = replace(choice, engines=left, staged=True, missing=str(error))
+        return replace(choice, device=device)
+
+    def _distinct(self) -> list[type[Engine]]:
+        """Each engine once."""
+        return list(dict.fromkeys(self.engines.values()))
 
     def card(self) -> dict[str, Any]:
         """The card for the other ranks."""
@@ -104,8 +109,8 @@ class Plan:
             "told": {place: engine.tell(self.device) for place, engine in self.engines.items()},
         }
 
-    def settle(self, cards: Sequence[Mapping[str, Any]], tells: bool = True) -> Plan:
-        """The plan that all ranks can carry out, from what each can. The same on all.
+    def settle(self, cards: Sequence[Mapping[str, Any]], tells: bool = True) -> BackendChoice:
+        """The choice that all ranks can use, from what each can. The same on all.
 
         Args:
             cards: of all ranks.
@@ -115,7 +120,7 @@ class Plan:
             RendezvousError: they were told to use different ones.
             BackendUnavailable: an engine that was asked for cannot serve these ranks.
         """
-        plan = self
+        choice = self
         if self.missing and tells:
             logger.warning("device tensors go through the host: %s", self.missing)
         for rank, card in enumerate(cards):
@@ -138,30 +143,23 @@ class Plan:
                 raise BackendUnavailable(f"backend {engine.name!r} cannot serve this job: {why}")
             if tells:
                 logger.warning("device tensors go through the host, not %s: %s", engine.name, why)
-            left = {other: engine for other, engine in plan.engines.items() if other != place}
-            plan = replace(plan, engines=left, staged=True)
-        return plan
+            left = {other: engine for other, engine in choice.engines.items() if other != place}
+            choice = replace(choice, engines=left, staged=True)
+        return choice
 
     def make(self, host: HostBackend) -> Backend:
         """The backend of a world's group, on its host backend."""
         if self.plain:
             return host
-        parts: dict[str, Part] = {}
-        made: dict[type[Engine], Part] = {}
-        for place, engine in self.engines.items():
-            part = made.get(engine)
-            if part is None:
-                part = made[engine] = ForeignBackend(host, engine, self.device)
-            parts[place] = part
+        made = {engine: ForeignBackend(host, engine, self.device) for engine in self._distinct()}
+        parts: dict[str, Part] = {place: made[engine] for place, engine in self.engines.items()}
         if self.staged:
-            from aiodist.backends.staged import StagedBackend
-
             assert self.device is not None
             parts[CUDA] = StagedBackend(host, self.device)
         return Dispatch(self.name, self.aliases, host, parts, self.host, self.device)
 
 
-def parse(backend: str | None, gpu: bool | None = None) -> Plan:
+def parse(backend: str | None, gpu: bool | None = None) -> BackendChoice:
     """Take `backend=` apart.
 
     Args:
@@ -174,16 +172,16 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
     gpu = library.has_driver() if gpu is None else gpu
     if backend is None:
         if not gpu:
-            return Plan()
-        return Plan(engines={CUDA: find_engine("nccl")}, automatic=True)
+            return BackendChoice()
+        return BackendChoice(engines={CUDA: find_engine("nccl")}, automatic=True)
     if not isinstance(backend, str) or not backend.strip():
         raise UsageError(f"backend must be a name, got {backend!r}", hint="Use backend='host', or None")
     text = backend.strip().lower()
     if ":" not in text:
         if text in HOST:
-            return Plan("host", staged=gpu, automatic=True)
+            return BackendChoice("host", staged=gpu, automatic=True)
         engine = find_engine(text)
-        return Plan(text, False, dict.fromkeys(sorted(engine.places), engine))
+        return BackendChoice(text, False, dict.fromkeys(sorted(engine.places), engine))
     routes = _routes(text)
     engines = {place: find_engine(name) for place, name in routes.items() if name not in HOST}
     for place, engine in engines.items():
@@ -196,7 +194,7 @@ def parse(backend: str | None, gpu: bool | None = None) -> Plan:
     name = ",".join(f"{place}:{'host' if name in HOST else name}" for place, name in routes.items())
     if name == "cpu:host":
         return parse("host", gpu)
-    return Plan(name, routes.get(CPU) in HOST, engines, staged)
+    return BackendChoice(name, routes.get(CPU) in HOST, engines, staged)
 
 
 def _misfit(engine: type[Engine], told: Sequence[bytes]) -> str:

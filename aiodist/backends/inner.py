@@ -1,0 +1,59 @@
+"""Internal operations of the host engine, which are parts of a user's: comparisons, envelopes, stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiodist.backends.base import Given, Operation
+from aiodist.types import Call
+from aiodist.work import Driver, Work
+
+
+class InnerOperation(Operation):
+    """An operation at whose end something goes on, and no Work ends.
+
+    Args:
+        call: what ranks agree on.
+        work: the user's: an await of that polls for this.
+        source, target: as of `Operation`.
+        then: called at the end. It may be set later, where it needs the `result`.
+        more: fields of `Operation`.
+    """
+
+    __slots__ = ("then",)
+
+    def __init__(
+        self,
+        call: Call,
+        work: Work[Any],
+        source: Given = None,
+        target: Given = None,
+        *,
+        then: Callable[[], None] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(call, work, source, target, None, _not_in_flight, **more)
+        self.then = _nothing if then is None else then
+
+    def succeed(self) -> None:
+        """End the operation, and keep nothing of what comes then: it may refer to this one."""
+        then, self.then = self.then, _nothing
+        then()
+
+
+class Undriven:
+    """A stand-in for a Work that nobody awaits."""
+
+    __slots__ = ("_driver",)
+
+    def __init__(self) -> None:
+        self._driver: Driver | None = None
+
+
+def _nothing() -> None:
+    """Do nothing: it goes on by itself."""
+
+
+def _not_in_flight(operation: Operation) -> None:
+    """Do nothing: the user's operation is in flight, and this is a part of it."""
