@@ -14,8 +14,8 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.net.local_socket import connect_to_store
-from aiodist.rendezvous import HashStore, PrefixStore, Store, StoreServer, TcpStore
-from aiodist.runtime.joining import _serving
+from aiodist.rendezvous import HashStore, Invitation, PrefixStore, Store, StoreServer, TcpStore
+from aiodist.runtime.joining import _standing_store
 from aiodist.testing import spmd
 from aiodist.transport import SocketEndpoint
 
@@ -130,7 +130,8 @@ async def test_join_without_a_rank_waits_for_a_store_that_is_away(
         "AIODIST_SECRET": "s",
         "AIODIST_JOB": "j",
     }
-    looking = asyncio.create_task(_serving("env://", 100, environ, begins=False))
+    asked = Invitation("env://", -1, -1, 100.0, environ, b"s")
+    looking = asyncio.create_task(_standing_store(asked, begins=False))
     await refused.wait()
     async with await StoreServer.start("127.0.0.1", port, "j", b"s"):
         store = await looking

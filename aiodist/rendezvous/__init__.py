@@ -2,7 +2,7 @@
 
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
-from aiodist.rendezvous.handlers import register_rendezvous_handler, rendezvous
+from aiodist.rendezvous.handlers import meet, register_rendezvous_handler, rendezvous
 from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.hosting import told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
@@ -26,6 +26,7 @@ __all__ = [
     "Watch",
     "WatchEvent",
     "claim_rank",
+    "meet",
     "register_rendezvous_handler",
     "release_rank",
     "rendezvous",

@@ -26,6 +26,10 @@ class Store(ABC):
     Args:
         timeout: seconds that a call may take where it says nothing itself.
 
+    Attributes:
+        address: this host's address on the way to the store, which peers can reach, too; of the loopback
+            where the store is in this process.
+
     Raises (every method):
         UsageError: a key, value or number without meaning.
         RendezvousTimeout: it took too long; names the keys or ranks that were missing.
@@ -35,6 +39,7 @@ class Store(ABC):
 
     def __init__(self, timeout: Timeout = None) -> None:
         self.timeout = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
+        self.address = "127.0.0.1"
 
     # What kinds of stores differ in.
 

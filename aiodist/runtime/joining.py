@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any
-from urllib.parse import urlsplit
 
-from aiodist.environment import (
-    job_id,
-    placement,
-    secret,
-    split_address,
-    store_address,
-    store_url,
-    tls,
-    tuning,
-)
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import set_default
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, is_deserted, until_deserted
 from aiodist.net.sockets import connect
-from aiodist.rendezvous import Meeting, PrefixStore, Store, TcpStore, told_address
-from aiodist.rendezvous.foreign import connect_by_scheme
-from aiodist.runtime.init import ask_to_meet, check_can_begin, meet, with_libraries
+from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, told_address
+from aiodist.rendezvous.handlers import connect as connect_store
+from aiodist.rendezvous.meeting_point import Way, begins_job, standing_point
+from aiodist.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
 from aiodist.runtime.late import told_who_finishes
-from aiodist.runtime.member import ELASTIC, Member, address_at, outlives_jobs
-from aiodist.timeouts import Timeout, seconds
+from aiodist.runtime.member import ELASTIC, Member, outlives_jobs
+from aiodist.timeouts import Timeout
 
 
 class _Run(Enum):
@@ -90,25 +78,23 @@ async def join(
                 f"a job with backend {engine.name!r} cannot be joined: its members never change",
                 hint="Use init_process_group",
             )
-    environ = os.environ
-    tuned = tuning(environ)
-    limit = seconds(timeout) if timeout is not None else tuned.timeout
+    asked = ask(init_method, timeout, world_size, rank, store)
     loop = asyncio.get_running_loop()
-    began, left = loop.time(), limit
-    with ask_to_meet():
-        plan = await with_libraries(plan, device_id)
+    began, left = loop.time(), asked.timeout
+    async with about_to_meet(plan, device_id) as plan:
+        asked = knowing_secret(asked)
         group = None
         while group is None:
-            meeting, begins = await _meet(store, init_method, rank, world_size, limit, environ, group_name)
-            member = Member(meeting, tuned, limit, group_name, environ, plan)
+            meeting, begins = await _meet(asked, group_name)
+            member = Member(meeting, asked, group_name, plan)
             member.elastic = True
             if begins:
-                group = await member.first_epoch(told_who_finishes(environ, meeting.world_size))
+                group = await member.first_epoch(told_who_finishes(asked.environ, meeting.world_size))
                 if group.rank == 0:
                     await meeting.store.set(ELASTIC, b"1")
             else:
                 group = await _admitted(member, meeting.store, left)
-                left = max(0.0, began + limit - loop.time())
+                left = max(0.0, began + asked.timeout - loop.time())
         set_default(group)
     return group
 
@@ -136,29 +122,20 @@ async def _admitted(member: Member, store: Store, left: float) -> ProcessGroup |
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _meet(
-    store: Store | None,
-    init_method: str | None,
-    rank: int,
-    world_size: int,
-    limit: float,
-    environ: Mapping[str, str],
-    group_name: str,
-) -> tuple[Meeting, bool]:
+async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool]:
     """A meeting, and whether the job has yet to begin."""
-    url = init_method or "env://"
     run = None
-    begins = _has_a_place(url, environ, rank, world_size)
-    deadline = asyncio.get_running_loop().time() + limit
-    if store is None and (found := await _serving(url, limit, environ, begins)) is not None:
+    begins = begins_job(asked)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + asked.timeout
+    if asked.store is None and (found := await _standing_store(asked, begins)) is not None:
         # It is served already, so this process does not serve it, though it may be rank 0.
         try:
-            address = told_address(tuning(environ), address_at(found))
+            address = told_address(asked.tuning, found.address)
             run = await _look(found, group_name)
-            logger.debug("the store at %s is served already, and the job is %s", url, run.name)
+            logger.debug("the store at %s is served already, and the job is %s", asked.url, run.name)
             if run is not _Run.UNDER_WAY and not begins:
-                left = max(0.0, deadline - asyncio.get_running_loop().time())
-                await _until_it_runs(run, found, group_name, left)
+                await _until_it_runs(run, found, group_name, max(0.0, deadline - loop.time()))
                 run = _Run.UNDER_WAY
         except BaseException:
             await found.aclose()
@@ -166,44 +143,36 @@ async def _meet(
         if run is _Run.UNDER_WAY:
             return Meeting(found, -1, 0, None, address), False
         await found.aclose()
-    if store is not None and world_size < 1:
-        run = await _look(store, group_name)
+    if asked.store is not None and asked.world_size < 1:
+        run = await _look(asked.store, group_name)
         if run is not _Run.UNDER_WAY:
-            await _until_it_runs(run, store, group_name, limit)
-        address = told_address(tuning(environ), address_at(store))
-        return Meeting(store, -1, 0, None, address, owns_store=False), False
-    meeting = await meet(store, init_method, rank, world_size, limit, environ)
+            await _until_it_runs(run, asked.store, group_name, asked.timeout)
+        address = told_address(asked.tuning, asked.store.address)
+        return Meeting(asked.store, -1, 0, None, address, owns_store=False), False
+    meeting = await meet(asked)
     begins = run is _Run.DESERTED or await _look(meeting.store, group_name) is not _Run.UNDER_WAY
     return meeting, begins
 
 
-async def _serving(url: str, limit: float, environ: Mapping[str, str], begins: bool) -> Store | None:
-    """A client of the store that a URL leads to, by TCP or in a foreign format.
+async def _standing_store(asked: Invitation, begins: bool) -> Store | None:
+    """A client of the store at which the job runs, if it does.
 
     None where it is not served yet, and this process is one of those that begin the job, so perhaps the one
     to serve it; any other waits for it.
     """
-    url = store_url(environ) or url if url.startswith("env:") else url
-    parts = urlsplit(url)
-    if (store := await connect_by_scheme(url, job_id(environ), limit, environ)) is not None:
-        return store
-    if parts.scheme == "tcp":
-        address = split_address(parts.netloc, "the address in init_method")
-    elif parts.scheme == "env":
-        found = _address_in(environ)
-        if found is None:
-            return None
-        address = found
-    else:
+    point = standing_point(asked)
+    if point is None:
         return None
+    if point.way is Way.etcd:
+        return await connect_store(asked, point)
     if begins:
         try:
             async with asyncio.timeout(_PROBE):
-                (await connect(*address)).close()
+                (await connect(*point.address)).close()
         except (OSError, TimeoutError):
             return None
     try:
-        return await TcpStore.connect(*address, job_id(environ), secret(environ), limit, tls=tls(environ))
+        return await connect_store(asked, point)
     except RendezvousTimeout as error:
         if begins:
             raise
@@ -211,29 +180,6 @@ async def _serving(url: str, limit: float, environ: Mapping[str, str], begins: b
             f"{error.message}; and this process has no rank with which to begin the job itself",
             hint="Start the job's store or its ranks, or give this process its RANK",
         ) from None
-
-
-def _has_a_place(url: str, environ: Mapping[str, str], rank: int, world_size: int) -> bool:
-    """Whether this process is one of those that begin the job: something says which rank it is."""
-    if environ.get("AIODIST_NEWCOMER"):
-        return False  # its launcher started it when the job ran
-    if "rank=" in url:
-        return True
-    try:
-        return placement(environ, rank, world_size).launcher != "alone"
-    except UsageError:
-        return False  # only the master's address is set
-
-
-def _address_in(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    try:
-        address = store_address(environ)
-    except UsageError:
-        return None  # another kind of store, which its handler knows
-    if isinstance(address, tuple):
-        return address
-    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
-    return (host, int(port)) if host and port.isdecimal() else None
 
 
 async def _look(store: Store, group_name: str) -> _Run:

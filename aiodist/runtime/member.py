@@ -7,12 +7,11 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Mapping
 from functools import partial
 
 from aiodist.backends.plan import Plan
 from aiodist.control.liveness import Patience
-from aiodist.environment import Tls, Tuning, check_open_port, job_id, secret, split_address, tls
+from aiodist.environment import check_open_port, split_address
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default, set_default
@@ -26,6 +25,7 @@ from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import (
     FileStore,
+    Invitation,
     Meeting,
     PrefixStore,
     Store,
@@ -55,33 +55,23 @@ class Member:
 
     Args:
         meeting: where the job meets; ended with the membership.
-        tuned: the tuning variables.
-        timeout: seconds for meeting, and the default of operations.
+        asked: what led there; its timeout, in seconds, is the default of operations.
         group_name: of the world; '' for 'world'.
-        environ: the environment variables.
         plan: which backend carries out what.
 
     Attributes:
         elastic: whether others may join later.
     """
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        tuned: Tuning,
-        timeout: float,
-        group_name: str,
-        environ: Mapping[str, str],
-        plan: Plan,
-    ) -> None:
-        name = group_name or "world"
+    def __init__(self, meeting: Meeting, asked: Invitation, group_name: str, plan: Plan) -> None:
+        name, tuned = group_name or "world", asked.tuning
         self._loop = asyncio.get_running_loop()
         self._meeting = meeting
         self._tuned = tuned
         self._name = f"aiodist/{name}"
-        self._job_id = job_id(environ)
-        self._secret = secret(environ)
-        self._tls: Tls | None = tls(environ)
+        self._job_id = asked.job
+        self._secret = meeting.secret or asked.secret
+        self._tls = asked.tls
         self._me = this_process()
         self._claimed = False
         self._presence: Presence | None = None
@@ -92,7 +82,7 @@ class Member:
         hosted = _hosted(meeting)
         uid = os.urandom(UID_BYTES)
         settings = Settings(
-            *(name, self._job_id, tuned.transport, tuned.agreed, timeout),
+            *(name, self._job_id, tuned.transport, tuned.agreed, asked.timeout),
             limits=tuned.limits,
             patience=Patience(
                 *(tuned.heartbeat, tuned.warn_after, tuned.evict_after, tuned.evict_silent_after)
@@ -261,15 +251,6 @@ def _hosted(meeting: Meeting) -> StoreServer | None:
     if isinstance(meeting.store, FileStore):
         return meeting.store.server
     return meeting.server
-
-
-def address_at(store: Store) -> str:
-    """This host's address on the connection to a store; loopback for one inside this process."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying
-    if isinstance(store, FileStore):
-        store = store.client
-    return str(getattr(store, "address", "127.0.0.1"))
 
 
 def outlives_jobs(store: Store) -> bool:
