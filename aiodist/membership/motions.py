@@ -7,7 +7,8 @@ members talk about has at most some 6,000.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from reprlib import repr as short
 from typing import Any
 
@@ -143,46 +144,64 @@ Election = Prepare | Promise | Accept | Accepted | Outbid
 
 Motion = Ready | Draft | Dropped | Decided | Void | Election | Ask | Answer | Leave
 
-_CODES: dict[type[Any], int] = {
-    Ready: 1,
-    Draft: 2,
-    Dropped: 3,
-    Decided: 4,
-    Void: 5,
-    Prepare: 6,
-    Promise: 7,
-    Accept: 8,
-    Accepted: 9,
-    Outbid: 10,
-    Ask: 11,
-    Answer: 12,
-    Leave: 13,
+
+def _a(*kinds: type[Any]) -> Callable[[Any], Any]:
+    """The check of a part that is a value of one of these types."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise WireError(f"a motion has a {type(value).__name__} in the wrong place")
+        return value
+
+    return check
+
+
+def _pair(value: Any) -> Any:
+    """The check of two numbers: of a ballot, or of a draft."""
+    match value:
+        case (int(), int()):
+            return value
+    raise WireError("a motion has no pair of numbers where one has to be")
+
+
+def _uids(value: Any) -> Any:
+    if type(value) is tuple and all(type(uid) is bytes for uid in value):
+        return value
+    raise WireError("a motion has no uids where they have to be")
+
+
+def _vote(value: Any) -> Any:
+    match value:
+        case None | ((int(), int()), bytes()):
+            return value
+    raise WireError("a motion has no ballot and value where they have to be")
+
+
+# What each kind's parts have to be, in the order of its attributes. A kind's place here, from 1, is its code
+# on the wire.
+_PARTS: dict[type[Any], tuple[Callable[[Any], Any], ...]] = {
+    Ready: (_a(int), _a(int), _a(bool), _a(int), _uids),
+    Draft: (_a(int), record_of),
+    Dropped: (_a(int), _pair, _uids, _a(str)),
+    Decided: (_a(int), record_of),
+    Void: (_a(int), _a(str), _a(bool)),
+    Prepare: (_a(str), _pair),
+    Promise: (_a(str), _pair, _vote),
+    Accept: (_a(str), _pair, _a(bytes)),
+    Accepted: (_a(str), _pair, _a(bytes)),
+    Outbid: (_a(str), _pair),
+    Ask: (_a(str),),
+    Answer: (_a(str), _a(bytes, type(None))),
+    Leave: (),
 }
+_KINDS = dict(enumerate(_PARTS, 1))
+_CODES = {kind: code for code, kind in _KINDS.items()}
 
 
 def encode(motion: Motion) -> bytes:
     """A motion as bytes."""
-    match motion:
-        case Ready(call, min_size, admit, wanted, excluded):
-            body: tuple[Any, ...] = (call, min_size, admit, wanted, excluded)
-        case Draft(call, record) | Decided(call, record):
-            body = (call, record.values())
-        case Dropped(call, number, culprits, why):
-            body = (call, number, culprits, why)
-        case Void(call, why, quorum):
-            body = (call, why, quorum)
-        case Prepare(topic, ballot) | Outbid(topic, ballot):
-            body = (topic, ballot)
-        case Promise(topic, ballot, accepted):
-            body = (topic, ballot, accepted)
-        case Accept(topic, ballot, value) | Accepted(topic, ballot, value):
-            body = (topic, ballot, value)
-        case Ask(topic):
-            body = (topic,)
-        case Answer(topic, answer):
-            body = (topic, answer)
-        case Leave():
-            body = ()
+    parts = (getattr(motion, field.name) for field in fields(motion))
+    body = [part.values() if isinstance(part, Record) else part for part in parts]
     data: bytes = msgpack.packb((_CODES[type(motion)], body))
     return data
 
@@ -194,38 +213,8 @@ def decode(data: bytes) -> Motion:
     except Exception as error:
         raise WireError(f"not a motion: {str(error)[:100]}") from error
     match values:
-        case (1, (int(call), int(size), bool(admit), int(wanted), tuple(excluded))) if _are_uids(excluded):
-            return Ready(call, size, admit, wanted, excluded)
-        case (2, (int(call), record)):
-            return Draft(call, record_of(record))
-        case (3, (int(call), (int(attempt), int(convener)), tuple(culprits), str(why))) if _are_uids(
-            culprits
-        ):
-            return Dropped(call, (attempt, convener), culprits, why)
-        case (4, (int(call), record)):
-            return Decided(call, record_of(record))
-        case (5, (int(call), str(why), bool(quorum))):
-            return Void(call, why, quorum)
-        case (6, (str(topic), (int(number), int(rank)))):
-            return Prepare(topic, (number, rank))
-        case (7, (str(topic), (int(number), int(rank)), None)):
-            return Promise(topic, (number, rank), None)
-        case (7, (str(topic), (int(number), int(rank)), ((int(their), int(who)), bytes(value)))):
-            return Promise(topic, (number, rank), ((their, who), value))
-        case (8, (str(topic), (int(number), int(rank)), bytes(value))):
-            return Accept(topic, (number, rank), value)
-        case (9, (str(topic), (int(number), int(rank)), bytes(value))):
-            return Accepted(topic, (number, rank), value)
-        case (10, (str(topic), (int(number), int(rank)))):
-            return Outbid(topic, (number, rank))
-        case (11, (str(topic),)):
-            return Ask(topic)
-        case (12, (str(topic), (None | bytes()) as answer)):
-            return Answer(topic, answer)
-        case (13, ()):
-            return Leave()
+        case (int(code), tuple(body)) if code in _KINDS and len(body) == len(_PARTS[_KINDS[code]]):
+            kind = _KINDS[code]
+            motion: Motion = kind(*(check(part) for check, part in zip(_PARTS[kind], body, strict=True)))
+            return motion
     raise WireError(f"not a motion: {short(values)[:100]}")
-
-
-def _are_uids(values: tuple[Any, ...]) -> bool:
-    return all(type(value) is bytes for value in values)
