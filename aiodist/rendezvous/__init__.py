@@ -7,8 +7,8 @@ from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.hosting import told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.lease import Lease
-from aiodist.rendezvous.meeting import claim_rank, release_rank, this_process
 from aiodist.rendezvous.prefix_store import PrefixStore
+from aiodist.rendezvous.rank_claim import claim_rank, release_rank, this_process
 from aiodist.rendezvous.server import StoreServer
 from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.watch import Watch, WatchEvent
