@@ -181,30 +181,16 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
     Raises:
         UsageError: a variable is missing, no number or out of range; names it and its value.
     """
-    master_addr = environ.get("MASTER_ADDR") or None
-    master_port = _port(environ)
+    master = environ.get("MASTER_ADDR") or None, _port(environ)
     launcher = next((row for row in LAUNCHERS if _matches(row, environ)), None)
     by_choice = chosen(environ, world_size)
     if rank == -1 and by_choice and (world_size == 1 or launcher is None or launcher.yields):
-        return Placement(0, 1, 0, 1, 0, 1, None, None, "alone", by_choice)
+        return _one_of_one((None, None), "alone", by_choice)
     if rank == 0 and world_size == 1:
-        return Placement(
-            0, 1, 0, 1, 0, 1, master_addr, master_port, "arguments", f"rank={rank} world_size={world_size}"
-        )
+        return _one_of_one(master, "arguments", f"rank={rank} world_size={world_size}")
     if launcher is None:
         if rank == -1 and world_size == -1:
-            return Placement(
-                0,
-                1,
-                0,
-                1,
-                0,
-                1,
-                master_addr,
-                master_port,
-                "alone",
-                "no launcher that is known here has given it a rank",
-            )
+            return _one_of_one(master, "alone", "no launcher that is known here has given it a rank")
         launcher = Launcher("arguments", ())
     reader = _Reader(environ)
     local_rank = reader.number(launcher.local_rank)
@@ -234,13 +220,16 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
         local_size,
         node_rank,
         node_count,
-        master_addr,
-        master_port,
+        *master,
         "arguments" if by_argument else launcher.name,
         f"rank={rank} world_size={world_size}" if by_argument else reader.evidence,
     )
     _check(found, rank >= 0)
     return found
+
+
+def _one_of_one(master: tuple[str | None, int | None], launcher: str, evidence: str) -> Placement:
+    return Placement(0, 1, 0, 1, 0, 1, *master, launcher, evidence)
 
 
 def _matches(row: Launcher, environ: Environ) -> bool:
