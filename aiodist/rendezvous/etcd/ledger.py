@@ -58,7 +58,7 @@ class Tried:
 
 
 @dataclass(slots=True)
-class Plan(Generic[T]):
+class Decision(Generic[T]):
     """Decision about what a key holds.
 
     Attributes:
@@ -127,7 +127,7 @@ class Ledger:
     async def swap(
         self,
         key: bytes,
-        decide: Callable[[bytes | None], Plan[T]],
+        decide: Callable[[bytes | None], Decision[T]],
         deadline: float,
         lease: int | None = None,
     ) -> T:
@@ -139,38 +139,40 @@ class Ledger:
         """
         async with self._turn(key):
             mark, delay = self.mark(), _BACKOFF[0]
-            plans: list[Plan[T]] = []  # that were tried; an attempt notes the number of its own
+            decisions: list[Decision[T]] = []  # that were tried; an attempt notes the number of its own
             held: Item | None = None
             known = False  # it is not worth a question first whether a key is absent
             while True:
                 try:
-                    plan: Plan[T] | None = decide(None if held is None else held.value)
+                    decided: Decision[T] | None = decide(None if held is None else held.value)
                 except RefusedError:
                     if known and not mark.doubtful:
                         raise
-                    plan = None
-                if plan is None or plan.leave:
+                    decided = None
+                if decided is None or decided.leave:
                     if mark.doubtful:
                         # An attempt that is still under way must not change later what is left alone now.
                         tried = await self.attempt(mark, [], [], deadline=deadline)
                         if tried.note:  # an empty one says that the call was given up
-                            return _noted(plans, tried.note)
+                            return _noted(decisions, tried.note)
                         mark, known = self.mark(), False
-                    if known and plan is not None:
-                        return plan.answer
+                    if known and decided is not None:
+                        return decided.answer
                     found, _ = await self._run.txn([], [words.get(key)], deadline=deadline)
                     held, known = found.ranges[0].item, True
                     continue
                 conditions = [words.unchanged(key, 0 if held is None else held.revision)]
                 hangs_on = (lease or self._run.lease) if held is None else None
-                write = words.delete(key) if plan.value is None else words.put(key, plan.value, hangs_on)
-                note = b"%d" % len(plans)
-                plans.append(plan)
+                write = (
+                    words.delete(key) if decided.value is None else words.put(key, decided.value, hangs_on)
+                )
+                note = b"%d" % len(decisions)
+                decisions.append(decided)
                 tried = await self.attempt(
                     mark, conditions, [write], [words.get(key)], note=note, deadline=deadline
                 )
                 if tried.happened:
-                    return plan.answer if tried.note is None else _noted(plans, tried.note)
+                    return decided.answer if tried.note is None else _noted(decisions, tried.note)
                 if known:  # others change it too
                     await asyncio.sleep(delay * self._random.random())
                     delay = min(2 * delay, _BACKOFF[1])
@@ -192,9 +194,9 @@ class Ledger:
                 del self._turns[key]
 
 
-def _noted(plans: Sequence[Plan[T]], note: bytes) -> T:
-    """The answer of the plan that an attempt has carried out whose answer was lost."""
+def _noted(decisions: Sequence[Decision[T]], note: bytes) -> T:
+    """The answer of the decision that an attempt has carried out whose answer was lost."""
     try:
-        return plans[int(note)].answer
+        return decisions[int(note)].answer
     except (ValueError, IndexError):
         raise WireError(f"etcd holds something else than the mark of a call: {one_line(note, 100)}") from None

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from aiodist.errors import AiodistError, UsageError
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
-from aiodist.rendezvous.etcd.ledger import Ledger, Plan
+from aiodist.rendezvous.etcd.ledger import Decision, Ledger
 from aiodist.rendezvous.etcd.looking import Call, look_until
 from aiodist.rendezvous.etcd.place import place
 from aiodist.rendezvous.etcd.refusals import NoLease
@@ -202,36 +202,36 @@ class EtcdStore(Store):
         lease = self._run.lease
         await self._ledger.change([words.put(key, value, lease) for key, value in new.items()], call.deadline)
 
-    async def _swap(self, call: Call, key: str, decide: Callable[[bytes | None], Plan[T]]) -> T:
+    async def _swap(self, call: Call, key: str, decide: Callable[[bytes | None], Decision[T]]) -> T:
         return await self._ledger.swap(self._key(key), decide, call.deadline)
 
     async def _add(self, call: Call, key: str, amount: int) -> int:
-        def decide(held: bytes | None) -> Plan[int]:
+        def decide(held: bytes | None) -> Decision[int]:
             total = added(key, held, amount)
-            return Plan(total, b"%d" % total)
+            return Decision(total, b"%d" % total)
 
         return await self._swap(call, key, decide)
 
     async def _append(self, call: Call, key: str, value: bytes) -> None:
-        await self._swap(call, key, lambda held: Plan(None, (held or b"") + value))
+        await self._swap(call, key, lambda held: Decision(None, (held or b"") + value))
 
     async def _compare_set(self, call: Call, key: str, expected: bytes, desired: bytes) -> bytes:
-        def decide(held: bytes | None) -> Plan[bytes]:
+        def decide(held: bytes | None) -> Decision[bytes]:
             if (held or b"") == expected:
-                return Plan(desired, desired)
-            return Plan(expected if held is None else held, leave=True)
+                return Decision(desired, desired)
+            return Decision(expected if held is None else held, leave=True)
 
         return await self._swap(call, key, decide)
 
     async def _claim(self, call: Call, key: str, value: bytes) -> bytes:
         # It stays as long as the run: whoever died here is found dead by who comes after (`alive`).
         return await self._swap(
-            call, key, lambda held: Plan(held, leave=True) if held else Plan(value, value)
+            call, key, lambda held: Decision(held, leave=True) if held else Decision(value, value)
         )
 
     async def _delete_key(self, call: Call, key: str) -> bool:
         return await self._swap(
-            call, key, lambda held: Plan(False, leave=True) if held is None else Plan(True, None)
+            call, key, lambda held: Decision(False, leave=True) if held is None else Decision(True, None)
         )
 
     async def _fence(self, call: Call) -> int:
@@ -255,8 +255,8 @@ class EtcdStore(Store):
             raise lease_ended(token) from None
 
     async def _lease_claim(self, call: Call, token: int, key: str, value: bytes) -> bytes:
-        def decide(held: bytes | None) -> Plan[bytes]:
-            return Plan(value, value) if held is None else Plan(held, leave=True)
+        def decide(held: bytes | None) -> Decision[bytes]:
+            return Decision(value, value) if held is None else Decision(held, leave=True)
 
         try:
             return await self._ledger.swap(self._key(key), decide, call.deadline, token)

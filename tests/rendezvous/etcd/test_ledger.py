@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aiodist.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
-from aiodist.rendezvous.etcd.ledger import Ledger, Mark, Plan
+from aiodist.rendezvous.etcd.ledger import Decision, Ledger, Mark
 from aiodist.rendezvous.etcd.words import Item, Json, Outcome
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.clock import run_virtual
@@ -165,38 +165,38 @@ def ledger(etcd: Etcd, *ways: Way, client: bytes = b"me") -> tuple[Ledger, deque
     return Ledger(run), run.ways
 
 
-def append(more: bytes) -> Callable[[bytes | None], Plan[bytes]]:
+def append(more: bytes) -> Callable[[bytes | None], Decision[bytes]]:
     """Decides to append something; answers what is there then."""
 
-    def decide(held: bytes | None) -> Plan[bytes]:
+    def decide(held: bytes | None) -> Decision[bytes]:
         value = (held or b"") + more
-        return Plan(value, value)
+        return Decision(value, value)
 
     return decide
 
 
-def claim(value: bytes) -> Callable[[bytes | None], Plan[bytes]]:
+def claim(value: bytes) -> Callable[[bytes | None], Decision[bytes]]:
     """Decides to write a key that is absent; answers what it holds then."""
-    return lambda held: Plan(value, value) if held is None else Plan(held, leave=True)
+    return lambda held: Decision(value, value) if held is None else Decision(held, leave=True)
 
 
-def insist(value: bytes) -> Callable[[bytes | None], Plan[bytes]]:
+def insist(value: bytes) -> Callable[[bytes | None], Decision[bytes]]:
     """The same, and refuses where it is not absent."""
 
-    def decide(held: bytes | None) -> Plan[bytes]:
+    def decide(held: bytes | None) -> Decision[bytes]:
         if held is not None:
             raise RefusedError("it is held")
-        return Plan(value, value)
+        return Decision(value, value)
 
     return decide
 
 
-def drop(held: bytes | None) -> Plan[bytes]:
+def drop(held: bytes | None) -> Decision[bytes]:
     """Decides to delete a key; answers what it held."""
-    return Plan(b"", leave=True) if held is None else Plan(held, None)
+    return Decision(b"", leave=True) if held is None else Decision(held, None)
 
 
-async def swap(book: Ledger, decide: Callable[[bytes | None], Plan[bytes]]) -> bytes:
+async def swap(book: Ledger, decide: Callable[[bytes | None], Decision[bytes]]) -> bytes:
     return await book.swap(KEY, decide, NEVER)
 
 
@@ -377,7 +377,7 @@ async def test_attempt_that_comes_in_time_after_all_is_the_answer() -> None:
     await swap(other, claim(b"theirs"))
     book, _ = ledger(etcd, Way.late)
 
-    def decide(held: bytes | None) -> Plan[bytes]:
+    def decide(held: bytes | None) -> Decision[bytes]:
         if held == b"theirs":  # it is seen here, and then goes; and the first copy arrives
             del etcd.keys[KEY]
             etcd.deliver()
@@ -408,7 +408,7 @@ async def test_calls_of_one_process_for_a_key_go_one_after_the_other() -> None:
 
 # The law: a call changes its key exactly once, or not at all, as it is told, whatever is lost or late.
 
-ACTIONS: dict[str, Callable[[bytes], Callable[[bytes | None], Plan[bytes]]]] = {
+ACTIONS: dict[str, Callable[[bytes], Callable[[bytes | None], Decision[bytes]]]] = {
     "append": append,
     "claim": claim,
     "insist": insist,
