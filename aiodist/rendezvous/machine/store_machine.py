@@ -39,7 +39,7 @@ class StoreMachine:
 
     Its parts are objects of their own, which this one makes and nobody else changes: a method of the store
     is carried out by the part that the table `METHODS` names, by the part's method of the same name; those
-    about a client as a whole by this object.
+    about a client as a whole by this object. A change is repeated by `replay_` and its kind's name.
 
     Args:
         limit: bytes that clients can make it keep; what would grow it beyond is refused.
@@ -65,22 +65,12 @@ class StoreMachine:
             name: getattr(getattr(self, method.part) if method.part else self, name)
             for name, method in METHODS.items()
         }
+        parts = (self.keys, self.leases, self.sessions, self)
         self._repeat: dict[Kind, Callable[..., None]] = {
-            Kind.put: self.keys.replay_put,
-            Kind.value: self.keys.replay_value,
-            Kind.append: self.keys.replay_append,
-            Kind.remove: self.keys.replay_remove,
-            Kind.revision: self.keys.replay_revision,
-            Kind.answer: self.sessions.replay_answer,
-            Kind.failed: self.sessions.replay_failed,
-            Kind.gathered: self.sessions.replay_gathered,
-            Kind.settled: self.sessions.replay_settled,
-            Kind.resumed: self.sessions.replay_resumed,
-            Kind.session: self.sessions.replay_session,
-            Kind.forgot: self.sessions.replay_forgot,
-            Kind.ended: self._replay_ended,
-            Kind.lease: self.leases.replay_lease,
-            Kind.lease_end: self.leases.replay_lease_end,
+            kind: getattr(part, f"replay_{kind.name}")
+            for kind in Kind
+            for part in parts
+            if hasattr(part, f"replay_{kind.name}")
         }
 
     @property
@@ -241,7 +231,8 @@ class StoreMachine:
             raise WireError(f"a change that cannot be repeated ({type(error).__name__})") from None
         self._effects.clear()
 
-    def _replay_ended(self, client: bytes, may_return: bool) -> None:
+    def replay_ended(self, client: bytes, may_return: bool) -> None:
+        """Repeat the end of a session."""
         if client in self.sessions.by_client:
             self._end_session(client, may_return=False)
         if may_return:
