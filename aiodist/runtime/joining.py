@@ -17,7 +17,7 @@ from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, to
 from aiodist.rendezvous.handlers import connect as connect_store
 from aiodist.rendezvous.meeting_point import Way, begins_job, standing_point
 from aiodist.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
-from aiodist.runtime.late import told_who_finishes
+from aiodist.runtime.late import told_who_finishes, unless
 from aiodist.runtime.member import ELASTIC, Member, outlives_jobs
 from aiodist.timeouts import Timeout
 
@@ -103,23 +103,7 @@ async def _admitted(member: Member, store: Store, left: float) -> ProcessGroup |
     """The group that this process was admitted to; None where nobody is left who could admit it."""
     if not outlives_jobs(store):
         return await member.join(left)
-    loop = asyncio.get_running_loop()
-
-    async def until_hopeless() -> None:
-        await until_deserted(member.job.store)
-        scope.reschedule(loop.time())
-
-    watching = loop.create_task(until_hopeless())
-    try:
-        async with asyncio.timeout(None) as scope:
-            return await member.join(left)
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        return None
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+    return (await unless(member.join(left), until_deserted(member.job.store)))[0]
 
 
 async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool]:

@@ -533,7 +533,6 @@ class Regroup:
             self._over = True
             self._changed.set()
             self._control.unsubscribe(self._context)
-            self._arbiter.close()
             if self._waiting is not None:
                 self._waiting.close()
 

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from aiodist.errors import WireError
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.run import Run
-from aiodist.rendezvous.etcd.words import Item, Json, Range
+from aiodist.rendezvous.etcd.words import Item, Json, Outcome
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.sanitize import one_line
 
@@ -38,23 +38,6 @@ class Mark:
 
     key: bytes
     doubtful: bool = False
-
-
-@dataclass(slots=True)
-class Tried:
-    """The outcome of an attempt.
-
-    Attributes:
-        happened: the change is made.
-        note: what an earlier attempt noted, where that was the one that made it.
-        revision: at which the change was made; means nothing where it was not.
-        ranges: what the attempt's reads found: of its operations, or of the other side's where not.
-    """
-
-    happened: bool
-    note: bytes | None
-    revision: int
-    ranges: list[Range]
 
 
 @dataclass(slots=True)
@@ -95,8 +78,11 @@ class Ledger:
         *,
         note: bytes = b"",
         deadline: float,
-    ) -> Tried:
+    ) -> Outcome:
         """Make a change if its conditions hold and it was not made before.
+
+        Returns:
+            `succeeded` where it is made, perhaps by an attempt before, whose `note` is there then.
 
         Args:
             otherwise: what to read where they do not.
@@ -114,11 +100,11 @@ class Ledger:
                 self._useless = [key for key in self._useless if key not in swept]
             if not mark.doubtful:
                 self._useless.append(mark.key)
-            return Tried(True, None, found.revision, found.ranges)
+            return found
         made = found.ranges.pop(0).item
-        if made is None:
-            return Tried(False, None, 0, found.ranges)
-        return Tried(True, made.value, made.revision, found.ranges)
+        if made is not None:
+            found.succeeded, found.note, found.revision = True, made.value, made.revision
+        return found
 
     async def change(self, operations: Sequence[Json], deadline: float) -> int:
         """Make a change on no condition → the revision at which it was made."""
@@ -171,7 +157,7 @@ class Ledger:
                 tried = await self.attempt(
                     mark, conditions, [write], [words.get(key)], note=note, deadline=deadline
                 )
-                if tried.happened:
+                if tried.succeeded:
                     return decided.answer if tried.note is None else _noted(decisions, tried.note)
                 if known:  # others change it too
                     await asyncio.sleep(delay * self._random.random())

@@ -141,7 +141,7 @@ class Gather:
                 self._mark, conditions, operations, otherwise, note=description, deadline=self._deadline
             )
             there = tried.ranges[0].item
-            if tried.happened and tried.note is None:
+            if tried.succeeded and tried.note is None:
                 self._now = there
                 return
             if tried.note is not None:  # by an attempt whose answer was lost; others may have been here since
@@ -243,7 +243,7 @@ class Gather:
             *who,
         ]
         tried = await self.ledger.attempt(self.ledger.mark(), conditions, operations, deadline=self._deadline)
-        if not tried.happened:
+        if not tried.succeeded:
             return None
         # Where an attempt did it whose answer was lost, this one has read nothing.
         ranges = tried.ranges if tried.note is None else await self._reads(*who)

@@ -54,11 +54,13 @@ class Outcome:
         succeeded: whether its conditions held.
         revision: of the store, after it.
         ranges: what its reads found, in their order.
+        note: what an earlier attempt noted, where that was the one that made a change (see `ledger`).
     """
 
     succeeded: bool
     revision: int
     ranges: list[Range]
+    note: bytes | None = None
 
 
 def after(prefix: bytes) -> bytes:
