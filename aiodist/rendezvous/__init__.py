@@ -2,7 +2,7 @@
 
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
-from aiodist.rendezvous.handlers import meet, register_rendezvous_handler, rendezvous
+from aiodist.rendezvous.handlers import meet, register_rendezvous_handler
 from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.hosting import told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
@@ -29,7 +29,6 @@ __all__ = [
     "meet",
     "register_rendezvous_handler",
     "release_rank",
-    "rendezvous",
     "this_process",
     "told_address",
 ]

@@ -5,12 +5,10 @@ Whoever hosts the store lingers at close, bounded, until the others have left.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import cast
 
-from aiodist.environment import tuning
 from aiodist.errors import UsageError
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.hash_store import HashStore
@@ -18,7 +16,6 @@ from aiodist.rendezvous.hosting import host_or_join, join, meet_by_file, told_ad
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.meeting_point import SCHEMES, Host, MeetingPoint, Way, meeting_point
 from aiodist.rendezvous.store import Store
-from aiodist.timeouts import Timeout, seconds
 
 Handler = Callable[[Invitation], Awaitable[Meeting]]
 _handlers: dict[str, Handler] = {}  # of schemes that were registered
@@ -41,37 +38,15 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
     _handlers[scheme] = handler
 
 
-async def rendezvous(
-    url: str,
-    rank: int = -1,
-    world_size: int = -1,
-    timeout: Timeout = None,
-    environ: Mapping[str, str] | None = None,
-    secret: bytes = b"",
-) -> Meeting:
-    """Find, or host, the store that a URL leads to. Nobody has been waited for but the store's host.
-
-    Args:
-        url: the `init_method`.
-        rank: global rank, -1 to take it from the URL or the environment.
-        world_size: processes, -1 likewise.
-        timeout: seconds for reaching the store, and its default; AIODIST_TIMEOUT or 300 s where None.
-        environ: the environment variables; none where None.
-        secret: what the processes of the job know.
+async def meet(asked: Invitation) -> Meeting:
+    """Find, or host, the store at which the job meets. Nobody has been waited for but the store's host.
 
     Raises:
-        UsageError: the URL or an environment variable has no meaning.
+        UsageError: what is asked for, or an environment variable, has no meaning.
         RendezvousError: the port to host on is in use, or is not of this host.
         RendezvousTimeout: the store cannot be reached.
         AuthenticationError: it is of another job, version or secret.
     """
-    environ = {} if environ is None else environ
-    limit = tuning(environ).timeout if timeout is None else seconds(timeout)
-    return await meet(replace(Invitation.of(url, rank, world_size, limit, environ), secret=secret))
-
-
-async def meet(asked: Invitation) -> Meeting:
-    """Meet where `meeting_point` says. Errors as of `rendezvous`."""
     point = meeting_point(asked)
     return await _WAYS[point.way](asked, point)
 
