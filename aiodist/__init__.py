@@ -98,7 +98,7 @@ if TYPE_CHECKING:
         TcpStore,
         register_rendezvous_handler,
     )
-    from aiodist.runtime import (
+    from aiodist.runtime.init import (
         destroy_process_group,
         get_node_local_rank,
         init_process_group,
@@ -106,9 +106,9 @@ if TYPE_CHECKING:
         is_backend_available,
         is_initialized,
         is_torchelastic_launched,
-        join,
-        run,
     )
+    from aiodist.runtime.joining import join
+    from aiodist.runtime.running import run
     from aiodist.types import ReduceOp, premul_sum
     from aiodist.work import Work
 
@@ -193,7 +193,7 @@ _HOME = {
         "TcpStore",
         "register_rendezvous_handler",
     ),
-    "aiodist.runtime": (
+    "aiodist.runtime.init": (
         "destroy_process_group",
         "get_node_local_rank",
         "init_process_group",
@@ -201,9 +201,9 @@ _HOME = {
         "is_backend_available",
         "is_initialized",
         "is_torchelastic_launched",
-        "join",
-        "run",
     ),
+    "aiodist.runtime.joining": ("join",),
+    "aiodist.runtime.running": ("run",),
     "aiodist.types": ("ReduceOp", "premul_sum"),
     "aiodist.work": ("Work",),
 }

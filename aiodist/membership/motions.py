@@ -15,8 +15,7 @@ from typing import Any
 import msgpack
 
 from aiodist.errors import WireError
-from aiodist.membership.record import Number, Record, record_of
-from aiodist.wire.bounded import unpack
+from aiodist.membership.record import Number, Record, record_of, unpacked
 
 Ballot = tuple[int, int]
 """(round, rank of the proposer)."""
@@ -208,10 +207,7 @@ def encode(motion: Motion) -> bytes:
 
 def decode(data: bytes) -> Motion:
     """A motion from bytes; `WireError` for anything that is none."""
-    try:
-        values = unpack(data, use_list=False, strict_map_key=True)
-    except Exception as error:
-        raise WireError(f"not a motion: {str(error)[:100]}") from error
+    values = unpacked(data, "a motion")
     match values:
         case (int(code), tuple(body)) if code in _KINDS and len(body) == len(_PARTS[_KINDS[code]]):
             kind = _KINDS[code]

@@ -23,6 +23,7 @@ from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
+from aiodist.net.sockets import join_address
 from aiodist.rendezvous import (
     FileStore,
     Invitation,
@@ -175,7 +176,7 @@ class Member:
             server = await start(self._meeting.address, 0)
         _log.debug("this process hosts the next epoch's store, at %s:%d", server.host, server.port)
         self._servers.append(server)
-        return _joined(server.host, server.port)
+        return join_address(server.host, server.port)
 
     async def _reach_store(self, address: str, hosted_by: bytes) -> Store:
         current = self._meeting.store
@@ -256,19 +257,18 @@ def _hosted(meeting: Meeting) -> StoreServer | None:
 def outlives_jobs(store: Store) -> bool:
     """Whether a store may be there when nobody of a job is, unless one of them hosts it. (In etcd a run ends
     with its last process, and what it left is not seen by the next.)"""
-    while isinstance(store, PrefixStore):
-        store = store.underlying
-    return isinstance(store, TcpStore)
+    return isinstance(_behind(store), TcpStore)
 
 
 def _address_of(store: Store) -> str:
     """The address of a store; '' for one that is not served over TCP."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying
+    store = _behind(store)
     if isinstance(store, FileStore):
         store = store.client
-    return _joined(store.host, store.port) if isinstance(store, TcpStore) else ""
+    return join_address(store.host, store.port) if isinstance(store, TcpStore) else ""
 
 
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _behind(store: Store) -> Store:
+    while isinstance(store, PrefixStore):
+        store = store.underlying
+    return store

@@ -38,7 +38,7 @@ _IMPORTED = (
     "aiodist.backends.host",
     "aiodist.group",
     "aiodist.rendezvous",
-    "aiodist.runtime",
+    "aiodist.runtime.joining",
     "aiodist.testing",
     "aiodist.testing.worker",
     "aiodist.transport",
