@@ -93,8 +93,8 @@ class Ledger:
         conditions = [words.unchanged(mark.key, 0), *conditions]
         failure = [words.get(mark.key), *otherwise]
         sent, mark.doubtful = mark.doubtful, True  # until there is an answer
-        found, again = await self._run.txn(conditions, success, failure, deadline=deadline)
-        mark.doubtful = sent or again
+        found = await self._run.txn(conditions, success, failure, deadline=deadline)
+        mark.doubtful = sent or found.again
         if found.succeeded:
             if swept:
                 self._useless = [key for key in self._useless if key not in swept]
@@ -144,8 +144,8 @@ class Ledger:
                         mark, known = self.mark(), False
                     if known and decided is not None:
                         return decided.answer
-                    found, _ = await self._run.txn([], [words.get(key)], deadline=deadline)
-                    held, known = found.ranges[0].item, True
+                    [found] = await self._run.read(words.get(key), deadline=deadline)
+                    held, known = found.item, True
                     continue
                 conditions = [words.unchanged(key, 0 if held is None else held.revision)]
                 hangs_on = (lease or self._run.lease) if held is None else None

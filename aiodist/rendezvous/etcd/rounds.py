@@ -96,12 +96,10 @@ class Gather:
             raise
 
     async def _reads(self, *operations: Json) -> list[Range]:
-        found, _ = await self.run.txn([], operations, deadline=self._deadline)
-        return found.ranges
+        return await self.run.read(*operations, deadline=self._deadline)
 
     async def _changes(self, conditions: list[Json], operations: list[Json]) -> bool:
-        done, _ = await self.run.txn(conditions, operations, deadline=self._deadline)
-        return done.succeeded
+        return (await self.run.txn(conditions, operations, deadline=self._deadline)).succeeded
 
     @property
     def _mine(self) -> bytes:

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -131,32 +131,24 @@ class EtcdStore(Store):
     # Calls.
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
-        if timeout is None:
-            call = Call(self._loop, self.timeout, 0.0)
-        else:
+        call = Call(self._loop, self.timeout, 0.0)
+        if timeout is not None:
             call = Call(self._loop, timeout, GRACE_SECONDS)
         try:
             check_args(method, args if timeout is None else [*args, timeout])
-            async with self._use(call):
-                return await self._do[method](call, *args)
-        except RefusedError as refused:
-            raise error_of(refused.kind, refused.message, refused.hint, refused.missing) from None
-        except NoLease:
-            raise lost_error() from None
-
-    @contextlib.asynccontextmanager
-    async def _use(self, call: Call) -> AsyncIterator[None]:
-        """Keep a call under way until it is over, or the store is."""
-        check_use(self._loop, self._closed)
-        try:
+            check_use(self._loop, self._closed)
             async with call.scope:
                 self._calls.add(call)
                 try:
-                    yield
+                    return await self._do[method](call, *args)
                 finally:
                     self._calls.discard(call)
                     call.arrived()
                     call.ended.set_result(None)
+        except RefusedError as refused:
+            raise error_of(refused.kind, refused.message, refused.hint, refused.missing) from None
+        except NoLease:
+            raise lost_error() from None
         except TimeoutError:
             if not call.scope.expired() or self._closed is None:
                 raise
@@ -279,20 +271,19 @@ class EtcdStore(Store):
         """Read what keys hold, all at one time."""
         distinct = dict.fromkeys(keys)
         reads = [words.get(self._key(key)) for key in distinct]
-        found, _ = await self._run.txn([], reads, deadline=call.deadline)
-        held = dict(zip(distinct, (part.item for part in found.ranges), strict=True))
+        found = await self._run.read(*reads, deadline=call.deadline)
+        held = dict(zip(distinct, (part.item for part in found), strict=True))
         return [held[key] for key in keys]
 
     async def _list_keys(self, call: Call, prefix: str) -> list[str]:
         look = words.get_all(self._key(prefix), names_only=True)
-        found, _ = await self._run.txn([], [look], deadline=call.deadline)
+        [found] = await self._run.read(look, deadline=call.deadline)
         cut = len(self._keys)
-        return sorted(item.key[cut:].decode(errors="replace") for item in found.ranges[0].items)
+        return sorted(item.key[cut:].decode(errors="replace") for item in found.items)
 
     async def _num_keys(self, call: Call, prefix: str) -> int:
-        look = words.count_all(self._key(prefix))
-        found, _ = await self._run.txn([], [look], deadline=call.deadline)
-        return found.ranges[0].count
+        [found] = await self._run.read(words.count_all(self._key(prefix)), deadline=call.deadline)
+        return found.count
 
     async def _wait(self, call: Call, keys: list[str]) -> None:
         await self._multi_get(call, keys)

@@ -33,7 +33,7 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
         while True:
             if not seen:
                 try:
-                    found, _ = await run.txn([], [words.get_all(prefix)], deadline=loop.time() + _ASK_SECONDS)
+                    found = await run.txn([], [words.get_all(prefix)], deadline=loop.time() + _ASK_SECONDS)
                 except RendezvousTimeout:
                     continue
                 items = sorted(found.ranges[0].items, key=lambda item: item.revision)

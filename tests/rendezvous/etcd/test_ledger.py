@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from aiodist.errors import RendezvousTimeout
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.ledger import Decision, Ledger, Mark
-from aiodist.rendezvous.etcd.words import Item, Json, Outcome
+from aiodist.rendezvous.etcd.words import Item, Json, Outcome, Range
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.testing.clock import run_virtual
 
@@ -129,7 +129,7 @@ class Run:
         failure: Sequence[Json] = (),
         *,
         deadline: float,
-    ) -> tuple[Outcome, bool]:
+    ) -> Outcome:
         """As `aiodist.rendezvous.etcd.run.Run.txn`."""
         etcd, body = self._etcd, words.txn(conditions, success, failure)
         way = self.ways.popleft() if self.ways else Way.arrives
@@ -141,7 +141,13 @@ class Run:
         await asyncio.sleep(0)  # others come in between
         if way in (Way.silent, Way.away, Way.away_late):
             raise RendezvousTimeout("cannot reach etcd", hint="none")
-        return etcd.txn(body), way is not Way.arrives
+        found = etcd.txn(body)
+        found.again = way is not Way.arrives
+        return found
+
+    async def read(self, *operations: Json, deadline: float) -> list[Range]:
+        """As `aiodist.rendezvous.etcd.run.Run.read`."""
+        return (await self.txn([], operations, deadline=deadline)).ranges
 
 
 def _flat(operations: list[Json]) -> list[tuple[str, Json]]:
