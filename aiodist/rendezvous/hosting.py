@@ -14,7 +14,7 @@ from functools import partial
 
 from aiodist.environment import Placement, Tuning, check_open_port, is_loopback
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import describe, interface_address, join_address, resolve
+from aiodist.net.sockets import connect, describe, interface_address, join_address, resolve
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.invitation import Invitation, Meeting
@@ -126,6 +126,16 @@ async def join(invitation: Invitation, host: str, port: int, anew: bool = False)
         "last one that answered there was that of the group before",
         hint="Close a group on every rank before the next one is made; rank 0 hosts the next store",
     )
+
+
+async def listens(address: tuple[str, int], patience: float) -> bool:
+    """Whether somebody takes connections at an address, within so many seconds."""
+    try:
+        async with asyncio.timeout(patience):
+            (await connect(*address)).close()
+    except OSError:  # a TimeoutError is one, too
+        return False
+    return True
 
 
 async def meet_at(invitation: Invitation, store: Store) -> Meeting:

@@ -12,9 +12,9 @@ from aiodist.group import ProcessGroup
 from aiodist.group.default import set_default
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, is_deserted, until_deserted
-from aiodist.net.sockets import connect
 from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, told_address
-from aiodist.rendezvous.handlers import connect as connect_store
+from aiodist.rendezvous.handlers import connect
+from aiodist.rendezvous.hosting import listens
 from aiodist.rendezvous.meeting_point import Way, begins_job, standing_point
 from aiodist.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
 from aiodist.runtime.late import told_who_finishes, unless
@@ -148,15 +148,11 @@ async def _standing_store(asked: Invitation, begins: bool) -> Store | None:
     if point is None:
         return None
     if point.way is Way.etcd:
-        return await connect_store(asked, point)
-    if begins:
-        try:
-            async with asyncio.timeout(_PROBE):
-                (await connect(*point.address)).close()
-        except (OSError, TimeoutError):
-            return None
+        return await connect(asked, point)
+    if begins and not await listens(point.address, _PROBE):
+        return None
     try:
-        return await connect_store(asked, point)
+        return await connect(asked, point)
     except RendezvousTimeout as error:
         if begins:
             raise

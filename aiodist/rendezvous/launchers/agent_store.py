@@ -27,7 +27,7 @@ from functools import partial
 from aiodist.environment import split_address
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.net.sockets import connect, describe, join_address, port_owner
-from aiodist.rendezvous.hosting import host, join, own_address
+from aiodist.rendezvous.hosting import host, join, listens, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.meeting_point import MeetingPoint
 from aiodist.sanitize import one_line
@@ -66,7 +66,7 @@ async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
             while True:
                 said = await board.get(key, limit)
                 address = split_address(said, "the address of rank 0")
-                if await _listens(address):
+                if await listens(address, limit):
                     return address
                 await asyncio.sleep(_AGAIN)
     except TimeoutError:
@@ -76,15 +76,6 @@ async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
             f"{silent} within {spoken(limit)}",
             hint="See rank 0's output: it leaves its address in torchrun's store as soon as it listens",
         ) from None
-
-
-async def _listens(address: tuple[str, int]) -> bool:
-    try:
-        sock = await connect(*address)
-    except OSError:
-        return False
-    sock.close()
-    return True
 
 
 class AgentStore:
