@@ -33,7 +33,15 @@ from aiodist.rendezvous.etcd.watching import report
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
 from aiodist.rendezvous.methods import METHODS, check_args
-from aiodist.rendezvous.rules import RefusedError, added, check_pairs, check_ttl, lease_ended, nobody_set
+from aiodist.rendezvous.rules import (
+    RefusedError,
+    added,
+    check_pairs,
+    check_ttl,
+    compared,
+    lease_ended,
+    nobody_set,
+)
 from aiodist.rendezvous.shapes import check_key
 from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.watch import Watch
@@ -209,9 +217,8 @@ class EtcdStore(Store):
 
     async def _compare_set(self, call: Call, key: str, expected: bytes, desired: bytes) -> bytes:
         def decide(held: bytes | None) -> Decision[bytes]:
-            if (held or b"") == expected:
-                return Decision(desired, desired)
-            return Decision(expected if held is None else held, leave=True)
+            sets, answer = compared(held, expected, desired)
+            return Decision(answer, desired, leave=not sets)
 
         return await self._swap(call, key, decide)
 

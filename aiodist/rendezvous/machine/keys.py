@@ -11,7 +11,7 @@ from aiodist.rendezvous.machine.leases import Leases
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.waits import Waits
 from aiodist.rendezvous.machine.watches import Watches
-from aiodist.rendezvous.rules import RefusedError, added, check_name, check_pairs
+from aiodist.rendezvous.rules import RefusedError, added, check_name, check_pairs, compared
 from aiodist.wire.messages import MAX_FRAME
 
 MAX_VALUE = MAX_FRAME - (16 << 10)  # what grows beyond could never be read
@@ -145,13 +145,13 @@ class Keys:
 
     def compare_set(self, call: Call, now: float, key: str, expected: bytes, desired: bytes) -> None:
         """Set a key if it holds what is expected → what it holds then."""
-        # torch's meaning: an absent key matches only an empty `expected`, and answers with it otherwise.
         entry = self.entries.get(key)
-        if (b"" if entry is None else entry.value) == expected:
+        sets, answer = compared(None if entry is None else entry.value, expected, desired)
+        if sets:
             self._put(key, desired, None if entry is None else entry.lease, len(desired))
             self.sessions.done(call, desired)
         else:
-            self._done_without(call, expected if entry is None else entry.value)
+            self._done_without(call, answer)
 
     def claim(self, call: Call, now: float, key: str, value: bytes) -> None:
         """Set a key for as long as this client lives, unless it holds something → what it holds then."""
