@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiodist.errors import AiodistError, UsageError
+from aiodist.rendezvous import rules
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.ledger import Decision, Ledger
@@ -33,15 +34,6 @@ from aiodist.rendezvous.etcd.watching import report
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
 from aiodist.rendezvous.methods import METHODS, check_args
-from aiodist.rendezvous.rules import (
-    RefusedError,
-    added,
-    check_pairs,
-    check_ttl,
-    compared,
-    lease_ended,
-    nobody_set,
-)
 from aiodist.rendezvous.shapes import check_key
 from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.watch import Watch
@@ -153,7 +145,7 @@ class EtcdStore(Store):
                     self._calls.discard(call)
                     call.arrived()
                     call.ended.set_result(None)
-        except RefusedError as refused:
+        except rules.RefusedError as refused:
             raise error_of(refused.kind, refused.message, refused.hint, refused.missing) from None
         except NoLease:
             raise lost_error() from None
@@ -197,7 +189,7 @@ class EtcdStore(Store):
         self._start(self._run.revoke(lease.id, self._loop.time() + lease.seconds))
 
     async def _multi_set(self, call: Call, keys: list[str], values: list[bytes]) -> None:
-        check_pairs(keys, values)
+        rules.check_pairs(keys, values)
         new = {self._key(key): value for key, value in zip(keys, values, strict=True)}
         lease = self._run.lease
         await self._ledger.change([words.put(key, value, lease) for key, value in new.items()], call.deadline)
@@ -207,7 +199,7 @@ class EtcdStore(Store):
 
     async def _add(self, call: Call, key: str, amount: int) -> int:
         def decide(held: bytes | None) -> Decision[int]:
-            total = added(key, held, amount)
+            total = rules.added(key, held, amount)
             return Decision(total, b"%d" % total)
 
         return await self._swap(call, key, decide)
@@ -217,7 +209,7 @@ class EtcdStore(Store):
 
     async def _compare_set(self, call: Call, key: str, expected: bytes, desired: bytes) -> bytes:
         def decide(held: bytes | None) -> Decision[bytes]:
-            sets, answer = compared(held, expected, desired)
+            sets, answer = rules.compared(held, expected, desired)
             return Decision(answer, desired, leave=not sets)
 
         return await self._swap(call, key, decide)
@@ -240,7 +232,7 @@ class EtcdStore(Store):
     # Leases of many keys. Their tokens are their ids in etcd, so every process can use them.
 
     async def _lease_grant(self, call: Call, ttl: float) -> int:
-        check_ttl(ttl)
+        rules.check_ttl(ttl)
         token = await self._fence(call)
         return await self._run.grant(math.ceil(ttl), call.deadline, token)
 
@@ -251,7 +243,7 @@ class EtcdStore(Store):
         try:
             await self._ledger.change([words.put(self._key(key), value, token)], call.deadline)
         except NoLease:
-            raise lease_ended(token) from None
+            raise rules.lease_ended(token) from None
 
     async def _lease_claim(self, call: Call, token: int, key: str, value: bytes) -> bytes:
         def decide(held: bytes | None) -> Decision[bytes]:
@@ -260,7 +252,7 @@ class EtcdStore(Store):
         try:
             return await self._ledger.swap(self._key(key), decide, call.deadline, token)
         except NoLease:
-            raise lease_ended(token) from None
+            raise rules.lease_ended(token) from None
 
     async def _lease_end(self, call: Call, token: int) -> bool:
         return await self._run.revoke(token, call.deadline)
@@ -304,7 +296,7 @@ class EtcdStore(Store):
 
         if not await look_until(look, self._gateway, call):
             absent = [key for key, item in zip(keys, items, strict=True) if item is None]
-            raise nobody_set(list(dict.fromkeys(absent)), call.timeout)
+            raise rules.nobody_set(list(dict.fromkeys(absent)), call.timeout)
         return [item.value for item in items if item is not None]
 
     async def _gather(self, call: Call, name: str, rank: int, size: int, card: bytes) -> list[bytes]:
