@@ -77,7 +77,6 @@ class TcpStore(Store):
         super().__init__(timeout)
         self.host = host
         self.port = port
-        self.address = ""
         self.instance = b""
         self.generation = 0
         self._identity = identity

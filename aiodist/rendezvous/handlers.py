@@ -14,7 +14,7 @@ from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.hosting import host_or_join, join, meet_by_file, told_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
-from aiodist.rendezvous.meeting_point import SCHEMES, Host, MeetingPoint, Way, meeting_point
+from aiodist.rendezvous.meeting_point import SCHEMES, MeetingPoint, Way, meeting_point
 from aiodist.rendezvous.store import Store
 
 Handler = Callable[[Invitation], Awaitable[Meeting]]
@@ -85,7 +85,7 @@ async def _by_library(asked: Invitation, _point: MeetingPoint) -> Meeting:
 
 
 async def _at_address(asked: Invitation, point: MeetingPoint) -> Meeting:
-    if point.host is Host.rank_0:
+    if point.host == "rank 0":
         return await host_or_join(asked, *point.address)
     return await join(asked, *point.address)
 

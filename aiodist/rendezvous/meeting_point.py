@@ -25,6 +25,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 from urllib.parse import unquote
 
 from aiodist.environment import (
@@ -42,6 +43,10 @@ from aiodist.rendezvous.invitation import Invitation
 _log = logging.getLogger("aiodist.rendezvous")
 
 
+Host = Literal["this process", "rank 0", "whoever comes first", "nobody of the job"]
+"""The host of the store at which a job meets."""
+
+
 class Way(Enum):
     """Ways in which the processes of a job find the store at which they meet."""
 
@@ -56,15 +61,6 @@ class Way(Enum):
     pmi = "by PMI"
     open_mpi = "by a file in mpirun's folder"
     slurm = "at a port of the step"
-
-
-class Host(Enum):
-    """Hosts of the store at which a job meets."""
-
-    this = "this process"
-    rank_0 = "rank 0"
-    first = "whoever comes first"
-    outside = "nobody of the job"
 
 
 @dataclass(frozen=True)
@@ -94,10 +90,10 @@ def meeting_point(asked: Invitation) -> MeetingPoint:
     if asked.store is not None:
         point = _over_store(asked)
     elif meets_by_library(asked):
-        point = MeetingPoint(Way.library, Host.rank_0)
+        point = MeetingPoint(Way.library, "rank 0")
     else:
         point = SCHEMES.get(asked.parts.scheme, _by_handler)(asked)
-    _log.debug("the processes meet %s; %s hosts the store", point.way.value, point.host.value)
+    _log.debug("the processes meet %s; %s hosts the store", point.way.value, point.host)
     return point
 
 
@@ -118,7 +114,7 @@ def standing_point(asked: Invitation) -> MeetingPoint | None:
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal() or _has_agent_store(asked):
         return None
-    return MeetingPoint(Way.address, Host.rank_0, (host, int(port)))
+    return MeetingPoint(Way.address, "rank 0", (host, int(port)))
 
 
 def begins_job(asked: Invitation) -> bool:
@@ -159,7 +155,7 @@ def _over_store(asked: Invitation) -> MeetingPoint:
             f"store= needs rank and world_size, got rank={asked.rank}, world_size={asked.world_size}",
             hint="Pass 0 ≤ rank < world_size",
         )
-    return MeetingPoint(Way.store, Host.outside)
+    return MeetingPoint(Way.store, "nobody of the job")
 
 
 # By the scheme of a URL.
@@ -171,7 +167,7 @@ def _at_address(asked: Invitation) -> MeetingPoint:
             f"init_method='{asked.url}' names no address", hint="Write tcp://host:port, two slashes"
         )
     address = split_address(asked.parts.netloc, "the address in init_method")
-    return MeetingPoint(Way.address, Host.rank_0, address)
+    return MeetingPoint(Way.address, "rank 0", address)
 
 
 def _at_tcp_address(asked: Invitation) -> MeetingPoint:
@@ -188,28 +184,28 @@ def _by_file(asked: Invitation) -> MeetingPoint:
     if parts.netloc not in ("", "localhost") or not parts.path:
         raise UsageError(f"init_method='{asked.url}' names no file", hint="Write file:///path, three slashes")
     known_place(asked)
-    return MeetingPoint(Way.file, Host.first, path=unquote(parts.path))
+    return MeetingPoint(Way.file, "whoever comes first", path=unquote(parts.path))
 
 
 def _in_etcd(asked: Invitation) -> MeetingPoint:
-    return MeetingPoint(Way.etcd, Host.outside, path=asked.url)
+    return MeetingPoint(Way.etcd, "nobody of the job", path=asked.url)
 
 
 def _by_handler(asked: Invitation) -> MeetingPoint:
-    return MeetingPoint(Way.scheme, Host.outside, path=asked.url)
+    return MeetingPoint(Way.scheme, "nobody of the job", path=asked.url)
 
 
 def _by_environment(asked: Invitation) -> MeetingPoint:
     place = asked.placement()
     _log.debug("rank %d of %d, by %s (%s)", place.rank, place.world_size, place.launcher, place.evidence)
     if place.launcher == "alone" and chosen(asked.environ, asked.world_size):
-        return MeetingPoint(Way.alone, Host.this)
+        return MeetingPoint(Way.alone, "this process")
     if asked.environ.get("AIODIST_STORE"):
         return _at_launchers_store(asked)
     if place.world_size == 1:
         _look_around(asked, place)
         if place.master_addr is None:
-            return MeetingPoint(Way.alone, Host.this)
+            return MeetingPoint(Way.alone, "this process")
     if (point := _by_launcher(asked, place)) is not None:
         return point
     if place.master_addr is None or place.master_port is None:
@@ -218,7 +214,7 @@ def _by_environment(asked: Invitation) -> MeetingPoint:
             f"{missing} is not set, and the world has {place.world_size} processes",
             hint="Start with `aiodist run`, or set MASTER_ADDR to rank 0's host and MASTER_PORT to a port",
         )
-    return MeetingPoint(Way.address, Host.rank_0, (place.master_addr, place.master_port))
+    return MeetingPoint(Way.address, "rank 0", (place.master_addr, place.master_port))
 
 
 SCHEMES: dict[str, Callable[[Invitation], MeetingPoint]] = {
@@ -237,10 +233,10 @@ SCHEMES: dict[str, Callable[[Invitation], MeetingPoint]] = {
 def _at_launchers_store(asked: Invitation) -> MeetingPoint:
     """The store that AIODIST_STORE names: a URL leads to etcd, whose module refuses another one."""
     if (url := store_url(asked.environ)) is not None:
-        return MeetingPoint(Way.etcd, Host.outside, path=url)
+        return MeetingPoint(Way.etcd, "nobody of the job", path=url)
     address = store_address(asked.environ)
     assert address is not None
-    return MeetingPoint(Way.address, Host.outside, address)
+    return MeetingPoint(Way.address, "nobody of the job", address)
 
 
 def _has_agent_store(asked: Invitation) -> bool:
@@ -252,13 +248,13 @@ def _by_launcher(asked: Invitation, place: Placement) -> MeetingPoint | None:
     """The means of the launcher that started this process; None: it has none, or they are not needed."""
     host, port = place.master_addr, place.master_port
     if _has_agent_store(asked):
-        return MeetingPoint(Way.agent, Host.rank_0, (host, port)) if host and port else None
+        return MeetingPoint(Way.agent, "rank 0", (host, port)) if host and port else None
     if place.launcher == "Slurm" and not (host and port):
-        return MeetingPoint(Way.slurm, Host.rank_0)
+        return MeetingPoint(Way.slurm, "rank 0")
     if place.launcher == "MPICH" and not host:
-        return MeetingPoint(Way.pmi, Host.rank_0)
+        return MeetingPoint(Way.pmi, "rank 0")
     if place.launcher == "Open MPI" and not host:
-        return MeetingPoint(Way.open_mpi, Host.first)
+        return MeetingPoint(Way.open_mpi, "whoever comes first")
     return None
 
 

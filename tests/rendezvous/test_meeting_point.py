@@ -7,7 +7,6 @@ import pytest
 from aiodist.errors import UsageError
 from aiodist.rendezvous import HashStore, Invitation, Meeting
 from aiodist.rendezvous.meeting_point import (
-    Host,
     MeetingPoint,
     Way,
     begins_job,
@@ -22,7 +21,8 @@ AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "r", **R
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
 STEP = {"SLURM_STEP_ID": "3", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-AT_MASTER = MeetingPoint(Way.address, Host.rank_0, ("10.0.0.1", 29500))
+AT_MASTER = MeetingPoint(Way.address, "rank 0", ("10.0.0.1", 29500))
+AT_LAUNCHER = MeetingPoint(Way.address, "nobody of the job", ("10.0.0.2", 3))
 
 
 def asked(environ: dict[str, str], url: str = "env://", rank: int = -1, world_size: int = -1) -> Invitation:
@@ -32,22 +32,25 @@ def asked(environ: dict[str, str], url: str = "env://", rank: int = -1, world_si
 @pytest.mark.parametrize(
     ("environ", "point"),
     [
-        ({}, MeetingPoint(Way.alone, Host.this)),
-        ({"AIODIST_ALONE": "1", "AIODIST_STORE": "10.0.0.1:3"}, MeetingPoint(Way.alone, Host.this)),
+        ({}, MeetingPoint(Way.alone, "this process")),
+        ({"AIODIST_ALONE": "1", "AIODIST_STORE": "10.0.0.1:3"}, MeetingPoint(Way.alone, "this process")),
         (RANKED, AT_MASTER),
-        ({**RANKED, "AIODIST_STORE": "10.0.0.2:3"}, MeetingPoint(Way.address, Host.outside, ("10.0.0.2", 3))),
+        (
+            {**RANKED, "AIODIST_STORE": "10.0.0.2:3"},
+            MeetingPoint(Way.address, "nobody of the job", ("10.0.0.2", 3)),
+        ),
         (
             {**RANKED, "AIODIST_STORE": "etcd://10.0.0.2"},
-            MeetingPoint(Way.etcd, Host.outside, path="etcd://10.0.0.2"),
+            MeetingPoint(Way.etcd, "nobody of the job", path="etcd://10.0.0.2"),
         ),
         ({**HERE, "RANK": "0", "WORLD_SIZE": "1"}, AT_MASTER),
-        (AGENT, MeetingPoint(Way.agent, Host.rank_0, ("10.0.0.1", 29500))),
-        (MPICH, MeetingPoint(Way.pmi, Host.rank_0)),
+        (AGENT, MeetingPoint(Way.agent, "rank 0", ("10.0.0.1", 29500))),
+        (MPICH, MeetingPoint(Way.pmi, "rank 0")),
         ({**MPICH, **HERE}, AT_MASTER),
-        (OPEN_MPI, MeetingPoint(Way.open_mpi, Host.first)),
+        (OPEN_MPI, MeetingPoint(Way.open_mpi, "whoever comes first")),
         ({**OPEN_MPI, **HERE}, AT_MASTER),
-        (STEP, MeetingPoint(Way.slurm, Host.rank_0)),
-        ({**STEP, "MASTER_ADDR": "10.0.0.1"}, MeetingPoint(Way.slurm, Host.rank_0)),
+        (STEP, MeetingPoint(Way.slurm, "rank 0")),
+        ({**STEP, "MASTER_ADDR": "10.0.0.1"}, MeetingPoint(Way.slurm, "rank 0")),
         ({**STEP, **HERE}, AT_MASTER),
     ],
 )
@@ -58,10 +61,10 @@ def test_by_the_environment(environ: dict[str, str], point: MeetingPoint) -> Non
 @pytest.mark.parametrize(
     ("url", "point"),
     [
-        ("tcp://10.0.0.3:4", MeetingPoint(Way.address, Host.rank_0, ("10.0.0.3", 4))),
-        ("file:///a%20file", MeetingPoint(Way.file, Host.first, path="/a file")),
-        ("etcds://10.0.0.3", MeetingPoint(Way.etcd, Host.outside, path="etcds://10.0.0.3")),
-        ("mine://there", MeetingPoint(Way.scheme, Host.outside, path="mine://there")),
+        ("tcp://10.0.0.3:4", MeetingPoint(Way.address, "rank 0", ("10.0.0.3", 4))),
+        ("file:///a%20file", MeetingPoint(Way.file, "whoever comes first", path="/a file")),
+        ("etcds://10.0.0.3", MeetingPoint(Way.etcd, "nobody of the job", path="etcds://10.0.0.3")),
+        ("mine://there", MeetingPoint(Way.scheme, "nobody of the job", path="mine://there")),
     ],
 )
 def test_a_url_comes_before_the_environment(url: str, point: MeetingPoint) -> None:
@@ -75,8 +78,11 @@ def test_a_url_comes_before_the_environment(url: str, point: MeetingPoint) -> No
         (HERE, AT_MASTER),
         (RANKED, AT_MASTER),
         ({**HERE, "MASTER_PORT": "none"}, None),
-        ({**HERE, "AIODIST_STORE": "10.0.0.2:3"}, MeetingPoint(Way.address, Host.outside, ("10.0.0.2", 3))),
-        ({"AIODIST_STORE": "etcd://h"}, MeetingPoint(Way.etcd, Host.outside, path="etcd://h")),
+        (
+            {**HERE, "AIODIST_STORE": "10.0.0.2:3"},
+            MeetingPoint(Way.address, "nobody of the job", ("10.0.0.2", 3)),
+        ),
+        ({"AIODIST_STORE": "etcd://h"}, MeetingPoint(Way.etcd, "nobody of the job", path="etcd://h")),
         (AGENT, None),  # another store listens there
         (STEP, None),
     ],
@@ -118,9 +124,7 @@ def test_a_library_that_has_ranks_says_where_only_if_nothing_else_does() -> None
     def by_library(environ: dict[str, str], url: str = "env://") -> Invitation:
         return Invitation(url, -1, -1, 60.0, environ, by_library=meet)
 
-    assert meeting_point(by_library({"RANK": "1", "MASTER_ADDR": ""})) == MeetingPoint(
-        Way.library, Host.rank_0
-    )
+    assert meeting_point(by_library({"RANK": "1", "MASTER_ADDR": ""})) == MeetingPoint(Way.library, "rank 0")
     assert meeting_point(by_library(RANKED)) == AT_MASTER
     assert not meets_by_library(by_library({"MASTER_ADDR": "10.0.0.1"}))
     assert not meets_by_library(by_library({"AIODIST_STORE": "10.0.0.1:3"}))
@@ -132,7 +136,7 @@ def test_a_store_that_is_given_needs_a_place_and_nothing_else() -> None:
     def over(url: str, rank: int, world_size: int) -> Invitation:
         return Invitation(url, rank, world_size, 60.0, RANKED, store=HashStore())
 
-    assert meeting_point(over("", 0, 2)) == MeetingPoint(Way.store, Host.outside)
+    assert meeting_point(over("", 0, 2)) == MeetingPoint(Way.store, "nobody of the job")
     with pytest.raises(UsageError, match="init_method or store, not both"):
         meeting_point(over("env://", 0, 2))
     with pytest.raises(UsageError, match="needs rank and world_size, got rank=2, world_size=2"):

@@ -70,7 +70,6 @@ class EtcdStore(Store):
 
     def __init__(self, gateway: Gateway, timeout: Timeout) -> None:
         super().__init__(timeout)
-        self.address = ""
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._run: Run
