@@ -144,53 +144,42 @@ Election = Prepare | Promise | Accept | Accepted | Outbid
 Motion = Ready | Draft | Dropped | Decided | Void | Election | Ask | Answer | Leave
 
 
-def _a(*kinds: type[Any]) -> Callable[[Any], Any]:
-    """The check of a part that is a value of one of these types."""
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, kinds):
-            raise WireError(f"a motion has a {type(value).__name__} in the wrong place")
-        return value
-
-    return check
+def _is(*kinds: type[Any]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
 
 
-def _pair(value: Any) -> Any:
-    """The check of two numbers: of a ballot, or of a draft."""
-    match value:
-        case (int(), int()):
-            return value
-    raise WireError("a motion has no pair of numbers where one has to be")
+def _is_pair(value: Any) -> bool:
+    """Whether it is two numbers, as a ballot or the number of a draft is."""
+    return type(value) is tuple and len(value) == 2 and all(isinstance(number, int) for number in value)
 
 
-def _uids(value: Any) -> Any:
-    if type(value) is tuple and all(type(uid) is bytes for uid in value):
-        return value
-    raise WireError("a motion has no uids where they have to be")
+def _are_uids(value: Any) -> bool:
+    return type(value) is tuple and all(type(uid) is bytes for uid in value)
 
 
-def _vote(value: Any) -> Any:
+def _is_vote(value: Any) -> bool:
+    """Whether it is None, or a ballot and a value."""
     match value:
         case None | ((int(), int()), bytes()):
-            return value
-    raise WireError("a motion has no ballot and value where they have to be")
+            return True
+    return False
 
 
 # What each kind's parts have to be, in the order of its attributes. A kind's place here, from 1, is its code
 # on the wire.
-_PARTS: dict[type[Any], tuple[Callable[[Any], Any], ...]] = {
-    Ready: (_a(int), _a(int), _a(bool), _a(int), _uids),
-    Draft: (_a(int), record_of),
-    Dropped: (_a(int), _pair, _uids, _a(str)),
-    Decided: (_a(int), record_of),
-    Void: (_a(int), _a(str), _a(bool)),
-    Prepare: (_a(str), _pair),
-    Promise: (_a(str), _pair, _vote),
-    Accept: (_a(str), _pair, _a(bytes)),
-    Accepted: (_a(str), _pair, _a(bytes)),
-    Outbid: (_a(str), _pair),
-    Ask: (_a(str),),
-    Answer: (_a(str), _a(bytes, type(None))),
+_PARTS: dict[type[Any], tuple[Callable[[Any], bool], ...]] = {
+    Ready: (_is(int), _is(int), _is(bool), _is(int), _are_uids),
+    Draft: (_is(int), _is(Record)),
+    Dropped: (_is(int), _is_pair, _are_uids, _is(str)),
+    Decided: (_is(int), _is(Record)),
+    Void: (_is(int), _is(str), _is(bool)),
+    Prepare: (_is(str), _is_pair),
+    Promise: (_is(str), _is_pair, _is_vote),
+    Accept: (_is(str), _is_pair, _is(bytes)),
+    Accepted: (_is(str), _is_pair, _is(bytes)),
+    Outbid: (_is(str), _is_pair),
+    Ask: (_is(str),),
+    Answer: (_is(str), _is(bytes, type(None))),
     Leave: (),
 }
 _KINDS = dict(enumerate(_PARTS, 1))
@@ -209,8 +198,11 @@ def decode(data: bytes) -> Motion:
     """A motion from bytes; `WireError` for anything that is none."""
     values = unpacked(data, "a motion")
     match values:
-        case (int(code), tuple(body)) if code in _KINDS and len(body) == len(_PARTS[_KINDS[code]]):
+        case (int(code), tuple(parts)) if code in _KINDS and len(parts) == len(_PARTS[_KINDS[code]]):
             kind = _KINDS[code]
-            motion: Motion = kind(*(check(part) for check, part in zip(_PARTS[kind], body, strict=True)))
-            return motion
+            if kind in (Draft, Decided):
+                parts = (parts[0], record_of(parts[1]))
+            if all(fits(part) for fits, part in zip(_PARTS[kind], parts, strict=True)):
+                motion: Motion = kind(*parts)
+                return motion
     raise WireError(f"not a motion: {short(values)[:100]}")
