@@ -109,30 +109,30 @@ async def _admitted(member: Member, store: Store, left: float) -> ProcessGroup |
 async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool]:
     """A meeting, and whether the job has yet to begin."""
     run = None
-    begins = begins_job(asked)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + asked.timeout
-    if asked.store is None and (found := await _standing_store(asked, begins)) is not None:
+    ours = asked.store is None
+    begins = begins_job(asked) and ours
+    if ours:
+        found = await _standing_store(asked, begins)
+    else:
+        found = asked.store if asked.world_size < 1 else None
+    if found is not None:
         # It is served already, so this process does not serve it, though it may be rank 0.
         try:
             address = told_address(asked.tuning, found.address)
             run = await _look(found, group_name)
-            logger.debug("the store at %s is served already, and the job is %s", asked.url, run.name)
+            logger.debug("the store is served already, and the job is %s", run.name)
             if run is not _Run.UNDER_WAY and not begins:
                 await _until_it_runs(run, found, group_name, max(0.0, deadline - loop.time()))
                 run = _Run.UNDER_WAY
         except BaseException:
-            await found.aclose()
+            if ours:
+                await found.aclose()
             raise
         if run is _Run.UNDER_WAY:
-            return Meeting(found, -1, 0, None, address), False
+            return Meeting(found, -1, 0, None, address, owns_store=ours), False
         await found.aclose()
-    if asked.store is not None and asked.world_size < 1:
-        run = await _look(asked.store, group_name)
-        if run is not _Run.UNDER_WAY:
-            await _until_it_runs(run, asked.store, group_name, asked.timeout)
-        address = told_address(asked.tuning, asked.store.address)
-        return Meeting(asked.store, -1, 0, None, address, owns_store=False), False
     meeting = await meet(asked)
     begins = run is _Run.DESERTED or await _look(meeting.store, group_name) is not _Run.UNDER_WAY
     return meeting, begins
