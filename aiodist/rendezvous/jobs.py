@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from aiodist.environment import check_secret, warn_if_short
 from aiodist.environment.files import UntrustedError, check_private, open_file, others_may_write
+from aiodist.environment.secret import check_secret, warn_if_short
 from aiodist.environment.user import is_me
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.wire.handshake import MAX_JOB

@@ -28,15 +28,8 @@ from enum import Enum
 from typing import Literal
 from urllib.parse import unquote
 
-from aiodist.environment import (
-    Placement,
-    chosen,
-    company_of_rank,
-    company_of_script,
-    split_address,
-    store_address,
-    store_url,
-)
+from aiodist.environment import Placement, split_address, store_address, store_url
+from aiodist.environment.company import chosen, company_of_rank, company_of_script
 from aiodist.errors import UsageError
 from aiodist.rendezvous.invitation import Invitation
 
