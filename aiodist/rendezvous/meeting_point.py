@@ -1,4 +1,4 @@
-"""Where a job meets, and who hosts the store there: one decision, by what user and launcher say. Pure.
+"""The place where a job meets, and who hosts the store there: one decision, of what is said. Pure.
 
     what says it                        the way there                       who hosts the store
     store=                              over that store                     the user
@@ -91,9 +91,9 @@ def meeting_point(asked: Invitation) -> MeetingPoint:
 
 
 def standing_point(asked: Invitation) -> MeetingPoint | None:
-    """Where the store of a job stands while it runs, also for a process that has no place in it yet.
+    """Find where the store of a job stands while it runs, also for a process that has no place in it yet.
 
-    None: its members alone know, or whoever registered the scheme. The environment's place is not looked at.
+    None: its members alone know, or whoever registered the scheme.
     """
     scheme, environ = asked.parts.scheme, asked.environ
     if scheme == "tcp":

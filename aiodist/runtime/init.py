@@ -156,7 +156,7 @@ def check_can_begin(backend: str | None) -> Plan:
 def ask(
     init_method: str | None, timeout: Timeout, world_size: int, rank: int, store: Store | None
 ) -> Invitation:
-    """What the arguments, as of `init_process_group`, say of where to meet. No secret yet."""
+    """Put what the arguments say of where to meet into an invitation. It has no secret yet."""
     environ = os.environ
     tuned = tuning(environ)
     limit = tuned.timeout if timeout is None else seconds(timeout)
