@@ -12,12 +12,12 @@ goes with the run.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from aiodist.errors import WireError
 from aiodist.rendezvous.etcd import words
@@ -62,7 +62,8 @@ class Ledger:
         self._run = run
         self._numbers = itertools.count()
         self._useless: list[bytes] = []
-        self._turns: dict[bytes, tuple[asyncio.Lock, int]] = {}  # key → its lock, how many want it
+        # This process's calls for one key go one after the other; who has or wants the lock keeps it here.
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._random = random.Random()
 
     def mark(self) -> Mark:
@@ -123,7 +124,7 @@ class Ledger:
             decide: what to do about a value, None where the key is absent; may raise RefusedError.
             lease: of a key that is new; None: the run's. One that is there keeps the lease that it has.
         """
-        async with self._turn(key):
+        async with self._turns.setdefault(key, asyncio.Lock()):
             mark, delay = self.mark(), _BACKOFF[0]
             decisions: list[Decision[T]] = []  # that were tried; an attempt notes the number of its own
             held: Item | None = None
@@ -163,21 +164,6 @@ class Ledger:
                     await asyncio.sleep(delay * self._random.random())
                     delay = min(2 * delay, _BACKOFF[1])
                 held, known = tried.ranges[0].item, True
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, key: bytes) -> AsyncIterator[None]:
-        """Take this process's turn for a key: its calls for one key go one after the other."""
-        lock, wanted = self._turns.get(key, (asyncio.Lock(), 0))
-        self._turns[key] = (lock, wanted + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            wanted = self._turns[key][1] - 1
-            if wanted:
-                self._turns[key] = (lock, wanted)
-            else:
-                del self._turns[key]
 
 
 def _noted(decisions: Sequence[Decision[T]], note: bytes) -> T:
