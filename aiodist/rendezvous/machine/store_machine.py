@@ -73,16 +73,6 @@ class StoreMachine:
             if hasattr(part, f"replay_{kind.name}")
         }
 
-    @property
-    def size(self) -> int:
-        """Bytes that it keeps, about."""
-        return self.budget.size
-
-    @property
-    def clients(self) -> int:
-        """Sessions that have not ended, connected or not."""
-        return len(self.sessions.by_client)
-
     def due(self, now: float) -> bool:
         """Whether a `Tick` at this time would end anything."""
         return self.timers.due(now)
