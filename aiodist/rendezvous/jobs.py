@@ -29,6 +29,19 @@ _SETTLED = 2.0  # seconds after its last change until a file is what its times s
 _log = logging.getLogger("aiodist.store")
 
 
+class OneJob:
+    """The secrets of a server of one job; as `JobSecrets`."""
+
+    def __init__(self, job: str, secret: bytes) -> None:
+        self._job, self._secret = job, secret
+
+    def names(self) -> list[str]:
+        return [self._job]
+
+    def secret_of(self, job: str) -> bytes | None:
+        return self._secret if job == self._job else None
+
+
 class JobSecrets:
     """The secrets of many jobs, where the operator keeps them.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from aiodist.errors import WireError
 from aiodist.rendezvous.events import Connected, Disconnected, Effect, Event, Request, Tick, Wake
@@ -25,13 +24,7 @@ _TURN = 1000  # calls, leases and clients that end in one turn: what arrives mea
 _KEYS = 100  # keys for which a call waited in vain, that count as one of them
 
 
-class _Waiting(Protocol):
-    """A table of calls that wait."""
-
-    calls: dict[Call, Any]
-
-    def forget(self, call: Call) -> None:
-        """Answer a call no more, if it waits here."""
+_Waiting = Waits | Watches | Gathers  # tables of calls that wait
 
 
 class StoreMachine:
