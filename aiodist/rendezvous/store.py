@@ -36,9 +36,10 @@ class Store(ABC):
         RendezvousError: the store is closed or lost.
     """
 
+    address = "127.0.0.1"
+
     def __init__(self, timeout: Timeout = None) -> None:
         self.timeout = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
-        self.address = "127.0.0.1"
 
     # What kinds of stores differ in.
 
