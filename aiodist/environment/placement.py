@@ -209,21 +209,12 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
                 f"LOCAL_WORLD_SIZE={local_size}",
                 hint=_HINT,
             )
-    _complete(given_rank, given_size, _arguments(rank, world_size) | reader.seen)
-    assert given_rank is not None
-    assert given_size is not None
-    by_argument = rank >= 0 and world_size >= 0
-    found = Placement(
-        given_rank,
-        given_size,
-        local_rank,
-        local_size,
-        node_rank,
-        node_count,
-        *master,
-        "arguments" if by_argument else launcher.name,
-        f"rank={rank} world_size={world_size}" if by_argument else reader.evidence,
-    )
+    given_rank, given_size = _complete(given_rank, given_size, _arguments(rank, world_size) | reader.seen)
+    by, evidence = launcher.name, reader.evidence
+    if rank >= 0 and world_size >= 0:
+        by, evidence = "arguments", f"rank={rank} world_size={world_size}"
+    local, node = (local_rank, local_size), (node_rank, node_count)
+    found = Placement(given_rank, given_size, *local, *node, *master, by, evidence)
     _check(found, rank >= 0)
     return found
 
@@ -244,9 +235,10 @@ def _arguments(rank: int, world_size: int) -> dict[str, str]:
     return {name: str(value) for name, value in given if value >= 0}
 
 
-def _complete(rank: int | None, world_size: int | None, seen: dict[str, str]) -> None:
+def _complete(rank: int | None, world_size: int | None, seen: dict[str, str]) -> tuple[int, int]:
+    """Return both; `UsageError` where one is not known."""
     if rank is not None and world_size is not None:
-        return
+        return rank, world_size
     missing = " and ".join(
         name for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)) if value is None
     )

@@ -28,7 +28,7 @@ from enum import Enum
 from typing import Literal
 from urllib.parse import unquote
 
-from aiodist.environment import Placement, split_address, store_address, store_url
+from aiodist.environment import Placement, split_address
 from aiodist.environment.company import chosen, company_of_rank, company_of_script
 from aiodist.errors import UsageError
 from aiodist.rendezvous.invitation import Invitation
@@ -225,11 +225,10 @@ SCHEMES: dict[str, Callable[[Invitation], MeetingPoint]] = {
 
 def _at_launchers_store(asked: Invitation) -> MeetingPoint:
     """The store that AIODIST_STORE names: a URL leads to etcd, whose module refuses another one."""
-    if (url := store_url(asked.environ)) is not None:
-        return MeetingPoint(Way.etcd, "nobody of the job", path=url)
-    address = store_address(asked.environ)
-    assert address is not None
-    return MeetingPoint(Way.address, "nobody of the job", address)
+    text = asked.environ["AIODIST_STORE"]
+    if "://" in text:
+        return MeetingPoint(Way.etcd, "nobody of the job", path=text)
+    return MeetingPoint(Way.address, "nobody of the job", split_address(text, "AIODIST_STORE"))
 
 
 def _has_agent_store(asked: Invitation) -> bool:
