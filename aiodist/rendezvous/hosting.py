@@ -105,9 +105,7 @@ async def join(invitation: Invitation, host: str, port: int, anew: bool = False)
     while left > 0:
         try:
             store = await TcpStore.connect(
-                *(host, port, invitation.job, invitation.secret, left),
-                rank=rank,
-                tls=invitation.tls,
+                *(host, port, invitation.job, invitation.secret, left), rank=rank, tls=invitation.tls
             )
         except RendezvousTimeout:
             if not found_old:

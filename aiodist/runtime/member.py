@@ -93,14 +93,8 @@ class Member:
             plan=plan,
         )
         self.job = Job(
-            uid,
-            self._me.decode(errors="replace"),
-            settings,
-            store,
-            self._open_endpoint,
-            self._leave,
-            self._host_store,
-            self._reach_store,
+            *(uid, self._me.decode(errors="replace"), settings, store),
+            *(self._open_endpoint, self._leave, self._host_store, self._reach_store),
             store_address=_address_of(meeting.store),
         )
 
