@@ -66,13 +66,7 @@ class TcpStore(Store):
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        identity: Identity,
-        secret: bytes,
-        timeout: Timeout,
-        tls: Tls | None = None,
+        self, host: str, port: int, identity: Identity, secret: bytes, timeout: Timeout, tls: Tls | None
     ) -> None:
         super().__init__(timeout)
         self.host = host

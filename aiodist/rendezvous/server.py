@@ -51,11 +51,7 @@ class StoreServer:
     port: int
 
     def __init__(
-        self,
-        secrets: JobSecrets | OneJob,
-        identity: Identity | None,
-        tls: Tls | None = None,
-        limit: int = DEFAULT_LIMIT,
+        self, secrets: JobSecrets | OneJob, identity: Identity | None, tls: Tls | None, limit: int
     ) -> None:
         self.failure: Exception | None = None
         self._secrets = secrets
