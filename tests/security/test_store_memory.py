@@ -31,7 +31,6 @@ from aiodist.rendezvous.events import (
 )
 from aiodist.rendezvous.machine import StoreMachine, budget, store_machine
 from aiodist.rendezvous.machine.gathers import MAX_WORLD
-from aiodist.rendezvous.machine.sessions import pack_ranks, unpack_ranks
 from aiodist.rendezvous.methods import METHODS
 from aiodist.rendezvous.shapes import MAX_KEY
 from tests.levels import few
@@ -244,11 +243,6 @@ def test_ranks_that_came_and_went_are_charged() -> None:
     for call in (1, 601):
         machine.handle(Request(MALLORY, call + 1000, "cancel", [call]), 0.0)
     assert machine.budget.size == budget.SESSION_COST
-
-
-@pytest.mark.parametrize("ranks", [(), (0,), (7,), (8, 9, 4095), tuple(range(0, 100, 3))])
-def test_ranks_packed(ranks: tuple[int, ...]) -> None:
-    assert unpack_ranks(pack_ranks(ranks)) == ranks
 
 
 @pytest.mark.parametrize(

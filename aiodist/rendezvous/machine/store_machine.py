@@ -102,7 +102,7 @@ class StoreMachine:
             if request.settled:
                 self.sessions.settle(client, request.settled)
             if (answer := answered.get(id)) is not None:
-                self.sessions.answer_again((client, id), answer)
+                self.sessions.answer_again(answer)
                 return
         call = (client, id)
         if call in self.gathers.calls:
