@@ -274,14 +274,14 @@ async def test_attempt_that_does_not_hold_changes_nothing_and_reads_the_other_si
     tried = await book.attempt(
         mark, [words.unchanged(KEY, 0)], [words.delete(KEY)], [words.get(KEY)], deadline=NEVER
     )
-    assert (tried.happened, tried.note) == (False, None)
+    assert (tried.succeeded, tried.note) == (False, None)
     assert [part.item for part in tried.ranges] == [Item(KEY, b"held", before[KEY][1])]
     assert etcd.keys == before
     assert not mark.doubtful
     # The same mark serves for the next attempt.
     same = [words.unchanged(KEY, before[KEY][1])]
     tried = await book.attempt(mark, same, [words.get(KEY), words.delete(KEY)], deadline=NEVER)
-    assert (tried.happened, tried.note, tried.revision) == (True, None, etcd.revision)
+    assert (tried.succeeded, tried.note, tried.revision) == (True, None, etcd.revision)
     assert [part.item for part in tried.ranges] == [Item(KEY, b"held", before[KEY][1])]
     assert etcd.value(KEY) is None
 
@@ -301,7 +301,7 @@ async def test_attempt_after_one_that_nobody_answered_is_told_its_note() -> None
     assert mark.doubtful
     made = etcd.revision
     tried = await attempt()
-    assert (tried.happened, tried.note, tried.revision) == (True, b"noted", made)
+    assert (tried.succeeded, tried.note, tried.revision) == (True, b"noted", made)
     assert [part.item for part in tried.ranges] == [Item(KEY, b"new", made)]
     assert len([change for change in etcd.history if change[0] == KEY]) == 1
     await book.change([], NEVER)
