@@ -50,10 +50,12 @@ _HOME = {
     "aiodist.rendezvous": """
         FileStore HashStore Lease PrefixStore Store StoreServer TcpStore register_rendezvous_handler
     """,
-    "aiodist.runtime": """
+    "aiodist.runtime.init": """
         destroy_process_group get_node_local_rank init_process_group is_available is_backend_available
-        is_initialized is_torchelastic_launched join run
+        is_initialized is_torchelastic_launched
     """,
+    "aiodist.runtime.joining": "join",
+    "aiodist.runtime.running": "run",
     "aiodist.types": "ReduceOp premul_sum",
     "aiodist.work": "Work",
 }

@@ -14,8 +14,9 @@ import pytest
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.net.local_socket import connect_to_store
-from aiodist.rendezvous import HashStore, PrefixStore, Store, StoreServer, TcpStore
-from aiodist.runtime.joining import _serving
+from aiodist.rendezvous import HashStore, Invitation, PrefixStore, Store, StoreServer, TcpStore
+from aiodist.runtime.joining import _standing_store
+from aiodist.runtime.late import unless
 from aiodist.testing import spmd
 from aiodist.transport import SocketEndpoint
 
@@ -130,7 +131,8 @@ async def test_join_without_a_rank_waits_for_a_store_that_is_away(
         "AIODIST_SECRET": "s",
         "AIODIST_JOB": "j",
     }
-    looking = asyncio.create_task(_serving("env://", 100, environ, begins=False))
+    asked = Invitation("env://", -1, -1, 100.0, environ, b"s")
+    looking = asyncio.create_task(_standing_store(asked, begins=False))
     await refused.wait()
     async with await StoreServer.start("127.0.0.1", port, "j", b"s"):
         store = await looking
@@ -446,3 +448,25 @@ async def test_survivor_closes_soon_after_the_host_of_the_store_died() -> None:
                 await process.wait()
     assert first.returncode == -signal.SIGKILL
     assert output.decode() == "lost (0,) closed\n"
+
+
+async def test_work_goes_on_unless_something_ends_it() -> None:
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    assert await unless(work(), asyncio.sleep(0, "over")) == (None, "over")
+    assert cancelled.is_set()
+    assert await unless(asyncio.sleep(0, "done"), work()) == ("done", None)
+
+    async def lost() -> None:
+        raise dist.RendezvousError("lost", hint="")
+
+    assert await unless(asyncio.sleep(0.01, "done"), lost()) == ("done", None)
+    with pytest.raises(dist.RendezvousError, match="lost"):
+        await unless(lost(), work())

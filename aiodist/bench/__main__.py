@@ -17,7 +17,8 @@ from aiodist.bench.cases import IN_FLIGHT, Case
 from aiodist.bench.measures import Spread, busbw, quantile, show_bandwidth, show_seconds, show_size, spread
 from aiodist.bench.sweep import Line, agree, cases, lateness, sweep
 from aiodist.bench.table import table
-from aiodist.runtime import init_process_group, run
+from aiodist.runtime.init import init_process_group
+from aiodist.runtime.running import run
 
 
 async def main(options: dict[str, Any]) -> None:

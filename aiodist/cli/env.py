@@ -15,15 +15,8 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("aiodist env", description=__doc__)
     parser.parse_args(list(argv))
     from aiodist.doctor.variables import shown
-    from aiodist.environment import (
-        chosen,
-        company_of_rank,
-        company_of_script,
-        job_id,
-        placement,
-        secret_origin,
-        tuning,
-    )
+    from aiodist.environment import job_id, placement, secret_origin, tuning
+    from aiodist.environment.company import chosen, company_of_rank, company_of_script
 
     place = placement(os.environ)
     company = None

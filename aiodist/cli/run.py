@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aiodist.cli.parser import Options, Parser
-from aiodist.environment import chosen, company_of_agent, job_name
+from aiodist.environment import job_name
+from aiodist.environment.company import chosen, company_of_agent
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.launch.config import DEFAULT_PREFIX, LaunchConfig

@@ -18,7 +18,6 @@ from aiodist.doctor.probes.network import Told, free_port, loopback, told
 from aiodist.doctor.probes.system import Kernel, kernel, room
 from aiodist.doctor.text import describe
 from aiodist.environment import (
-    LAUNCHERS,
     Placement,
     placement,
     secret,
@@ -28,6 +27,7 @@ from aiodist.environment import (
     tls,
     tuning,
 )
+from aiodist.environment.placement import LAUNCHERS
 from aiodist.errors import UsageError
 from aiodist.net.sockets import outward
 

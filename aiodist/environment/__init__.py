@@ -1,22 +1,13 @@
 """The environment's facts about this process. Pure tables: variables in, facts out."""
 
-from aiodist.environment.company import (
-    Company,
-    chosen,
-    company_of_agent,
-    company_of_rank,
-    company_of_script,
-)
-from aiodist.environment.placement import LAUNCHERS, Launcher, Placement, placement
+from aiodist.environment.placement import Placement, placement
 from aiodist.environment.secret import (
     check_open_port,
-    check_secret,
     given_secret,
     home_secret,
     is_loopback,
     secret,
     secret_origin,
-    warn_if_short,
 )
 from aiodist.environment.tls import Tls, tls
 from aiodist.environment.tuning import (
@@ -31,18 +22,10 @@ from aiodist.environment.tuning import (
 )
 
 __all__ = [
-    "LAUNCHERS",
-    "Company",
-    "Launcher",
     "Placement",
     "Tls",
     "Tuning",
     "check_open_port",
-    "check_secret",
-    "chosen",
-    "company_of_agent",
-    "company_of_rank",
-    "company_of_script",
     "given_secret",
     "home_secret",
     "is_loopback",
@@ -57,5 +40,4 @@ __all__ = [
     "switch",
     "tls",
     "tuning",
-    "warn_if_short",
 ]

@@ -67,11 +67,9 @@ def company_of_script(environ: Environ) -> Company | None:
     way_out = f"{ALONE}=1, or world_size=1 in the call, if it shall be a job of its own"
     if (counted := _counted(environ)) is not None:
         count, hint = counted
-        return (
-            Company(f"{count}={environ[count]}", True, f"{hint}. {way_out}")
-            if _several(environ, count)
-            else None
-        )
+        if not _several(environ, count):
+            return None
+        return Company(f"{count}={environ[count]}", True, f"{hint}. {way_out}")
     if _several(environ, _PODS):
         return Company(f"{_PODS}={environ[_PODS]}", True, f"{_RUN}. {way_out}")
     return _vague(environ, ("SLURM_NTASKS", _PODS, "PET_NPROC_PER_NODE"), f"{ALONE}=1 says that it shall be")

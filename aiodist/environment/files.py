@@ -13,7 +13,6 @@ import os
 import stat
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from aiodist.environment.user import is_known, is_me, overflow
@@ -273,9 +272,7 @@ class Folder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

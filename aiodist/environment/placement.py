@@ -181,30 +181,16 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
     Raises:
         UsageError: a variable is missing, no number or out of range; names it and its value.
     """
-    master_addr = environ.get("MASTER_ADDR") or None
-    master_port = _port(environ)
+    master = environ.get("MASTER_ADDR") or None, _port(environ)
     launcher = next((row for row in LAUNCHERS if _matches(row, environ)), None)
     by_choice = chosen(environ, world_size)
     if rank == -1 and by_choice and (world_size == 1 or launcher is None or launcher.yields):
-        return Placement(0, 1, 0, 1, 0, 1, None, None, "alone", by_choice)
+        return _one_of_one((None, None), "alone", by_choice)
     if rank == 0 and world_size == 1:
-        return Placement(
-            0, 1, 0, 1, 0, 1, master_addr, master_port, "arguments", f"rank={rank} world_size={world_size}"
-        )
+        return _one_of_one(master, "arguments", f"rank={rank} world_size={world_size}")
     if launcher is None:
         if rank == -1 and world_size == -1:
-            return Placement(
-                0,
-                1,
-                0,
-                1,
-                0,
-                1,
-                master_addr,
-                master_port,
-                "alone",
-                "no launcher that is known here has given it a rank",
-            )
+            return _one_of_one(master, "alone", "no launcher that is known here has given it a rank")
         launcher = Launcher("arguments", ())
     reader = _Reader(environ)
     local_rank = reader.number(launcher.local_rank)
@@ -223,24 +209,18 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
                 f"LOCAL_WORLD_SIZE={local_size}",
                 hint=_HINT,
             )
-    _complete(given_rank, given_size, _arguments(rank, world_size) | reader.seen)
-    assert given_rank is not None
-    assert given_size is not None
-    by_argument = rank >= 0 and world_size >= 0
-    found = Placement(
-        given_rank,
-        given_size,
-        local_rank,
-        local_size,
-        node_rank,
-        node_count,
-        master_addr,
-        master_port,
-        "arguments" if by_argument else launcher.name,
-        f"rank={rank} world_size={world_size}" if by_argument else reader.evidence,
-    )
+    given_rank, given_size = _complete(given_rank, given_size, _arguments(rank, world_size) | reader.seen)
+    by, evidence = launcher.name, reader.evidence
+    if rank >= 0 and world_size >= 0:
+        by, evidence = "arguments", f"rank={rank} world_size={world_size}"
+    local, node = (local_rank, local_size), (node_rank, node_count)
+    found = Placement(given_rank, given_size, *local, *node, *master, by, evidence)
     _check(found, rank >= 0)
     return found
+
+
+def _one_of_one(master: tuple[str | None, int | None], launcher: str, evidence: str) -> Placement:
+    return Placement(0, 1, 0, 1, 0, 1, *master, launcher, evidence)
 
 
 def _matches(row: Launcher, environ: Environ) -> bool:
@@ -255,9 +235,10 @@ def _arguments(rank: int, world_size: int) -> dict[str, str]:
     return {name: str(value) for name, value in given if value >= 0}
 
 
-def _complete(rank: int | None, world_size: int | None, seen: dict[str, str]) -> None:
+def _complete(rank: int | None, world_size: int | None, seen: dict[str, str]) -> tuple[int, int]:
+    """Return both; `UsageError` where one is not known."""
     if rank is not None and world_size is not None:
-        return
+        return rank, world_size
     missing = " and ".join(
         name for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)) if value is None
     )

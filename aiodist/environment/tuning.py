@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, cast, get_args
 
 from aiodist.environment.thresholds import Thresholds, thresholds
 from aiodist.environment.tls import tls_files
@@ -15,14 +15,7 @@ from aiodist.sanitize import LIMIT
 Environ = Mapping[str, str]
 
 DEFAULT_JOB = "aiodist"
-DEFAULT_TIMEOUT = 300.0
-HEARTBEAT = 0.25
-WARN_AFTER = 5.0
-EVICT_AFTER = 30.0
-EVICT_SILENT_AFTER = 600.0
 Transport = Literal["auto", "shm", "tcp"]
-TRANSPORTS: tuple[Transport, ...] = ("auto", "shm", "tcp")
-C = TypeVar("C", bound=str)
 
 EAGER_BUDGET = 64 * 1024
 """Bytes, frame headers counted, that a (channel, context) may have sent eagerly and unmatched."""
@@ -57,15 +50,15 @@ class Tuning:
 
     transport: Transport = "auto"
     eager: bool = True
-    timeout: float = DEFAULT_TIMEOUT
+    timeout: float = 300.0
     host: str | None = None
     interface: str | None = None
     allow_insecure: bool = False
     tls: bool = False
-    heartbeat: float = HEARTBEAT
-    warn_after: float = WARN_AFTER
-    evict_after: float = EVICT_AFTER
-    evict_silent_after: float = EVICT_SILENT_AFTER
+    heartbeat: float = 0.25
+    warn_after: float = 5.0
+    evict_after: float = 30.0
+    evict_silent_after: float = 600.0
     limits: Thresholds = field(default_factory=Thresholds)
 
     @property
@@ -80,12 +73,13 @@ class Tuning:
             "AIODIST_TRANSPORT": self.transport,
             "AIODIST_EAGER": str(int(self.eager)),
             "AIODIST_TLS": str(int(self.tls)),
-            "AIODIST_HEARTBEAT": f"{self.heartbeat:g}",
-            "AIODIST_WARN_AFTER": f"{self.warn_after:g}",
-            "AIODIST_EVICT_AFTER": f"{self.evict_after:g}",
-            "AIODIST_EVICT_SILENT_AFTER": f"{self.evict_silent_after:g}",
+            **{f"AIODIST_{name.upper()}": f"{getattr(self, name):g}" for name in _LIVENESS},
             **self.limits.agreed,
         }
+
+
+_LIVENESS = ("heartbeat", "warn_after", "evict_after", "evict_silent_after")
+_USUAL = Tuning()
 
 
 def tuning(environ: Environ) -> Tuning:
@@ -99,16 +93,17 @@ def tuning(environ: Environ) -> Tuning:
         raise UsageError(
             f"AIODIST_HOST={host} and AIODIST_SOCKET_IFNAME={interface} are both set", hint="Set one of them"
         )
-    heartbeat = _seconds(environ, "AIODIST_HEARTBEAT", HEARTBEAT)
-    warn_after = _seconds(environ, "AIODIST_WARN_AFTER", max(WARN_AFTER, 4 * heartbeat))
-    evict_after = _seconds(environ, "AIODIST_EVICT_AFTER", EVICT_AFTER)
+    heartbeat = _seconds(environ, "AIODIST_HEARTBEAT", _USUAL.heartbeat)
+    warn_after = _seconds(environ, "AIODIST_WARN_AFTER", max(_USUAL.warn_after, 4 * heartbeat))
+    evict_after = _seconds(environ, "AIODIST_EVICT_AFTER", _USUAL.evict_after)
     for name, value in (("AIODIST_WARN_AFTER", warn_after), ("AIODIST_EVICT_AFTER", evict_after)):
         if value < 4 * heartbeat:
             raise UsageError(
                 f"{name}={value:g} is less than four times AIODIST_HEARTBEAT={heartbeat:g}",
                 hint="A rank would be accused because one sign of life is late",
             )
-    evict_silent_after = _seconds(environ, "AIODIST_EVICT_SILENT_AFTER", max(EVICT_SILENT_AFTER, evict_after))
+    least = max(_USUAL.evict_silent_after, evict_after)
+    evict_silent_after = _seconds(environ, "AIODIST_EVICT_SILENT_AFTER", least)
     if evict_silent_after < evict_after:
         raise UsageError(
             f"AIODIST_EVICT_SILENT_AFTER={evict_silent_after:g} is less than"
@@ -116,9 +111,9 @@ def tuning(environ: Environ) -> Tuning:
             hint="Less is known of a silent process than of a stopped one: give it more time",
         )
     return Tuning(
-        transport=_choice(environ, "AIODIST_TRANSPORT", TRANSPORTS, "auto"),
+        transport=_transport(environ),
         eager=switch(environ, "AIODIST_EAGER", True),
-        timeout=_seconds(environ, "AIODIST_TIMEOUT", DEFAULT_TIMEOUT),
+        timeout=_seconds(environ, "AIODIST_TIMEOUT", _USUAL.timeout),
         host=host,
         interface=interface,
         allow_insecure=switch(environ, "AIODIST_ALLOW_INSECURE", False),
@@ -174,12 +169,15 @@ def split_address(text: str, what: str = "address") -> tuple[str, int]:
     return host, int(port)
 
 
-def _choice(environ: Environ, name: str, choices: tuple[C, ...], default: C) -> C:
-    value = environ.get(name, "").strip().lower() or default
-    for choice in choices:
-        if choice == value:
-            return choice
-    raise UsageError(f"{name}={environ[name]!r} is not known", hint=f"It can be: {', '.join(choices)}")
+def _transport(environ: Environ) -> Transport:
+    value = environ.get("AIODIST_TRANSPORT", "").strip().lower() or _USUAL.transport
+    known = get_args(Transport)
+    if value not in known:
+        raise UsageError(
+            f"AIODIST_TRANSPORT={environ['AIODIST_TRANSPORT']!r} is not known",
+            hint=f"It can be: {', '.join(known)}",
+        )
+    return cast("Transport", value)
 
 
 def switch(environ: Environ, name: str, default: bool = False) -> bool:

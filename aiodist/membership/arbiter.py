@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiodist.errors import QuorumLost, RendezvousError, name_ranks
@@ -57,6 +58,7 @@ class StoreArbiter:
             ) from error
 
 
+@dataclass(eq=False)
 class MajorityArbiter:
     """More than half of the epoch's members as arbiter, not counting those proven dead.
 
@@ -67,23 +69,18 @@ class MajorityArbiter:
         dead: ranks that this process knows to vote no more.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        send: Callable[[int | None, Motion], None],
-        dead: Callable[[], Collection[int]],
-    ) -> None:
-        self._ballots = Ballots(rank, size)
-        self._send = send
-        self._dead = dead
-        self._rank = rank
-        self._size = size
+    rank: int
+    size: int
+    send: Callable[[int | None, Motion], None]
+    dead: Callable[[], Collection[int]]
+
+    def __post_init__(self) -> None:
+        self._ballots = Ballots(self.rank, self.size)
         self._news = asyncio.Event()
 
     def hear(self, origin: int, motion: Motion) -> None:
         """Take a member's vote, or question."""
-        self._tell(self._ballots.hear(origin, motion, self._dead()))
+        self._tell(self._ballots.hear(origin, motion, self.dead()))
         self._news.set()
 
     def recount(self) -> None:
@@ -95,28 +92,28 @@ class MajorityArbiter:
         ballots = self._ballots
         try:
             async with asyncio.timeout(timeout):
-                self._tell(ballots.propose(topic, value, self._dead()))
+                self._tell(ballots.propose(topic, value, self.dead()))
                 while True:
                     self._news.clear()
-                    self._tell(ballots.recount(topic, self._dead()))
+                    self._tell(ballots.recount(topic, self.dead()))
                     if topic in ballots.chosen:
                         break
                     if topic in ballots.outbid:  # perhaps by this member's own promise: nobody tells that
-                        await asyncio.sleep(_BACKOFF * (1 + self._rank))
-                        logger.debug("rank %d was outbid on %s, and proposes again", self._rank, topic)
-                        self._tell(ballots.propose(topic, value, self._dead()))
+                        await asyncio.sleep(_BACKOFF * (1 + self.rank))
+                        logger.debug("rank %d was outbid on %s, and proposes again", self.rank, topic)
+                        self._tell(ballots.propose(topic, value, self.dead()))
                     else:
                         await self._news.wait()
         except TimeoutError:
-            dead = sorted(self._dead())
+            dead = sorted(self.dead())
             without = f", not counting {name_ranks(dead)}" if dead else ""
             raise QuorumLost(
-                f"fewer than half of the {self._size} members of the epoch answer{without}",
+                f"fewer than half of the {self.size} members of the epoch answer{without}",
                 hint="Another part of the job may go on; this process must not. Leave, and join anew",
             ) from None
-        logger.debug("rank %d: a majority has decided %s", self._rank, topic)
+        logger.debug("rank %d: a majority has decided %s", self.rank, topic)
         return ballots.chosen[topic]
 
     def _tell(self, told: list[Told]) -> None:
         for target, motion in told:
-            self._send(target, motion)
+            self.send(target, motion)

@@ -7,6 +7,7 @@ members talk about has at most some 6,000.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from reprlib import repr as short
 from typing import Any
@@ -14,8 +15,7 @@ from typing import Any
 import msgpack
 
 from aiodist.errors import WireError
-from aiodist.membership.record import Number, Record, record_of
-from aiodist.wire.bounded import unpack
+from aiodist.membership.record import Number, Record, record_of, unpacked
 
 Ballot = tuple[int, int]
 """(round, rank of the proposer)."""
@@ -143,21 +143,47 @@ Election = Prepare | Promise | Accept | Accepted | Outbid
 
 Motion = Ready | Draft | Dropped | Decided | Void | Election | Ask | Answer | Leave
 
-_CODES: dict[type[Any], int] = {
-    Ready: 1,
-    Draft: 2,
-    Dropped: 3,
-    Decided: 4,
-    Void: 5,
-    Prepare: 6,
-    Promise: 7,
-    Accept: 8,
-    Accepted: 9,
-    Outbid: 10,
-    Ask: 11,
-    Answer: 12,
-    Leave: 13,
+
+def _is(*kinds: type[Any]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is two numbers, as a ballot or the number of a draft is."""
+    return type(value) is tuple and len(value) == 2 and all(isinstance(number, int) for number in value)
+
+
+def _are_uids(value: Any) -> bool:
+    return type(value) is tuple and all(type(uid) is bytes for uid in value)
+
+
+def _is_vote(value: Any) -> bool:
+    """Whether it is None, or a ballot and a value."""
+    match value:
+        case None | ((int(), int()), bytes()):
+            return True
+    return False
+
+
+# What each kind's parts have to be, in the order of its attributes. A kind's place here, from 1, is its code
+# on the wire.
+_PARTS: dict[type[Any], tuple[Callable[[Any], bool], ...]] = {
+    Ready: (_is(int), _is(int), _is(bool), _is(int), _are_uids),
+    Draft: (_is(int), _is(Record)),
+    Dropped: (_is(int), _is_pair, _are_uids, _is(str)),
+    Decided: (_is(int), _is(Record)),
+    Void: (_is(int), _is(str), _is(bool)),
+    Prepare: (_is(str), _is_pair),
+    Promise: (_is(str), _is_pair, _is_vote),
+    Accept: (_is(str), _is_pair, _is(bytes)),
+    Accepted: (_is(str), _is_pair, _is(bytes)),
+    Outbid: (_is(str), _is_pair),
+    Ask: (_is(str),),
+    Answer: (_is(str), _is(bytes, type(None))),
+    Leave: (),
 }
+_KINDS = dict(enumerate(_PARTS, 1))
+_CODES = {kind: code for code, kind in _KINDS.items()}
 
 
 def encode(motion: Motion) -> bytes:
@@ -168,43 +194,13 @@ def encode(motion: Motion) -> bytes:
 
 def decode(data: bytes) -> Motion:
     """A motion from bytes; `WireError` for anything that is none."""
-    try:
-        values = unpack(data, use_list=False, strict_map_key=True)
-    except Exception as error:
-        raise WireError(f"not a motion: {str(error)[:100]}") from error
+    values = unpacked(data, "a motion")
     match values:
-        case (1, (int(call), int(size), bool(admit), int(wanted), tuple(excluded))) if _are_uids(excluded):
-            return Ready(call, size, admit, wanted, excluded)
-        case (2, (int(call), record)):
-            return Draft(call, record_of(record))
-        case (3, (int(call), (int(attempt), int(convener)), tuple(culprits), str(why))) if _are_uids(
-            culprits
-        ):
-            return Dropped(call, (attempt, convener), culprits, why)
-        case (4, (int(call), record)):
-            return Decided(call, record_of(record))
-        case (5, (int(call), str(why), bool(quorum))):
-            return Void(call, why, quorum)
-        case (6, (str(topic), (int(number), int(rank)))):
-            return Prepare(topic, (number, rank))
-        case (7, (str(topic), (int(number), int(rank)), None)):
-            return Promise(topic, (number, rank), None)
-        case (7, (str(topic), (int(number), int(rank)), ((int(their), int(who)), bytes(value)))):
-            return Promise(topic, (number, rank), ((their, who), value))
-        case (8, (str(topic), (int(number), int(rank)), bytes(value))):
-            return Accept(topic, (number, rank), value)
-        case (9, (str(topic), (int(number), int(rank)), bytes(value))):
-            return Accepted(topic, (number, rank), value)
-        case (10, (str(topic), (int(number), int(rank)))):
-            return Outbid(topic, (number, rank))
-        case (11, (str(topic),)):
-            return Ask(topic)
-        case (12, (str(topic), (None | bytes()) as answer)):
-            return Answer(topic, answer)
-        case (13, ()):
-            return Leave()
+        case (int(code), tuple(parts)) if code in _KINDS and len(parts) == len(_PARTS[_KINDS[code]]):
+            kind = _KINDS[code]
+            if kind in (Draft, Decided):
+                parts = (parts[0], record_of(parts[1]))
+            if all(fits(part) for fits, part in zip(_PARTS[kind], parts, strict=True)):
+                motion: Motion = kind(*parts)
+                return motion
     raise WireError(f"not a motion: {short(values)[:100]}")
-
-
-def _are_uids(values: tuple[Any, ...]) -> bool:
-    return all(type(value) is bytes for value in values)

@@ -70,8 +70,12 @@ def record_of(values: Any) -> Record:
 
 def decode_record(data: bytes) -> Record:
     """A record from bytes; `WireError` for anything that is none."""
+    return record_of(unpacked(data, "an epoch's record"))
+
+
+def unpacked(data: bytes, what: str) -> Any:
+    """The values in a message, lists as tuples; `WireError`, which says that it is not `what`."""
     try:
-        values = unpack(data, use_list=False, strict_map_key=True)
+        return unpack(data, use_list=False, strict_map_key=True)
     except Exception as error:
-        raise WireError(f"not an epoch's record: {str(error)[:100]}") from error
-    return record_of(values)
+        raise WireError(f"not {what}: {str(error)[:100]}") from error

@@ -13,12 +13,12 @@ from contextvars import Context, copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
-from aiodist import runtime
 from aiodist.backends.cuda.streams import current_streams
 from aiodist.errors import GroupClosed, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.batch import stand_for
 from aiodist.portal.loop_thread import LoopThread, Reply
+from aiodist.runtime import init, joining
 from aiodist.timeouts import Timeout, seconds
 from aiodist.work import Work
 
@@ -454,8 +454,8 @@ def _opening(original: Callable[P, Coroutine[Any, Any, ProcessGroup]]) -> Callab
     return opened
 
 
-init_process_group = _opening(runtime.init_process_group)
-join = _opening(runtime.join)
+init_process_group = _opening(init.init_process_group)
+join = _opening(joining.join)
 
 
 def _unwrapped(value: Any) -> Any:

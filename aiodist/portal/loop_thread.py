@@ -14,8 +14,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from aiodist import runtime
 from aiodist.errors import GroupClosed, UsageError
+from aiodist.runtime.running import loop_factory
 
 EXIT_PATIENCE = 10.0
 """Seconds for closing what was left open when the interpreter exits."""
@@ -204,7 +204,7 @@ class LoopThread:
 
     def _main(self, started: Reply) -> None:
         try:
-            with asyncio.Runner(loop_factory=runtime.loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve(started))
         except BaseException as error:
             if started.settled:

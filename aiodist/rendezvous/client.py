@@ -66,18 +66,11 @@ class TcpStore(Store):
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        identity: Identity,
-        secret: bytes,
-        timeout: Timeout,
-        tls: Tls | None = None,
+        self, host: str, port: int, identity: Identity, secret: bytes, timeout: Timeout, tls: Tls | None
     ) -> None:
         super().__init__(timeout)
         self.host = host
         self.port = port
-        self.address = ""
         self.instance = b""
         self.generation = 0
         self._identity = identity
@@ -104,8 +97,6 @@ class TcpStore(Store):
         self._settled: list[int] = []
         self._outbox: list[bytes] = []
         self._encoder = Encoder()
-        self._patrol: asyncio.TimerHandle | None = None  # looks for calls that expired; one for all
-        self._patrol_at = 0.0
 
     @classmethod
     async def connect(
@@ -164,42 +155,30 @@ class TcpStore(Store):
         return pending.value
 
     async def _wait_for(self, id: int, pending: Pending, patience: float) -> None:
-        loop = self._loop
-        pending.waiter = loop.create_future()
-        pending.expires = loop.time() + patience + _GRACE
-        if self._patrol is None or pending.expires < self._patrol_at:
-            self._patrol_until(pending.expires)
+        pending.waiter = self._loop.create_future()
+        pending.expires = self._loop.time() + patience + _GRACE
+        timer = self._loop.call_at(pending.expires, self._expire, pending)
         try:
             await pending.waiter
         except asyncio.CancelledError:
             self._abandon(id)
             raise
-        if not pending.done:  # the patrol found it
+        finally:
+            timer.cancel()
+        if not pending.done:
+            self._abandon(id)
             raise RendezvousTimeout(
                 f"the store at {self._where()} gave no answer to {pending.method} within {spoken(patience)}"
                 f"{self._words()}",
                 hint="See whether the process that hosts it still runs and can be reached",
             )
 
-    def _patrol_until(self, at: float) -> None:
-        if self._patrol is not None:
-            self._patrol.cancel()
-        self._patrol_at = at
-        self._patrol = self._loop.call_at(at, self._look_for_expired)
-
-    def _look_for_expired(self) -> None:
-        self._patrol = None
+    def _expire(self, pending: Pending) -> None:
+        """Wake a call whose time is over."""
         if self._connection is not None:
             self._connection.read()  # what came while this loop was busy is in time
-        now = self._loop.time()
-        for id, pending in list(self._pending.items()):
-            if pending.waiter is not None and pending.expires <= now:
-                self._abandon(id)
-                if not pending.waiter.done():
-                    pending.waiter.set_result(None)
-        waiting = [pending.expires for pending in self._pending.values() if pending.waiter is not None]
-        if waiting:
-            self._patrol_until(min(waiting))
+        if pending.waiter is not None and not pending.waiter.done():
+            pending.waiter.set_result(None)
 
     def watch(self, prefix: str = "") -> Watch:
         check_use(self._loop, self._closed)
@@ -251,11 +230,9 @@ class TcpStore(Store):
         if self._closed is None and self._connection is not None:
             self._send(self._encoder.request(self._new_id(), [], method, args))
 
-    def _abandon(self, id: int) -> bool:
-        if self._pending.pop(id, None) is None:
-            return False
-        self._tell("cancel", [id])
-        return True
+    def _abandon(self, id: int) -> None:
+        if self._pending.pop(id, None) is not None:
+            self._tell("cancel", [id])
 
     def _send(self, frame: bytes) -> None:
         """Write a frame in the loop's next turn, together with what else is asked until then."""
@@ -488,8 +465,5 @@ class TcpStore(Store):
         self._outbox.clear()
         for call in pending.values():
             call.settle(None, again(error))
-        if self._patrol is not None:
-            self._patrol.cancel()
-            self._patrol = None
         for watch, _ in watches.values():
             watch.end(again(error))

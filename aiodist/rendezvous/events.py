@@ -6,6 +6,7 @@ instead of 0.3, of 6 that a request takes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +83,7 @@ class Failure:
     kind: str
     message: str
     hint: str = ""
-    missing: tuple[int, ...] = ()
+    missing: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from functools import partial
 
 from aiodist.environment import Placement, Tuning, check_open_port, is_loopback
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import describe, interface_address, join_address, resolve
+from aiodist.net.sockets import connect, describe, interface_address, join_address, resolve
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.invitation import Invitation, Meeting
@@ -30,16 +30,14 @@ _AGAIN = 0.02  # seconds until the next attempt
 Tell = Callable[[str], Awaitable[None]]
 
 
-async def host_or_join(invitation: Invitation, place: Placement, address: str, port: int) -> Meeting:
+async def host_or_join(invitation: Invitation, address: str, port: int) -> Meeting:
     """The store at an address that all ranks know: rank 0 hosts it."""
-    if place.rank != 0:
-        return await join(invitation, place, address, port, anew=True)
-    return await host(invitation, place, address, port)
+    if invitation.placement().rank != 0:
+        return await join(invitation, address, port, anew=True)
+    return await host(invitation, address, port)
 
 
-async def host(
-    invitation: Invitation, place: Placement, address: str, port: int = 0, tell: Tell | None = None
-) -> Meeting:
+async def host(invitation: Invitation, address: str, port: int = 0, tell: Tell | None = None) -> Meeting:
     """Host the store; rank 0 does.
 
     Args:
@@ -54,7 +52,7 @@ async def host(
     await check_port(address, invitation)
     server = await _listen(invitation, address, port)
     try:
-        if is_loopback(server.host) and _spans_hosts(place) and not is_loopback(address):
+        if is_loopback(server.host) and _spans_hosts(invitation.placement()) and not is_loopback(address):
             _log.warning(
                 "%s is %s here, which other hosts cannot reach; if there are any, use a numeric MASTER_ADDR",
                 address,
@@ -66,10 +64,10 @@ async def host(
                 address,
             )
         reached = address if server.host in _EVERYWHERE else server.host
-        _log.debug("rank %d hosts the store at %s", place.rank, join_address(reached, server.port))
+        _log.debug("this process hosts the store at %s", join_address(reached, server.port))
         if tell is not None:
             await tell(join_address(reached, server.port))
-        meeting = await join(invitation, place, reached, server.port)
+        meeting = await join(invitation, reached, server.port)
     except BaseException:
         await server.aclose()
         raise
@@ -91,7 +89,7 @@ async def _listen(invitation: Invitation, address: str, port: int) -> StoreServe
         return await start(own)
 
 
-async def join(invitation: Invitation, place: Placement, host: str, port: int, anew: bool = False) -> Meeting:
+async def join(invitation: Invitation, host: str, port: int, anew: bool = False) -> Meeting:
     """The store that somebody hosts.
 
     Args:
@@ -101,24 +99,22 @@ async def join(invitation: Invitation, place: Placement, host: str, port: int, a
         RendezvousTimeout: nobody listens there in time.
         AuthenticationError: it is another job's, or has another secret.
     """
-    loop = asyncio.get_running_loop()
+    loop, rank = asyncio.get_running_loop(), invitation.placement().rank
     deadline, left = loop.time() + invitation.timeout, invitation.timeout
     found_old = False
     while left > 0:
         try:
             store = await TcpStore.connect(
-                *(host, port, invitation.job, invitation.secret, left),
-                rank=place.rank,
-                tls=invitation.tls,
+                *(host, port, invitation.job, invitation.secret, left), rank=rank, tls=invitation.tls
             )
         except RendezvousTimeout:
             if not found_old:
                 raise
             break
-        _log.debug("rank %d: connected to the store at %s", place.rank, join_address(host, port))
+        _log.debug("rank %d: connected to the store at %s", rank, join_address(host, port))
         if not anew or not met_before(store.instance):
             store.timeout = invitation.timeout
-            return await meet_at(invitation, place, store, store.address)
+            return await meet_at(invitation, store)
         found_old = True
         await store.aclose()
         await asyncio.sleep(_AGAIN)
@@ -130,31 +126,38 @@ async def join(invitation: Invitation, place: Placement, host: str, port: int, a
     )
 
 
-async def meet_at(invitation: Invitation, place: Placement, store: Store, address: str) -> Meeting:
-    """Meet at a store that is connected; closes it where there is no address to tell peers.
-
-    Args:
-        address: this host's, as the store is reached.
-    """
+async def listens(address: tuple[str, int], patience: float) -> bool:
+    """Whether somebody takes connections at an address, within so many seconds."""
     try:
-        address = told_address(invitation.tuning, address)
+        async with asyncio.timeout(patience):
+            (await connect(*address)).close()
+    except OSError:  # a TimeoutError is one, too
+        return False
+    return True
+
+
+async def meet_at(invitation: Invitation, store: Store) -> Meeting:
+    """Meet at a store that is connected; closes it where there is no address to tell peers."""
+    try:
+        address = told_address(invitation.tuning, store.address)
     except BaseException:
         await store.aclose()
         raise
+    place = invitation.placement()
     return Meeting(store, place.rank, place.world_size, None, address)
 
 
-async def meet_by_file(invitation: Invitation, place: Placement, path: str) -> Meeting:
+async def meet_by_file(invitation: Invitation, path: str) -> Meeting:
     """Meet at the store that a file leads to; whoever comes first hosts it. Errors as of `FileStore.open`."""
     address = told_address(invitation.tuning, "127.0.0.1")
     await check_port(address, invitation)
     store = await FileStore.open(
         *(path, invitation.job, invitation.secret, invitation.timeout),
         host=address,
-        rank=place.rank,
+        rank=invitation.placement().rank,
         tls=invitation.tls,
     )
-    return await meet_at(invitation, place, store, store.client.address)
+    return await meet_at(invitation, store)
 
 
 async def check_port(host: str, invitation: Invitation) -> None:
@@ -170,17 +173,6 @@ async def check_port(host: str, invitation: Invitation) -> None:
         check_open_port(str(address[0]), invitation.secret, allow_insecure)
 
 
-def known_place(invitation: Invitation) -> Placement:
-    """A place that something says; alone is not a guess to make where a URL says where to meet."""
-    place = invitation.placement()
-    if place.launcher == "alone":
-        raise UsageError(
-            f"init_method='{invitation.url}' needs rank and world_size",
-            hint="Pass rank= and world_size=, add ?rank=…&world_size=… to it, or set RANK and WORLD_SIZE",
-        )
-    return place
-
-
 def _spans_hosts(place: Placement) -> bool:
     if place.node_count is not None:
         return place.node_count > 1
@@ -194,15 +186,15 @@ def told_address(tuned: Tuning, address: str) -> str:
     return tuned.host or address
 
 
-def own_address(invitation: Invitation, place: Placement, outwards: str) -> str:
+def own_address(invitation: Invitation, outwards: str) -> str:
     """The address that rank 0 listens on, where nothing says which one.
 
     Args:
         outwards: this host's address towards other hosts; '' where it has none.
     """
-    address = told_address(
-        invitation.tuning, "127.0.0.1" if place.local_world_size == place.world_size else outwards
-    )
+    place = invitation.placement()
+    found = "127.0.0.1" if place.local_world_size == place.world_size else outwards
+    address = told_address(invitation.tuning, found)
     if not address:
         raise UsageError(
             "this host has no address towards others, by its routes",

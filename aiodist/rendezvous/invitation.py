@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from aiodist.environment import Placement, Tls, Tuning, job_id, placement, tls, tuning
+from aiodist.errors import UsageError
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import LINGER_SECONDS, FileStore
 from aiodist.rendezvous.met import remember
@@ -27,6 +27,7 @@ class Meeting:
         server: the store's server, if this process hosts it.
         address: this host's address that peers are told.
         owns_store: `aclose` closes the store too; False for a store that the user passed.
+        secret: what the processes have agreed on where they met, if they had none before; b'' for nothing.
     """
 
     store: Store
@@ -35,6 +36,7 @@ class Meeting:
     server: StoreServer | None = None
     address: str = "127.0.0.1"
     owns_store: bool = True
+    secret: bytes = field(default=b"", repr=False)
 
     def formed(self) -> None:
         """Note that the group is made: the next meeting here at this address or file has another store."""
@@ -53,9 +55,7 @@ class Meeting:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
@@ -70,6 +70,8 @@ class Invitation:
         timeout: seconds for meeting, and the store's default.
         environ: the environment variables.
         secret: what the processes of the job know; b'' for nothing.
+        store: the user's own, to meet over; then there is no URL. None: find one.
+        by_library: how the processes of a library that has ranks itself meet, where nothing else says.
     """
 
     url: str
@@ -77,7 +79,17 @@ class Invitation:
     world_size: int
     timeout: float
     environ: Mapping[str, str]
-    secret: bytes
+    secret: bytes = field(default=b"", repr=False)
+    store: Store | None = None
+    by_library: Callable[[Invitation], Awaitable[Meeting]] | None = None
+
+    @classmethod
+    def of(cls, url: str, rank: int, world_size: int, timeout: float, environ: Mapping[str, str]) -> Self:
+        """Read rank and size of the world from the URL, where the caller gave none."""
+        query = parse_qs(urlsplit(url).query)
+        rank = rank if rank >= 0 else _number(query, "rank", url)
+        world_size = world_size if world_size >= 0 else _number(query, "world_size", url)
+        return cls(url, rank, world_size, timeout, environ)
 
     @property
     def parts(self) -> SplitResult:
@@ -102,3 +114,10 @@ class Invitation:
     def placement(self) -> Placement:
         """Find this process's place: from the call or the URL, else from the environment."""
         return placement(self.environ, self.rank, self.world_size)
+
+
+def _number(query: dict[str, list[str]], name: str, url: str) -> int:
+    values = query.get(name, ["-1"])
+    if len(values) != 1 or not values[0].removeprefix("-").isdecimal():
+        raise UsageError(f"{name} in init_method='{url}' is not a number")
+    return int(values[0])

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from aiodist.environment import check_secret, warn_if_short
 from aiodist.environment.files import UntrustedError, check_private, open_file, others_may_write
+from aiodist.environment.secret import check_secret, warn_if_short
 from aiodist.environment.user import is_me
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.wire.handshake import MAX_JOB
@@ -27,6 +27,19 @@ T = TypeVar("T")
 MAX_SECRET = 4096
 _SETTLED = 2.0  # seconds after its last change until a file is what its times say: they may be so coarse
 _log = logging.getLogger("aiodist.store")
+
+
+class OneJob:
+    """The secrets of a server of one job; as `JobSecrets`."""
+
+    def __init__(self, job: str, secret: bytes) -> None:
+        self._job, self._secret = job, secret
+
+    def names(self) -> list[str]:
+        return [self._job]
+
+    def secret_of(self, job: str) -> bytes | None:
+        return self._secret if job == self._job else None
 
 
 class JobSecrets:

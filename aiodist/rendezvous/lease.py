@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self
 
 from aiodist.errors import AiodistError, LeaseLost, RendezvousTimeout, UsageError
@@ -133,11 +132,9 @@ class Lease:
     async def __aenter__(self) -> Self:
         return await self.begin()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             await self.aclose()
         except AiodistError:
-            if error is None:
+            if kind is None:
                 raise

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+
 _OWN = 64  # descriptors of a server itself: sockets that listen, its folder, the interpreter's
 _OF_A_JOB = 4  # of each job: its files, one more while they are replaced, its folder
 
@@ -24,24 +27,15 @@ def clients_of_each(jobs: int, unauthenticated: int, descriptors: int) -> int:
 
 
 def descriptors() -> int:
-    """The number that this process may have; 0 for no limit, or where the system does not say."""
-    try:
-        import resource
-
-        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    except (ImportError, OSError, ValueError):
-        return 0
+    """The number that this process may have; 0 for no limit."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(0, soft)
 
 
 def raise_descriptors() -> None:
     """Let this process have as many as its hard limit says, up to a million."""
-    try:
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
-        if soft != resource.RLIM_INFINITY and soft < most:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    except (ImportError, OSError, ValueError):
-        return

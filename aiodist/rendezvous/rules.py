@@ -55,6 +55,16 @@ def added(key: str, held: bytes | None, amount: int) -> int:
     return total
 
 
+def compared(held: bytes | None, expected: bytes, desired: bytes) -> tuple[bool, bytes]:
+    """Return whether `compare_set` sets a key that holds this, and what it answers.
+
+    torch's meaning: an absent key matches only an empty `expected`, and answers with it otherwise.
+    """
+    if (held or b"") == expected:
+        return True, desired
+    return False, expected if held is None else held
+
+
 def check_rank(rank: int, size: int) -> None:
     """Refuse a rank that is not in its world."""
     if not 0 <= rank < size:

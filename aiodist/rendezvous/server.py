@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Coroutine
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 from aiodist.environment import Tls
 from aiodist.errors import AiodistError, Tampered, WireError
@@ -23,6 +23,7 @@ from aiodist.net.users import send_away, why_not
 from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.durable import DataFolder, Disk
 from aiodist.rendezvous.job_store import JobStore
+from aiodist.rendezvous.jobs import JobSecrets, OneJob
 from aiodist.rendezvous.machine import DEFAULT_LIMIT, StoreMachine
 from aiodist.rendezvous.quota import clients_of_each, descriptors
 from aiodist.rendezvous.store_card import StoreCard, instance_of
@@ -32,29 +33,6 @@ from aiodist.wire.messages import Status, encode_response, pack
 
 CLIENT_ID_BYTES = 16
 _log = logging.getLogger("aiodist.store")
-
-
-class Secrets(Protocol):
-    """The jobs that there are, and what their clients know; see `JobSecrets`."""
-
-    def names(self) -> list[str]:
-        """The jobs that there are now."""
-
-    def secret_of(self, job: str) -> bytes | None:
-        """Return the secret of a job's clients; None where there is no such job."""
-
-
-class _OneJob:
-    """The secrets of a server of one job."""
-
-    def __init__(self, job: str, secret: bytes) -> None:
-        self._job, self._secret = job, secret
-
-    def names(self) -> list[str]:
-        return [self._job]
-
-    def secret_of(self, job: str) -> bytes | None:
-        return self._secret if job == self._job else None
 
 
 class StoreServer:
@@ -73,11 +51,7 @@ class StoreServer:
     port: int
 
     def __init__(
-        self,
-        secrets: Secrets,
-        identity: Identity | None,
-        tls: Tls | None = None,
-        limit: int = DEFAULT_LIMIT,
+        self, secrets: JobSecrets | OneJob, identity: Identity | None, tls: Tls | None, limit: int
     ) -> None:
         self.failure: Exception | None = None
         self._secrets = secrets
@@ -132,7 +106,7 @@ class StoreServer:
                 folder's files are damaged.
             UsageError: the folder cannot be used, or another server does.
         """
-        self = cls(_OneJob(job, secret), Identity(job, Purpose.store, rank), tls, limit)
+        self = cls(OneJob(job, secret), Identity(job, Purpose.store, rank), tls, limit)
         return await self._serve(host, port, data, disk)
 
     @classmethod
@@ -140,7 +114,7 @@ class StoreServer:
         cls,
         host: str,
         port: int,
-        secrets: Secrets,
+        secrets: JobSecrets,
         *,
         tls: Tls | None = None,
         data: str | os.PathLike[str] | None = None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from aiodist.errors import UsageError
@@ -26,12 +25,18 @@ class Store(ABC):
     Args:
         timeout: seconds that a call may take where it says nothing itself.
 
+    Attributes:
+        address: this host's address on the way to the store, which peers can reach, too; of the loopback
+            where the store is in this process.
+
     Raises (every method):
         UsageError: a key, value or number without meaning.
         RendezvousTimeout: it took too long; names the keys or ranks that were missing.
         StoreFull: it holds as much as it may.
         RendezvousError: the store is closed or lost.
     """
+
+    address = "127.0.0.1"
 
     def __init__(self, timeout: Timeout = None) -> None:
         self.timeout = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
@@ -178,7 +183,5 @@ class Store(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -1,6 +1,6 @@
 """`init_process_group`: from a process to a member of a job.
 
-Placement (rank and size) comes from the arguments or the environment, the rendezvous gives a store, the
+The arguments and the environment say where to meet (`rendezvous.meeting_point`), which gives a store; the
 `World` does the rest. Nothing here is global but the default group of a loop (law 10).
 """
 
@@ -11,7 +11,8 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from aiodist.backends.choice import BackendChoice, parse
@@ -19,8 +20,9 @@ from aiodist.environment import placement, secret, tuning
 from aiodist.errors import BackendUnavailable, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
-from aiodist.rendezvous import Meeting, Store, rendezvous, told_address
-from aiodist.runtime.member import Member, address_at
+from aiodist.rendezvous import Invitation, Store, meet
+from aiodist.rendezvous.meeting_point import meets_by_library
+from aiodist.runtime.member import Member
 from aiodist.timeouts import Timeout, seconds
 
 # Loops on which init_process_group is under way.
@@ -96,13 +98,11 @@ async def init_process_group(
         BackendUnavailable: the backend is not here.
     """
     choice = check_can_begin(backend)
-    environ: Mapping[str, str] = os.environ
-    tuned = tuning(environ)
-    limit = seconds(timeout) if timeout is not None else tuned.timeout
-    with ask_to_meet():
-        choice = await with_libraries(choice, device_id)
-        meeting, environ = await _meet(choice, store, init_method, rank, world_size, limit, environ)
-        group = await Member(meeting, tuned, limit, group_name, environ, choice).first_epoch()
+    asked = ask(init_method, timeout, world_size, rank, store)
+    async with about_to_meet(choice, device_id) as choice:
+        by_mpi = any(engine.name == "mpi" for engine in choice.engines.values())
+        asked = await _as_mpi_says(asked) if by_mpi else knowing_secret(asked)
+        group = await Member(await meet(asked), asked, group_name, choice).first_epoch()
         set_default(group)
     return group
 
@@ -153,70 +153,43 @@ def check_can_begin(backend: str | None) -> BackendChoice:
     return choice
 
 
-async def with_libraries(choice: BackendChoice, device_id: Any) -> BackendChoice:
-    """Load what a choice needs; in a thread, since it may take a second."""
-    if choice.plain:
-        return choice
-    return await asyncio.get_running_loop().run_in_executor(None, choice.check, device_id)
+def ask(
+    init_method: str | None, timeout: Timeout, world_size: int, rank: int, store: Store | None
+) -> Invitation:
+    """Put what the arguments say of where to meet into an invitation. It has no secret yet."""
+    environ = os.environ
+    tuned = tuning(environ)
+    limit = tuned.timeout if timeout is None else seconds(timeout)
+    url = init_method or ("env://" if store is None else "")
+    return replace(Invitation.of(url, rank, world_size, limit, environ), store=store)
 
 
-@contextlib.contextmanager
-def ask_to_meet() -> Iterator[None]:
-    """Allow one rendezvous at a time on a loop."""
+def knowing_secret(asked: Invitation) -> Invitation:
+    """Add the job's secret."""
+    return replace(asked, secret=secret(asked.environ))
+
+
+async def _as_mpi_says(asked: Invitation) -> Invitation:
+    """Have MPI say which rank this is, and, where nothing else does, where and with which secret to meet."""
+    from aiodist.backends.mpi import meeting as mpi
+
+    asked = replace(asked, by_library=mpi.meet)
+    if meets_by_library(asked):
+        return asked
+    rank, world_size = await mpi.world(asked.rank, asked.world_size, asked.environ)
+    return knowing_secret(replace(asked, rank=rank, world_size=world_size))
+
+
+@contextlib.asynccontextmanager
+async def about_to_meet(choice: BackendChoice, device_id: Any) -> AsyncIterator[BackendChoice]:
+    """Allow one rendezvous at a time on a loop, and load what the choice needs, in a thread."""
     loop = asyncio.get_running_loop()
     if loop in _meeting:
         raise UsageError("init_process_group is under way on this loop", hint="Await the first call")
     _meeting.add(loop)
     try:
-        yield
+        if not choice.plain:
+            choice = await loop.run_in_executor(None, choice.check, device_id)
+        yield choice
     finally:
         _meeting.discard(loop)
-
-
-async def _meet(
-    choice: BackendChoice,
-    store: Store | None,
-    init_method: str | None,
-    rank: int,
-    world_size: int,
-    timeout: float,
-    environ: Mapping[str, str],
-) -> tuple[Meeting, Mapping[str, str]]:
-    """The meeting of the job, and the variables to go on with. MPI gives rank and place."""
-    if any(engine.name == "mpi" for engine in choice.engines.values()):
-        from aiodist.backends.mpi import meeting as mpi
-        from aiodist.backends.mpi.place import is_told
-
-        if store is None and init_method in (None, "env://") and not is_told(environ):
-            return await mpi.meet(rank, world_size, timeout, environ)
-        rank, world_size = await mpi.world(rank, world_size, environ)
-    return await meet(store, init_method, rank, world_size, timeout, environ), environ
-
-
-async def meet(
-    store: Store | None,
-    init_method: str | None,
-    rank: int,
-    world_size: int,
-    timeout: float,
-    environ: Mapping[str, str],
-) -> Meeting:
-    """The meeting of the job, with this process's place in it."""
-    if store is None:
-        return await rendezvous(
-            init_method or "env://",
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            environ=environ,
-            secret=secret(environ),
-        )
-    if init_method is not None:
-        raise UsageError("pass init_method or store, not both")
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise UsageError(
-            f"store= needs rank and world_size, got rank={rank}, world_size={world_size}",
-            hint="Pass 0 ≤ rank < world_size",
-        )
-    address = told_address(tuning(environ), address_at(store))
-    return Meeting(store, rank, world_size, address=address, owns_store=False)

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any
-from urllib.parse import urlsplit
 
-from aiodist.environment import (
-    job_id,
-    placement,
-    secret,
-    split_address,
-    store_address,
-    store_url,
-    tls,
-    tuning,
-)
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import set_default
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, is_deserted, until_deserted
-from aiodist.net.sockets import connect
-from aiodist.rendezvous import Meeting, PrefixStore, Store, TcpStore, told_address
-from aiodist.rendezvous.foreign import connect_by_scheme
-from aiodist.runtime.init import ask_to_meet, check_can_begin, meet, with_libraries
-from aiodist.runtime.late import told_who_finishes
-from aiodist.runtime.member import ELASTIC, Member, address_at, outlives_jobs
-from aiodist.timeouts import Timeout, seconds
+from aiodist.rendezvous import Invitation, Meeting, PrefixStore, Store, meet, told_address
+from aiodist.rendezvous.handlers import connect
+from aiodist.rendezvous.hosting import listens
+from aiodist.rendezvous.meeting_point import Way, begins_job, standing_point
+from aiodist.runtime.init import about_to_meet, ask, check_can_begin, knowing_secret
+from aiodist.runtime.late import told_who_finishes, unless
+from aiodist.runtime.member import ELASTIC, Member, outlives_jobs
+from aiodist.timeouts import Timeout
 
 
 class _Run(Enum):
@@ -90,25 +78,23 @@ async def join(
                 f"a job with backend {engine.name!r} cannot be joined: its members never change",
                 hint="Use init_process_group",
             )
-    environ = os.environ
-    tuned = tuning(environ)
-    limit = seconds(timeout) if timeout is not None else tuned.timeout
+    asked = ask(init_method, timeout, world_size, rank, store)
     loop = asyncio.get_running_loop()
-    began, left = loop.time(), limit
-    with ask_to_meet():
-        choice = await with_libraries(choice, device_id)
+    began, left = loop.time(), asked.timeout
+    async with about_to_meet(choice, device_id) as choice:
+        asked = knowing_secret(asked)
         group = None
         while group is None:
-            meeting, begins = await _meet(store, init_method, rank, world_size, limit, environ, group_name)
-            member = Member(meeting, tuned, limit, group_name, environ, choice)
+            meeting, begins = await _meet(asked, group_name)
+            member = Member(meeting, asked, group_name, choice)
             member.elastic = True
             if begins:
-                group = await member.first_epoch(told_who_finishes(environ, meeting.world_size))
+                group = await member.first_epoch(told_who_finishes(asked.environ, meeting.world_size))
                 if group.rank == 0:
                     await meeting.store.set(ELASTIC, b"1")
             else:
                 group = await _admitted(member, meeting.store, left)
-                left = max(0.0, began + limit - loop.time())
+                left = max(0.0, began + asked.timeout - loop.time())
         set_default(group)
     return group
 
@@ -117,93 +103,56 @@ async def _admitted(member: Member, store: Store, left: float) -> ProcessGroup |
     """The group that this process was admitted to; None where nobody is left who could admit it."""
     if not outlives_jobs(store):
         return await member.join(left)
-    loop = asyncio.get_running_loop()
-
-    async def until_hopeless() -> None:
-        await until_deserted(member.job.store)
-        scope.reschedule(loop.time())
-
-    watching = loop.create_task(until_hopeless())
-    try:
-        async with asyncio.timeout(None) as scope:
-            return await member.join(left)
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        return None
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+    return (await unless(member.join(left), until_deserted(member.job.store)))[0]
 
 
-async def _meet(
-    store: Store | None,
-    init_method: str | None,
-    rank: int,
-    world_size: int,
-    limit: float,
-    environ: Mapping[str, str],
-    group_name: str,
-) -> tuple[Meeting, bool]:
+async def _meet(asked: Invitation, group_name: str) -> tuple[Meeting, bool]:
     """A meeting, and whether the job has yet to begin."""
-    url = init_method or "env://"
     run = None
-    begins = _has_a_place(url, environ, rank, world_size)
-    deadline = asyncio.get_running_loop().time() + limit
-    if store is None and (found := await _serving(url, limit, environ, begins)) is not None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + asked.timeout
+    ours = asked.store is None
+    begins = begins_job(asked) and ours
+    if ours:
+        found = await _standing_store(asked, begins)
+    else:
+        found = asked.store if asked.world_size < 1 else None
+    if found is not None:
         # It is served already, so this process does not serve it, though it may be rank 0.
         try:
-            address = told_address(tuning(environ), address_at(found))
+            address = told_address(asked.tuning, found.address)
             run = await _look(found, group_name)
-            logger.debug("the store at %s is served already, and the job is %s", url, run.name)
+            logger.debug("the store is served already, and the job is %s", run.name)
             if run is not _Run.UNDER_WAY and not begins:
-                left = max(0.0, deadline - asyncio.get_running_loop().time())
-                await _until_it_runs(run, found, group_name, left)
+                await _until_it_runs(run, found, group_name, max(0.0, deadline - loop.time()))
                 run = _Run.UNDER_WAY
         except BaseException:
-            await found.aclose()
+            if ours:
+                await found.aclose()
             raise
         if run is _Run.UNDER_WAY:
-            return Meeting(found, -1, 0, None, address), False
+            return Meeting(found, -1, 0, None, address, owns_store=ours), False
         await found.aclose()
-    if store is not None and world_size < 1:
-        run = await _look(store, group_name)
-        if run is not _Run.UNDER_WAY:
-            await _until_it_runs(run, store, group_name, limit)
-        address = told_address(tuning(environ), address_at(store))
-        return Meeting(store, -1, 0, None, address, owns_store=False), False
-    meeting = await meet(store, init_method, rank, world_size, limit, environ)
+    meeting = await meet(asked)
     begins = run is _Run.DESERTED or await _look(meeting.store, group_name) is not _Run.UNDER_WAY
     return meeting, begins
 
 
-async def _serving(url: str, limit: float, environ: Mapping[str, str], begins: bool) -> Store | None:
-    """A client of the store that a URL leads to, by TCP or in a foreign format.
+async def _standing_store(asked: Invitation, begins: bool) -> Store | None:
+    """A client of the store at which the job runs, if it does.
 
     None where it is not served yet, and this process is one of those that begin the job, so perhaps the one
     to serve it; any other waits for it.
     """
-    url = store_url(environ) or url if url.startswith("env:") else url
-    parts = urlsplit(url)
-    if (store := await connect_by_scheme(url, job_id(environ), limit, environ)) is not None:
-        return store
-    if parts.scheme == "tcp":
-        address = split_address(parts.netloc, "the address in init_method")
-    elif parts.scheme == "env":
-        found = _address_in(environ)
-        if found is None:
-            return None
-        address = found
-    else:
+    point = standing_point(asked)
+    if point is None:
         return None
-    if begins:
-        try:
-            async with asyncio.timeout(_PROBE):
-                (await connect(*address)).close()
-        except (OSError, TimeoutError):
-            return None
+    if point.way is Way.etcd:
+        return await connect(asked, point)
+    if begins and not await listens(point.address, _PROBE):
+        return None
     try:
-        return await TcpStore.connect(*address, job_id(environ), secret(environ), limit, tls=tls(environ))
+        return await connect(asked, point)
     except RendezvousTimeout as error:
         if begins:
             raise
@@ -211,29 +160,6 @@ async def _serving(url: str, limit: float, environ: Mapping[str, str], begins: b
             f"{error.message}; and this process has no rank with which to begin the job itself",
             hint="Start the job's store or its ranks, or give this process its RANK",
         ) from None
-
-
-def _has_a_place(url: str, environ: Mapping[str, str], rank: int, world_size: int) -> bool:
-    """Whether this process is one of those that begin the job: something says which rank it is."""
-    if environ.get("AIODIST_NEWCOMER"):
-        return False  # its launcher started it when the job ran
-    if "rank=" in url:
-        return True
-    try:
-        return placement(environ, rank, world_size).launcher != "alone"
-    except UsageError:
-        return False  # only the master's address is set
-
-
-def _address_in(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    try:
-        address = store_address(environ)
-    except UsageError:
-        return None  # another kind of store, which its handler knows
-    if isinstance(address, tuple):
-        return address
-    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
-    return (host, int(port)) if host and port.isdecimal() else None
 
 
 async def _look(store: Store, group_name: str) -> _Run:

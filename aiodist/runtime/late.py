@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from aiodist.environment import store_url
 from aiodist.errors import RendezvousError, name_ranks
@@ -21,6 +22,7 @@ _DEAD = 3.0  # seconds in which a store finds that the process before us, in thi
 _AGAIN = 0.1
 
 T = TypeVar("T")
+E = TypeVar("E")
 
 
 def told_who_finishes(environ: Mapping[str, str], world_size: int) -> bool:
@@ -29,6 +31,7 @@ def told_who_finishes(environ: Mapping[str, str], world_size: int) -> bool:
     return by_launcher and environ.get("WORLD_SIZE") == str(world_size)
 
 
+@dataclass
 class Late:
     """The gathering of the ranks of a job that had begun before, as long as all of them may come.
 
@@ -38,10 +41,9 @@ class Late:
         world_size: how many they are.
     """
 
-    def __init__(self, store: Store, told: Store, world_size: int) -> None:
-        self._store = store
-        self._told = told
-        self._world_size = world_size
+    store: Store
+    told: Store
+    world_size: int
 
     async def claim(self, rank: int, description: bytes) -> None:
         """Claim a rank as `claim_rank` does, also soon after the death of its last process."""
@@ -51,42 +53,55 @@ class Late:
         self, name: str, world_size: int, rank: int, value: bytes, timeout: float | None = None
     ) -> list[bytes]:
         """Gather as `Store.gather` does; raise `RendezvousError`, too, where not all can come any more."""
-        return await self._unless_finished(self._store.gather(name, world_size, rank, value, timeout))
+        return await self._unless_finished(self.store.gather(name, world_size, rank, value, timeout))
 
     async def _claim(self, rank: int, description: bytes) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _DEAD
         while True:
             try:
-                return await claim_rank(self._store, rank, description)
+                return await claim_rank(self.store, rank, description)
             except RendezvousError:
                 if loop.time() >= deadline:
                     raise
             await asyncio.sleep(_AGAIN)
 
     async def _unless_finished(self, work: Coroutine[Any, Any, T]) -> T:
-        loop = asyncio.get_running_loop()
-        working, finished = loop.create_task(work), loop.create_task(self._finished())
-        try:
-            await asyncio.wait({working, finished}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done() or finished.exception() is not None:  # of a lost store both tell
-                return await working
+        result, ranks = await unless(work, self._finished())
+        if ranks is not None:
             raise RendezvousError(
-                f"the job has ended: {name_ranks(finished.result())} finished without this process",
+                f"the job has ended: {name_ranks(ranks)} finished without this process",
                 hint="There is nothing left to do",
             )
-        finally:
-            for task in (working, finished):
-                task.cancel()
-            await asyncio.gather(working, finished, return_exceptions=True)
+        return cast("T", result)
 
     async def _finished(self) -> list[int]:
         """The ranks that have finished, as soon as there are any."""
-        async with self._told.watch(FINISHED) as watch:
+        async with self.told.watch(FINISHED) as watch:
             async for _ in watch:
-                keys = [key.removeprefix(FINISHED) for key in await self._told.list_keys(FINISHED)]
+                keys = [key.removeprefix(FINISHED) for key in await self.told.list_keys(FINISHED)]
                 # Workers of nodes that came later are none of those who begin.
-                ranks = [int(key) for key in keys if key.isdecimal() and int(key) < self._world_size]
+                ranks = [int(key) for key in keys if key.isdecimal() and int(key) < self.world_size]
                 if ranks:
                     return sorted(ranks)
         raise RendezvousError("the store tells nothing more")
+
+
+async def unless(
+    work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, E]
+) -> tuple[T, None] | tuple[None, E]:
+    """Do some work unless something else ends first, which then cancels it → what the one that ended returns.
+
+    Where `end` fails, only the work counts: of a lost store both tell.
+    """
+    loop = asyncio.get_running_loop()
+    working, ending = loop.create_task(work), loop.create_task(end)
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done() or ending.exception() is not None:
+            return await working, None
+        return None, ending.result()
+    finally:
+        for task in (working, ending):
+            task.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)

@@ -7,12 +7,11 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Mapping
 from functools import partial
 
 from aiodist.backends.choice import BackendChoice
 from aiodist.control.liveness import Patience
-from aiodist.environment import Tls, Tuning, check_open_port, job_id, secret, split_address, tls
+from aiodist.environment import check_open_port, split_address
 from aiodist.errors import RendezvousError, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import find_default, set_default
@@ -24,8 +23,10 @@ from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
+from aiodist.net.sockets import join_address
 from aiodist.rendezvous import (
     FileStore,
+    Invitation,
     Meeting,
     PrefixStore,
     Store,
@@ -55,33 +56,23 @@ class Member:
 
     Args:
         meeting: where the job meets; ended with the membership.
-        tuned: the tuning variables.
-        timeout: seconds for meeting, and the default of operations.
+        asked: what led there; its timeout, in seconds, is the default of operations.
         group_name: of the world; '' for 'world'.
-        environ: the environment variables.
         choice: which backend carries out what.
 
     Attributes:
         elastic: whether others may join later.
     """
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        tuned: Tuning,
-        timeout: float,
-        group_name: str,
-        environ: Mapping[str, str],
-        choice: BackendChoice,
-    ) -> None:
-        name = group_name or "world"
+    def __init__(self, meeting: Meeting, asked: Invitation, group_name: str, choice: BackendChoice) -> None:
+        name, tuned = group_name or "world", asked.tuning
         self._loop = asyncio.get_running_loop()
         self._meeting = meeting
         self._tuned = tuned
         self._name = f"aiodist/{name}"
-        self._job_id = job_id(environ)
-        self._secret = secret(environ)
-        self._tls: Tls | None = tls(environ)
+        self._job_id = asked.job
+        self._secret = meeting.secret or asked.secret
+        self._tls = asked.tls
         self._me = this_process()
         self._claimed = False
         self._presence: Presence | None = None
@@ -92,7 +83,7 @@ class Member:
         hosted = _hosted(meeting)
         uid = os.urandom(UID_BYTES)
         settings = Settings(
-            *(name, self._job_id, tuned.transport, tuned.agreed, timeout),
+            *(name, self._job_id, tuned.transport, tuned.agreed, asked.timeout),
             limits=tuned.limits,
             patience=Patience(
                 *(tuned.heartbeat, tuned.warn_after, tuned.evict_after, tuned.evict_silent_after)
@@ -102,14 +93,8 @@ class Member:
             choice=choice,
         )
         self.job = Job(
-            uid,
-            self._me.decode(errors="replace"),
-            settings,
-            store,
-            self._open_endpoint,
-            self._leave,
-            self._host_store,
-            self._reach_store,
+            *(uid, self._me.decode(errors="replace"), settings, store),
+            *(self._open_endpoint, self._leave, self._host_store, self._reach_store),
             store_address=_address_of(meeting.store),
         )
 
@@ -185,7 +170,7 @@ class Member:
             server = await start(self._meeting.address, 0)
         _log.debug("this process hosts the next epoch's store, at %s:%d", server.host, server.port)
         self._servers.append(server)
-        return _joined(server.host, server.port)
+        return join_address(server.host, server.port)
 
     async def _reach_store(self, address: str, hosted_by: bytes) -> Store:
         current = self._meeting.store
@@ -263,31 +248,21 @@ def _hosted(meeting: Meeting) -> StoreServer | None:
     return meeting.server
 
 
-def address_at(store: Store) -> str:
-    """This host's address on the connection to a store; loopback for one inside this process."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying
-    if isinstance(store, FileStore):
-        store = store.client
-    return str(getattr(store, "address", "127.0.0.1"))
-
-
 def outlives_jobs(store: Store) -> bool:
     """Whether a store may be there when nobody of a job is, unless one of them hosts it. (In etcd a run ends
     with its last process, and what it left is not seen by the next.)"""
-    while isinstance(store, PrefixStore):
-        store = store.underlying
-    return isinstance(store, TcpStore)
+    return isinstance(_behind(store), TcpStore)
 
 
 def _address_of(store: Store) -> str:
     """The address of a store; '' for one that is not served over TCP."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying
+    store = _behind(store)
     if isinstance(store, FileStore):
         store = store.client
-    return _joined(store.host, store.port) if isinstance(store, TcpStore) else ""
+    return join_address(store.host, store.port) if isinstance(store, TcpStore) else ""
 
 
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _behind(store: Store) -> Store:
+    while isinstance(store, PrefixStore):
+        store = store.underlying
+    return store

@@ -48,7 +48,7 @@ _IMPORTED = (
     "aiodist.backends.host",
     "aiodist.group",
     "aiodist.rendezvous",
-    "aiodist.runtime",
+    "aiodist.runtime.joining",
     "aiodist.testing",
     "aiodist.testing.faults.detour",
     "aiodist.testing.faults.rank",

@@ -46,7 +46,7 @@ def main() -> None:
         pack({"rank": peer.rank, "size": peer.size, "pid": os.getpid(), "versions": peer.versions()})
     )
     if kind in ON_A_LOOP:
-        from aiodist.runtime import run
+        from aiodist.runtime.running import run
 
         sock.setblocking(False)
         run(_serve(peer, sock))

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.environment import chosen, company_of_agent, company_of_rank, company_of_script
-from aiodist.environment.company import Company
+from aiodist.environment.company import (
+    Company,
+    chosen,
+    company_of_agent,
+    company_of_rank,
+    company_of_script,
+)
 from aiodist.errors import UsageError
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}

@@ -313,7 +313,7 @@ def open_client() -> Iterator[Run]:
     def run(data: bytes) -> str:
         loop = HandLoop()
         with running(loop):
-            store = TcpStore("127.0.0.1", 1, STORE, SECRET, 300.0)
+            store = TcpStore("127.0.0.1", 1, STORE, SECRET, 300.0, None)
             connection: Any = Connection(STORE)
             store._ready(connection)
             asked = calls(store)

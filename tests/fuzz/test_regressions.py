@@ -180,7 +180,7 @@ def heard(status: Status, id: int, value: Any, call: Callable[[TcpStore], Any]) 
     """What becomes of a call when the store answers with this."""
     loop = HandLoop()
     with running(loop):
-        store = TcpStore("127.0.0.1", 1, STORE, b"secret", 300.0)
+        store = TcpStore("127.0.0.1", 1, STORE, b"secret", 300.0, None)
         connection: Any = Connection(STORE)
         store._ready(connection)
         watch = store.watch("k")
@@ -216,7 +216,7 @@ def test_a_goodbye_that_is_a_nest(status: Status) -> None:
     payload = b"\x93" + pack(0) + pack(int(status)) + value
     loop = HandLoop()
     with running(loop):
-        store = TcpStore("127.0.0.1", 1, STORE, b"secret", 300.0)
+        store = TcpStore("127.0.0.1", 1, STORE, b"secret", 300.0, None)
         connection: Any = Connection(STORE)
         store._ready(connection)
         store._frames(connection, [payload])  # used to be a RecursionError

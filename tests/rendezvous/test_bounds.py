@@ -57,18 +57,18 @@ async def test_waiting_calls_and_cards_count(server: StoreServer) -> None:
             await one.gather("g", 2, 0, bytes(120_000))
         with pytest.raises(StoreFull):
             await one.wait([f"{number}" * 100 for number in range(1000)])
-        before = server.store.machine.size
+        before = server.store.machine.budget.size
         waits = asyncio.ensure_future(one.wait(["k" * 1000]))
         meets = asyncio.ensure_future(one.barrier("b", 2, 0))
         await until(lambda: server.store.machine.waits.calls and server.store.machine.gathers.calls)
-        assert server.store.machine.size > before + 1000
+        assert server.store.machine.budget.size > before + 1000
         meets.cancel()
         await two.set("k" * 1000, "")
         await waits
         await two.delete_key("k" * 1000)
         await until(lambda: not server.store.machine.gathers.calls)
         assert await two.check([])  # by which it confirms the answer before
-        assert server.store.machine.size == before
+        assert server.store.machine.budget.size == before
 
 
 def fed(machine: StoreMachine, client: bytes, id: int, method: str, *args: Any) -> object:
@@ -96,18 +96,18 @@ def test_answers_that_a_client_never_confirms_are_bounded(monkeypatch: pytest.Mo
 def test_large_answers_weigh_until_they_are_confirmed() -> None:
     machine = StoreMachine(10_000)
     machine.handle(Connected(A), 0.0)
-    nothing = machine.size
+    nothing = machine.budget.size
     fed(machine, A, 1, "gather", "alone", 0, 1, bytes(3000), 1.0)
-    assert 3000 < machine.size - nothing < 3500
+    assert 3000 < machine.budget.size - nothing < 3500
     fed(machine, A, 2, "gather", "alone", 0, 1, bytes(3000), 1.0)
     failure = fed(machine, A, 3, "gather", "alone", 0, 1, bytes(3000), 1.0)
     assert isinstance(failure, Failure) and failure.kind == "full"
     machine.handle(Request(A, 4, "ping", [], [1, 2]), 0.0)
-    assert machine.size == nothing
+    assert machine.budget.size == nothing
     fed(machine, A, 5, "compare_set", "k", b"", bytes(4000))
-    assert machine.size > 8000
+    assert machine.budget.size > 8000
     machine.handle(Request(A, 6, "goodbye", [], []), 0.0)
-    assert machine.size < 5000
+    assert machine.budget.size < 5000
 
 
 def test_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

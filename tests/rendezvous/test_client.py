@@ -85,7 +85,7 @@ async def test_who_had_no_time_for_a_handshake_says_so(
 
 
 async def test_what_was_tried_is_said_whole(port: int) -> None:
-    store = TcpStore(HOST, port, Identity("job", Purpose.store), b"", 60)
+    store = TcpStore(HOST, port, Identity("job", Purpose.store), b"", 60, None)
     assert store._progress() == "no answer"
     store._cause = "Connection refused"
     assert store._progress() == "Connection refused"

@@ -58,7 +58,7 @@ def test_changes_make_the_same_store(seed: int) -> None:
             replica.replay(change)
         assert state(replica) == state(machine)
         assert lasting or len(state(machine)) <= len(before), "something came to be that is not to last"
-    assert replica.size == (
+    assert replica.budget.size == (
         sum(len(key) + len(entry.value) + ENTRY_COST for key, entry in machine.keys.entries.items())
         + LEASE_COST * len(machine.leases.by_token)
         + SESSION_COST * len(replica.sessions.by_client)
@@ -93,7 +93,7 @@ def test_nothing_is_left_of_a_store_that_was_emptied(seed: int) -> None:
     for id, key in enumerate(sorted(machine.keys.entries), 1):
         machine.handle(Request(A, id, "delete_key", [key], [id - 1]), life.now + 1e6)
     machine.handle(Request(A, 1000, "goodbye", []), life.now + 1e6)
-    assert machine.size == 0
+    assert machine.budget.size == 0
     assert not machine.leases.by_token and not machine.waits.calls and not machine.gathers.rounds
 
 
@@ -102,7 +102,8 @@ def test_a_change_that_is_none_is_refused() -> None:
         (),
         (99,),
         (1, "k"),
-        (2, "absent", b"", 1),
+        (2, "k", b"", 1),
+        (3, "absent", b"", 1),
         (4, "absent", 1),
         ("put",),
         (1, "k", b"", 1, 7),

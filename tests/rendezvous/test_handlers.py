@@ -25,10 +25,10 @@ from aiodist.rendezvous import (
     handlers,
     hosting,
     register_rendezvous_handler,
-    rendezvous,
     this_process,
 )
 from tests.rendezvous.conftest import Clock
+from tests.rendezvous.meeting import rendezvous
 
 HOST = "127.0.0.1"
 

@@ -165,9 +165,9 @@ def test_who_is_away_too_long_is_told_so() -> None:
     bench.ask(A, 1, "gather", "g", 0, 2, b"a", 500.0)
     bench.feed(Disconnected(A))
     bench.wait(SESSION_GRACE - 1)
-    assert bench.machine.clients == 2
+    assert len(bench.machine.sessions.by_client) == 2
     bench.wait(2)
-    assert bench.machine.clients == 1
+    assert len(bench.machine.sessions.by_client) == 1
     bench.ask(B, 1, "gather", "g", 0, 2, b"b", 1.0)  # its place is free again
     bench.feed(Connected(A))
     for request in (("resume", [1], 0), ("gather", "g", 0, 2, b"a", 9.0), ("add", "n", 1)):
@@ -182,7 +182,7 @@ def test_coming_back_in_time_keeps_the_session() -> None:
     bench.wait(SESSION_GRACE - 1)
     bench.feed(Connected(A))
     bench.wait(SESSION_GRACE)
-    assert bench.machine.clients == 1
+    assert len(bench.machine.sessions.by_client) == 1
 
 
 def test_goodbye_leaves_nothing() -> None:
@@ -195,7 +195,7 @@ def test_goodbye_leaves_nothing() -> None:
     assert bench.ask(B, 1, "set", "k", b"", None) == [Reply(B, 1, None)]
     assert bench.ask(B, 2, "gather", "g", 0, 1, b"", 1.0) == [Reply(B, 2, [b""])]
     machine = bench.machine
-    assert machine.clients == 1
+    assert len(machine.sessions.by_client) == 1
     for left in (machine.waits.calls, machine.waits.wanted, machine.gathers.rounds, machine.watches.calls):
         assert not left
 

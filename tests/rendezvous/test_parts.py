@@ -11,7 +11,6 @@ import pytest
 
 from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.rendezvous.events import Effect, Push, Reply
-from aiodist.rendezvous.foreign import SCHEMES
 from aiodist.rendezvous.machine import StoreMachine, budget
 from aiodist.rendezvous.machine.budget import ANSWER_COST, LEASE_COST, Budget
 from aiodist.rendezvous.machine.changes import Journal, Kind
@@ -158,4 +157,3 @@ def test_foreign_formats_are_loaded_when_used() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
-    assert set(SCHEMES) == {"etcd", "etcds"}

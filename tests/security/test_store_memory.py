@@ -31,7 +31,6 @@ from aiodist.rendezvous.events import (
 )
 from aiodist.rendezvous.machine import StoreMachine, budget, store_machine
 from aiodist.rendezvous.machine.gathers import MAX_WORLD
-from aiodist.rendezvous.machine.sessions import pack_ranks, unpack_ranks
 from aiodist.rendezvous.methods import METHODS
 from aiodist.rendezvous.shapes import MAX_KEY
 from tests.levels import few
@@ -101,13 +100,13 @@ def test_what_one_client_makes_a_store_keep_is_charged(attack: str) -> None:
                 break
         else:
             raise AssertionError(f"100,000 requests, {taken()} bytes, and the store is not full")
-        assert machine.size <= LIMIT
+        assert machine.budget.size <= LIMIT
         assert taken() < 1.4 * LIMIT
         machine.handle(Request(MALLORY, n + 1, "goodbye", []), 0.0)
         while machine.due(2e9):
             machine.handle(Tick(), 2e9)
     kept = sum(4 * len(key) + len(entry.value) + 1000 for key, entry in machine.keys.entries.items())
-    assert machine.size <= kept, "it is gone, and so is what it asked; keys stay"
+    assert machine.budget.size <= kept, "it is gone, and so is what it asked; keys stay"
 
 
 def test_every_method_that_leaves_an_answer_is_among_the_attacks_or_needs_a_key() -> None:
@@ -129,7 +128,7 @@ def test_clients_that_come_and_go_are_charged_once_they_have_changed_something()
             full = full or is_full(machine.handle(Request(client, 1, "add", ["n", 1]), 0.0))
             machine.handle(Disconnected(client), 0.0)
         assert full
-        assert machine.size <= LIMIT
+        assert machine.budget.size <= LIMIT
         assert taken() < 1.4 * LIMIT
 
 
@@ -141,7 +140,7 @@ def test_clients_that_only_look_leave_nothing() -> None:
         machine.handle(Request(client, 1, "watch", ["k"]), 0.0)
         machine.handle(Request(client, 2, "wait", [["k"], 1.0]), 0.0)
         machine.handle(Disconnected(client), 0.0)
-    assert (machine.clients, machine.size) == (0, 0)
+    assert (len(machine.sessions.by_client), machine.budget.size) == (0, 0)
     machine.handle(Connected(ALICE), 0.0)
     machine.handle(Disconnected(ALICE), 0.0)
     machine.handle(Connected(ALICE), 0.0)
@@ -174,7 +173,7 @@ def test_meetings_that_fail_all_at_once_take_what_was_charged(monkeypatch: pytes
         ]
         failures.clear()
         again.clear()
-        assert machine.size <= LIMIT // 8
+        assert machine.budget.size <= LIMIT // 8
         assert taken() < 1.4 * LIMIT // 8
 
 
@@ -229,7 +228,7 @@ def test_ranks_that_came_and_went_are_charged() -> None:
     machine.handle(Connected(MALLORY), 0.0)
     machine.handle(Request(MALLORY, 1, "gather", ["g", 0, MAX_WORLD, b"", 1e9]), 0.0)
     machine.handle(Request(MALLORY, 2, "ping", []), 0.0)
-    before = machine.size
+    before = machine.budget.size
     with traced() as taken:
         for rank in range(1, 501):
             call = rank + 2
@@ -239,16 +238,11 @@ def test_ranks_that_came_and_went_are_charged() -> None:
             while machine.due(float(rank)):
                 machine.handle(Tick(), float(rank))
         machine.handle(Request(MALLORY, 600, "cancel", [call]), 0.0)
-        assert taken() < 1.4 * (machine.size - before)
+        assert taken() < 1.4 * (machine.budget.size - before)
     machine.handle(Request(MALLORY, 601, "gather", ["g", 1, MAX_WORLD, b"", 1e9], []), 0.0)
     for call in (1, 601):
         machine.handle(Request(MALLORY, call + 1000, "cancel", [call]), 0.0)
-    assert machine.size == budget.SESSION_COST
-
-
-@pytest.mark.parametrize("ranks", [(), (0,), (7,), (8, 9, 4095), tuple(range(0, 100, 3))])
-def test_ranks_packed(ranks: tuple[int, ...]) -> None:
-    assert unpack_ranks(pack_ranks(ranks)) == ranks
+    assert machine.budget.size == budget.SESSION_COST
 
 
 @pytest.mark.parametrize(
@@ -264,12 +258,12 @@ def test_ranks_packed(ranks: tuple[int, ...]) -> None:
 def test_names_that_no_client_of_ours_would_send(method: str, args: list[Any]) -> None:
     machine = StoreMachine(LIMIT)
     machine.handle(Connected(MALLORY), 0.0)
-    before = machine.size
+    before = machine.budget.size
     effects = machine.handle(Request(MALLORY, 1, method, args), 0.0)
     assert any(
         isinstance(effect, Failure) and "at most 4096 characters" in effect.message for effect in effects
     )
-    assert machine.size == before
+    assert machine.budget.size == before
 
 
 def test_a_full_store_lets_everybody_make_room() -> None:

@@ -37,11 +37,12 @@ from aiodist.backends.mpi.place import (
 from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted
 from aiodist.backends.threads import post, settle
-from aiodist.environment import given_secret, job_id, tls, tuning
+from aiodist.environment import given_secret, job_id, secret, tls, tuning
 from aiodist.environment.process import host_id
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import join_address, outward
-from aiodist.rendezvous import Meeting, StoreServer, rendezvous, told_address
+from aiodist.rendezvous import Invitation, Meeting, StoreServer, told_address
+from aiodist.rendezvous import meet as meet_there
 from aiodist.sanitize import one_line
 
 _LONGEST = 1024  # bytes of what rank 0 tells
@@ -67,19 +68,10 @@ async def world(rank: int, world_size: int, environ: Environ) -> tuple[int, int]
     return library.rank, library.size
 
 
-async def meet(
-    rank: int, world_size: int, timeout: float, environ: Environ
-) -> tuple[Meeting, dict[str, str]]:
+async def meet(asked: Invitation) -> Meeting:
     """Meet the other processes of the MPI job, where nothing else gives a place. Loads MPI.
 
-    Args:
-        rank: as the user gave it; -1: not.
-        world_size: likewise.
-        timeout: seconds.
-        environ: the environment variables.
-
-    Returns:
-        the meeting, and the variables to go on with: they have the job's secret.
+    The secret that is found, or made, is the meeting's.
 
     Raises:
         UsageError: arguments or variables say something else than MPI, or the secret's file cannot be used.
@@ -89,23 +81,25 @@ async def meet(
         RendezvousError: rank 0 could not listen, another rank was refused, only some ranks were given a
             secret, or this process gave up before.
     """
+    environ = asked.environ
     library = await asyncio.to_thread(load)
     mine, size = library.rank, library.size
+    place = replace(asked, rank=mine, world_size=size, by_library=None)
     refusal: UsageError | None = None
     given = b""
     try:
-        check_place(mine, size, rank, world_size, environ)
+        check_place(mine, size, asked.rank, asked.world_size, environ)
         given = given_secret(environ)
     except UsageError as error:
         refusal = error
     if size == 1:
         if refusal is not None:
             raise refusal
-        return await rendezvous("env://", 0, 1, timeout, environ), dict(environ)
+        return replace(await meet_there(place), secret=secret(environ))
     server: StoreServer | None = None
     told, shown = np.zeros(_LONGEST, np.uint8), cards(size)
     try:
-        async with _talk(library, timeout) as talk:
+        async with _talk(library, asked.timeout) as talk:
             await talk(lambda comm: comm.Iallgather(card(_host(), refusal, bool(given)), shown))
             another = refused(shown)
             if another is None:
@@ -116,16 +110,15 @@ async def meet(
         if another is not None:
             raise another
         address, fresh = _read(told)
-        environ = {**environ, "AIODIST_SECRET": fresh} if fresh else dict(environ)
-        where = {**environ, "AIODIST_STORE": address}
-        meeting = await rendezvous("env://", mine, size, timeout, where, fresh.encode() or given)
+        key = fresh.encode() or given
+        meeting = await meet_there(replace(place, environ={**environ, "AIODIST_STORE": address}, secret=key))
     except BaseException as error:
         if server is not None:
             await server.aclose()
         if refusal is not None and isinstance(error, RendezvousError):
             raise refusal from None  # whether the others came or not
         raise
-    return replace(meeting, server=server), environ
+    return replace(meeting, server=server, secret=key)
 
 
 Talk = Callable[[Callable[[Any], Any]], Awaitable[None]]

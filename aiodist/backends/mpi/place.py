@@ -65,11 +65,6 @@ def check_place(mine: int, size: int, rank: int, world_size: int, environ: Envir
         )
 
 
-def is_told(environ: Environ) -> bool:
-    """Whether variables say where to meet, so that MPI need not."""
-    return bool(environ.get("AIODIST_STORE") or environ.get("MASTER_ADDR"))
-
-
 def card(host: bytes, refusal: UsageError | None, has_secret: bool = False) -> Array:
     """The card that a process shows the others first.
 

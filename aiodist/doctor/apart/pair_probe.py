@@ -15,7 +15,8 @@ def probe(rank: str, where: str, limit: str) -> dict[str, object]:
     """
     import numpy as np
 
-    from aiodist.runtime import init_process_group, run
+    from aiodist.runtime.init import init_process_group
+    from aiodist.runtime.running import run
 
     async def pair() -> dict[str, object]:
         group = await init_process_group("host", where, timeout=float(limit), world_size=2, rank=int(rank))

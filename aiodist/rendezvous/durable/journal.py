@@ -28,7 +28,7 @@ from typing import Any
 
 import msgpack
 
-VERSION = 1
+VERSION = 2
 SALT_BYTES = 16
 INSTANCE_BYTES = 16
 _MAGIC = b"AIODISTJ"

@@ -101,7 +101,7 @@ class Gateway:
         while (left := deadline - self._loop.time()) > 0:
             at = self._at
             try:
-                async with asyncio.timeout(min(left, ATTEMPT_SECONDS)) as limit:
+                async with _within(min(left, ATTEMPT_SECONDS), "no answer"):
                     return await self._ask(self._bases[at], path, body), again
             except NoLease as error:
                 error.again = again
@@ -111,11 +111,6 @@ class Gateway:
             except Away as error:
                 cause = str(error)
                 again = again or cause != _REFUSED
-                self._turn(at)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                cause, again = "no answer", True
                 self._turn(at)
             await asyncio.sleep(min(delay * self._random.uniform(0.5, 1.0), max(left, 0.0)))
             delay = min(2 * delay, _BACKOFF[1])
@@ -154,27 +149,17 @@ class Gateway:
             raise
 
     async def _begin(self, base: str, path: str, body: Json) -> aiohttp.ClientResponse:
-        try:
-            async with asyncio.timeout(ATTEMPT_SECONDS) as limit:
-                await self._log_in(base)
-                # A member without a leader would stay silent; so it says that it has none.
-                headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
-                return await self._session.post(base + path, data=json.dumps(body), headers=headers)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise Away("it accepts connections, but does not answer") from None
+        async with _within(ATTEMPT_SECONDS, "it accepts connections, but does not answer"):
+            await self._log_in(base)
+            # A member without a leader would stay silent; so it says that it has none.
+            headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
+            return await self._session.post(base + path, data=json.dumps(body), headers=headers)
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[Json, None]:
         kept = b""
         while True:
-            try:
-                async with asyncio.timeout(QUIET_SECONDS) as limit:
-                    chunk = await response.content.readany()
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise Away("nothing came for a while") from None
+            async with _within(QUIET_SECONDS, "nothing came for a while"):
+                chunk = await response.content.readany()
             if not chunk:
                 raise Away("it ended the stream")
             *lines, kept = (kept + chunk).split(b"\n")
@@ -253,6 +238,18 @@ class Gateway:
         if "[SSL" in str(cause):
             raise tls_failure(str(self.place), str(cause)) from None
         raise Away(describe(cause)) from None
+
+
+@contextlib.asynccontextmanager
+async def _within(seconds: float, words: str) -> AsyncIterator[None]:
+    """Raise `Away` where what is inside takes longer; a `TimeoutError` of its own passes."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise Away(words) from None
 
 
 def _result(line: bytes) -> Json:

@@ -12,17 +12,17 @@ goes with the run.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from aiodist.errors import WireError
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.run import Run
-from aiodist.rendezvous.etcd.words import Item, Json, Range
+from aiodist.rendezvous.etcd.words import Item, Json, Outcome
 from aiodist.rendezvous.rules import RefusedError
 from aiodist.sanitize import one_line
 
@@ -41,24 +41,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Tried:
-    """The outcome of an attempt.
-
-    Attributes:
-        happened: the change is made.
-        note: what an earlier attempt noted, where that was the one that made it.
-        revision: at which the change was made; means nothing where it was not.
-        ranges: what the attempt's reads found: of its operations, or of the other side's where not.
-    """
-
-    happened: bool
-    note: bytes | None
-    revision: int
-    ranges: list[Range]
-
-
-@dataclass(slots=True)
-class Plan(Generic[T]):
+class Decision(Generic[T]):
     """Decision about what a key holds.
 
     Attributes:
@@ -79,7 +62,8 @@ class Ledger:
         self._run = run
         self._numbers = itertools.count()
         self._useless: list[bytes] = []
-        self._turns: dict[bytes, tuple[asyncio.Lock, int]] = {}  # key → its lock, how many want it
+        # This process's calls for one key go one after the other; who has or wants the lock keeps it here.
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._random = random.Random()
 
     def mark(self) -> Mark:
@@ -95,8 +79,11 @@ class Ledger:
         *,
         note: bytes = b"",
         deadline: float,
-    ) -> Tried:
+    ) -> Outcome:
         """Make a change if its conditions hold and it was not made before.
+
+        Returns:
+            `succeeded` where it is made, perhaps by an attempt before, whose `note` is there then.
 
         Args:
             otherwise: what to read where they do not.
@@ -107,18 +94,18 @@ class Ledger:
         conditions = [words.unchanged(mark.key, 0), *conditions]
         failure = [words.get(mark.key), *otherwise]
         sent, mark.doubtful = mark.doubtful, True  # until there is an answer
-        found, again = await self._run.txn(conditions, success, failure, deadline=deadline)
-        mark.doubtful = sent or again
+        found = await self._run.txn(conditions, success, failure, deadline=deadline)
+        mark.doubtful = sent or found.again
         if found.succeeded:
             if swept:
                 self._useless = [key for key in self._useless if key not in swept]
             if not mark.doubtful:
                 self._useless.append(mark.key)
-            return Tried(True, None, found.revision, found.ranges)
+            return found
         made = found.ranges.pop(0).item
-        if made is None:
-            return Tried(False, None, 0, found.ranges)
-        return Tried(True, made.value, made.revision, found.ranges)
+        if made is not None:
+            found.succeeded, found.note, found.revision = True, made.value, made.revision
+        return found
 
     async def change(self, operations: Sequence[Json], deadline: float) -> int:
         """Make a change on no condition → the revision at which it was made."""
@@ -127,7 +114,7 @@ class Ledger:
     async def swap(
         self,
         key: bytes,
-        decide: Callable[[bytes | None], Plan[T]],
+        decide: Callable[[bytes | None], Decision[T]],
         deadline: float,
         lease: int | None = None,
     ) -> T:
@@ -137,64 +124,51 @@ class Ledger:
             decide: what to do about a value, None where the key is absent; may raise RefusedError.
             lease: of a key that is new; None: the run's. One that is there keeps the lease that it has.
         """
-        async with self._turn(key):
+        async with self._turns.setdefault(key, asyncio.Lock()):
             mark, delay = self.mark(), _BACKOFF[0]
-            plans: list[Plan[T]] = []  # that were tried; an attempt notes the number of its own
+            decisions: list[Decision[T]] = []  # that were tried; an attempt notes the number of its own
             held: Item | None = None
             known = False  # it is not worth a question first whether a key is absent
             while True:
                 try:
-                    plan: Plan[T] | None = decide(None if held is None else held.value)
+                    decided: Decision[T] | None = decide(None if held is None else held.value)
                 except RefusedError:
                     if known and not mark.doubtful:
                         raise
-                    plan = None
-                if plan is None or plan.leave:
+                    decided = None
+                if decided is None or decided.leave:
                     if mark.doubtful:
                         # An attempt that is still under way must not change later what is left alone now.
                         tried = await self.attempt(mark, [], [], deadline=deadline)
                         if tried.note:  # an empty one says that the call was given up
-                            return _noted(plans, tried.note)
+                            return _noted(decisions, tried.note)
                         mark, known = self.mark(), False
-                    if known and plan is not None:
-                        return plan.answer
-                    found, _ = await self._run.txn([], [words.get(key)], deadline=deadline)
-                    held, known = found.ranges[0].item, True
+                    if known and decided is not None:
+                        return decided.answer
+                    [found] = await self._run.read(words.get(key), deadline=deadline)
+                    held, known = found.item, True
                     continue
                 conditions = [words.unchanged(key, 0 if held is None else held.revision)]
                 hangs_on = (lease or self._run.lease) if held is None else None
-                write = words.delete(key) if plan.value is None else words.put(key, plan.value, hangs_on)
-                note = b"%d" % len(plans)
-                plans.append(plan)
+                write = (
+                    words.delete(key) if decided.value is None else words.put(key, decided.value, hangs_on)
+                )
+                note = b"%d" % len(decisions)
+                decisions.append(decided)
                 tried = await self.attempt(
                     mark, conditions, [write], [words.get(key)], note=note, deadline=deadline
                 )
-                if tried.happened:
-                    return plan.answer if tried.note is None else _noted(plans, tried.note)
+                if tried.succeeded:
+                    return decided.answer if tried.note is None else _noted(decisions, tried.note)
                 if known:  # others change it too
                     await asyncio.sleep(delay * self._random.random())
                     delay = min(2 * delay, _BACKOFF[1])
                 held, known = tried.ranges[0].item, True
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, key: bytes) -> AsyncIterator[None]:
-        """Take this process's turn for a key: its calls for one key go one after the other."""
-        lock, wanted = self._turns.get(key, (asyncio.Lock(), 0))
-        self._turns[key] = (lock, wanted + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            wanted = self._turns[key][1] - 1
-            if wanted:
-                self._turns[key] = (lock, wanted)
-            else:
-                del self._turns[key]
 
-
-def _noted(plans: Sequence[Plan[T]], note: bytes) -> T:
-    """The answer of the plan that an attempt has carried out whose answer was lost."""
+def _noted(decisions: Sequence[Decision[T]], note: bytes) -> T:
+    """The answer of the decision that an attempt has carried out whose answer was lost."""
     try:
-        return plans[int(note)].answer
+        return decisions[int(note)].answer
     except (ValueError, IndexError):
         raise WireError(f"etcd holds something else than the mark of a call: {one_line(note, 100)}") from None

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from aiodist.rendezvous.etcd.place import place as read_place
+from dataclasses import replace
+
+from aiodist.rendezvous.etcd.place import place
 from aiodist.rendezvous.etcd.store import EtcdStore
-from aiodist.rendezvous.hosting import known_place, meet_at
+from aiodist.rendezvous.hosting import meet_at
 from aiodist.rendezvous.invitation import Invitation, Meeting
-
-
-async def meet(invitation: Invitation) -> Meeting:
-    """Meet at the store in etcd that the URL leads to. Errors as of `EtcdStore.connect`."""
-    read_place(invitation.url, invitation.environ)  # before anything shows a URL with a password in it
-    place = known_place(invitation)
-    store = await EtcdStore.connect(
-        invitation.url, invitation.job, invitation.timeout, environ=invitation.environ
-    )
-    return await meet_at(invitation, place, store, store.address)
-
+from aiodist.rendezvous.meeting_point import MeetingPoint, known_place
 
 connect = EtcdStore.connect
+
+
+async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
+    """Meet at the store in etcd that a URL leads to. Errors as of `EtcdStore.connect`."""
+    place(point.path, invitation.environ)  # before anything shows a URL with a password in it
+    known_place(replace(invitation, url=point.path))
+    store = await connect(point.path, invitation.job, invitation.timeout, environ=invitation.environ)
+    return await meet_at(invitation, store)

@@ -20,6 +20,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from urllib.parse import quote
 
 from aiodist.errors import AiodistError, RendezvousError, WireError
@@ -39,6 +40,7 @@ _LEAVING_SECONDS = 1.0  # that a cancelled call may take to withdraw
 _CLIENT, _CALL = 16, 16  # bytes of client and call before a value
 
 
+@dataclass
 class Gather:
     """One rank's part in a gather.
 
@@ -48,31 +50,22 @@ class Gather:
         name, size, rank, value: as in `Store.gather`.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        run: Run,
-        ledger: Ledger,
-        call: Call,
-        *,
-        name: str,
-        size: int,
-        rank: int,
-        value: bytes,
-    ) -> None:
-        check_rank(rank, size)
-        self._gateway = gateway
-        self._run = run
-        self._ledger = ledger
-        self._call = call
-        self._deadline = call.deadline
-        self._name = name
-        self._size = size
-        self._rank = rank
-        self.base = run.base + b"gather/" + quote(name, safe="").encode() + b"/"
+    gateway: Gateway
+    run: Run
+    ledger: Ledger
+    call: Call
+    name: str
+    size: int
+    rank: int
+    value: InitVar[bytes]
+
+    def __post_init__(self, value: bytes) -> None:
+        check_rank(self.rank, self.size)
+        self._deadline = self.call.deadline
+        self.base = self.run.base + b"gather/" + quote(self.name, safe="").encode() + b"/"
         self._on, self._left = self.base + b"now", self.base + b"left"  # keys
-        self._card = run.client + secrets.token_hex(_CALL // 2).encode() + value
-        self._mark = ledger.mark()
+        self._card = self.run.client + secrets.token_hex(_CALL // 2).encode() + value
+        self._mark = self.ledger.mark()
         self._at = b""  # what the keys of the round begin with that this rank comes to
         self._now: Item | None = None  # the key `now`, as it was when this rank had come
 
@@ -88,10 +81,10 @@ class Gather:
 
         try:
             await self._come()
-            while not await look_until(look, self._gateway, self._call):
+            while not await look_until(look, self.gateway, self.call):
                 missing = await self._leave()
                 if missing is not None:  # else the last came while this one was about to go
-                    raise did_not_come(self._name, missing, len(missing), self._call.timeout)
+                    raise did_not_come(self.name, missing, len(missing), self.call.timeout)
             return await self._read()
         except asyncio.CancelledError:
             # Whoever cancels may count on this rank having left when the call is over.
@@ -103,16 +96,14 @@ class Gather:
             raise
 
     async def _reads(self, *operations: Json) -> list[Range]:
-        found, _ = await self._run.txn([], operations, deadline=self._deadline)
-        return found.ranges
+        return await self.run.read(*operations, deadline=self._deadline)
 
     async def _changes(self, conditions: list[Json], operations: list[Json]) -> bool:
-        done, _ = await self._run.txn(conditions, operations, deadline=self._deadline)
-        return done.succeeded
+        return (await self.run.txn(conditions, operations, deadline=self._deadline)).succeeded
 
     @property
     def _mine(self) -> bytes:
-        return self._at + b"rank/%08d" % self._rank
+        return self._at + b"rank/%08d" % self.rank
 
     def _in(self, description: bytes) -> bytes:
         """Prefix of the keys of a round, from the description of the rank that began it."""
@@ -121,12 +112,12 @@ class Gather:
     # Coming.
 
     async def _come(self) -> None:
-        lease = self._run.lease
+        lease = self.run.lease
         now: Item | None = None
         while True:
             if now is None:  # it is not worth a question first whether a round is on
-                description = json.dumps({"round": secrets.token_hex(8), "size": self._size}).encode()
-            elif _round(now.value)[1] == self._size:
+                description = json.dumps({"round": secrets.token_hex(8), "size": self.size}).encode()
+            elif _round(now.value)[1] == self.size:
                 description = now.value
             else:
                 now = await self.settle(now)
@@ -138,17 +129,17 @@ class Gather:
             ]
             operations = [
                 words.put(self._mine, self._card, lease),
-                words.delete(self._at + b"gone/%08d" % self._rank),
+                words.delete(self._at + b"gone/%08d" % self.rank),
             ]
             if now is None:
                 operations.append(words.put(self._on, description, lease))
             operations.append(words.get(self._on))
             otherwise = [words.get(self._on), words.get(self._mine)]
-            tried = await self._ledger.attempt(
+            tried = await self.ledger.attempt(
                 self._mark, conditions, operations, otherwise, note=description, deadline=self._deadline
             )
             there = tried.ranges[0].item
-            if tried.happened and tried.note is None:
+            if tried.succeeded and tried.note is None:
                 self._now = there
                 return
             if tried.note is not None:  # by an attempt whose answer was lost; others may have been here since
@@ -168,24 +159,24 @@ class Gather:
         """Clear away dead processes that this rank contradicts, or refuse it → the key `now` afterwards."""
         at, world = self._in(now.value), _round(now.value)[1]
         cards = (await self._reads(words.get_all(at + b"rank/")))[0].items
-        in_the_way = [card for card in cards if world != self._size or _rank(card) == self._rank]
+        in_the_way = [card for card in cards if world != self.size or _rank(card) == self.rank]
         cleared = False
         for card in in_the_way:
             conditions = [
                 words.unchanged(self._on, now.revision),  # who met the others before dying has met them
                 words.unchanged(card.key, card.revision),
-                words.unchanged(self._run.is_here(card.value[:_CLIENT]), 0),
+                words.unchanged(self.run.is_here(card.value[:_CLIENT]), 0),
             ]
-            left = words.put(self._left, b"", self._run.lease)
+            left = words.put(self._left, b"", self.run.lease)
             if await self._changes(conditions, [words.delete(card.key), left]):
                 cleared = True
         if not cards or cleared:
             await self._end_if_empty(at, now)
-        elif world != self._size:
+        elif world != self.size:
             ranks = [_rank(card) for card in cards]
-            raise other_world(self._name, self._rank, self._size, ranks, len(ranks), world)
+            raise other_world(self.name, self.rank, self.size, ranks, len(ranks), world)
         elif in_the_way:
-            raise rank_taken(self._name, self._rank)
+            raise rank_taken(self.name, self.rank)
         return await self.now()
 
     # Waiting.
@@ -202,11 +193,11 @@ class Gather:
             return True
         if card.item is None or card.item.value != self._card:
             raise RendezvousError(
-                f"rank {self._rank} lost its place at '{self._name}': this process was cut off from etcd, "
+                f"rank {self.rank} lost its place at '{self.name}': this process was cut off from etcd, "
                 "and another one came as that rank",
                 hint="Give each process its own RANK",
             )
-        if there.count < self._size:
+        if there.count < self.size:
             return False
         assert self._now is not None
         conditions = [
@@ -214,7 +205,7 @@ class Gather:
             words.unchanged(self._left, 0 if left.item is None else left.item.revision),
         ]
         end = [
-            words.put(self._at + b"done", b"", self._run.lease),
+            words.put(self._at + b"done", b"", self.run.lease),
             words.delete(self._on),
             words.delete(self._left),
             words.delete_all(self._at + b"gone/"),
@@ -226,9 +217,9 @@ class Gather:
 
     async def _read(self) -> list[bytes]:
         cards = (await self._reads(words.get_all(self._at + b"rank/")))[0].items
-        if len(cards) != self._size:
+        if len(cards) != self.size:
             raise RendezvousError(
-                f"the values of '{self._name}' are gone: this process took over a minute to read them",
+                f"the values of '{self.name}' are gone: this process took over a minute to read them",
                 hint="See what holds up this process, or its way to etcd",
             )
         return [card.value[_CLIENT + _CALL :] for card in cards]
@@ -245,21 +236,19 @@ class Gather:
         ]
         operations = [
             words.delete(self._mine),
-            words.put(self._at + b"gone/%08d" % self._rank, b"", self._run.lease),
-            words.put(self._left, b"", self._run.lease),
+            words.put(self._at + b"gone/%08d" % self.rank, b"", self.run.lease),
+            words.put(self._left, b"", self.run.lease),
             *who,
         ]
-        tried = await self._ledger.attempt(
-            self._ledger.mark(), conditions, operations, deadline=self._deadline
-        )
-        if not tried.happened:
+        tried = await self.ledger.attempt(self.ledger.mark(), conditions, operations, deadline=self._deadline)
+        if not tried.succeeded:
             return None
         # Where an attempt did it whose answer was lost, this one has read nothing.
         ranges = tried.ranges if tried.note is None else await self._reads(*who)
         came, gone = ({_rank(item) for item in part.items} for part in ranges)
         if not came:
             await self._end_if_empty(self._at, self._now)
-        away = set(range(self._size)) - came
+        away = set(range(self.size)) - came
         return tuple(sorted(away - gone or away))
 
     async def _end_if_empty(self, at: bytes, now: Item) -> None:
@@ -277,7 +266,7 @@ class Gather:
         with contextlib.suppress(AiodistError, NoLease):
             if self._now is None:
                 # Its mark keeps an attempt that is still under way from coming later.
-                tried = await self._ledger.attempt(self._mark, [], [], deadline=self._deadline)
+                tried = await self.ledger.attempt(self._mark, [], [], deadline=self._deadline)
                 if not tried.note:
                     return
                 self._at, self._now = self._in(tried.note), await self.now()

@@ -29,7 +29,7 @@ from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.alive import is_gone, this_process
 from aiodist.rendezvous.etcd.gateway import Gateway
 from aiodist.rendezvous.etcd.refusals import LeaseExists, NoLease
-from aiodist.rendezvous.etcd.words import Item, Json, Outcome
+from aiodist.rendezvous.etcd.words import Item, Json, Outcome, Range
 from aiodist.sanitize import one_line
 
 RUN_SECONDS = 60
@@ -92,7 +92,7 @@ class Run:
     async def _enter(self, deadline: float) -> bool:
         """Try once to enter; False where another process was faster, or a dead one was in the way."""
         look = [words.get(self._key), words.get_all(self._clients, limit=_LOOKED_AT)]
-        run, clients = (await self._ask([], look, (), deadline))[0].ranges
+        run, clients = (await self._ask([], look, (), deadline)).ranges
         found = run.item
         if gone := [client for client in clients.items if is_gone(client.value)]:
             for client in gone:
@@ -115,16 +115,15 @@ class Run:
             if found is not None:
                 begin.append(words.delete_all(self._root + found.value + b"/"))
         try:
-            return (await self._ask(conditions, begin, (), deadline))[0].succeeded
+            return (await self._ask(conditions, begin, (), deadline)).succeeded
         except NoLease:
             return False
 
     async def _ask(
         self, conditions: list[Json], success: Sequence[Json], failure: Sequence[Json], deadline: float
-    ) -> tuple[Outcome, bool]:
+    ) -> Outcome:
         body = words.txn(conditions, success, failure)
-        answer, again = await self._gateway.call("/v3/kv/txn", body, deadline)
-        return words.outcome(answer), again
+        return words.outcome(*await self._gateway.call("/v3/kv/txn", body, deadline))
 
     # What others ask.
 
@@ -139,26 +138,25 @@ class Run:
         failure: Sequence[Json] = (),
         *,
         deadline: float,
-    ) -> tuple[Outcome, bool]:
-        """A transaction in this run.
-
-        Returns:
-            Its outcome, and whether etcd may have been asked more than once.
+    ) -> Outcome:
+        """Carry out a transaction in this run.
 
         Raises:
             RendezvousError: the run is over.
             NoLease: a lease other than the run's has run out.
         """
         same = words.holds(self._key, self._id)
-        found, again = await self._ask(
-            [same, *conditions], success, [words.get(self._key), *failure], deadline
-        )
+        found = await self._ask([same, *conditions], success, [words.get(self._key), *failure], deadline)
         if not found.succeeded:
             run = found.ranges.pop(0).item
             if run is None or run.value != self._id:
                 self._lose(lost_error())
                 raise lost_error()
-        return found, again
+        return found
+
+    async def read(self, *operations: Json, deadline: float) -> list[Range]:
+        """Read, all at one time. Errors as of `txn`."""
+        return (await self.txn([], operations, deadline=deadline)).ranges
 
     async def grant(self, seconds: int, deadline: float, lease: int = 0) -> int:
         """Grant a new lease, of this id or some other; etcd may make it somewhat longer."""

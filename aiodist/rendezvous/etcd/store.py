@@ -16,14 +16,15 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiodist.errors import AiodistError, UsageError
+from aiodist.rendezvous import rules
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.gateway import Gateway
-from aiodist.rendezvous.etcd.ledger import Ledger, Plan
+from aiodist.rendezvous.etcd.ledger import Decision, Ledger
 from aiodist.rendezvous.etcd.looking import Call, look_until
 from aiodist.rendezvous.etcd.place import place
 from aiodist.rendezvous.etcd.refusals import NoLease
@@ -33,7 +34,6 @@ from aiodist.rendezvous.etcd.watching import report
 from aiodist.rendezvous.etcd.words import Item
 from aiodist.rendezvous.failures import again, check_use, closed_error, error_of
 from aiodist.rendezvous.methods import METHODS, check_args
-from aiodist.rendezvous.rules import RefusedError, added, check_pairs, check_ttl, lease_ended, nobody_set
 from aiodist.rendezvous.shapes import check_key
 from aiodist.rendezvous.store import Store
 from aiodist.rendezvous.watch import Watch
@@ -70,7 +70,6 @@ class EtcdStore(Store):
 
     def __init__(self, gateway: Gateway, timeout: Timeout) -> None:
         super().__init__(timeout)
-        self.address = ""
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._run: Run
@@ -131,32 +130,24 @@ class EtcdStore(Store):
     # Calls.
 
     async def _call(self, method: str, args: list[Any], timeout: float | None = None) -> Any:
-        if timeout is None:
-            call = Call(self._loop, self.timeout, 0.0)
-        else:
+        call = Call(self._loop, self.timeout, 0.0)
+        if timeout is not None:
             call = Call(self._loop, timeout, GRACE_SECONDS)
         try:
             check_args(method, args if timeout is None else [*args, timeout])
-            async with self._use(call):
-                return await self._do[method](call, *args)
-        except RefusedError as refused:
-            raise error_of(refused.kind, refused.message, refused.hint, refused.missing) from None
-        except NoLease:
-            raise lost_error() from None
-
-    @contextlib.asynccontextmanager
-    async def _use(self, call: Call) -> AsyncIterator[None]:
-        """Keep a call under way until it is over, or the store is."""
-        check_use(self._loop, self._closed)
-        try:
+            check_use(self._loop, self._closed)
             async with call.scope:
                 self._calls.add(call)
                 try:
-                    yield
+                    return await self._do[method](call, *args)
                 finally:
                     self._calls.discard(call)
                     call.arrived()
                     call.ended.set_result(None)
+        except rules.RefusedError as refused:
+            raise error_of(refused.kind, refused.message, refused.hint, refused.missing) from None
+        except NoLease:
+            raise lost_error() from None
         except TimeoutError:
             if not call.scope.expired() or self._closed is None:
                 raise
@@ -197,41 +188,40 @@ class EtcdStore(Store):
         self._start(self._run.revoke(lease.id, self._loop.time() + lease.seconds))
 
     async def _multi_set(self, call: Call, keys: list[str], values: list[bytes]) -> None:
-        check_pairs(keys, values)
+        rules.check_pairs(keys, values)
         new = {self._key(key): value for key, value in zip(keys, values, strict=True)}
         lease = self._run.lease
         await self._ledger.change([words.put(key, value, lease) for key, value in new.items()], call.deadline)
 
-    async def _swap(self, call: Call, key: str, decide: Callable[[bytes | None], Plan[T]]) -> T:
+    async def _swap(self, call: Call, key: str, decide: Callable[[bytes | None], Decision[T]]) -> T:
         return await self._ledger.swap(self._key(key), decide, call.deadline)
 
     async def _add(self, call: Call, key: str, amount: int) -> int:
-        def decide(held: bytes | None) -> Plan[int]:
-            total = added(key, held, amount)
-            return Plan(total, b"%d" % total)
+        def decide(held: bytes | None) -> Decision[int]:
+            total = rules.added(key, held, amount)
+            return Decision(total, b"%d" % total)
 
         return await self._swap(call, key, decide)
 
     async def _append(self, call: Call, key: str, value: bytes) -> None:
-        await self._swap(call, key, lambda held: Plan(None, (held or b"") + value))
+        await self._swap(call, key, lambda held: Decision(None, (held or b"") + value))
 
     async def _compare_set(self, call: Call, key: str, expected: bytes, desired: bytes) -> bytes:
-        def decide(held: bytes | None) -> Plan[bytes]:
-            if (held or b"") == expected:
-                return Plan(desired, desired)
-            return Plan(expected if held is None else held, leave=True)
+        def decide(held: bytes | None) -> Decision[bytes]:
+            sets, answer = rules.compared(held, expected, desired)
+            return Decision(answer, desired, leave=not sets)
 
         return await self._swap(call, key, decide)
 
     async def _claim(self, call: Call, key: str, value: bytes) -> bytes:
         # It stays as long as the run: whoever died here is found dead by who comes after (`alive`).
         return await self._swap(
-            call, key, lambda held: Plan(held, leave=True) if held else Plan(value, value)
+            call, key, lambda held: Decision(held, leave=True) if held else Decision(value, value)
         )
 
     async def _delete_key(self, call: Call, key: str) -> bool:
         return await self._swap(
-            call, key, lambda held: Plan(False, leave=True) if held is None else Plan(True, None)
+            call, key, lambda held: Decision(False, leave=True) if held is None else Decision(True, None)
         )
 
     async def _fence(self, call: Call) -> int:
@@ -241,7 +231,7 @@ class EtcdStore(Store):
     # Leases of many keys. Their tokens are their ids in etcd, so every process can use them.
 
     async def _lease_grant(self, call: Call, ttl: float) -> int:
-        check_ttl(ttl)
+        rules.check_ttl(ttl)
         token = await self._fence(call)
         return await self._run.grant(math.ceil(ttl), call.deadline, token)
 
@@ -252,16 +242,16 @@ class EtcdStore(Store):
         try:
             await self._ledger.change([words.put(self._key(key), value, token)], call.deadline)
         except NoLease:
-            raise lease_ended(token) from None
+            raise rules.lease_ended(token) from None
 
     async def _lease_claim(self, call: Call, token: int, key: str, value: bytes) -> bytes:
-        def decide(held: bytes | None) -> Plan[bytes]:
-            return Plan(value, value) if held is None else Plan(held, leave=True)
+        def decide(held: bytes | None) -> Decision[bytes]:
+            return Decision(value, value) if held is None else Decision(held, leave=True)
 
         try:
             return await self._ledger.swap(self._key(key), decide, call.deadline, token)
         except NoLease:
-            raise lease_ended(token) from None
+            raise rules.lease_ended(token) from None
 
     async def _lease_end(self, call: Call, token: int) -> bool:
         return await self._run.revoke(token, call.deadline)
@@ -279,20 +269,19 @@ class EtcdStore(Store):
         """Read what keys hold, all at one time."""
         distinct = dict.fromkeys(keys)
         reads = [words.get(self._key(key)) for key in distinct]
-        found, _ = await self._run.txn([], reads, deadline=call.deadline)
-        held = dict(zip(distinct, (part.item for part in found.ranges), strict=True))
+        found = await self._run.read(*reads, deadline=call.deadline)
+        held = dict(zip(distinct, (part.item for part in found), strict=True))
         return [held[key] for key in keys]
 
     async def _list_keys(self, call: Call, prefix: str) -> list[str]:
         look = words.get_all(self._key(prefix), names_only=True)
-        found, _ = await self._run.txn([], [look], deadline=call.deadline)
+        [found] = await self._run.read(look, deadline=call.deadline)
         cut = len(self._keys)
-        return sorted(item.key[cut:].decode(errors="replace") for item in found.ranges[0].items)
+        return sorted(item.key[cut:].decode(errors="replace") for item in found.items)
 
     async def _num_keys(self, call: Call, prefix: str) -> int:
-        look = words.count_all(self._key(prefix))
-        found, _ = await self._run.txn([], [look], deadline=call.deadline)
-        return found.ranges[0].count
+        [found] = await self._run.read(words.count_all(self._key(prefix)), deadline=call.deadline)
+        return found.count
 
     async def _wait(self, call: Call, keys: list[str]) -> None:
         await self._multi_get(call, keys)
@@ -306,7 +295,7 @@ class EtcdStore(Store):
 
         if not await look_until(look, self._gateway, call):
             absent = [key for key, item in zip(keys, items, strict=True) if item is None]
-            raise nobody_set(list(dict.fromkeys(absent)), call.timeout)
+            raise rules.nobody_set(list(dict.fromkeys(absent)), call.timeout)
         return [item.value for item in items if item is not None]
 
     async def _gather(self, call: Call, name: str, rank: int, size: int, card: bytes) -> list[bytes]:

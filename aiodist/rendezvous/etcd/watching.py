@@ -33,7 +33,7 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
         while True:
             if not seen:
                 try:
-                    found, _ = await run.txn([], [words.get_all(prefix)], deadline=loop.time() + _ASK_SECONDS)
+                    found = await run.txn([], [words.get_all(prefix)], deadline=loop.time() + _ASK_SECONDS)
                 except RendezvousTimeout:
                     continue
                 items = sorted(found.ranges[0].items, key=lambda item: item.revision)
@@ -49,13 +49,8 @@ async def report(watch: Watch, gateway: Gateway, run: Run, prefix: bytes, cut: i
                             seen = 0
                         if news.ended:
                             raise Away(news.ended)
-                        if news.changes:
-                            watch.feed(
-                                [
-                                    [_name(item, cut), item.value if there else None, item.revision]
-                                    for item, there in news.changes
-                                ]
-                            )
+                        for item, there in news.changes:
+                            watch.feed([[_name(item, cut), item.value if there else None, item.revision]])
                         seen = max(seen, news.progress)
             except Away:
                 await asyncio.sleep(_BACKOFF * random.random())

@@ -54,11 +54,15 @@ class Outcome:
         succeeded: whether its conditions held.
         revision: of the store, after it.
         ranges: what its reads found, in their order.
+        again: whether etcd may have been asked more than once.
+        note: what an earlier attempt noted, where that was the one that made a change (see `ledger`).
     """
 
     succeeded: bool
     revision: int
     ranges: list[Range]
+    again: bool = False
+    note: bytes | None = None
 
 
 def after(prefix: bytes) -> bytes:
@@ -148,10 +152,10 @@ def watch(start: bytes, end: bytes, revision: int) -> Json:
 # Answers.
 
 
-def outcome(answer: Json) -> Outcome:
+def outcome(answer: Json, again: bool = False) -> Outcome:
     """Read the answer to a transaction; `WireError` if it is none."""
     with _reading():
-        found = Outcome(bool(answer.get("succeeded")), int(answer["header"]["revision"]), [])
+        found = Outcome(bool(answer.get("succeeded")), int(answer["header"]["revision"]), [], again)
         _collect(answer, found)
         return found
 

@@ -6,5 +6,5 @@
     slurm         rank 0 listens at a port made of the numbers of job and step, on the step's first host
 
 But for Slurm rank 0 listens on a free port first, and tells then: there is no port to fight for. Each file
-has `meet(invitation, place)`, which returns None where it is told where to meet. `foreign` knows them.
+has `meet(invitation, point)`, which `handlers` calls where `meeting_point` has decided for it.
 """

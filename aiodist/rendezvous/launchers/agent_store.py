@@ -24,11 +24,12 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
 
-from aiodist.environment import Placement, split_address
+from aiodist.environment import split_address
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.net.sockets import connect, describe, join_address, port_owner
-from aiodist.rendezvous.hosting import host, join, own_address
+from aiodist.rendezvous.hosting import host, join, listens, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_point import MeetingPoint
 from aiodist.sanitize import one_line
 from aiodist.timeouts import seconds, spoken
 
@@ -44,21 +45,17 @@ _AGAIN = 0.2  # seconds until an address where nobody listens any more is looked
 _meetings = itertools.count()  # of this process; all of a job's count alike
 
 
-async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
-    """Meet where rank 0 says, by what it leaves in the agent's store; None: nothing says where that is."""
+async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
+    """Meet where rank 0 says, by what it leaves in the agent's store, at MASTER_ADDR:MASTER_PORT."""
     limit = invitation.timeout
-    if place.master_addr is None or place.master_port is None:
-        return None
     # Without TORCHELASTIC_RESTART_COUNT: an agent does not count the restarts that another's failure led to.
     key = f"aiodist/{invitation.job}/{next(_meetings)}"
-    board = await AgentStore.connect(place.master_addr, place.master_port, limit)
+    board = await AgentStore.connect(*point.address, limit)
     async with contextlib.aclosing(board):
-        if place.rank == 0:
-            return await host(
-                invitation, place, own_address(invitation, place, board.address), 0, partial(board.set, key)
-            )
+        if invitation.placement().rank == 0:
+            return await host(invitation, own_address(invitation, board.address), 0, partial(board.set, key))
         address = await _told(board, key, limit)
-    return await join(invitation, place, *address)
+    return await join(invitation, *address)
 
 
 async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
@@ -69,7 +66,7 @@ async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
             while True:
                 said = await board.get(key, limit)
                 address = split_address(said, "the address of rank 0")
-                if await _listens(address):
+                if await listens(address, limit):
                     return address
                 await asyncio.sleep(_AGAIN)
     except TimeoutError:
@@ -79,15 +76,6 @@ async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
             f"{silent} within {spoken(limit)}",
             hint="See rank 0's output: it leaves its address in torchrun's store as soon as it listens",
         ) from None
-
-
-async def _listens(address: tuple[str, int]) -> bool:
-    try:
-        sock = await connect(*address)
-    except OSError:
-        return False
-    sock.close()
-    return True
 
 
 class AgentStore:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from aiodist.environment import Placement
 from aiodist.errors import UsageError
 from aiodist.rendezvous.hosting import meet_by_file
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_point import MeetingPoint
 
 
-async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
-    """Meet by a file in the job's folder; None: MASTER_ADDR says where."""
-    if place.master_addr is not None:
-        return None
-    environ = invitation.environ
+async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
+    """Meet by a file in the job's folder."""
+    environ, place = invitation.environ, invitation.placement()
     folder, job = environ.get("PMIX_SERVER_TMPDIR"), environ.get("PMIX_NAMESPACE")
     if not folder or not job or place.local_world_size != place.world_size:
         spread = place.local_world_size is not None and place.local_world_size != place.world_size
@@ -21,4 +19,4 @@ async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
             f"nothing tells the {place.world_size} processes of this mpirun{hosts} where to meet",
             hint="mpirun -x MASTER_ADDR=<rank 0's host> -x MASTER_PORT=29500 …; or backend='mpi'",
         )
-    return await meet_by_file(invitation, place, f"{folder}/aiodist-{job}")
+    return await meet_by_file(invitation, f"{folder}/aiodist-{job}")

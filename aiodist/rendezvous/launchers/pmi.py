@@ -32,11 +32,12 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from aiodist.environment import Placement, split_address
+from aiodist.environment import split_address
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import describe, outward
 from aiodist.rendezvous.hosting import host, join, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_point import MeetingPoint
 from aiodist.timeouts import spoken
 
 MAX_TEXT = 600  # bytes, of what is told: it is three quarters of its line, which is 1 KiB in old versions
@@ -49,14 +50,12 @@ _HINT = (
 )
 
 
-async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
-    """Meet where rank 0 tells by PMI; None: MASTER_ADDR says where."""
-    if place.master_addr is not None:
-        return None
+async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
+    """Meet where rank 0 tells by PMI."""
     pmi = await Pmi.connect(invitation.environ, invitation.timeout)
-    if place.rank == 0:
-        return await host(invitation, place, own_address(invitation, place, outward()), 0, pmi.tell)
-    return await join(invitation, place, *split_address(await pmi.ask(), "the address"))
+    if invitation.placement().rank == 0:
+        return await host(invitation, own_address(invitation, outward()), 0, pmi.tell)
+    return await join(invitation, *split_address(await pmi.ask(), "the address"))
 
 
 class Process:

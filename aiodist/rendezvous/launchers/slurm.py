@@ -14,11 +14,12 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from aiodist.environment import Placement, is_loopback
+from aiodist.environment import is_loopback
 from aiodist.errors import UsageError
 from aiodist.net.sockets import outward, resolve
 from aiodist.rendezvous.hosting import host_or_join, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_point import MeetingPoint
 
 _log = logging.getLogger("aiodist.rendezvous")
 
@@ -35,24 +36,23 @@ _WORD = re.compile(r"\w+", re.ASCII)
 _ONE = range(1)
 
 
-async def meet(invitation: Invitation, place: Placement) -> Meeting | None:
+async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
     """Meet at a port that follows from the numbers of job and step, on the step's first host.
 
-    MASTER_ADDR or MASTER_PORT, if only one of them is set, replaces that half. None: both are set.
+    MASTER_ADDR or MASTER_PORT, if only one of them is set, replaces that half.
     """
-    if place.master_addr is not None and place.master_port is not None:
-        return None
+    place = invitation.placement()
     environ = invitation.environ
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
-    address = place.master_addr or await _master(invitation, place)
+    address = place.master_addr or await _master(invitation)
     # Who comes to the port of another step, whose numbers have the same sum, is told so.
     invitation = replace(invitation, environ={"AIODIST_JOB": f"step {job}.{step}", **environ})
-    return await host_or_join(invitation, place, address, place.master_port or port(job, step))
+    return await host_or_join(invitation, address, place.master_port or port(job, step))
 
 
-async def _master(invitation: Invitation, place: Placement) -> str:
+async def _master(invitation: Invitation) -> str:
     """The host of rank 0, as this one reaches it."""
-    if place.node_count == 1:
+    if invitation.placement().node_count == 1:
         return "127.0.0.1"
     name = host_of_rank_0(invitation.environ)
     try:
@@ -63,7 +63,7 @@ async def _master(invitation: Invitation, place: Placement) -> str:
         return name
     if name.partition(".")[0] == socket.gethostname().partition(".")[0]:
         # Debian's /etc/hosts has 127.0.1.1 for a host itself. All its tasks meet where the others come to.
-        return own_address(invitation, place, outward())
+        return own_address(invitation, outward())
     if found:
         _log.warning("%s is %s here; if it is another host, set MASTER_ADDR to its address", name, found[0])
     return name

@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 
+from aiodist.rendezvous import rules
 from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.rendezvous.machine.budget import CALL_COST, Budget, weight
 from aiodist.rendezvous.machine.changes import Call
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.timers import Timers
-from aiodist.rendezvous.rules import (
-    RefusedError,
-    check_name,
-    check_rank,
-    did_not_come,
-    other_world,
-    rank_taken,
-)
 
 MAX_WORLD = 1 << 16  # ranks; each has two bytes where they are kept
 _ROUND_COST = 600  # bytes that the tables of a round take where one rank alone has come
@@ -50,10 +43,10 @@ class Gathers:
         self, call: Call, now: float, name: str, rank: int, size: int, card: bytes, timeout: float
     ) -> None:
         """Answer as soon as all ranks have come → what they left, in the order of the ranks."""
-        check_rank(rank, size)
+        rules.check_rank(rank, size)
         if size > MAX_WORLD:
-            raise RefusedError(f"a world of {size} ranks; {MAX_WORLD} can meet")
-        check_name(name)
+            raise rules.RefusedError(f"a world of {size} ranks; {MAX_WORLD} can meet")
+        rules.check_name(name)
         gather = self._joined(name, rank, size)
         self.budget.begin_wait(_cost(name, size, card))
         if gather is None:
@@ -83,11 +76,11 @@ class Gathers:
         gather = self.rounds.get(name)
         if gather is not None and size != gather.size:
             here = list(islice(gather.cards, MAX_MISSING))
-            raise other_world(name, rank, size, here, len(gather.cards), gather.size)
+            raise rules.other_world(name, rank, size, here, len(gather.cards), gather.size)
         if gather is not None and rank in gather.calls:
             other = gather.calls[rank]
             if self.sessions.by_client[other[0]].connected:
-                raise rank_taken(name, rank)
+                raise rules.rank_taken(name, rank)
             self.forget(other)  # a process that came back as another takes its own place
         return self.rounds.get(name)
 
@@ -122,7 +115,7 @@ class Gathers:
         gather.gone.add(rank)
         self.budget.size += _GONE_COST
         self.forget(call)
-        self.sessions.fail(call, did_not_come(name, missing, count, gather.timeouts[rank]))
+        self.sessions.fail(call, rules.did_not_come(name, missing, count, gather.timeouts[rank]))
 
 
 def _never_came(gather: Round) -> tuple[int, ...]:

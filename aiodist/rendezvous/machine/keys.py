@@ -11,7 +11,7 @@ from aiodist.rendezvous.machine.leases import Leases
 from aiodist.rendezvous.machine.sessions import Sessions
 from aiodist.rendezvous.machine.waits import Waits
 from aiodist.rendezvous.machine.watches import Watches
-from aiodist.rendezvous.rules import RefusedError, added, check_name, check_pairs
+from aiodist.rendezvous.rules import RefusedError, added, check_name, check_pairs, compared
 from aiodist.wire.messages import MAX_FRAME
 
 MAX_VALUE = MAX_FRAME - (16 << 10)  # what grows beyond could never be read
@@ -35,15 +35,25 @@ class Keys:
 
     # Changes.
 
-    def _put(self, key: str, value: bytes, lease: Lease | None = None, answer: int = 0) -> None:
-        """Set a key; `answer`: bytes of the answer."""
+    def _put(
+        self, key: str, value: bytes, lease: Lease | None = None, answer: int = 0, suffix: bytes | None = None
+    ) -> None:
+        """Set a key.
+
+        Args:
+            lease: that it is under from now on.
+            answer: bytes of the answer.
+            suffix: what was appended, where that is all that is new: the log need not hold it all again.
+        """
         old = self.entries.get(key)
         if old is None:
             check_name(key)
         self.budget.make_room(_growth(key, value, old), answer)
-        self._place(key, value, lease, old)
+        self._place(key, value, lease, old, suffix)
 
-    def _place(self, key: str, value: bytes, lease: Lease | None, old: Entry | None) -> None:
+    def _place(
+        self, key: str, value: bytes, lease: Lease | None, old: Entry | None, suffix: bytes | None = None
+    ) -> None:
         """Put, where there is room already; `old` is what the key holds."""
         if old is not None and old.lease is not None and old.lease is not lease:
             self.leases.leave(key, old.lease)
@@ -52,33 +62,14 @@ class Keys:
         if lease is not None:
             lease.keys[key] = None
         if self.journal.noting:
-            self.journal.note(Kind.put, key, value, revision, 0 if lease is None else lease.token)
+            if suffix is None:
+                self.journal.note(Kind.put, key, value, revision, 0 if lease is None else lease.token)
+            else:
+                self.journal.note(Kind.append, key, suffix, revision)
         if self.watches.calls:
             self.watches.tell(key, value, revision)
         if key in self.waits.wanted:
             self.waits.arrived(key)
-
-    def _change(
-        self, key: str, entry: Entry | None, value: bytes, suffix: bytes | None = None, answer: int = 0
-    ) -> None:
-        """Put, but under the lease that the key has.
-
-        Args:
-            entry: what the key holds.
-            suffix: what was appended, where that is all that is new: the log need not hold it all again.
-            answer: bytes of the answer.
-        """
-        if entry is None:
-            self._put(key, value, answer=answer)
-            return
-        self.budget.make_room(len(value) - len(entry.value), answer)
-        revision = self.journal.next_revision()  # nobody waits for a key that is there
-        self.entries[key] = Entry(value, revision, entry.lease)
-        if self.journal.noting:
-            kind, new = (Kind.value, value) if suffix is None else (Kind.append, suffix)
-            self.journal.note(kind, key, new, revision)
-        if self.watches.calls:
-            self.watches.tell(key, value, revision)
 
     def _remove(self, key: str) -> bool:
         entry = self.entries.pop(key, None)
@@ -136,7 +127,7 @@ class Keys:
         """Add to a number → the sum."""
         entry = self.entries.get(key)
         total = added(key, None if entry is None else entry.value, amount)
-        self._change(key, entry, b"%d" % total)
+        self._put(key, b"%d" % total, None if entry is None else entry.lease)
         self.sessions.done(call, total)
 
     def append(self, call: Call, now: float, key: str, value: bytes) -> None:
@@ -149,18 +140,18 @@ class Keys:
                 raise RefusedError(
                     f"append makes '{key}' larger than {MAX_VALUE >> 20} MiB", "Begin another key"
                 )
-            self._change(key, entry, entry.value + value, suffix=value)
+            self._put(key, entry.value + value, entry.lease, suffix=value)
         self.sessions.done(call)
 
     def compare_set(self, call: Call, now: float, key: str, expected: bytes, desired: bytes) -> None:
         """Set a key if it holds what is expected → what it holds then."""
-        # torch's meaning: an absent key matches only an empty `expected`, and answers with it otherwise.
         entry = self.entries.get(key)
-        if (b"" if entry is None else entry.value) == expected:
-            self._change(key, entry, desired, answer=len(desired))
+        sets, answer = compared(None if entry is None else entry.value, expected, desired)
+        if sets:
+            self._put(key, desired, None if entry is None else entry.lease, len(desired))
             self.sessions.done(call, desired)
         else:
-            self._done_without(call, expected if entry is None else entry.value)
+            self._done_without(call, answer)
 
     def claim(self, call: Call, now: float, key: str, value: bytes) -> None:
         """Set a key for as long as this client lives, unless it holds something → what it holds then."""
@@ -244,14 +235,11 @@ class Keys:
         self._place(key, value, lease, old)
         self.entries[key].revision = self.journal.revision = revision
 
-    def replay_value(self, key: str, value: bytes, revision: int) -> None:
-        entry = self.entries[key]
-        self.budget.size += len(value) - len(entry.value)
-        self.entries[key] = Entry(value, revision, entry.lease)
-        self.journal.revision = revision
-
     def replay_append(self, key: str, suffix: bytes, revision: int) -> None:
-        self.replay_value(key, self.entries[key].value + suffix, revision)
+        entry = self.entries[key]
+        self.budget.size += len(suffix)
+        self.entries[key] = Entry(entry.value + suffix, revision, entry.lease)
+        self.journal.revision = revision
 
     def replay_remove(self, key: str, revision: int) -> None:
         if not self._remove(key):

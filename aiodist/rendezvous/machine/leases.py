@@ -134,16 +134,11 @@ class Leases:
 
     def dump(self) -> list[Change]:
         """Changes that make these leases. The holder of one may have said goodbye, or was given up."""
-        return [
-            (
-                Kind.lease,
-                lease.token,
-                lease.ttl,
-                lease.owner if lease.token in self.held.get(lease.owner, ()) else b"",
-                lease.single,
-            )
-            for lease in self.by_token.values()
-        ]
+        changes: list[Change] = []
+        for lease in self.by_token.values():
+            owner = lease.owner if lease.token in self.held.get(lease.owner, ()) else b""
+            changes.append((Kind.lease, lease.token, lease.ttl, owner, lease.single))
+        return changes
 
     def replay_lease(self, token: int, ttl: float, owner: bytes, single: bool) -> None:
         """Repeat a change."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiodist.rendezvous.events import MAX_MISSING, Effect, Failure, Reply
@@ -31,16 +31,6 @@ _LOST = {
 
 
 @dataclass(slots=True)
-class KeptFailure:
-    """A `Failure`, as it is kept until its client has it: its missing ranks are two bytes each."""
-
-    kind: str
-    message: str
-    hint: str
-    missing: bytes
-
-
-@dataclass(slots=True)
 class Session:
     """A client, over all its connections."""
 
@@ -49,7 +39,7 @@ class Session:
     ends: float | None = None  # when it is given up, unless it comes back; None while it is here
     lost: str = ""  # why nothing that it asks may happen: a kind of `Failure`
     last: int = 0  # the highest id of a change that was answered
-    answered: dict[int, Reply | KeptFailure] = field(default_factory=dict)
+    answered: dict[int, Reply | Failure] = field(default_factory=dict)
     large: dict[int, int] = field(default_factory=dict)  # ids of those that weigh more than ANSWER_COST
 
     def check(self, *, keeps: bool) -> None:
@@ -164,18 +154,17 @@ class Sessions:
         """Let a change fail: this is kept as an answer is."""
         session = self.by_client.get(call[0])
         if session is not None:
-            kept = KeptFailure(why.kind, why.message, why.hint, pack_ranks(why.missing))
-            self._keep(session, call[1], kept, weight(why.message) + len(kept.missing))
+            missing = array("H", why.missing)  # two bytes each, as long as it is kept
+            kept = Failure(*call, why.kind, why.message, why.hint, missing)
+            self._keep(session, call[1], kept, weight(why.message) + 2 * len(missing))
         self.journal.note(Kind.failed, *call, why.kind, why.message, why.hint, why.missing)
         self.effects.append(Failure(*call, why.kind, why.message, why.hint, why.missing))
 
-    def answer_again(self, call: Call, answer: Reply | KeptFailure) -> None:
+    def answer_again(self, answer: Reply | Failure) -> None:
         """Send a kept answer once more."""
-        if isinstance(answer, KeptFailure):
-            missing = unpack_ranks(answer.missing)
-            self.effects.append(Failure(*call, answer.kind, answer.message, answer.hint, missing))
-        else:
-            self.effects.append(answer)
+        if isinstance(answer, Failure):
+            answer = replace(answer, missing=tuple(answer.missing))
+        self.effects.append(answer)
 
     def settle(self, client: bytes, ids: list[int]) -> None:
         """Forget answers that the client has, or does not want."""
@@ -184,7 +173,7 @@ class Sessions:
         if self.journal.noting:
             self.journal.note(Kind.settled, client, ids)
 
-    def _keep(self, session: Session, id: int, answer: Reply | KeptFailure, large: int | None) -> None:
+    def _keep(self, session: Session, id: int, answer: Reply | Failure, large: int | None) -> None:
         """Keep an answer that weighs `large` bytes beyond ANSWER_COST."""
         session.answered[id] = answer
         self.budget.size += ANSWER_COST
@@ -223,9 +212,8 @@ class Sessions:
                 continue  # nothing that it asked can be lost
             changes.append((Kind.session, client, session.last))
             for number, answer in session.answered.items():
-                if isinstance(answer, KeptFailure):
-                    missing = unpack_ranks(answer.missing)
-                    failed = (answer.kind, answer.message, answer.hint, missing)
+                if isinstance(answer, Failure):
+                    failed = (answer.kind, answer.message, answer.hint, tuple(answer.missing))
                     changes.append((Kind.failed, client, number, *failed))
                 elif isinstance(answer.value, list):
                     gathered.setdefault(id(answer.value), (answer.value, []))[1].append([client, number])
@@ -271,13 +259,3 @@ class Sessions:
         for client, session in self.by_client.items():
             session.connections = 1
             self.give_up_at(now + SESSION_GRACE, client)
-
-
-def pack_ranks(ranks: tuple[int, ...]) -> bytes:
-    """Pack ranks of a world that can meet, as two bytes each."""
-    return array("H", ranks).tobytes()
-
-
-def unpack_ranks(packed: bytes) -> tuple[int, ...]:
-    """Reverse of `pack_ranks`."""
-    return tuple(memoryview(packed).cast("H"))

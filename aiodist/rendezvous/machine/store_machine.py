@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from aiodist.errors import WireError
 from aiodist.rendezvous.events import Connected, Disconnected, Effect, Event, Request, Tick, Wake
@@ -25,13 +24,7 @@ _TURN = 1000  # calls, leases and clients that end in one turn: what arrives mea
 _KEYS = 100  # keys for which a call waited in vain, that count as one of them
 
 
-class _Waiting(Protocol):
-    """A table of calls that wait."""
-
-    calls: dict[Call, Any]
-
-    def forget(self, call: Call) -> None:
-        """Answer a call no more, if it waits here."""
+_Waiting = Waits | Watches | Gathers  # tables of calls that wait
 
 
 class StoreMachine:
@@ -39,7 +32,7 @@ class StoreMachine:
 
     Its parts are objects of their own, which this one makes and nobody else changes: a method of the store
     is carried out by the part that the table `METHODS` names, by the part's method of the same name; those
-    about a client as a whole by this object.
+    about a client as a whole by this object. A change is repeated by `replay_` and its kind's name.
 
     Args:
         limit: bytes that clients can make it keep; what would grow it beyond is refused.
@@ -65,33 +58,13 @@ class StoreMachine:
             name: getattr(getattr(self, method.part) if method.part else self, name)
             for name, method in METHODS.items()
         }
+        parts = (self.keys, self.leases, self.sessions, self)
         self._repeat: dict[Kind, Callable[..., None]] = {
-            Kind.put: self.keys.replay_put,
-            Kind.value: self.keys.replay_value,
-            Kind.append: self.keys.replay_append,
-            Kind.remove: self.keys.replay_remove,
-            Kind.revision: self.keys.replay_revision,
-            Kind.answer: self.sessions.replay_answer,
-            Kind.failed: self.sessions.replay_failed,
-            Kind.gathered: self.sessions.replay_gathered,
-            Kind.settled: self.sessions.replay_settled,
-            Kind.resumed: self.sessions.replay_resumed,
-            Kind.session: self.sessions.replay_session,
-            Kind.forgot: self.sessions.replay_forgot,
-            Kind.ended: self._replay_ended,
-            Kind.lease: self.leases.replay_lease,
-            Kind.lease_end: self.leases.replay_lease_end,
+            kind: getattr(part, f"replay_{kind.name}")
+            for kind in Kind
+            for part in parts
+            if hasattr(part, f"replay_{kind.name}")
         }
-
-    @property
-    def size(self) -> int:
-        """Bytes that it keeps, about."""
-        return self.budget.size
-
-    @property
-    def clients(self) -> int:
-        """Sessions that have not ended, connected or not."""
-        return len(self.sessions.by_client)
 
     def due(self, now: float) -> bool:
         """Whether a `Tick` at this time would end anything."""
@@ -129,7 +102,7 @@ class StoreMachine:
             if request.settled:
                 self.sessions.settle(client, request.settled)
             if (answer := answered.get(id)) is not None:
-                self.sessions.answer_again((client, id), answer)
+                self.sessions.answer_again(answer)
                 return
         call = (client, id)
         if call in self.gathers.calls:
@@ -241,7 +214,8 @@ class StoreMachine:
             raise WireError(f"a change that cannot be repeated ({type(error).__name__})") from None
         self._effects.clear()
 
-    def _replay_ended(self, client: bytes, may_return: bool) -> None:
+    def replay_ended(self, client: bytes, may_return: bool) -> None:
+        """Repeat the end of a session."""
         if client in self.sessions.by_client:
             self._end_session(client, may_return=False)
         if may_return:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiodist.backends.base import Array
-from aiodist.backends.mpi.place import HOST_BYTES, card, cards, check_place, is_told, refused, together
+from aiodist.backends.mpi.place import HOST_BYTES, card, cards, check_place, refused, together
 from aiodist.errors import UsageError
 
 
@@ -57,12 +57,6 @@ def test_library_of_another_mpi_than_mpirun(name: str) -> None:
         check_place(0, 1, -1, -1, {name: "4"})
     check_place(0, 1, -1, -1, {name: "1"})
     check_place(0, 4, -1, -1, {name: "4"})
-
-
-def test_who_is_told_elsewhere() -> None:
-    assert not is_told({"RANK": "1", "MASTER_ADDR": ""})
-    assert is_told({"MASTER_ADDR": "10.0.0.1"})
-    assert is_told({"AIODIST_STORE": "10.0.0.1:3"})
 
 
 def shown(*refusals: str, hosts: str = "") -> Array:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from aiodist.rendezvous import WatchEvent, rendezvous
+from aiodist.rendezvous import WatchEvent
 from aiodist.rendezvous.etcd import gateway
 from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.testing.spmd import check, launch
+from tests.rendezvous.meeting import rendezvous
 
 CLIENTS = 3
 

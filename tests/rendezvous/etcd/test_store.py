@@ -269,7 +269,7 @@ async def test_who_met_the_others_before_dying_has_met_them(etcd: Any, job: str)
         with pytest.raises(RefusedError, match="two processes are rank 0"):
             await late.settle(now)
         at = late.base + json.loads(now.value)["round"].encode() + b"/rank/"
-        found, _ = await two._run.txn([], [words.count_all(at)], deadline=deadline)
+        found = await two._run.txn([], [words.count_all(at)], deadline=deadline)
         assert found.ranges[0].count == 2
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from aiodist.errors import AiodistError, AuthenticationError, BackendUnavailable, RendezvousError, UsageError
-from aiodist.rendezvous import rendezvous
 from aiodist.rendezvous.etcd import words
 from aiodist.rendezvous.etcd.place import Place, place
 from aiodist.rendezvous.etcd.refusals import Away, LeaseExists, NoLease, TokenOver, refusal
+from tests.rendezvous.meeting import rendezvous
 
 
 def test_places() -> None:

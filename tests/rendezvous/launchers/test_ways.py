@@ -13,10 +13,11 @@ import pytest
 
 from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import listen
-from aiodist.rendezvous import Meeting, StoreServer, rendezvous
+from aiodist.rendezvous import Meeting, StoreServer
 from aiodist.rendezvous.launchers import agent_store, slurm
 from aiodist.rendezvous.launchers.agent_store import AgentStore
 from tests.rendezvous.conftest import Clock
+from tests.rendezvous.meeting import rendezvous
 
 HOST = "127.0.0.1"
 
