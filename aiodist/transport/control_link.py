@@ -3,8 +3,7 @@
 On a socket each message goes as a 32-bit little-endian length and its bytes; the length 0 is goodbye, and the
 largest says that what came was altered on the way (only where messages are authenticated: `net.sealed`).
 
-Another thread may `post` while the loop is stuck in a call, or comes back from it. So a lock is held
-to touch the socket, or what waits to be written; never across a callback. Nothing under it blocks.
+How a link ends is in `ending`; what waits to be sent, and how another thread may `post`, in `net.buffered`.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import contextlib
 import errno
 import socket
 import struct
-import threading
 from abc import abstractmethod
 from collections.abc import Callable
 
 from aiodist.errors import Tampered, UsageError, WireError
-from aiodist.net.shortage import AGAIN, NO_MEMORY
+from aiodist.net.buffered import BufferedSocket
 from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
+from aiodist.transport.ending import Ending, Event, Stage
 from aiodist.transport.link import NO_GOODBYE
 from aiodist.transport.pipe import Delay, Pipe
 
@@ -43,8 +42,8 @@ _DRAIN = 64  # reads at most: a peer may write without end
 _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 _LENGTH = struct.Struct("<I")
 _GOODBYE = _LENGTH.pack(0)
+_READING = (Stage.OPEN, Stage.CLOSING)
 _ALTERED = 0xFFFFFFFF
-_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class CallbackControl(ControlLink):
@@ -109,121 +108,54 @@ class SocketControl(CallbackControl):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._sock = sock
-        self._lock = threading.Lock()
-        self._fd = sock.fileno()
+        self._out = BufferedSocket(loop, sock, self._readable, self._drained, self._broken)
         self._in = bytearray(leftover)
-        self._out = bytearray()
-        self._reading = False
-        self._writing = False
-        self._closing = False  # we said goodbye; the peer's is awaited
-        self._answering = False  # our goodbye is on its way, and the peer's was read or is not awaited
-        self._over = False
+        self._ending = Ending()
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, message: bytes) -> None:
         check_message(message)
-        if self._over or self._closing or self._answering:
+        if self._ending.stage is not Stage.OPEN:
             return
-        self._write(_LENGTH.pack(len(message)) + message)
-        if len(self._out) > QUEUE_LIMIT:
+        self._out.write(_LENGTH.pack(len(message)) + message)
+        if self._out.unread > QUEUE_LIMIT:
             self._loop.call_soon(
                 self._lost, f"it does not read its control link ({QUEUE_LIMIT >> 20} MiB wait)"
             )
 
     def post(self, message: bytes) -> None:
         check_message(message)
-        frame = _LENGTH.pack(len(message)) + message
-        with self._lock:
-            if self._over or self._closing or self._answering or self._out:
-                return
-            try:
-                sent = self._sock.send(frame, _NOSIGNAL)
-            except (BlockingIOError, InterruptedError):
-                sent = 0  # it may be under way all the same: TLS has to be offered the same bytes again
-            except OSError as error:
-                if error.errno not in NO_MEMORY:
-                    return  # the loop finds that out for itself
-                sent = 0
-            self._out += frame[sent:]
-            if not self._out:
-                return
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._await_room)
+        if self._ending.stage is Stage.OPEN:
+            self._out.post(_LENGTH.pack(len(message)) + message)
 
     def close(self) -> None:
-        if self._over or self._closing or self._answering:
-            return
-        self._closing = True
-        self._timer = self._loop.call_later(LINGER, self._shut)
-        self._read()
-        self._write(_GOODBYE)
+        if self._ending.happened(Event.CLOSE) is not None:
+            self._linger()
+            self._out.watch()
+            self._out.write(_GOODBYE)
 
     def kill(self) -> None:
-        self._shut()
+        self._shut(Event.KILL)
 
     def drain(self) -> None:
-        if self._handler is None or self._closing:
+        if self._handler is None or self._ending.stage is not Stage.OPEN:
             return
         self._parse()
         for _ in range(_DRAIN):
-            if self._over or self._answering or not self._readable():
+            if self._ending.stage is not Stage.OPEN or not self._readable():
                 return
 
     def _begin(self) -> None:
         self._loop.call_soon(self._parse)
-        pending = getattr(self._sock, "pending", None)
-        if pending is not None and pending():  # of what was read already no selector tells
-            self._loop.call_soon(self._readable)
-        self._read()
+        self._out.watch()
 
     # Writing.
 
-    def _write(self, data: bytes) -> None:
-        sent = 0
-        with self._lock:
-            if not self._out:
-                try:
-                    sent = self._sock.send(data, _NOSIGNAL)
-                except (BlockingIOError, InterruptedError):
-                    pass
-                except OSError as error:
-                    if error.errno not in NO_MEMORY:
-                        self._loop.call_soon(self._broken, error)
-                        return
-            self._out += data[sent:]
-        self._await_room()
-
-    def _await_room(self) -> None:
-        """Write on when there is room, if something waits."""
-        if self._out and not self._writing and not self._over:
-            self._writing = True
-            self._loop.add_writer(self._fd, self._flush)
-
-    def _flush(self) -> None:
-        try:
-            with self._lock:
-                del self._out[: self._sock.send(self._out, _NOSIGNAL)]
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            if error.errno in NO_MEMORY:  # of this host: no fault of the peer's
-                self._rest()
-                self._loop.call_later(AGAIN, self._await_room)
-            else:
-                self._broken(error)
-            return
-        if not self._out:
-            self._rest()
-            if self._answering:
-                self._shut()
-
-    def _rest(self) -> None:
-        self._writing = False
-        self._loop.remove_writer(self._fd)
+    def _drained(self) -> None:
+        self._shut(Event.SENT)
 
     def _broken(self, error: OSError) -> None:
-        """Note that writing failed; what the peer sent before is still worth reading."""
+        """Note that nothing can be written; what the peer sent before is still worth reading."""
         self.drain()
         self._lost(self._words(error))
 
@@ -234,20 +166,12 @@ class SocketControl(CallbackControl):
 
     # Reading.
 
-    def _read(self) -> None:
-        if not self._reading and not self._over:
-            self._reading = True
-            self._loop.add_reader(self._fd, self._readable)
-
     def _readable(self) -> bool:
         """Read once; whether there may be more."""
-        if self._over:
+        if self._ending.over:
             return False
         try:
-            with self._lock:
-                data = self._sock.recv(CONTROL_MESSAGE)
-        except (BlockingIOError, InterruptedError):
-            return False
+            data = self._out.read()
         except OSError as error:
             self._lost(self._words(error))
             return False
@@ -256,6 +180,8 @@ class SocketControl(CallbackControl):
             return False
         except WireError as error:
             self._lost(f"protocol error: {error.message}")
+            return False
+        if data is None:
             return False
         if not data:
             self._lost(NO_GOODBYE)
@@ -266,10 +192,10 @@ class SocketControl(CallbackControl):
 
     def _parse(self) -> None:
         buffer = self._in
-        while not self._over and not self._answering and len(buffer) >= _LENGTH.size:
+        while self._ending.stage in _READING and len(buffer) >= _LENGTH.size:
             (nbytes,) = _LENGTH.unpack_from(buffer)
             if nbytes == _ALTERED:
-                self._tampered(Tampered())
+                self._accused()
                 return
             if nbytes > CONTROL_MESSAGE:
                 self._lost(f"protocol error: a control message of {nbytes} bytes")
@@ -282,74 +208,67 @@ class SocketControl(CallbackControl):
                 return
             message = bytes(buffer[_LENGTH.size : stop])
             del buffer[:stop]
-            if not self._closing and self._handler is not None:
+            if self._ending.stage is Stage.OPEN and self._handler is not None:
                 self._handler(message)
 
     # Ending.
 
     def _goodbye(self) -> None:
-        if self._closing:
-            self._shut()
-            return
-        self._say_last(_GOODBYE)
-        self.on_closed(True, "")
-
-    def _say_last(self, word: bytes) -> None:
-        """Read no more, and close once this has left, behind all that waits before it."""
-        self._answering = True
-        self._loop.remove_reader(self._fd)
-        self._reading = False
-        self._write(word)
-        if not self._out:
-            self._shut()
-        else:
-            self._timer = self._loop.call_later(LINGER, self._shut)
-
-    def _lost(self, cause: str) -> None:
-        if self._over:
-            return
-        report = not self._closing and not self._answering
-        self._stop()
-        try:
-            if report:  # before the socket closes: a peer that spoke nonsense must not hear of it first
-                self.on_closed(False, cause)
-        finally:
-            self._release()
+        if self._ends(Event.GOODBYE, _GOODBYE):
+            self.on_closed(True, "")
 
     def _altered(self, error: Tampered) -> None:
         """End the link: what the peer sent was altered. It is told, or it would take us for dead."""
-        if self._closing:
-            self._shut()
-            return
-        self._say_last(_LENGTH.pack(_ALTERED))
-        self.on_tampered(error)
-
-    def _tampered(self, error: Tampered) -> None:
-        """End the link: what we sent was altered. What else comes here may be missing, or made up."""
-        report = not self._over and not self._closing and not self._answering
-        self._shut()
-        if report:
+        if self._ends(Event.ALTERED, _LENGTH.pack(_ALTERED)):
             self.on_tampered(error)
 
-    def _shut(self) -> None:
-        if not self._over:
-            self._stop()
-            self._release()
+    def _accused(self) -> None:
+        """End the link: what we sent was altered. What else comes here may be missing, or made up."""
+        if self._ends(Event.ACCUSED):
+            self.on_tampered(Tampered())
 
-    def _release(self) -> None:
-        with self._lock:  # or the descriptor's number may be another's before a thread has written there
-            self._sock.close()
+    def _ends(self, event: Event, word: bytes = b"") -> bool:
+        """End the link, or read no more and end it once `word` has left, behind all that waits before it.
+        Returns whether the owner is to be told: not of the end of a link that it has closed itself."""
+        left = self._ending.happened(event)
+        if self._ending.stage is Stage.LEAVING:
+            self._out.unwatch()
+            self._out.write(word)
+            self._linger()
+            if not self._out.queue:
+                self._ending.happened(Event.SENT)
+        if left is not None and self._ending.over:
+            self._stop()
+            self._out.close()
+        return left is Stage.OPEN
+
+    def _lost(self, cause: str) -> None:
+        left = self._ending.happened(Event.FAILED)
+        if left is None:
+            return
+        self._stop()
+        try:
+            if (
+                left is Stage.OPEN
+            ):  # before the socket closes: a peer that spoke nonsense must not hear of it first
+                self.on_closed(False, cause)
+        finally:
+            self._out.close()
+
+    def _shut(self, event: Event) -> None:
+        """Close the link; nobody is told."""
+        if self._ending.happened(event) is not None:
+            self._stop()
+            self._out.close()
+
+    def _linger(self) -> None:
+        self._timer = self._loop.call_later(LINGER, self._shut, Event.LATE)
 
     def _stop(self) -> None:
-        self._over = True
+        """Read and write no more."""
         if self._timer is not None:
             self._timer.cancel()
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-            if self._writing:
-                self._loop.remove_writer(self._fd)
-        with self._lock:
-            self._out.clear()
+        self._out.stop()
         self._forget(self)
 
 

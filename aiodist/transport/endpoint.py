@@ -369,9 +369,7 @@ class SocketEndpoint(ChannelEndpoint):
         mine = Identity(self._job, purpose, self.rank, self._nonce)
         handshake = Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES), to=card["nonce"])
         try:
-            if self._tls is not None and not greeting.is_unix:
-                handshake.bind(await greeting.secure(self._tls, is_server=False))
-            theirs = await greeting.shake(handshake)
+            theirs = await greeting.shake(handshake, self._tls)
         except ConnectionError as error:
             raise dialing.Unanswered(error.errno, error.strerror or str(error)) from error
         if theirs.rank != rank or theirs.card != card["nonce"]:
@@ -438,9 +436,7 @@ class SocketEndpoint(ChannelEndpoint):
             async with asyncio.timeout_at(deadline):
                 mine = Identity(self._job, Purpose.data, self.rank, self._nonce)
                 handshake = Handshake.server(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
-                if self._tls is not None and not greeting.is_unix:
-                    handshake.bind(await greeting.secure(self._tls, is_server=True))
-                theirs = await greeting.shake(handshake)
+                theirs = await greeting.shake(handshake, self._tls)
             async with asyncio.timeout(dialing.DIAL_DEADLINE):
                 await self._introduced.wait()  # it may have our card before we have its
             card = self._cards.get(theirs.rank)

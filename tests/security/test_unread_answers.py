@@ -44,7 +44,7 @@ class Victim:
 
     def waits(self) -> int:
         """Bytes that wait for the peer in the memory of the victim."""
-        return sum(map(len, self.link._queue))
+        return self.link._out.unread
 
 
 @asynccontextmanager
