@@ -1,7 +1,7 @@
 """Links over stream sockets (TCP, Unix), read and written without transports in between.
 
 *Writing* tries the socket first, header and payload in one call, so that a message on an idle link has left
-when `write` returns; what does not fit waits (`net.buffered`), by reference where it is a borrowed fragment, and
+when `write` returns; what does not fit waits (`net.buffered`), by reference where it is borrowed, and
 follows when the loop says that the socket is writable.
 
 *Reading* takes headers and small payloads through one buffer; the payload of a larger fragment is received
