@@ -33,7 +33,7 @@ from aiodist.net.admission import PATIENCE, places
 from aiodist.net.listener import Listener
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.shortage import shortage
-from aiodist.net.sockets import resolve
+from aiodist.net.sockets import connect, resolve
 from aiodist.net.users import send_away, why_not
 from aiodist.shm.arena import available
 from aiodist.shm.segment import PeerSegment, Segment
@@ -42,6 +42,7 @@ from aiodist.transport.base import ControlLink, Route
 from aiodist.transport.control_link import SocketControl
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
+from aiodist.transport.local_handshake import Me
 from aiodist.transport.local_peers import ANSWER_DEADLINE, LocalPeers
 from aiodist.transport.mapped import MappedLink
 from aiodist.transport.peers import ChannelEndpoint, Peer
@@ -98,13 +99,11 @@ class SocketEndpoint(ChannelEndpoint):
         super().__init__(loop, rank, eager_budget=eager_budget)
         if mode == "shm" and not available():
             raise UsageError("shared memory needs Linux", hint="Set AIODIST_TRANSPORT=tcp")
-        self._job = job
-        self._secret = secret
+        self._me = Me(rank, job, secret, secrets.token_bytes(NONCE_BYTES))
         self._tls = tls
         self._vouched = bool(secret or tls)
         self.exposed = not (self._vouched or is_loopback(host))
         self._mode = mode
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._cards: dict[int, Mapping[str, Any]] = {}
         self._introduced = asyncio.Event()
         self._routes: dict[int, Route] = {}
@@ -119,9 +118,9 @@ class SocketEndpoint(ChannelEndpoint):
         listening: list[socket.socket] = []
         try:
             listening.append(listen_tcp(host))
-            self.card = {"nonce": self._nonce, "tcp": [host, listening[0].getsockname()[1]]}
+            self.card = {"nonce": self._me.nonce, "tcp": [host, listening[0].getsockname()[1]]}
             if mode != "tcp" and available():
-                self._local_peers = LocalPeers(loop, rank, job, secret, self._nonce, segment_nbytes)
+                self._local_peers = LocalPeers(loop, self._me, segment_nbytes)
                 name, unix = listen_unix()
                 listening.append(unix)
                 self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._local_peers.name}
@@ -138,38 +137,17 @@ class SocketEndpoint(ChannelEndpoint):
             raise
 
     @classmethod
-    async def open(
-        cls,
-        *,
-        rank: int,
-        job: str,
-        secret: bytes,
-        host: str = "127.0.0.1",
-        mode: Mode = "auto",
-        eager_budget: int = EAGER_BUDGET,
-        segment_nbytes: int | None = None,
-        tls: Tls | None = None,
-    ) -> SocketEndpoint:
+    async def open(cls, *, host: str = "127.0.0.1", **arguments: Any) -> SocketEndpoint:
         """An endpoint on the running loop. The arguments are the class's, but `host` may be a name.
 
         Raises:
             RendezvousError: `host` does not resolve, or is no address of this host.
         """
-        loop = asyncio.get_running_loop()
-        address = host
-        if not dialing.is_numeric(host):  # else the resolver's threads would be started for nothing
-            try:
-                found = await resolve(host, 0)
-            except OSError as error:
-                raise not_mine(host, error) from error
-            address = str(found[0][1][0])
-        return cls(
-            *(loop, rank, job, secret, address),
-            mode=mode,
-            eager_budget=eager_budget,
-            segment_nbytes=segment_nbytes,
-            tls=tls,
-        )
+        try:
+            found = await resolve(host, 0)
+        except OSError as error:
+            raise not_mine(host, error) from error
+        return cls(asyncio.get_running_loop(), host=str(found[0][1][0]), **arguments)
 
     # Endpoint.
 
@@ -353,7 +331,7 @@ class SocketEndpoint(ChannelEndpoint):
                     raise UsageError(f"rank {rank} shares no memory with this process")
                 sock = await dialing.connect_local(unix_address(card["unix"]))
             else:
-                sock = await dialing.connect_tcp(self._loop, *card["tcp"])
+                sock = await connect(*card["tcp"])
         greeting = self._greeting(sock)
         try:
             return await self._introduce_to(greeting, rank, purpose)
@@ -366,8 +344,7 @@ class SocketEndpoint(ChannelEndpoint):
     ) -> StreamLink | SocketControl:
         """Shake hands with the rank that this process has dialed."""
         card = self._cards[rank]
-        mine = Identity(self._job, purpose, self.rank, self._nonce)
-        handshake = Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES), to=card["nonce"])
+        handshake = Handshake.client(*self._proves(purpose), to=card["nonce"])
         try:
             theirs = await greeting.shake(handshake, self._tls)
         except ConnectionError as error:
@@ -434,9 +411,7 @@ class SocketEndpoint(ChannelEndpoint):
         rank = -1
         try:
             async with asyncio.timeout_at(deadline):
-                mine = Identity(self._job, Purpose.data, self.rank, self._nonce)
-                handshake = Handshake.server(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
-                theirs = await greeting.shake(handshake, self._tls)
+                theirs = await greeting.shake(Handshake.server(*self._proves(Purpose.data)), self._tls)
             async with asyncio.timeout(dialing.DIAL_DEADLINE):
                 await self._introduced.wait()  # it may have our card before we have its
             card = self._cards.get(theirs.rank)
@@ -468,6 +443,11 @@ class SocketEndpoint(ChannelEndpoint):
             greeting.close()
             self._greetings.discard(greeting)
             self._incoming.pop(greeting, None)
+
+    def _proves(self, purpose: Purpose) -> tuple[Identity, bytes, bytes]:
+        """The arguments of a handshake: who this process is, what proves it, a fresh nonce."""
+        me = self._me
+        return Identity(me.job, purpose, me.rank, me.nonce), me.secret, secrets.token_bytes(NONCE_BYTES)
 
     def _links_of(self, rank: int) -> int:
         return sum(control.rank == rank for control in self._controls)

@@ -294,7 +294,7 @@ async def test_what_a_dial_lacks_is_not_the_peers_fault(
     async with endpoints(mode=mode) as (zero, one):
         match way:
             case "a TCP socket":
-                monkeypatch.setattr(dialing, "connect_tcp", failing(number))
+                monkeypatch.setattr(endpoint, "connect", failing(number))
             case _:
                 monkeypatch.setattr(dialing, "connect_unix", failing(number))
         start(zero, 1)
@@ -315,7 +315,7 @@ async def test_what_a_control_link_lacks_is_not_the_peers_fault(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with endpoints(mode="tcp") as (zero, _):
-        monkeypatch.setattr(dialing, "connect_tcp", failing(number))
+        monkeypatch.setattr(endpoint, "connect", failing(number))
         with pytest.raises(GroupBroken, match=r"^rank 0 .*, so it cannot connect with rank 1\. ") as caught:
             await zero.link_control(1)
         assert not isinstance(caught.value, PeerLost)
