@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 
 from aiodist.errors import GroupBroken, Tampered
-from aiodist.transport.base import Endpoint, Into, Key, Sink
+from aiodist.transport import Endpoint, Into, Key, Sink
 
 
 def content(key: Key, nbytes: int) -> bytes:

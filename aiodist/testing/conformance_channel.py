@@ -14,17 +14,8 @@ from functools import partial
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.testing.channel_pair import Pair, Recorder, content, signature, turn_until
-from aiodist.transport.base import (
-    CONTROL_MESSAGE,
-    EAGER_MESSAGE,
-    FRAGMENT,
-    REMEMBERED,
-    ControlLink,
-    Endpoint,
-    Fold,
-    Into,
-    Key,
-)
+from aiodist.transport import CONTROL_MESSAGE, EAGER_MESSAGE, FRAGMENT, ControlLink, Endpoint, Fold, Into, Key
+from aiodist.transport.base import REMEMBERED
 
 MakePair = Callable[[], Awaitable[tuple[Endpoint, Endpoint]]]
 """A maker of two endpoints of the running loop, ranks 0 and 1, introduced to each other."""

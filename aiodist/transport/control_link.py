@@ -13,12 +13,12 @@ import contextlib
 import errno
 import socket
 import struct
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from aiodist.errors import Tampered, UsageError, WireError
 from aiodist.net.buffered import BufferedSocket
-from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
+from aiodist.transport.base import CONTROL_MESSAGE
 from aiodist.transport.ending import Ending, Event, Stage
 from aiodist.transport.link import NO_GOODBYE
 from aiodist.transport.pipe import Delay, Pipe
@@ -46,25 +46,36 @@ _READING = (Stage.OPEN, Stage.CLOSING)
 _ALTERED = 0xFFFFFFFF
 
 
-class CallbackControl(ControlLink):
-    """A control link that delivers nothing before `on_message` is set.
+class ControlLink(ABC):
+    """A small two-way connection for messages that carry no bulk. Ordered and reliable.
 
     Args:
         rank: the peer.
         forget: called once when the link holds nothing any more.
+
+    Attributes:
+        rank: the peer's rank.
+        on_message: called with each message (bytes). Nothing at all is delivered before it is set.
+        on_closed: called once as (goodbye, cause) when the peer closes (goodbye True) or is gone (False).
+            Not called after this side's own `close` or `kill`. Set it before `on_message`.
+        on_tampered: called instead, once, where what one of the two sent was altered on the path. The
+            link is gone; nothing is known against the peer, which may be dialed again. Both ends are told,
+            unless the attacker prevents that. Set it before `on_message`.
+        far: whether a network lies between: then the peer's host may fall silent, which ends the link as soon
+            as something that was sent is not acknowledged in time.
     """
 
     def __init__(self, rank: int, forget: Callable[[ControlLink], None]) -> None:
         self.rank = rank
         self.far = False
-        self.on_closed = _ignore
-        self.on_tampered = _ignore
+        self.on_closed: Callable[[bool, str], None] = _ignore
+        self.on_tampered: Callable[[Tampered], None] = _ignore
         self._handler: Callable[[bytes], None] | None = None
         self._forget = forget
 
     @property
     def on_message(self) -> Callable[[bytes], None]:
-        """See `ControlLink`."""
+        """Called with each message."""
         return _ignore if self._handler is None else self._handler
 
     @on_message.setter
@@ -77,6 +88,31 @@ class CallbackControl(ControlLink):
     def _begin(self) -> None:
         """Deliver from now on, not from inside this call."""
 
+    @abstractmethod
+    def send(self, message: bytes) -> None:
+        """Send 1 to CONTROL_MESSAGE bytes. Ignored when the link is closed.
+
+        A peer that reads nothing while a bounded queue fills up counts as lost.
+        """
+
+    @abstractmethod
+    def post(self, message: bytes) -> None:
+        """Send from any thread, also while the loop does not turn. The message is dropped where earlier ones
+        wait for the peer to read. The link's closing waits for it, microseconds."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Deliver now, from inside this call, all that has reached this process already, the peer's end
+        included. Needed before the peer is judged: what it wrote before its process ended is here."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close gracefully: what was sent is flushed, then goodbye. Nothing is delivered any more."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Close at once, without goodbye."""
+
 
 def check_message(message: bytes) -> None:
     """Raise `UsageError` unless a control message has 1 to CONTROL_MESSAGE bytes."""
@@ -84,7 +120,7 @@ def check_message(message: bytes) -> None:
         raise UsageError(f"a control message has 1 to {CONTROL_MESSAGE} bytes, this one {len(message)}")
 
 
-class SocketControl(CallbackControl):
+class SocketControl(ControlLink):
     """A control link over a connected, non-blocking stream socket, which it owns.
 
     Args:
@@ -272,7 +308,7 @@ class SocketControl(CallbackControl):
         self._forget(self)
 
 
-class MemoryControl(CallbackControl):
+class MemoryControl(ControlLink):
     """One end of an in-process control link; made in pairs."""
 
     def __init__(

@@ -38,14 +38,14 @@ from aiodist.net.users import send_away, why_not
 from aiodist.shm.arena import available
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport import dialing
-from aiodist.transport.base import ControlLink, Route
-from aiodist.transport.control_link import SocketControl
+from aiodist.transport.base import Route
+from aiodist.transport.control_link import ControlLink, SocketControl
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
 from aiodist.transport.local_handshake import Me
 from aiodist.transport.local_peers import ANSWER_DEADLINE, LocalPeers
 from aiodist.transport.mapped import MappedLink
-from aiodist.transport.peers import ChannelEndpoint, Peer
+from aiodist.transport.peers import Endpoint, Peer
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
@@ -60,7 +60,7 @@ CONTROL_LINKS = 4
 _log = logging.getLogger("aiodist.transport")
 
 
-class SocketEndpoint(ChannelEndpoint):
+class SocketEndpoint(Endpoint):
     """See `Endpoint`; it listens as soon as it exists.
 
     Args:
@@ -252,12 +252,12 @@ class SocketEndpoint(ChannelEndpoint):
             own = self._unable(peer.rank, error)
             if isinstance(error, GroupBroken) and own is None:
                 # It had proved itself, so it lacks something, or has died. In either case it is known soon.
-                peer.sender.fail()
+                peer.sender.kill()
                 self._loop.call_later(NEWS, self._hung_up, peer, error)
             elif own is None:
                 self._lost(peer, dialing.cannot(error))
             elif not self._closing:
-                peer.sender.fail()
+                peer.sender.kill()
                 self.observer.unable(peer.rank, own)
             return
         self._connected(peer, link)

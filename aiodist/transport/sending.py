@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import Tampered, WireError
-from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key, Outgoing
+from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key
 from aiodist.transport.link import Link, Message
 from aiodist.wire.frame import HEADER, Frame, Type, Word, pack
 
@@ -25,8 +25,8 @@ _CREDIT, _READY = int(Type.CREDIT), int(Type.READY)
 _ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 
-class Sender(Outgoing):
-    """An `Outgoing` over whatever link it is given. Also the link's user.
+class Outgoing:
+    """The sending end of a channel, over whatever link it is given. Also the link's user.
 
     Args:
         rank: the peer.
@@ -36,9 +36,8 @@ class Sender(Outgoing):
         retired: contexts that are dead; shared by the channels of an endpoint, of which there may be many.
 
     Attributes:
-        used: something was sent.
         over: it can send nothing any more.
-        on_closed: called once when this end is over, after `close` when the peer has answered.
+        on_closed: called once when this end is over, as `close` has it; None before.
     """
 
     def __init__(
@@ -75,6 +74,21 @@ class Sender(Outgoing):
     # Outgoing.
 
     def send(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool = False) -> bool:
+        """Start sending one message.
+
+        Args:
+            key: its name; used once in a context's life.
+            signature: 32 bytes that the peer's observer is shown.
+            data: contiguous bytes (format 'B'), possibly none; borrowed until the send is over. Over
+                means that the buffer may be reused, not that the peer has the message.
+            done: called once, later, if this returns False, unless the context is cancelled or the
+                peer is lost first.
+            sealed: the bytes will be interpreted (objects): without TLS they have to be
+                authenticated, which those of tensors are not.
+
+        Returns:
+            True if the buffer is free again already.
+        """
         context = key[0]
         if self.over or self._closing or context in self._cancelled or context in self._retired:
             return False
@@ -85,10 +99,17 @@ class Sender(Outgoing):
         return self._start(self.link, key, signature, data, done, sealed)
 
     def poll(self) -> None:
+        """Move now what can be moved, as the loop would later; callbacks are called from in here. For a
+        caller that could only wait."""
         if self.link is not None:
             self.link.poll()
 
     def cancel(self, context: int) -> None:
+        """Forget all sends of a context, for good: sends made in it later are ignored (False, never done).
+
+        The channel stays usable for other contexts. The peer is told nothing: its receives stay
+        pending until it cancels them itself.
+        """
         self._cancelled.add(context)
         self._spent.pop(context, None)
         self._backlog = [message for message in self._backlog if message.key.context != context]
@@ -109,15 +130,20 @@ class Sender(Outgoing):
         self.cancel(context)
         self._cancelled.discard(context)
 
-    def close(self) -> None:
-        if self.over or self._closing:
+    def close(self, on_closed: Callable[[], None]) -> None:
+        """Close gracefully: what was begun is sent, then goodbye. Further sends are ignored. `on_closed` is
+        called once the peer has answered, or this end is over otherwise."""
+        if self.over:
+            on_closed()
             return
+        self.on_closed = on_closed
         self._closing = True
         self._offered.clear()
         self._ready.clear()
         self._close_if_idle()
 
     def kill(self) -> None:
+        """Close at once, without goodbye; no `done` is called any more."""
         link = self.link
         self._forget()
         if link is not None:
@@ -140,10 +166,6 @@ class Sender(Outgoing):
             if self._start(link, message.key, message.signature, message.data, message.done, message.sealed):
                 message.done()
         self._close_if_idle()
-
-    def fail(self) -> None:
-        """Forget everything, end the link: there will be none, or the peer is lost otherwise."""
-        self.kill()
 
     # LinkUser.
 

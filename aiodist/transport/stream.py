@@ -349,7 +349,7 @@ class StreamLink(Link):
 
     def _finish(self, event: Event, cause: str | Tampered = "") -> None:
         """End the link, or begin to, and tell the user; before the peer can see it: where that has broken the
-        protocol, the others have to be told first (`ChannelEndpoint._lost`)."""
+        protocol, the others have to be told first (`Endpoint._lost`)."""
         user = self._user
         left = self._ending.happened(event)
         if left is None:

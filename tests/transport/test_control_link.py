@@ -17,7 +17,7 @@ from aiodist.errors import Tampered, UsageError
 from aiodist.net import buffered
 from aiodist.net.sealed import SealedSocket
 from aiodist.testing.channel_pair import turn_until
-from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
+from aiodist.transport import CONTROL_MESSAGE, ControlLink
 from aiodist.transport.control_link import MemoryControl, SocketControl
 from aiodist.wire.seal import Opener, Sealer
 

@@ -11,8 +11,7 @@ import pytest
 
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Recorder, turn_until
-from aiodist.transport import Into, Key, SocketEndpoint
-from aiodist.transport.base import Endpoint
+from aiodist.transport import Endpoint, Into, Key, SocketEndpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 
 KINDS = ["tcp", "memory", *(["shm"] if available() else [])]

@@ -23,7 +23,7 @@ from aiodist.backends.release import Release
 from aiodist.errors import GroupBroken, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
 from aiodist.schedules import UNKNOWN, Schedule, chunk_bounds, select
-from aiodist.transport.base import Incoming, Key, Outgoing
+from aiodist.transport import Incoming, Key, Outgoing
 from aiodist.types import Call, Kind, agree
 from aiodist.work import Issuer, Work
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from aiodist.backends.base import Operation, Reports, as_bytes
 from aiodist.backends.buffers import buffers
-from aiodist.transport.base import Incoming, Into, Key, Outgoing
+from aiodist.transport import Incoming, Into, Key, Outgoing
 from aiodist.types import Call, Kind, agree, describe_signature
 
 ANY = -1
