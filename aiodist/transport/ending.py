@@ -24,13 +24,13 @@ class Stage(enum.Enum):
 
 
 class Event(enum.Enum):
-    """Something that may end a link."""
+    """Something that may lead to the end of a link."""
 
     CLOSE = "this side closes"
     GOODBYE = "the peer's goodbye"
     ALTERED = "what came was altered"
-    ACCUSED = "the peer says so of what was sent"
-    FAILED = "the connection is gone, or the peer broke the protocol"
+    ACCUSED = "the peer found what was sent altered"
+    FAILED = "the connection failed, or the peer broke the protocol"
     SENT = "all that waited has left"
     LATE = "time is over"
     KILL = "killed"

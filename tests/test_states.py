@@ -1,0 +1,35 @@
+"""The state machines: their page shows what they are, and each can end."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from aiodist.transport.ending import STAGES, Ending, Event, Stage
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_page_is_what_the_script_writes() -> None:
+    spec = importlib.util.spec_from_file_location("make_states", DOCS / "make_states.py")
+    assert spec is not None and spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert maker.PAGE.read_text() == maker.page(), "run python docs/make_states.py"
+
+
+@pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.OVER])
+def test_a_link_can_be_killed_and_fail_in_every_stage(stage: Stage) -> None:
+    for event in (Event.KILL, Event.FAILED):
+        assert STAGES[stage, event] is Stage.OVER
+
+
+def test_nothing_happens_to_a_link_that_is_over() -> None:
+    assert not [stage for stage, _ in STAGES if stage is Stage.OVER]
+    ending = Ending()
+    assert ending.happened(Event.KILL) is Stage.OPEN
+    assert ending.over
+    assert [ending.happened(event) for event in Event] == [None] * len(Event)
+    assert ending.stage is Stage.OVER
