@@ -322,23 +322,22 @@ class ControlPlane:
 
     def close(self) -> None:
         """Say goodbye on every link. Nothing is heard afterwards."""
-        self._stop()
-        for link in self._links.values():
+        for link in self._stop():
             link.close()
-        self._links.clear()
-        self._listeners.clear()
 
     def kill(self) -> None:
         """Drop every link without goodbye, as a crash would."""
-        self._stop()
-        for link in self._links.values():
+        for link in self._stop():
             link.kill()
-        self._links.clear()
-        self._listeners.clear()
 
-    def _stop(self) -> None:
+    def _stop(self) -> list[Link]:
+        """Hear and tell nothing any more. Returns the links."""
         self._closed = True
         self._rest()
+        links = list(self._links.values())
+        self._links.clear()
+        self._listeners.clear()
+        return links
 
     def _rest(self) -> None:
         """Give and await no signs of life any more."""

@@ -20,6 +20,7 @@ The rules that every implementation obeys (`testing.conformance_channel` checks 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from aiodist.errors import GroupBroken, Tampered
@@ -62,6 +63,7 @@ class Key(NamedTuple):
     part: int
 
 
+@dataclass(slots=True, eq=False)
 class Into:
     """A sink in memory.
 
@@ -70,12 +72,10 @@ class Into:
             undefined until the receive is done.
     """
 
-    __slots__ = ("view",)
-
-    def __init__(self, view: memoryview) -> None:
-        self.view = view
+    view: memoryview
 
 
+@dataclass(slots=True, eq=False)
 class Fold:
     """A sink that is a function, which is given each fragment in order of offset as it arrives.
 
@@ -86,10 +86,7 @@ class Fold:
             A message of 0 bytes makes no call.
     """
 
-    __slots__ = ("fold",)
-
-    def __init__(self, fold: Callable[[memoryview, int], None]) -> None:
-        self.fold = fold
+    fold: Callable[[memoryview, int], None]
 
 
 Sink = Into | Fold

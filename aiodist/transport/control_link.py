@@ -155,9 +155,8 @@ class SocketControl(ControlLink):
             return
         self._out.write(_LENGTH.pack(len(message)) + message)
         if self._out.unread > QUEUE_LIMIT:
-            self._loop.call_soon(
-                self._lost, f"it does not read its control link ({QUEUE_LIMIT >> 20} MiB wait)"
-            )
+            cause = f"it does not read its control link ({QUEUE_LIMIT >> 20} MiB wait)"
+            self._loop.call_soon(self._finish, Event.FAILED, cause)
 
     def post(self, message: bytes) -> None:
         check_message(message)
@@ -193,7 +192,7 @@ class SocketControl(ControlLink):
     def _broken(self, error: OSError) -> None:
         """Note that nothing can be written; what the peer sent before is still worth reading."""
         self.drain()
-        self._lost(self._words(error))
+        self._finish(Event.FAILED, self._words(error))
 
     def _words(self, error: OSError) -> str:
         if self.far and error.errno in _UNREACHABLE:
@@ -209,35 +208,32 @@ class SocketControl(ControlLink):
         try:
             data = self._out.read()
         except OSError as error:
-            self._lost(self._words(error))
-            return False
+            self._finish(Event.FAILED, self._words(error))
         except Tampered as error:
-            self._altered(error)
-            return False
+            self._finish(Event.ALTERED, error)
         except WireError as error:
-            self._lost(f"protocol error: {error.message}")
-            return False
-        if data is None:
-            return False
-        if not data:
-            self._lost(NO_GOODBYE)
-            return False
-        self._in += data
-        self._parse()
-        return True
+            self._finish(Event.FAILED, f"protocol error: {error.message}")
+        else:
+            if data:
+                self._in += data
+                self._parse()
+            elif data is not None:
+                self._finish(Event.FAILED, NO_GOODBYE)
+            return bool(data)
+        return False
 
     def _parse(self) -> None:
         buffer = self._in
         while self._ending.stage in _READING and len(buffer) >= _LENGTH.size:
             (nbytes,) = _LENGTH.unpack_from(buffer)
             if nbytes == _ALTERED:
-                self._accused()
+                self._finish(Event.ACCUSED, Tampered())  # what else comes may be missing, or made up
                 return
             if nbytes > CONTROL_MESSAGE:
-                self._lost(f"protocol error: a control message of {nbytes} bytes")
+                self._finish(Event.FAILED, f"protocol error: a control message of {nbytes} bytes")
                 return
             if not nbytes:
-                self._goodbye()
+                self._finish(Event.GOODBYE)
                 return
             stop = _LENGTH.size + nbytes
             if len(buffer) < stop:
@@ -249,47 +245,28 @@ class SocketControl(ControlLink):
 
     # Ending.
 
-    def _goodbye(self) -> None:
-        if self._ends(Event.GOODBYE, _GOODBYE):
-            self.on_closed(True, "")
-
-    def _altered(self, error: Tampered) -> None:
-        """End the link: what the peer sent was altered. It is told, or it would take us for dead."""
-        if self._ends(Event.ALTERED, _LENGTH.pack(_ALTERED)):
-            self.on_tampered(error)
-
-    def _accused(self) -> None:
-        """End the link: what we sent was altered. What else comes here may be missing, or made up."""
-        if self._ends(Event.ACCUSED):
-            self.on_tampered(Tampered())
-
-    def _ends(self, event: Event, word: bytes = b"") -> bool:
-        """End the link, or read no more and end it once `word` has left, behind all that waits before it.
-        Returns whether the owner is to be told: not of the end of a link that it has closed itself."""
+    def _finish(self, event: Event, cause: str | Tampered = "") -> None:
+        """End the link, or begin to, and tell the owner; before the socket closes: a peer that spoke nonsense
+        must not hear of it first. What was altered the peer is told, or it would take this process for dead."""
         left = self._ending.happened(event)
+        if left is None:
+            return
         if self._ending.stage is Stage.LEAVING:
             self._out.unwatch()
-            self._out.write(word)
+            self._out.write(_GOODBYE if event is Event.GOODBYE else _LENGTH.pack(_ALTERED))
             self._linger()
             if not self._out.queue:
                 self._ending.happened(Event.SENT)
-        if left is not None and self._ending.over:
+        if self._ending.over:
             self._stop()
-            self._out.close()
-        return left is Stage.OPEN
-
-    def _lost(self, cause: str) -> None:
-        left = self._ending.happened(Event.FAILED)
-        if left is None:
-            return
-        self._stop()
         try:
-            if (
-                left is Stage.OPEN
-            ):  # before the socket closes: a peer that spoke nonsense must not hear of it first
-                self.on_closed(False, cause)
+            if left is Stage.OPEN and isinstance(cause, Tampered):
+                self.on_tampered(cause)
+            elif left is Stage.OPEN:
+                self.on_closed(event is Event.GOODBYE, cause)
         finally:
-            self._out.close()
+            if self._ending.over:
+                self._out.close()
 
     def _shut(self, event: Event) -> None:
         """Close the link; nobody is told."""

@@ -31,7 +31,7 @@ from aiodist.errors import (
 )
 from aiodist.net.admission import PATIENCE, places
 from aiodist.net.listener import Listener
-from aiodist.net.refusals import Refusals, address_of
+from aiodist.net.refusals import Refusals
 from aiodist.net.shortage import shortage
 from aiodist.net.sockets import connect, resolve
 from aiodist.net.users import send_away, why_not
@@ -125,7 +125,7 @@ class SocketEndpoint(Endpoint):
                 listening.append(unix)
                 self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._local_peers.name}
             self._listener = Listener(
-                loop, listening, self._welcome, self._turned_away, _log, self._nobody_accepted
+                loop, listening, self._welcome, self._refusals.turned_away, _log, self._nobody_accepted
             )
         except BaseException as error:
             for sock in listening:
@@ -381,7 +381,6 @@ class SocketEndpoint(Endpoint):
         return link
 
     def _control(self, sock: socket.socket, rank: int, leftover: bytes = b"") -> SocketControl:
-        sock.setblocking(False)
         control = SocketControl(self._loop, sock, rank, self._forget_control, leftover)
         self._controls.add(control)
         return control
@@ -391,7 +390,7 @@ class SocketEndpoint(Endpoint):
     def _welcome(self, sock: socket.socket, deadline: float) -> None:
         """Greet a connection that came in, and has something to read."""
         if why := why_not(sock, self._vouched):
-            self._turned_away(sock, why)
+            self._refusals.turned_away(sock, why)
             send_away(sock, why)
             return
         if len(self._incoming) >= self._most_unauthenticated:
@@ -402,9 +401,6 @@ class SocketEndpoint(Endpoint):
             self._greetings.discard(oldest)
         greeting = self._greeting(sock)
         self._incoming[greeting] = self._spawn(self._greet(greeting, deadline))
-
-    def _turned_away(self, sock: socket.socket, why: str) -> None:
-        self._refusals.say(address_of(sock), why)
 
     async def _greet(self, greeting: Greeting, deadline: float) -> None:
         """Find out who dialed, and hand the connection over."""
@@ -420,7 +416,8 @@ class SocketEndpoint(Endpoint):
             peer, rank = self._peer(theirs.rank), theirs.rank
             if theirs.purpose is Purpose.data and (peer.ended or peer.receiver.link is not None):
                 return
-            if theirs.purpose is Purpose.control and self._links_of(theirs.rank) >= CONTROL_LINKS:
+            links = sum(control.rank == theirs.rank for control in self._controls)
+            if theirs.purpose is Purpose.control and links >= CONTROL_LINKS:
                 raise AuthenticationError(f"rank {theirs.rank} has {CONTROL_LINKS} control links already")
             link = self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
             if isinstance(link, SocketControl):
@@ -448,9 +445,6 @@ class SocketEndpoint(Endpoint):
         """The arguments of a handshake: who this process is, what proves it, a fresh nonce."""
         me = self._me
         return Identity(me.job, purpose, me.rank, me.nonce), me.secret, secrets.token_bytes(NONCE_BYTES)
-
-    def _links_of(self, rank: int) -> int:
-        return sum(control.rank == rank for control in self._controls)
 
     def _greeting(self, sock: socket.socket) -> Greeting:
         greeting = Greeting(self._loop, sock)

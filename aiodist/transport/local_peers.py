@@ -93,7 +93,11 @@ class LocalPeers:
         self.cards.update(cards)
         if self._listener is None and self._open:
             self._listener = Listener(
-                self._loop, [self._sock], lambda sock, deadline: self._welcome(sock), self._turned_away, _log
+                self._loop,
+                [self._sock],
+                lambda sock, deadline: self._welcome(sock),
+                self._refusals.turned_away,
+                _log,
             )
 
     async def prove(
@@ -201,7 +205,7 @@ class LocalPeers:
     def _welcome(self, sock: socket.socket) -> None:
         """Admit a connection that has something to read."""
         if not is_me(credentials(sock)[1]):
-            self._turned_away(sock, "it runs under another user")
+            self._refusals.turned_away(sock, "it runs under another user")
             sock.close()
             return
         unauthenticated = [one for one in self._handshakes if one.rank is None]
@@ -210,9 +214,6 @@ class LocalPeers:
             del self._handshakes[unauthenticated[0]]
             self._refusals.say(address_of(sock), "too many connections that say nothing: the oldest goes")
         self._handshakes[LocalHandshake(self._loop, sock, self._me, self)] = None
-
-    def _turned_away(self, sock: socket.socket, why: str) -> None:
-        self._refusals.say(address_of(sock), why)
 
     # Owner of handshakes.
 
