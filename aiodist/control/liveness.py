@@ -59,8 +59,8 @@ CHANGES = {
     (State.stopped, State.held),
 }
 """What is told at once: (what all have been told, what is seen now). A stop, because that process will be
-given up; its end; and a look at one that others cannot look at. The rest waits until it is due: that a process
-lives is known already, and who cannot look knows less than who could."""
+given up; its end; and a look at one that others cannot look at. The rest waits until it is due: that a
+process lives is known already, and who cannot look knows less than who could."""
 
 _WORDS = {
     State.held: "a call holds its interpreter",

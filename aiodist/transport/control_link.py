@@ -247,7 +247,7 @@ class SocketControl(ControlLink):
 
     def _finish(self, event: Event, cause: str | Tampered = "") -> None:
         """End the link, or begin to, and tell the owner; before the socket closes: a peer that spoke nonsense
-        must not hear of it first. What was altered the peer is told, or it would take this process for dead."""
+        must not hear of it first. It is told what was altered, or it would take this process for dead."""
         left = self._ending.happened(event)
         if left is None:
             return

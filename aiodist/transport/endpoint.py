@@ -50,6 +50,7 @@ from aiodist.transport.stream import StreamLink
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
 Mode = Literal["tcp", "shm", "auto"]
+AnyLink = StreamLink | SocketControl
 
 NEWS = 0.5
 """Seconds in which it is known, of a process of this host, that it has ended, or what it lacks."""
@@ -260,18 +261,15 @@ class SocketEndpoint(Endpoint):
                 peer.sender.kill()
                 self.observer.unable(peer.rank, own)
             return
-        self._connected(peer, link)
-
-    def _hung_up(self, peer: Peer, error: GroupBroken) -> None:
-        if not peer.ended and not self._closing:
-            self.observer.unable(peer.rank, error)
-
-    def _connected(self, peer: Peer, link: StreamLink | SocketControl) -> None:
         assert isinstance(link, StreamLink)
         self._dialing.discard(peer.rank)
         peer.over = "shm" if isinstance(link, MappedLink) else "tcp"
         _log.debug("rank %d sends to rank %d over %s", self.rank, peer.rank, peer.over)
         peer.sender.attach(link)
+
+    def _hung_up(self, peer: Peer, error: GroupBroken) -> None:
+        if not peer.ended and not self._closing:
+            self.observer.unable(peer.rank, error)
 
     def _unable(self, rank: int | None, error: BaseException) -> GroupBroken | None:
         """The error if a connection with a rank, or any, failed for want of something of this process's."""
@@ -286,9 +284,7 @@ class SocketEndpoint(Endpoint):
         if own is not None and not self._closing:
             self.observer.unable(None, own)
 
-    async def _persist(
-        self, rank: int, purpose: Purpose, *, routed: bool = True
-    ) -> StreamLink | SocketControl:
+    async def _persist(self, rank: int, purpose: Purpose, *, routed: bool = True) -> AnyLink:
         """A connection, however busy the loop at its other end is: its waiter has a deadline."""
         return await dialing.persist(lambda: self._first(rank, purpose, self._ways(rank, routed=routed)))
 
@@ -310,7 +306,7 @@ class SocketEndpoint(Endpoint):
     def _may_be_local(self, card: Mapping[str, Any]) -> bool:
         return "mail" in card and self.card.get("boot") == card.get("boot")
 
-    async def _first(self, rank: int, purpose: Purpose, ways: list[Route]) -> StreamLink | SocketControl:
+    async def _first(self, rank: int, purpose: Purpose, ways: list[Route]) -> AnyLink:
         """A connection over the first way that works."""
         for way in ways[:-1]:
             try:
@@ -322,7 +318,7 @@ class SocketEndpoint(Endpoint):
                 continue
         return await self._connect(rank, purpose, ways[-1])
 
-    async def _connect(self, rank: int, purpose: Purpose, way: Route) -> StreamLink | SocketControl:
+    async def _connect(self, rank: int, purpose: Purpose, way: Route) -> AnyLink:
         """One connection, from socket to link."""
         card = self._cards[rank]
         async with asyncio.timeout(dialing.DIAL_DEADLINE):
@@ -339,9 +335,7 @@ class SocketEndpoint(Endpoint):
             greeting.close()
             self._greetings.discard(greeting)
 
-    async def _introduce_to(
-        self, greeting: Greeting, rank: int, purpose: Purpose
-    ) -> StreamLink | SocketControl:
+    async def _introduce_to(self, greeting: Greeting, rank: int, purpose: Purpose) -> AnyLink:
         """Shake hands with the rank that this process has dialed."""
         card = self._cards[rank]
         handshake = Handshake.client(*self._proves(purpose), to=card["nonce"])
@@ -358,9 +352,7 @@ class SocketEndpoint(Endpoint):
         except ConnectionError as error:
             raise dialing.hung_up(rank, self.rank) from error
 
-    def _link(
-        self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool
-    ) -> StreamLink | SocketControl:
+    def _link(self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool) -> AnyLink:
         """The link that a greeted connection becomes."""
         pid = greeting.peer_pid()
         if pid is not None:

@@ -9,6 +9,16 @@ A peer may name any number of messages and contexts. Of its offers so many are r
 sender keeps the others, and is asked for each when its receive is posted: READY says then that the offer may
 have been forgotten. Eager messages cannot be forgotten, so their bytes are counted, in each context and in
 all, just as the sender counts them: one that sends more breaks the protocol.
+
+Why it is this way
+    Whoever is first says READY or OFFER, and nobody knows who will be. A large receive says READY ahead, so
+    that a message that is sent later needs no offer, and half a round trip less. A small one does not: its
+    message is most likely eager, and the READY would be for nothing. So a receive has three facts that change
+    by themselves, and are no states of one machine: whether the observer knows of the message (`announced`),
+    whether the sender may use its place (`ready`), whether two offers of it may come (`asked`).
+
+    Credit goes back in batches, and not while the peer reads nothing: then the answers to what it sends would
+    fill this process's memory, with its socket's buffer in between to show for it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,22 @@ messages take turns, so that a long one does not hold up the others.
 What a peer says is remembered within bounds, whatever it says: of the READYs that come before their
 messages so many, of its credit as much as was spent. Neither side ever refuses the other for operations
 that are many: what was forgotten is said again (`frame.Word`).
+
+Why it is this way
+    A window of bytes per connection, as TCP and HTTP/2 have it, would deadlock here. Messages are matched by
+    name, not by order: a window that is full of messages whose receives come later keeps back the very one
+    that its receiver waits for. So a byte beyond the small eager budget travels only when its receive is
+    posted (the rendezvous protocol of MPI libraries). The eager budget is per context, so that a group that
+    stalls leaves the others theirs, and there is one for all contexts, because a peer may invent contexts.
+
+    OFFER is not sent at once, but before the loop sleeps (`Link.later`). Where all ranks issue the same, the
+    READY of a message mostly crosses its offer: what lies in the socket is read first, and most offers are
+    never sent.
+
+    A message has no state of its own but where it stands. Each is in one of these, from the left to the right:
+
+        _backlog ──attach──▶ _offered ──READY──▶ _active ──last fragment──▶ done
+                               └ _to_offer: not told yet     └ _leaving: the link still borrows it
 """
 
 from __future__ import annotations
