@@ -7,9 +7,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from aiodist.errors import AiodistError, GroupBroken
+from aiodist.errors import GroupBroken
 from aiodist.net.admission import PATIENCE
 from aiodist.net.local_socket import connect_unix, is_other_user
+from aiodist.net.sockets import describe
 
 T = TypeVar("T")
 
@@ -78,10 +79,7 @@ def cannot(error: BaseException) -> str:
     """The reason why a connection could not be made, in one line."""
     if isinstance(error, TimeoutError):
         return f"cannot connect to it within {DIAL_DEADLINE:g} s"
-    words = (
-        error.message if isinstance(error, AiodistError) else getattr(error, "strerror", None) or str(error)
-    )
-    return f"cannot connect to it ({words})"
+    return f"cannot connect to it ({describe(error)})"
 
 
 def hung_up(rank: int, by: int) -> GroupBroken:

@@ -110,12 +110,10 @@ class Link(ABC):
             True if they have been taken; False if they are borrowed until `writable` or `keep`.
         """
 
-    @abstractmethod
-    def keep(self) -> None:
+    def keep(self) -> None:  # noqa: B027 - what copies all at once has nothing to do here
         """Copy what is still borrowed; the owner's memory is not touched afterwards."""
 
-    @abstractmethod
-    def divert(self, place: memoryview) -> None:
+    def divert(self, place: memoryview) -> None:  # noqa: B027 - likewise
         """Put the rest of the payload that is arriving into `place` (at least as large) instead."""
 
     def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here

@@ -23,7 +23,6 @@ class MemoryLink(Link):
 
     def __init__(self) -> None:
         self.room = True
-        self.on_closed = None
         self._user: LinkUser | None = None
         self._out: Pipe[tuple[bytes, bytes] | None]
         self._other: MemoryLink
@@ -53,12 +52,6 @@ class MemoryLink(Link):
         self.room = self._in_flight < WINDOW
         self.post(message.header(Type.DATA, start, stop), message.data[start:stop])
         return True
-
-    def keep(self) -> None:
-        pass
-
-    def divert(self, place: memoryview) -> None:
-        pass
 
     def close(self) -> None:
         if self._ending.happened(Event.CLOSE) is not None:

@@ -17,8 +17,8 @@ Why it is this way
     by themselves, and are no states of one machine: whether the observer knows of the message (`announced`),
     whether the sender may use its place (`ready`), whether two offers of it may come (`asked`).
 
-    Credit goes back in batches, and not while the peer reads nothing: then the answers to what it sends would
-    fill this process's memory, with its socket's buffer in between to show for it.
+    Credit goes back in batches, and not while the peer reads nothing: one that only sends could fill this
+    process's memory with the answers.
 """
 
 from __future__ import annotations

@@ -51,7 +51,6 @@ class StreamLink(Link):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, leftover: bytes = b"") -> None:
         self.room = True
-        self.on_closed = None
         self._loop = loop
         self._sock = sock
         self._out = BufferedSocket(loop, sock, self._readable, self._drained, self._broken)
