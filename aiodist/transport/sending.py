@@ -20,7 +20,7 @@ Why it is this way
     READY of a message mostly crosses its offer: what lies in the socket is read first, and most offers are
     never sent.
 
-    A message has no state of its own but where it stands. Each goes through these, from the left to the right:
+    A message has no state of its own but where it stands; it goes through these from the left to the right:
 
         _backlog ──attach──▶ _offered ──READY──▶ _active ──last fragment──▶ done
                                └ _to_offer: not told yet     └ _leaving: the link still borrows it
