@@ -119,19 +119,8 @@ class StreamLink(Link):
         if out.queue:
             out.keep(header if payload is None else header + payload)
             return
-        try:
-            if payload is None:
-                sent = self._sock.send(header, NOSIGNAL)
-            elif self._send_raw is not None and len(payload) > _RAW_FROM and not sealed:
-                sent = self._send_raw(header, payload, NOSIGNAL)
-            else:
-                sent = self._sock.sendmsg((header, payload), (), NOSIGNAL)
-        except OSError as error:
-            if not may_be_offered_again(error):
-                self._write_failed(error)
-                return
-            sent = 0
-        if sent < HEADER or (payload is not None and sent < HEADER + len(payload)):
+        sent = self._send(header, payload, sealed)
+        if 0 <= sent < HEADER or (payload is not None and 0 <= sent < HEADER + len(payload)):
             self.room = False
             out.keep(memoryview(header if payload is None else header + payload)[sent:])
 
@@ -139,16 +128,9 @@ class StreamLink(Link):
         payload = message.data[start:stop]
         nbytes = stop - start
         header = message.header(_DATA, start, stop)
-        try:
-            if self._send_raw is not None and nbytes > _RAW_FROM and not message.sealed:
-                sent = self._send_raw(header, payload, NOSIGNAL)
-            else:
-                sent = self._sock.sendmsg((header, payload), (), NOSIGNAL)
-        except OSError as error:
-            if not may_be_offered_again(error):
-                self._write_failed(error)
-                return False
-            sent = 0
+        sent = self._send(header, payload, message.sealed)
+        if sent < 0:
+            return False
         self._burst += sent
         if sent == HEADER + nbytes:
             if self._burst >= BURST:
@@ -166,6 +148,21 @@ class StreamLink(Link):
     def keep(self) -> None:
         self._out.own()
 
+    def _send(self, header: bytes, payload: memoryview | None, sealed: bool) -> int:
+        """Offer a frame to the socket. Returns how many bytes it took; -1 where it is broken."""
+        try:
+            if payload is None:
+                return self._sock.send(header, NOSIGNAL)
+            if self._send_raw is not None and len(payload) > _RAW_FROM and not sealed:
+                return self._send_raw(header, payload, NOSIGNAL)
+            return self._sock.sendmsg((header, payload), (), NOSIGNAL)
+        except OSError as error:
+            if may_be_offered_again(error):
+                return 0
+            self.room = False
+            self._out.fail(error)
+            return -1
+
     def _drained(self) -> None:
         """Go on: all that waited has left."""
         self._burst = 0
@@ -178,10 +175,6 @@ class StreamLink(Link):
         self.room = True
         if self._user is not None:
             self._user.writable()
-
-    def _write_failed(self, error: OSError) -> None:
-        self.room = False
-        self._out.fail(error)
 
     def _broken(self, error: OSError) -> None:
         """Read on, as nothing can be written any more: what the peer sent before counts."""
