@@ -26,7 +26,7 @@ logger = logging.getLogger("aiodist.control")
 
 
 class Link(Protocol):
-    """A connection to a neighbour, as the plane needs it; `transport.base.ControlLink` says more."""
+    """A connection to a neighbour, as the plane needs it; `transport.ControlLink` says more."""
 
     def send(self, message: bytes) -> None:
         """Queue one message."""
@@ -69,7 +69,7 @@ class ControlPlane:
     Args:
         rank: global rank of this process.
         size: number of ranks of the job.
-        exposed: see `transport.base.Endpoint`.
+        exposed: see `transport.Endpoint`.
 
     Attributes:
         on_lost: called with each rank that is lost, before the groups are told: whatever else connects this
