@@ -11,15 +11,9 @@ from aiodist.net.sockets import listen_on
 
 
 def listen_tcp(host: str) -> socket.socket:
-    """A non-blocking socket that listens on a free port of exactly `host`, a numeric address.
-
-    Raises:
-        RendezvousError: it is no address of this host.
-    """
-    try:
-        return listen_on(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0))
-    except OSError as error:
-        raise not_mine(host, error) from error
+    """A non-blocking socket that listens on a free port of exactly `host`, a numeric address. `OSError` where
+    that is none of this host's (`not_mine`)."""
+    return listen_on(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0))
 
 
 def listen_unix() -> tuple[bytes, socket.socket]:
