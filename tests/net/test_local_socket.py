@@ -59,7 +59,7 @@ async def test_without_a_short_way_there_is_tcp(monkeypatch: pytest.MonkeyPatch)
 
 @linux
 async def test_an_address_that_is_taken_does_no_harm() -> None:
-    with local_socket._socket() as squatter, socket.create_server((HOST, 0)) as place:
+    with socket.socket(socket.AF_UNIX) as squatter, socket.create_server((HOST, 0)) as place:
         port = place.getsockname()[1]
         squatter.bind(local_socket._name(HOST, port))
         assert local_socket.listen_local(HOST, port) is None

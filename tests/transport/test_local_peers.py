@@ -18,8 +18,8 @@ import pytest
 
 from aiodist.environment import user
 from aiodist.errors import BackendUnavailable
+from aiodist.net import sockets
 from aiodist.shm.arena import PAGE, available
-from aiodist.transport import listening
 from aiodist.transport import local_peers as module
 from aiodist.transport.listening import unix_address
 from aiodist.transport.local_handshake import Me
@@ -162,7 +162,7 @@ async def test_messages_wait_until_the_cards_are_known() -> None:
 
 @pytest.mark.parametrize("mine", [0, 1])
 async def test_a_full_backlog_is_waited_for(mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "BACKLOG", 10)
+    monkeypatch.setattr(sockets, "BACKLOG", 10)
     async with local_ranks(introduced=False) as ranks:
         crowd = []
         with pytest.raises(BlockingIOError):
