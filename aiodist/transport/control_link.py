@@ -260,9 +260,11 @@ class SocketControl(ControlLink):
         if self._ending.over:
             self._stop()
         try:
-            if left is Stage.OPEN and isinstance(cause, Tampered):
+            if left is not Stage.OPEN:
+                pass  # the owner has closed it
+            elif isinstance(cause, Tampered):
                 self.on_tampered(cause)
-            elif left is Stage.OPEN:
+            else:
                 self.on_closed(event is Event.GOODBYE, cause)
         finally:
             if self._ending.over:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodist.environment.tuning import EAGER_BUDGET
-from aiodist.errors import Tampered, UsageError
+from aiodist.errors import GroupBroken, Tampered, UsageError
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import Key, Observer, Route
 from aiodist.transport.control_link import ControlLink
@@ -20,8 +20,26 @@ LINGER = 5.0
 """Seconds that closing waits for peers to take what was sent and to answer goodbye."""
 
 
-class Silent(Observer):
+class Silent:
     """An observer that does not care."""
+
+    def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
+        """Ignore it."""
+
+    def crowded(self, rank: int) -> None:
+        """Ignore it."""
+
+    def lost(self, rank: int, cause: str) -> None:
+        """Ignore it."""
+
+    def tampered(self, rank: int, error: Tampered) -> None:
+        """Ignore it."""
+
+    def unable(self, rank: int | None, error: GroupBroken) -> None:
+        """Ignore it."""
+
+    def goodbye(self, rank: int) -> None:
+        """Ignore it."""
 
 
 @dataclass(slots=True, eq=False)

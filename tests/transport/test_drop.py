@@ -25,7 +25,7 @@ async def endpoints(kind: str, count: int = 2) -> AsyncIterator[list[Any]]:
         if kind == "memory":
             made.append(MemoryEndpoint(network, rank))
         else:
-            made.append(await SocketEndpoint.open(rank=rank, job="job", secret=b"secret", mode=kind))  # type: ignore[arg-type]
+            made.append(await SocketEndpoint.open(rank=rank, job="job", secret=b"secret", mode=kind))
     for one in made:
         one.observer = Recorder()
         one.introduce({rank: other.card for rank, other in enumerate(made)})
