@@ -9,8 +9,11 @@ import enum
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from aiodist.control.liveness import CHANGES
+from aiodist.control.liveness import State as Turning
 from aiodist.launch import supervisor
 from aiodist.membership import drafts
+from aiodist.transport import ending
 
 PAGE = Path(__file__).parent / "states.md"
 HEAD = """\
@@ -33,6 +36,20 @@ DRAFTS = """\
 As one member of the old one sees it (`membership/drafts.py`). News comes by several ways, and in any order.
 What a member does next follows from this state, from who is ready or gone, and from the time
 (`membership/assembly.py`).
+"""
+
+LINKS = """\
+## The end of a link
+
+Of every link: those of channels and those of the control plane, over sockets and in memory
+(`transport/ending.py`).
+"""
+
+LOOPS = """\
+## What all are told of a loop that does not turn
+
+By those who see more than the others know (`control/liveness.py`). Besides, it is told again, as it is seen
+then, after each doubling of its time. Whoever hears that the loop turns forgets all this.
 """
 
 Edge = tuple[str, str, str]
@@ -68,10 +85,14 @@ def machine(text: str, table: Table, states: type[enum.Enum]) -> list[str]:
 
 def page() -> str:
     """The whole page."""
+    loops = [("turns", state.name, "") for state in Turning if state is not Turning.turns]
+    loops += sorted((known.name, seen.name, "") for known, seen in CHANGES)
     parts = [
         HEAD,
         *machine(WORKERS, supervisor.TRANSITIONS, supervisor.State),
         *machine(DRAFTS, drafts.TRANSITIONS, drafts.State),
+        *machine(LINKS, ending.STAGES, ending.Stage),
+        *(LOOPS, drawn("turns", loops)),
     ]
     return "\n".join(parts)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from aiodist.launch.supervisor import TRANSITIONS, State
+import pytest
+
+from aiodist.launch import supervisor
+from aiodist.transport.ending import STAGES, Ending, Event, Stage
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -19,8 +22,23 @@ def test_the_page_is_what_the_script_writes() -> None:
 
 
 def test_workers_end_from_every_state() -> None:
-    ends = {State.OVER}
-    for _ in State:
-        ends |= {state for (state, _), after in TRANSITIONS.items() if after in ends}
-    assert ends == set(State)
-    assert not [state for state, _ in TRANSITIONS if state is State.OVER]
+    ends = {supervisor.State.OVER}
+    for _ in supervisor.State:
+        ends |= {state for (state, _), after in supervisor.TRANSITIONS.items() if after in ends}
+    assert ends == set(supervisor.State)
+    assert not [state for state, _ in supervisor.TRANSITIONS if state is supervisor.State.OVER]
+
+
+@pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.OVER])
+def test_a_link_can_be_killed_and_fail_in_every_stage(stage: Stage) -> None:
+    for event in (Event.KILL, Event.FAILED):
+        assert STAGES[stage, event] is Stage.OVER
+
+
+def test_nothing_happens_to_a_link_that_is_over() -> None:
+    assert not [stage for stage, _ in STAGES if stage is Stage.OVER]
+    ending = Ending()
+    assert ending.happened(Event.KILL) is Stage.OPEN
+    assert ending.over
+    assert [ending.happened(event) for event in Event] == [None] * len(Event)
+    assert ending.stage is Stage.OVER

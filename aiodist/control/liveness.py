@@ -18,7 +18,7 @@ Rules
        (`transport.control_link`).
     7. What is known of a silent peer is told to all, once after each doubling of its time: by the watchdog
        of the peer itself, or, where that cannot speak, by a neighbour. A rank that has been told already
-          says nothing. So a thousand ranks learn of it at the cost of a few floods, and those that can see
+       says nothing. So a thousand ranks learn of it at the cost of a few floods, and those that can see
           the process answer those that cannot.
 """
 
@@ -50,6 +50,17 @@ class State(enum.IntEnum):
     stopped = 3  # its process was looked at, and is stopped
     silent = 4  # nobody could look
 
+
+CHANGES = {
+    (State.blocked, State.stopped),
+    (State.held, State.stopped),
+    (State.silent, State.stopped),
+    (State.silent, State.held),
+    (State.stopped, State.held),
+}
+"""What is told at once: (what all have been told, what is seen now). A stop, because that process will be
+given up; its end; and a look at one that others cannot look at. The rest waits until it is due: that a
+process lives is known already, and who cannot look knows less than who could."""
 
 _WORDS = {
     State.held: "a call holds its interpreter",
@@ -293,12 +304,8 @@ class Liveness:
         if known is None:
             silent = self._counted - peer.spoke
             return state if silent >= min(patience.warn_after, patience.evict_after / 2) + slack else None
-        if state is State.stopped or known.state is State.stopped:
-            changed = known.state is not state and state is not State.silent
-        else:
-            changed = known.state is State.silent and state is State.held
-        late = known.seconds(now) >= patience.next_word(known.told) + slack
-        return state if changed or late else None
+        due = known.seconds(now) >= patience.next_word(known.told) + slack
+        return state if due or (known.state, state) in CHANGES else None
 
     def _at(self, now: float) -> float:
         """A time, in time that counts."""

@@ -26,7 +26,7 @@ logger = logging.getLogger("aiodist.control")
 
 
 class Link(Protocol):
-    """A connection to a neighbour, as the plane needs it; `transport.base.ControlLink` says more."""
+    """A connection to a neighbour, as the plane needs it; `transport.ControlLink` says more."""
 
     def send(self, message: bytes) -> None:
         """Queue one message."""
@@ -69,7 +69,7 @@ class ControlPlane:
     Args:
         rank: global rank of this process.
         size: number of ranks of the job.
-        exposed: see `transport.base.Endpoint`.
+        exposed: see `transport.Endpoint`.
 
     Attributes:
         on_lost: called with each rank that is lost, before the groups are told: whatever else connects this
@@ -322,23 +322,22 @@ class ControlPlane:
 
     def close(self) -> None:
         """Say goodbye on every link. Nothing is heard afterwards."""
-        self._stop()
-        for link in self._links.values():
+        for link in self._stop():
             link.close()
-        self._links.clear()
-        self._listeners.clear()
 
     def kill(self) -> None:
         """Drop every link without goodbye, as a crash would."""
-        self._stop()
-        for link in self._links.values():
+        for link in self._stop():
             link.kill()
-        self._links.clear()
-        self._listeners.clear()
 
-    def _stop(self) -> None:
+    def _stop(self) -> list[Link]:
+        """Hear and tell nothing any more. Returns the links."""
         self._closed = True
         self._rest()
+        links = list(self._links.values())
+        self._links.clear()
+        self._listeners.clear()
+        return links
 
     def _rest(self) -> None:
         """Give and await no signs of life any more."""

@@ -16,25 +16,11 @@ import sysconfig
 import threading
 import time
 from types import FrameType
-from typing import Protocol
 
 from aiodist.control.liveness import Patience, Progress
+from aiodist.control.plane import ControlPlane
 
 ENDED = "its event loop was closed while its groups were open"
-
-
-class Speaker(Protocol):
-    """The control plane, as a watchdog needs it. Called in the watchdog's thread."""
-
-    @property
-    def turns(self) -> int:
-        """A number that changes whenever the loop turns."""
-
-    def say_blocked(self, seconds: float, where: str) -> None:
-        """Tell that the loop has not turned for so long, and where its thread is."""
-
-    def say_ended(self, cause: str) -> None:
-        """Tell that the loop will not turn again."""
 
 
 class Watchdog:
@@ -45,12 +31,12 @@ class Watchdog:
     Args:
         loop: the loop that it watches.
         patience: when it speaks.
-        speaker: tells the neighbours.
+        plane: tells the neighbours.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, patience: Patience, speaker: Speaker) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience: Patience, plane: ControlPlane) -> None:
         self._loop = loop
-        self._speaker = speaker
+        self._plane = plane
         self._watched = threading.get_ident()
         self._progress = Progress(patience, time.monotonic())
         self._over = threading.Event()
@@ -65,11 +51,11 @@ class Watchdog:
     def _run(self) -> None:
         while not self._over.wait(self._progress.every):
             if self._loop.is_closed():
-                self._speaker.say_ended(ENDED)
+                self._plane.say_ended(ENDED)
                 return
-            seconds = self._progress.tick(time.monotonic(), self._speaker.turns)
+            seconds = self._progress.tick(time.monotonic(), self._plane.turns)
             if seconds is not None:
-                self._speaker.say_blocked(seconds, line_of(self._watched))
+                self._plane.say_blocked(seconds, line_of(self._watched))
 
 
 def line_of(thread: int) -> str:

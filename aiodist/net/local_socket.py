@@ -16,7 +16,7 @@ import sys
 
 from aiodist.environment import is_loopback
 from aiodist.environment.user import is_me
-from aiodist.net.sockets import BACKLOG, connect, join_address, resolve
+from aiodist.net.sockets import connect, join_address, listen_on, resolve, stream_socket
 
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group of the other end, as the kernel says."""
@@ -26,14 +26,10 @@ def listen_local(host: str, port: int) -> socket.socket | None:
     """A non-blocking socket that listens beside a TCP address of this process; None where none can."""
     if sys.platform != "linux":
         return None
-    sock = _socket()
     try:
-        sock.bind(_name(host, port))
-        sock.listen(BACKLOG)
+        return listen_on(socket.AF_UNIX, _name(host, port))
     except OSError:
-        sock.close()
         return None
-    return sock
 
 
 async def connect_to_store(host: str, port: int) -> tuple[socket.socket, str]:
@@ -52,15 +48,25 @@ async def connect_to_store(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def _connect_local(host: str, port: int) -> socket.socket | None:
-    sock = _socket()
     try:
-        sock.connect(_name(host, port))  # at once or not at all
-        if is_me(credentials(sock)[1]):
-            return sock
+        sock = connect_unix(_name(host, port))
     except OSError:
-        pass
+        return None
+    if is_me(credentials(sock)[1]):
+        return sock
     sock.close()
     return None
+
+
+def connect_unix(address: str | bytes) -> socket.socket:
+    """A connection to a Unix socket, at once or not at all: `BlockingIOError` where its backlog is full."""
+    sock = stream_socket(socket.AF_UNIX)
+    try:
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def is_other_user(sock: socket.socket) -> bool:
@@ -80,12 +86,6 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
             pid, user, group = CREDENTIALS.unpack(packed)
             return pid, user, group
     return -1, -1, -1
-
-
-def _socket() -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
-    sock.setblocking(False)
-    return sock
 
 
 def _name(host: str, port: int) -> str:

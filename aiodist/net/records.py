@@ -109,14 +109,6 @@ class RecordSocket(ABC):
         if (level, name) != (socket.SOL_SOCKET, socket.SO_RCVLOWAT):
             self._sock.setsockopt(level, name, value)
 
-    def setblocking(self, flag: bool) -> None:
-        """Do nothing: it is, and stays, non-blocking."""
-        assert not flag
-
-    def getsockopt(self, level: int, name: int) -> int:
-        """An option of the socket."""
-        return self._sock.getsockopt(level, name)
-
     def getsockname(self) -> Any:
         """The address of this end."""
         return self._sock.getsockname()

@@ -52,6 +52,10 @@ class Refusals:
         else:
             self._unsaid += 1
 
+    def turned_away(self, sock: socket.socket | RecordSocket, why: str) -> None:
+        """Log the refusal of a connection (see `Admission`)."""
+        self.say(address_of(sock), why)
+
     def rest(self) -> None:
         """Log how many were left out, if any."""
         if self._unsaid:

@@ -74,24 +74,11 @@ async def listen(host: str, port: int) -> socket.socket:
     failure: OSError | None = None
     for family, address in addresses:
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
+            return listen_on(family, address, reuse=True, both=host == "::")
         except OSError as error:
-            failure = failure or error
-            continue
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
-            sock.bind(address)
-            sock.listen(BACKLOG)
-        except OSError as error:
-            sock.close()
             if error.errno == errno.EADDRINUSE:
                 raise _in_use(str(address[0]), port) from error
             failure = failure or error  # a name may have an address that this host cannot use (IPv6 off)
-        else:
-            return sock
     assert failure is not None
     if failure.errno == errno.EADDRNOTAVAIL:
         raise RendezvousError(
@@ -99,6 +86,36 @@ async def listen(host: str, port: int) -> socket.socket:
             hint="Run rank 0 on the host that MASTER_ADDR names, or name an address of this host",
         )
     raise RendezvousError(f"cannot listen on {join_address(host, port)}: {describe(failure)}")
+
+
+def listen_on(family: int, address: Any, *, reuse: bool = False, both: bool = False) -> socket.socket:
+    """A non-blocking socket that listens on one address. `OSError` where it cannot.
+
+    Args:
+        family: the address's.
+        address: numeric; or of a Unix socket.
+        reuse: also where connections of a listener before it are left.
+        both: over IPv6, IPv4 as well.
+    """
+    sock = stream_socket(family)
+    try:
+        if reuse:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def stream_socket(family: int) -> socket.socket:
+    """A non-blocking stream socket that children do not inherit."""
+    sock = socket.socket(family, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
+    sock.setblocking(False)
+    return sock
 
 
 def is_in_use(error: RendezvousError) -> bool:
@@ -111,9 +128,8 @@ async def connect(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     failure: OSError = OSError(f"'{host}' has no address")
     for family, address in await resolve(host, port):
-        sock = socket.socket(family, socket.SOCK_STREAM | getattr(socket, "SOCK_CLOEXEC", 0))
+        sock = stream_socket(family)
         try:
-            sock.setblocking(False)
             await loop.sock_connect(sock, address)
             if sock.getsockname() == sock.getpeername():
                 # Linux may connect a socket to itself when nobody listens on an ephemeral port.

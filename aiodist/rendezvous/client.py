@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import random
-import socket
 from typing import Any
 
 from aiodist.environment import Tls
@@ -22,7 +21,6 @@ from aiodist.errors import (
     WireError,
 )
 from aiodist.net.local_socket import connect_to_store
-from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address
 from aiodist.rendezvous.answers import check_failure, check_news, words_of
 from aiodist.rendezvous.connection import Connection
@@ -301,10 +299,9 @@ class TcpStore(Store):
         sock, address = await connect_to_store(self.host, self.port)
         self._accepted = self._loop.time()
         handshake = Handshake.client(self._identity, self._secret, os.urandom(NONCE_BYTES))
-        secure: socket.socket | SecureSocket = sock
-        if self._tls is not None and sock.family != socket.AF_UNIX:
-            secure = SecureSocket(sock, self._tls, is_server=False)
-        connection = Connection(secure, handshake, self._ready, self._frames, self._connection_lost)
+        connection = Connection(
+            *(sock, handshake, self._tls, self._ready, self._frames, self._connection_lost)
+        )
         opening: asyncio.Future[None] = self._loop.create_future()
         self._opening = (connection, opening)
         connection.local_host = address

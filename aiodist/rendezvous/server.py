@@ -17,7 +17,6 @@ from aiodist.net.admission import places
 from aiodist.net.listener import Listener
 from aiodist.net.local_socket import listen_local
 from aiodist.net.refusals import Refusals, address_of
-from aiodist.net.secure import SecureSocket
 from aiodist.net.sockets import describe, join_address, listen
 from aiodist.net.users import send_away, why_not
 from aiodist.rendezvous.connection import Connection
@@ -300,10 +299,7 @@ class StoreServer:
             del self._unauthenticated[oldest]
             self._refusals.say(oldest.peer_address, f"more than {self._most_unauthenticated} shake hands")
             oldest.abort()
-        secure: socket.socket | SecureSocket = sock
-        if self._tls is not None and sock.family != socket.AF_UNIX:
-            secure = SecureSocket(sock, self._tls, is_server=True)
-        connection = Connection(secure, self._handshake(), self._ready, self._frames, self._lost)
+        connection = Connection(sock, self._handshake(), self._tls, self._ready, self._frames, self._lost)
         self._unauthenticated[connection] = None
         self._count()
         connection.start(deadline)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from aiodist.errors import GroupBroken, Tampered
-from aiodist.transport.base import Endpoint, Into, Key, Sink
+from aiodist.transport import Endpoint, Into, Key, Sink
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import Store
 from aiodist.testing.chaos_links import ChaosEndpoint, ChaosPipe, Process
 from aiodist.testing.chaos_store import REFUSED_AFTER, STORE, Shelf
-from aiodist.transport.base import Endpoint
+from aiodist.transport import Endpoint
 from aiodist.transport.control_link import MemoryControl
 from aiodist.transport.memory import MemoryNetwork
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.errors import PeerLost
 from aiodist.group.epochs.job import Job
-from aiodist.transport.base import ControlLink
+from aiodist.transport import ControlLink
 from aiodist.transport.control_link import MemoryControl
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.memory_link import MemoryLink

@@ -22,7 +22,7 @@ from aiodist.group.epochs.world import Settings, World
 from aiodist.membership.record import UID_BYTES
 from aiodist.rendezvous import HashStore
 from aiodist.testing.chaos import Chaos, Crashed, leave
-from aiodist.transport.base import Endpoint
+from aiodist.transport import Endpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 
 T = TypeVar("T")

@@ -14,11 +14,10 @@ from functools import partial
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.testing.channel_pair import Pair, Recorder, content, signature, turn_until
-from aiodist.transport.base import (
+from aiodist.transport import (
     CONTROL_MESSAGE,
     EAGER_MESSAGE,
     FRAGMENT,
-    REMEMBERED,
     ControlLink,
     Endpoint,
     Fold,
@@ -26,6 +25,7 @@ from aiodist.transport.base import (
     Key,
     Sink,
 )
+from aiodist.transport.base import REMEMBERED
 
 MakePair = Callable[[], Awaitable[tuple[Endpoint, Endpoint]]]
 """A maker of two endpoints of the running loop, ranks 0 and 1, introduced to each other."""

@@ -10,20 +10,20 @@ from aiodist.transport.base import (
     CONTROL_MESSAGE,
     EAGER_MESSAGE,
     FRAGMENT,
-    ControlLink,
     Done,
-    Endpoint,
     Fold,
-    Incoming,
     Into,
     Key,
     Observer,
-    Outgoing,
     Route,
     Sink,
 )
+from aiodist.transport.control_link import ControlLink
 from aiodist.transport.endpoint import SocketEndpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
+from aiodist.transport.peers import Endpoint
+from aiodist.transport.receiving import Incoming
+from aiodist.transport.sending import Outgoing
 
 __all__ = [
     "CONTROL_MESSAGE",

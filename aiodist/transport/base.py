@@ -19,12 +19,11 @@ The rules that every implementation obeys (`testing.conformance_channel` checks 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
 from aiodist.errors import GroupBroken, Tampered
-from aiodist.shm.segment import PeerSegment, Segment
 
 FRAGMENT = 256 * 1024
 """Bytes of the largest piece in which a message travels, and of the largest piece a `Fold` is given."""
@@ -64,6 +63,7 @@ class Key(NamedTuple):
     part: int
 
 
+@dataclass(slots=True, eq=False)
 class Into:
     """A sink in memory.
 
@@ -72,12 +72,10 @@ class Into:
             undefined until the receive is done.
     """
 
-    __slots__ = ("view",)
-
-    def __init__(self, view: memoryview) -> None:
-        self.view = view
+    view: memoryview
 
 
+@dataclass(slots=True, eq=False)
 class Fold:
     """A sink that is a function, which is given each fragment in order of offset as it arrives.
 
@@ -88,10 +86,7 @@ class Fold:
             A message of 0 bytes makes no call.
     """
 
-    __slots__ = ("fold",)
-
-    def __init__(self, fold: Callable[[memoryview, int], None]) -> None:
-        self.fold = fold
+    fold: Callable[[memoryview, int], None]
 
 
 Sink = Into | Fold
@@ -131,254 +126,3 @@ class Observer(Protocol):
     def goodbye(self, rank: int) -> None:
         """Note that `rank` closed its endpoint on purpose; all it sent has arrived. At most once a rank,
         instead of `lost`."""
-
-
-class Outgoing(ABC):
-    """The sending end of a channel."""
-
-    rank: int
-    """The peer's rank."""
-
-    def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
-        """Move now what can be moved, as the loop would later; callbacks are called from in here. For a
-        caller that could only wait."""
-
-    @abstractmethod
-    def send(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool = False) -> bool:
-        """Start sending one message.
-
-        Args:
-            key: its name; used once in a context's life.
-            signature: 32 bytes that the peer's observer is shown.
-            data: contiguous bytes (format 'B'), possibly none; borrowed until the send is over. Over
-                means that the buffer may be reused, not that the peer has the message.
-            done: called once, later, if this returns False, unless the context is cancelled or the
-                peer is lost first.
-            sealed: the bytes will be interpreted (objects): without TLS they have to be
-                authenticated, which those of tensors are not.
-
-        Returns:
-            True if the buffer is free again already.
-        """
-
-    @abstractmethod
-    def cancel(self, context: int) -> None:
-        """Forget all sends of a context, for good: sends made in it later are ignored (False, never done).
-
-        The channel stays usable for other contexts. The peer is told nothing: its receives stay
-        pending until it cancels them itself.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close gracefully: what was begun is sent, then goodbye. Further sends are ignored."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Close at once, without goodbye; no `done` is called any more."""
-
-
-class Incoming(ABC):
-    """The receiving end of a channel. It exists before the peer connects."""
-
-    rank: int
-    """The peer's rank."""
-
-    def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
-        """See `Outgoing.poll`."""
-
-    @abstractmethod
-    def recv(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:
-        """Post the receive of one message.
-
-        Args:
-            key: its name.
-            nbytes: its size; a message of another size is not delivered (see `Observer.arrived`).
-            sink: where the bytes go; borrowed until the receive is over.
-            done: called once, later, if this returns False, unless the context is cancelled or the
-                peer is lost first.
-
-        Returns:
-            True if the message was here already and is in the sink.
-
-        Raises:
-            UsageError: a receive is posted under this key.
-        """
-
-    @abstractmethod
-    def ask(self, key: Key) -> None:
-        """Ask for a message of any size, for which no receive can be posted before it arrives. Only needed
-        once the observer was told that the peer's offers are `crowded`; may be repeated."""
-
-    @abstractmethod
-    def cancel(self, context: int) -> None:
-        """Forget all posted receives of a context, for good; what still arrives for them is dropped.
-
-        Sinks are untouched after this returns, `done` is not called. Receives posted in it later are ignored
-        (False, never done).
-        """
-
-    @abstractmethod
-    def retire(self, context: int) -> None:
-        """Cancel a context that is dead for good: all that was stored for it is freed, all that still
-        comes is dropped unreported, and receives posted in it are ignored (False, never done)."""
-
-    @abstractmethod
-    def pending(self, context: int, stream: int) -> list[tuple[int, int, bytes]]:
-        """The messages that arrived or were offered in a stream, are remembered, and match no posted receive,
-        as (seq, nbytes, signature), in order of seq (messages of `part` 0 only)."""
-
-
-class ControlLink(ABC):
-    """A small two-way connection for messages that carry no bulk. Ordered and reliable.
-
-    Attributes:
-        rank: the peer's rank.
-        on_message: called with each message (bytes). Nothing at all is delivered before it is set.
-        on_closed: called once as (goodbye, cause) when the peer closes (goodbye True) or is gone (False).
-            Not called after this side's own `close` or `kill`. Set it before `on_message`.
-        on_tampered: called instead, once, where what one of the two sent was altered on the path. The
-            link is gone; nothing is known against the peer, which may be dialed again. Both ends are told,
-            unless the attacker prevents that. Set it before `on_message`.
-        far: whether a network lies between: then the peer's host may fall silent, which ends the link as soon
-            as something that was sent is not acknowledged in time.
-    """
-
-    rank: int
-    far: bool
-    on_message: Callable[[bytes], None]
-    on_closed: Callable[[bool, str], None]
-    on_tampered: Callable[[Tampered], None]
-
-    @abstractmethod
-    def send(self, message: bytes) -> None:
-        """Send 1 to CONTROL_MESSAGE bytes. Ignored when the link is closed.
-
-        A peer that reads nothing while a bounded queue fills up counts as lost.
-        """
-
-    @abstractmethod
-    def post(self, message: bytes) -> None:
-        """Send from any thread, also while the loop does not turn. The message is dropped where earlier ones
-        wait for the peer to read. The link's closing waits for it, microseconds."""
-
-    @abstractmethod
-    def drain(self) -> None:
-        """Deliver now, from inside this call, all that has reached this process already, the peer's end
-        included. Needed before the peer is judged: what it wrote before its process ended is here."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close gracefully: what was sent is flushed, then goodbye. Nothing is delivered any more."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Close at once, without goodbye."""
-
-
-class Endpoint(ABC):
-    """One process's end of all its channels and control links.
-
-    Attributes:
-        rank: this process's global rank.
-        card: what peers must know to dial (msgpack-able, secret-free). Complete once the endpoint exists.
-        observer: told what comes from peers; set it before the first channel is asked for.
-        on_control: called as (rank, link) for each control link that a peer dialed.
-        exposed: whether any process that reaches it over the network may pose as a rank, for want of a secret
-            and TLS.
-    """
-
-    exposed: bool = False
-    rank: int
-    card: dict[str, Any]
-    observer: Observer
-    on_control: Callable[[int, ControlLink], None]
-
-    def statistics(self) -> dict[str, int]:
-        """Counts of its links now, by name; none where it keeps none."""
-        return {}
-
-    @abstractmethod
-    def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
-        """Learn the cards of peers. Needed before dialing them, and before they are let in."""
-
-    @property
-    @abstractmethod
-    def segment(self) -> Segment | None:
-        """The memory that this process shares with its local peers; None before `prove_local` has asked one,
-        and where there is no shared memory. It stays until the endpoint closes."""
-
-    @property
-    @abstractmethod
-    def peer_segments(self) -> Mapping[int, PeerSegment]:
-        """The segments of the local peers, by global rank, without this process's own. One of a peer that is
-        lost or has said goodbye stays until the endpoint closes: what it published can still be read."""
-
-    @abstractmethod
-    async def prove_local(
-        self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = 5.0
-    ) -> set[int]:
-        """The ranks of `ranks` that share memory with this process, found by doing it; they are in
-        `peer_segments` then. Bounded: a rank that does not answer within seconds is not local.
-
-        Args:
-            ranks: the candidates.
-            linked: those of them that this process will want a control link to. Where it can, one comes
-                with the proof, so that `link_control` need not dial after `keep_peer_segments`.
-            patience: seconds to wait for answers, at most.
-
-        Raises:
-            BackendUnavailable: this process must share memory, and cannot.
-        """
-
-    @abstractmethod
-    def keep_peer_segments(self, ranks: Collection[int]) -> None:
-        """Keep the local peers that were agreed on: release those that are not among `ranks`, and prove
-        nothing any more. Control links that came with a proof are reported soon."""
-
-    @abstractmethod
-    def route(self, rank: int, route: Route) -> None:
-        """Fix what the outgoing channel to `rank` runs over. `UsageError` once it was used over the other."""
-
-    @abstractmethod
-    def outgoing(self, rank: int) -> Outgoing:
-        """The channel to `rank`; returns at once, dials when first used. Failure goes to `Observer.lost`."""
-
-    @abstractmethod
-    def incoming(self, rank: int) -> Incoming:
-        """The channel from `rank`; receives can be posted before it connects."""
-
-    @abstractmethod
-    def link_control(self, rank: int) -> Awaitable[ControlLink]:
-        """Dial a control link to `rank`. Raises `PeerLost` if that cannot be done, and another `GroupBroken`
-        where that is this process's own fault."""
-
-    @abstractmethod
-    def peer_pid(self, rank: int) -> int | None:
-        """The process id of a peer on this host, as the kernel vouches for it; None where unknown."""
-
-    @abstractmethod
-    def drop(self, rank: int) -> None:
-        """End what connects this process with a rank that was given up; take no channel from it any more.
-        Posted receives are forgotten, their sinks are not touched any more. Its end is not reported."""
-
-    @abstractmethod
-    def cancel(self, context: int) -> None:
-        """Call `cancel` on every channel that exists, both ways."""
-
-    @abstractmethod
-    def retire(self, context: int) -> None:
-        """Call `Outgoing.cancel` and `Incoming.retire` on every channel, also on later ones."""
-
-    @abstractmethod
-    async def aclose(self, linger: float | None = None) -> None:
-        """Close gracefully: what was begun is sent, every peer is told goodbye; the wait is bounded.
-        Returns with no task, socket or mapping open.
-
-        Args:
-            linger: seconds to wait for peers; None: as long as is usual.
-        """
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Close at once without goodbye, as if the process had died. Needs no running loop."""

@@ -3,8 +3,7 @@
 On a socket each message goes as a 32-bit little-endian length and its bytes; the length 0 is goodbye, and the
 largest says that what came was altered on the way (only where messages are authenticated: `net.sealed`).
 
-Another thread may `post` while the loop is stuck in a call, or comes back from it. So a lock is held
-to touch the socket, or what waits to be written; never across a callback. Nothing under it blocks.
+How a link ends is in `ending`; what waits to be sent, and how another thread may `post`, in `net.buffered`.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import contextlib
 import errno
 import socket
 import struct
-import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from aiodist.errors import Tampered, UsageError, WireError
-from aiodist.net.shortage import AGAIN, NO_MEMORY
-from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
+from aiodist.net.buffered import BufferedSocket
+from aiodist.transport.base import CONTROL_MESSAGE
+from aiodist.transport.ending import Ending, Event, Stage
 from aiodist.transport.link import NO_GOODBYE
 from aiodist.transport.pipe import Delay, Pipe
 
@@ -43,29 +42,40 @@ _DRAIN = 64  # reads at most: a peer may write without end
 _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 _LENGTH = struct.Struct("<I")
 _GOODBYE = _LENGTH.pack(0)
+_READING = (Stage.OPEN, Stage.CLOSING)
 _ALTERED = 0xFFFFFFFF
-_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
-class CallbackControl(ControlLink):
-    """A control link that delivers nothing before `on_message` is set.
+class ControlLink(ABC):
+    """A small two-way connection for messages that carry no bulk. Ordered and reliable.
 
     Args:
         rank: the peer.
         forget: called once when the link holds nothing any more.
+
+    Attributes:
+        rank: the peer's rank.
+        on_message: called with each message (bytes). Nothing at all is delivered before it is set.
+        on_closed: called once as (goodbye, cause) when the peer closes (goodbye True) or is gone (False).
+            Not called after this side's own `close` or `kill`. Set it before `on_message`.
+        on_tampered: called instead, once, where what one of the two sent was altered on the path. The
+            link is gone; nothing is known against the peer, which may be dialed again. Both ends are told,
+            unless the attacker prevents that. Set it before `on_message`.
+        far: whether a network lies between: then the peer's host may fall silent, which ends the link as soon
+            as something that was sent is not acknowledged in time.
     """
 
     def __init__(self, rank: int, forget: Callable[[ControlLink], None]) -> None:
         self.rank = rank
         self.far = False
-        self.on_closed = _ignore
-        self.on_tampered = _ignore
+        self.on_closed: Callable[[bool, str], None] = _ignore
+        self.on_tampered: Callable[[Tampered], None] = _ignore
         self._handler: Callable[[bytes], None] | None = None
         self._forget = forget
 
     @property
     def on_message(self) -> Callable[[bytes], None]:
-        """See `ControlLink`."""
+        """Called with each message."""
         return _ignore if self._handler is None else self._handler
 
     @on_message.setter
@@ -78,6 +88,31 @@ class CallbackControl(ControlLink):
     def _begin(self) -> None:
         """Deliver from now on, not from inside this call."""
 
+    @abstractmethod
+    def send(self, message: bytes) -> None:
+        """Send 1 to CONTROL_MESSAGE bytes. Ignored when the link is closed.
+
+        A peer that reads nothing while a bounded queue fills up counts as lost.
+        """
+
+    @abstractmethod
+    def post(self, message: bytes) -> None:
+        """Send from any thread, also while the loop does not turn. The message is dropped where earlier ones
+        wait for the peer to read. The link's closing waits for it, microseconds."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Deliver now, from inside this call, all that has reached this process already, the peer's end
+        included. Needed before the peer is judged: what it wrote before its process ended is here."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close gracefully: what was sent is flushed, then goodbye. Nothing is delivered any more."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Close at once, without goodbye."""
+
 
 def check_message(message: bytes) -> None:
     """Raise `UsageError` unless a control message has 1 to CONTROL_MESSAGE bytes."""
@@ -85,7 +120,7 @@ def check_message(message: bytes) -> None:
         raise UsageError(f"a control message has 1 to {CONTROL_MESSAGE} bytes, this one {len(message)}")
 
 
-class SocketControl(CallbackControl):
+class SocketControl(ControlLink):
     """A control link over a connected, non-blocking stream socket, which it owns.
 
     Args:
@@ -109,123 +144,55 @@ class SocketControl(CallbackControl):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._sock = sock
-        self._lock = threading.Lock()
-        self._fd = sock.fileno()
+        self._out = BufferedSocket(loop, sock, self._readable, self._drained, self._broken)
         self._in = bytearray(leftover)
-        self._out = bytearray()
-        self._reading = False
-        self._writing = False
-        self._closing = False  # we said goodbye; the peer's is awaited
-        self._answering = False  # our goodbye is on its way, and the peer's was read or is not awaited
-        self._over = False
+        self._ending = Ending()
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, message: bytes) -> None:
         check_message(message)
-        if self._over or self._closing or self._answering:
+        if self._ending.stage is not Stage.OPEN:
             return
-        self._write(_LENGTH.pack(len(message)) + message)
-        if len(self._out) > QUEUE_LIMIT:
-            self._loop.call_soon(
-                self._lost, f"it does not read its control link ({QUEUE_LIMIT >> 20} MiB wait)"
-            )
+        self._out.write(_LENGTH.pack(len(message)) + message)
+        if self._out.unread > QUEUE_LIMIT:
+            cause = f"it does not read its control link ({QUEUE_LIMIT >> 20} MiB wait)"
+            self._loop.call_soon(self._finish, Event.FAILED, cause)
 
     def post(self, message: bytes) -> None:
         check_message(message)
-        frame = _LENGTH.pack(len(message)) + message
-        with self._lock:
-            if self._over or self._closing or self._answering or self._out:
-                return
-            try:
-                sent = self._sock.send(frame, _NOSIGNAL)
-            except (BlockingIOError, InterruptedError):
-                sent = 0  # it may be under way all the same: TLS has to be offered the same bytes again
-            except OSError as error:
-                if error.errno not in NO_MEMORY:
-                    return  # the loop finds that out for itself
-                sent = 0
-            self._out += frame[sent:]
-            if not self._out:
-                return
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._await_room)
+        if self._ending.stage is Stage.OPEN:
+            self._out.post(_LENGTH.pack(len(message)) + message)
 
     def close(self) -> None:
-        if self._over or self._closing or self._answering:
-            return
-        self._closing = True
-        self._timer = self._loop.call_later(LINGER, self._shut)
-        self._read()
-        self._write(_GOODBYE)
+        if self._ending.happened(Event.CLOSE) is not None:
+            self._linger()
+            self._out.watch()
+            self._out.write(_GOODBYE)
 
     def kill(self) -> None:
-        self._shut()
+        self._shut(Event.KILL)
 
     def drain(self) -> None:
-        if self._handler is None or self._closing:
+        if self._handler is None or self._ending.stage is not Stage.OPEN:
             return
         self._parse()
         for _ in range(_DRAIN):
-            if self._over or self._answering or not self._readable():
+            if self._ending.stage is not Stage.OPEN or not self._readable():
                 return
 
     def _begin(self) -> None:
         self._loop.call_soon(self._parse)
-        pending = getattr(self._sock, "pending", None)
-        if pending is not None and pending():  # of what was read already no selector tells
-            self._loop.call_soon(self._readable)
-        self._read()
+        self._out.watch()
 
     # Writing.
 
-    def _write(self, data: bytes) -> None:
-        sent = 0
-        with self._lock:
-            if not self._out:
-                try:
-                    sent = self._sock.send(data, _NOSIGNAL)
-                except (BlockingIOError, InterruptedError):
-                    pass
-                except OSError as error:
-                    if error.errno not in NO_MEMORY:
-                        self._loop.call_soon(self._broken, error)
-                        return
-            self._out += data[sent:]
-        self._await_room()
-
-    def _await_room(self) -> None:
-        """Write on when there is room, if something waits."""
-        if self._out and not self._writing and not self._over:
-            self._writing = True
-            self._loop.add_writer(self._fd, self._flush)
-
-    def _flush(self) -> None:
-        try:
-            with self._lock:
-                del self._out[: self._sock.send(self._out, _NOSIGNAL)]
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            if error.errno in NO_MEMORY:  # of this host: no fault of the peer's
-                self._rest()
-                self._loop.call_later(AGAIN, self._await_room)
-            else:
-                self._broken(error)
-            return
-        if not self._out:
-            self._rest()
-            if self._answering:
-                self._shut()
-
-    def _rest(self) -> None:
-        self._writing = False
-        self._loop.remove_writer(self._fd)
+    def _drained(self) -> None:
+        self._shut(Event.SENT)
 
     def _broken(self, error: OSError) -> None:
-        """Note that writing failed; what the peer sent before is still worth reading."""
+        """Note that nothing can be written; what the peer sent before is still worth reading."""
         self.drain()
-        self._lost(self._words(error))
+        self._finish(Event.FAILED, self._words(error))
 
     def _words(self, error: OSError) -> str:
         if self.far and error.errno in _UNREACHABLE:
@@ -234,126 +201,93 @@ class SocketControl(CallbackControl):
 
     # Reading.
 
-    def _read(self) -> None:
-        if not self._reading and not self._over:
-            self._reading = True
-            self._loop.add_reader(self._fd, self._readable)
-
     def _readable(self) -> bool:
         """Read once; whether there may be more."""
-        if self._over:
+        if self._ending.over:
             return False
         try:
-            with self._lock:
-                data = self._sock.recv(CONTROL_MESSAGE)
-        except (BlockingIOError, InterruptedError):
-            return False
+            data = self._out.read()
         except OSError as error:
-            self._lost(self._words(error))
-            return False
+            self._finish(Event.FAILED, self._words(error))
         except Tampered as error:
-            self._altered(error)
-            return False
+            self._finish(Event.ALTERED, error)
         except WireError as error:
-            self._lost(f"protocol error: {error.message}")
-            return False
-        if not data:
-            self._lost(NO_GOODBYE)
-            return False
-        self._in += data
-        self._parse()
-        return True
+            self._finish(Event.FAILED, f"protocol error: {error.message}")
+        else:
+            if data:
+                self._in += data
+                self._parse()
+            elif data is not None:
+                self._finish(Event.FAILED, NO_GOODBYE)
+            return bool(data)
+        return False
 
     def _parse(self) -> None:
         buffer = self._in
-        while not self._over and not self._answering and len(buffer) >= _LENGTH.size:
+        while self._ending.stage in _READING and len(buffer) >= _LENGTH.size:
             (nbytes,) = _LENGTH.unpack_from(buffer)
             if nbytes == _ALTERED:
-                self._tampered(Tampered())
+                self._finish(Event.ACCUSED, Tampered())  # what else comes may be missing, or made up
                 return
             if nbytes > CONTROL_MESSAGE:
-                self._lost(f"protocol error: a control message of {nbytes} bytes")
+                self._finish(Event.FAILED, f"protocol error: a control message of {nbytes} bytes")
                 return
             if not nbytes:
-                self._goodbye()
+                self._finish(Event.GOODBYE)
                 return
             stop = _LENGTH.size + nbytes
             if len(buffer) < stop:
                 return
             message = bytes(buffer[_LENGTH.size : stop])
             del buffer[:stop]
-            if not self._closing and self._handler is not None:
+            if self._ending.stage is Stage.OPEN and self._handler is not None:
                 self._handler(message)
 
     # Ending.
 
-    def _goodbye(self) -> None:
-        if self._closing:
-            self._shut()
+    def _finish(self, event: Event, cause: str | Tampered = "") -> None:
+        """End the link, or begin to, and tell the owner; before the socket closes: a peer that spoke nonsense
+        must not hear of it first. It is told what was altered, or it would take this process for dead."""
+        left = self._ending.happened(event)
+        if left is None:
             return
-        self._say_last(_GOODBYE)
-        self.on_closed(True, "")
-
-    def _say_last(self, word: bytes) -> None:
-        """Read no more, and close once this has left, behind all that waits before it."""
-        self._answering = True
-        self._loop.remove_reader(self._fd)
-        self._reading = False
-        self._write(word)
-        if not self._out:
-            self._shut()
-        else:
-            self._timer = self._loop.call_later(LINGER, self._shut)
-
-    def _lost(self, cause: str) -> None:
-        if self._over:
-            return
-        report = not self._closing and not self._answering
-        self._stop()
-        try:
-            if report:  # before the socket closes: a peer that spoke nonsense must not hear of it first
-                self.on_closed(False, cause)
-        finally:
-            self._release()
-
-    def _altered(self, error: Tampered) -> None:
-        """End the link: what the peer sent was altered. It is told, or it would take us for dead."""
-        if self._closing:
-            self._shut()
-            return
-        self._say_last(_LENGTH.pack(_ALTERED))
-        self.on_tampered(error)
-
-    def _tampered(self, error: Tampered) -> None:
-        """End the link: what we sent was altered. What else comes here may be missing, or made up."""
-        report = not self._over and not self._closing and not self._answering
-        self._shut()
-        if report:
-            self.on_tampered(error)
-
-    def _shut(self) -> None:
-        if not self._over:
+        if self._ending.stage is Stage.LEAVING:
+            self._out.unwatch()
+            self._out.write(_GOODBYE if event is Event.GOODBYE else _LENGTH.pack(_ALTERED))
+            self._linger()
+            if not self._out.queue:
+                self._ending.happened(Event.SENT)
+        if self._ending.over:
             self._stop()
-            self._release()
+        try:
+            if left is not Stage.OPEN:
+                pass  # the owner has closed it
+            elif isinstance(cause, Tampered):
+                self.on_tampered(cause)
+            else:
+                self.on_closed(event is Event.GOODBYE, cause)
+        finally:
+            if self._ending.over:
+                self._out.close()
 
-    def _release(self) -> None:
-        with self._lock:  # or the descriptor's number may be another's before a thread has written there
-            self._sock.close()
+    def _shut(self, event: Event) -> None:
+        """Close the link; nobody is told."""
+        if self._ending.happened(event) is not None:
+            self._stop()
+            self._out.close()
+
+    def _linger(self) -> None:
+        self._timer = self._loop.call_later(LINGER, self._shut, Event.LATE)
 
     def _stop(self) -> None:
-        self._over = True
+        """Read and write no more."""
         if self._timer is not None:
             self._timer.cancel()
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-            if self._writing:
-                self._loop.remove_writer(self._fd)
-        with self._lock:
-            self._out.clear()
+        self._out.stop()
         self._forget(self)
 
 
-class MemoryControl(CallbackControl):
+class MemoryControl(ControlLink):
     """One end of an in-process control link; made in pairs."""
 
     def __init__(

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from aiodist.errors import AiodistError, GroupBroken
+from aiodist.errors import GroupBroken
 from aiodist.net.admission import PATIENCE
-from aiodist.net.local_socket import is_other_user
+from aiodist.net.local_socket import connect_unix, is_other_user
+from aiodist.net.sockets import describe
 
 T = TypeVar("T")
 
@@ -55,65 +56,30 @@ async def persist(dial: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(_AGAIN)
 
 
-async def connect_unix(address: bytes) -> socket.socket:
-    """A connection to a Unix socket; waits for as long as its backlog is full."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        while True:
-            try:
-                sock.connect(address)
-                return sock
-            except BlockingIOError:
-                await asyncio.sleep(_FULL_PAUSE)
-    except BaseException:
-        sock.close()
-        raise
-
-
 async def connect_local(address: bytes) -> socket.socket:
-    """A connection to a Unix socket at which this user listens.
+    """A connection to a Unix socket at which this user listens; waits for as long as its backlog is full.
 
     Raises:
         PermissionError: another one does, a rank of another user or a thief, as names are free once a process
             died. It has no number, which would make it a fault of this process.
     """
-    sock = await connect_unix(address)
+    while True:
+        try:
+            sock = connect_unix(address)
+            break
+        except BlockingIOError:
+            await asyncio.sleep(_FULL_PAUSE)
     if is_other_user(sock):
         sock.close()
         raise PermissionError("another user listens there")
     return sock
 
 
-async def connect_tcp(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
-    """A TCP connection to a numeric address."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        await loop.sock_connect(sock, (host, port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def is_numeric(host: str) -> bool:
-    """Whether this is an address, not a name."""
-    try:
-        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
-    except OSError:
-        return False
-    return True
-
-
 def cannot(error: BaseException) -> str:
     """The reason why a connection could not be made, in one line."""
     if isinstance(error, TimeoutError):
         return f"cannot connect to it within {DIAL_DEADLINE:g} s"
-    words = (
-        error.message if isinstance(error, AiodistError) else getattr(error, "strerror", None) or str(error)
-    )
-    return f"cannot connect to it ({words})"
+    return f"cannot connect to it ({describe(error)})"
 
 
 def hung_up(rank: int, by: int) -> GroupBroken:

@@ -31,24 +31,26 @@ from aiodist.errors import (
 )
 from aiodist.net.admission import PATIENCE, places
 from aiodist.net.listener import Listener
-from aiodist.net.refusals import Refusals, address_of
+from aiodist.net.refusals import Refusals
 from aiodist.net.shortage import shortage
-from aiodist.net.sockets import resolve
+from aiodist.net.sockets import connect, resolve
 from aiodist.net.users import send_away, why_not
 from aiodist.shm.arena import available
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport import dialing
-from aiodist.transport.base import ControlLink, Route
-from aiodist.transport.control_link import SocketControl
+from aiodist.transport.base import Route
+from aiodist.transport.control_link import ControlLink, SocketControl
 from aiodist.transport.greeting import Greeting
 from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
+from aiodist.transport.local_handshake import Me
 from aiodist.transport.local_peers import ANSWER_DEADLINE, LocalPeers
 from aiodist.transport.mapped import MappedLink
-from aiodist.transport.peers import ChannelEndpoint, Peer
+from aiodist.transport.peers import Endpoint, Peer
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 
 Mode = Literal["tcp", "shm", "auto"]
+AnyLink = StreamLink | SocketControl
 
 NEWS = 0.5
 """Seconds in which it is known, of a process of this host, that it has ended, or what it lacks."""
@@ -59,7 +61,7 @@ CONTROL_LINKS = 4
 _log = logging.getLogger("aiodist.transport")
 
 
-class SocketEndpoint(ChannelEndpoint):
+class SocketEndpoint(Endpoint):
     """See `Endpoint`; it listens as soon as it exists.
 
     Args:
@@ -98,13 +100,11 @@ class SocketEndpoint(ChannelEndpoint):
         super().__init__(loop, rank, eager_budget=eager_budget)
         if mode == "shm" and not available():
             raise UsageError("shared memory needs Linux", hint="Set AIODIST_TRANSPORT=tcp")
-        self._job = job
-        self._secret = secret
+        self._me = Me(rank, job, secret, secrets.token_bytes(NONCE_BYTES))
         self._tls = tls
         self._vouched = bool(secret or tls)
         self.exposed = not (self._vouched or is_loopback(host))
         self._mode = mode
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._cards: dict[int, Mapping[str, Any]] = {}
         self._introduced = asyncio.Event()
         self._routes: dict[int, Route] = {}
@@ -119,14 +119,14 @@ class SocketEndpoint(ChannelEndpoint):
         listening: list[socket.socket] = []
         try:
             listening.append(listen_tcp(host))
-            self.card = {"nonce": self._nonce, "tcp": [host, listening[0].getsockname()[1]]}
+            self.card = {"nonce": self._me.nonce, "tcp": [host, listening[0].getsockname()[1]]}
             if mode != "tcp" and available():
-                self._local_peers = LocalPeers(loop, rank, job, secret, self._nonce, segment_nbytes)
+                self._local_peers = LocalPeers(loop, self._me, segment_nbytes)
                 name, unix = listen_unix()
                 listening.append(unix)
                 self.card |= {"unix": name, "boot": boot or host_id(), "mail": self._local_peers.name}
             self._listener = Listener(
-                loop, listening, self._welcome, self._turned_away, _log, self._nobody_accepted
+                loop, listening, self._welcome, self._refusals.turned_away, _log, self._nobody_accepted
             )
         except BaseException as error:
             for sock in listening:
@@ -138,38 +138,17 @@ class SocketEndpoint(ChannelEndpoint):
             raise
 
     @classmethod
-    async def open(
-        cls,
-        *,
-        rank: int,
-        job: str,
-        secret: bytes,
-        host: str = "127.0.0.1",
-        mode: Mode = "auto",
-        eager_budget: int = EAGER_BUDGET,
-        segment_nbytes: int | None = None,
-        tls: Tls | None = None,
-    ) -> SocketEndpoint:
+    async def open(cls, *, host: str = "127.0.0.1", **arguments: Any) -> SocketEndpoint:
         """An endpoint on the running loop. The arguments are the class's, but `host` may be a name.
 
         Raises:
             RendezvousError: `host` does not resolve, or is no address of this host.
         """
-        loop = asyncio.get_running_loop()
-        address = host
-        if not dialing.is_numeric(host):  # else the resolver's threads would be started for nothing
-            try:
-                found = await resolve(host, 0)
-            except OSError as error:
-                raise not_mine(host, error) from error
-            address = str(found[0][1][0])
-        return cls(
-            *(loop, rank, job, secret, address),
-            mode=mode,
-            eager_budget=eager_budget,
-            segment_nbytes=segment_nbytes,
-            tls=tls,
-        )
+        try:
+            found = await resolve(host, 0)
+        except OSError as error:
+            raise not_mine(host, error) from error
+        return cls(asyncio.get_running_loop(), host=str(found[0][1][0]), **arguments)
 
     # Endpoint.
 
@@ -274,26 +253,23 @@ class SocketEndpoint(ChannelEndpoint):
             own = self._unable(peer.rank, error)
             if isinstance(error, GroupBroken) and own is None:
                 # It had proved itself, so it lacks something, or has died. In either case it is known soon.
-                peer.sender.fail()
+                peer.sender.kill()
                 self._loop.call_later(NEWS, self._hung_up, peer, error)
             elif own is None:
                 self._lost(peer, dialing.cannot(error))
             elif not self._closing:
-                peer.sender.fail()
+                peer.sender.kill()
                 self.observer.unable(peer.rank, own)
             return
-        self._connected(peer, link)
-
-    def _hung_up(self, peer: Peer, error: GroupBroken) -> None:
-        if not peer.ended and not self._closing:
-            self.observer.unable(peer.rank, error)
-
-    def _connected(self, peer: Peer, link: StreamLink | SocketControl) -> None:
         assert isinstance(link, StreamLink)
         self._dialing.discard(peer.rank)
         peer.over = "shm" if isinstance(link, MappedLink) else "tcp"
         _log.debug("rank %d sends to rank %d over %s", self.rank, peer.rank, peer.over)
         peer.sender.attach(link)
+
+    def _hung_up(self, peer: Peer, error: GroupBroken) -> None:
+        if not peer.ended and not self._closing:
+            self.observer.unable(peer.rank, error)
 
     def _unable(self, rank: int | None, error: BaseException) -> GroupBroken | None:
         """The error if a connection with a rank, or any, failed for want of something of this process's."""
@@ -308,9 +284,7 @@ class SocketEndpoint(ChannelEndpoint):
         if own is not None and not self._closing:
             self.observer.unable(None, own)
 
-    async def _persist(
-        self, rank: int, purpose: Purpose, *, routed: bool = True
-    ) -> StreamLink | SocketControl:
+    async def _persist(self, rank: int, purpose: Purpose, *, routed: bool = True) -> AnyLink:
         """A connection, however busy the loop at its other end is: its waiter has a deadline."""
         return await dialing.persist(lambda: self._first(rank, purpose, self._ways(rank, routed=routed)))
 
@@ -332,7 +306,7 @@ class SocketEndpoint(ChannelEndpoint):
     def _may_be_local(self, card: Mapping[str, Any]) -> bool:
         return "mail" in card and self.card.get("boot") == card.get("boot")
 
-    async def _first(self, rank: int, purpose: Purpose, ways: list[Route]) -> StreamLink | SocketControl:
+    async def _first(self, rank: int, purpose: Purpose, ways: list[Route]) -> AnyLink:
         """A connection over the first way that works."""
         for way in ways[:-1]:
             try:
@@ -344,7 +318,7 @@ class SocketEndpoint(ChannelEndpoint):
                 continue
         return await self._connect(rank, purpose, ways[-1])
 
-    async def _connect(self, rank: int, purpose: Purpose, way: Route) -> StreamLink | SocketControl:
+    async def _connect(self, rank: int, purpose: Purpose, way: Route) -> AnyLink:
         """One connection, from socket to link."""
         card = self._cards[rank]
         async with asyncio.timeout(dialing.DIAL_DEADLINE):
@@ -353,7 +327,7 @@ class SocketEndpoint(ChannelEndpoint):
                     raise UsageError(f"rank {rank} shares no memory with this process")
                 sock = await dialing.connect_local(unix_address(card["unix"]))
             else:
-                sock = await dialing.connect_tcp(self._loop, *card["tcp"])
+                sock = await connect(*card["tcp"])
         greeting = self._greeting(sock)
         try:
             return await self._introduce_to(greeting, rank, purpose)
@@ -361,17 +335,12 @@ class SocketEndpoint(ChannelEndpoint):
             greeting.close()
             self._greetings.discard(greeting)
 
-    async def _introduce_to(
-        self, greeting: Greeting, rank: int, purpose: Purpose
-    ) -> StreamLink | SocketControl:
+    async def _introduce_to(self, greeting: Greeting, rank: int, purpose: Purpose) -> AnyLink:
         """Shake hands with the rank that this process has dialed."""
         card = self._cards[rank]
-        mine = Identity(self._job, purpose, self.rank, self._nonce)
-        handshake = Handshake.client(mine, self._secret, secrets.token_bytes(NONCE_BYTES), to=card["nonce"])
+        handshake = Handshake.client(*self._proves(purpose), to=card["nonce"])
         try:
-            if self._tls is not None and not greeting.is_unix:
-                handshake.bind(await greeting.secure(self._tls, is_server=False))
-            theirs = await greeting.shake(handshake)
+            theirs = await greeting.shake(handshake, self._tls)
         except ConnectionError as error:
             raise dialing.Unanswered(error.errno, error.strerror or str(error)) from error
         if theirs.rank != rank or theirs.card != card["nonce"]:
@@ -383,9 +352,7 @@ class SocketEndpoint(ChannelEndpoint):
         except ConnectionError as error:
             raise dialing.hung_up(rank, self.rank) from error
 
-    def _link(
-        self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool
-    ) -> StreamLink | SocketControl:
+    def _link(self, greeting: Greeting, rank: int, purpose: Purpose, *, dialed: bool) -> AnyLink:
         """The link that a greeted connection becomes."""
         pid = greeting.peer_pid()
         if pid is not None:
@@ -406,7 +373,6 @@ class SocketEndpoint(ChannelEndpoint):
         return link
 
     def _control(self, sock: socket.socket, rank: int, leftover: bytes = b"") -> SocketControl:
-        sock.setblocking(False)
         control = SocketControl(self._loop, sock, rank, self._forget_control, leftover)
         self._controls.add(control)
         return control
@@ -416,7 +382,7 @@ class SocketEndpoint(ChannelEndpoint):
     def _welcome(self, sock: socket.socket, deadline: float) -> None:
         """Greet a connection that came in, and has something to read."""
         if why := why_not(sock, self._vouched):
-            self._turned_away(sock, why)
+            self._refusals.turned_away(sock, why)
             send_away(sock, why)
             return
         if len(self._incoming) >= self._most_unauthenticated:
@@ -428,19 +394,12 @@ class SocketEndpoint(ChannelEndpoint):
         greeting = self._greeting(sock)
         self._incoming[greeting] = self._spawn(self._greet(greeting, deadline))
 
-    def _turned_away(self, sock: socket.socket, why: str) -> None:
-        self._refusals.say(address_of(sock), why)
-
     async def _greet(self, greeting: Greeting, deadline: float) -> None:
         """Find out who dialed, and hand the connection over."""
         rank = -1
         try:
             async with asyncio.timeout_at(deadline):
-                mine = Identity(self._job, Purpose.data, self.rank, self._nonce)
-                handshake = Handshake.server(mine, self._secret, secrets.token_bytes(NONCE_BYTES))
-                if self._tls is not None and not greeting.is_unix:
-                    handshake.bind(await greeting.secure(self._tls, is_server=True))
-                theirs = await greeting.shake(handshake)
+                theirs = await greeting.shake(Handshake.server(*self._proves(Purpose.data)), self._tls)
             async with asyncio.timeout(dialing.DIAL_DEADLINE):
                 await self._introduced.wait()  # it may have our card before we have its
             card = self._cards.get(theirs.rank)
@@ -449,7 +408,8 @@ class SocketEndpoint(ChannelEndpoint):
             peer, rank = self._peer(theirs.rank), theirs.rank
             if theirs.purpose is Purpose.data and (peer.ended or peer.receiver.link is not None):
                 return
-            if theirs.purpose is Purpose.control and self._links_of(theirs.rank) >= CONTROL_LINKS:
+            links = sum(control.rank == theirs.rank for control in self._controls)
+            if theirs.purpose is Purpose.control and links >= CONTROL_LINKS:
                 raise AuthenticationError(f"rank {theirs.rank} has {CONTROL_LINKS} control links already")
             link = self._link(greeting, theirs.rank, theirs.purpose, dialed=False)
             if isinstance(link, SocketControl):
@@ -473,8 +433,10 @@ class SocketEndpoint(ChannelEndpoint):
             self._greetings.discard(greeting)
             self._incoming.pop(greeting, None)
 
-    def _links_of(self, rank: int) -> int:
-        return sum(control.rank == rank for control in self._controls)
+    def _proves(self, purpose: Purpose) -> tuple[Identity, bytes, bytes]:
+        """The arguments of a handshake: who this process is, what proves it, a fresh nonce."""
+        me = self._me
+        return Identity(me.job, purpose, me.rank, me.nonce), me.secret, secrets.token_bytes(NONCE_BYTES)
 
     def _greeting(self, sock: socket.socket) -> Greeting:
         greeting = Greeting(self._loop, sock)

@@ -1,7 +1,6 @@
-"""Opening a connection: the handshake over a raw socket.
+"""A connection between ranks until it is handed to a link.
 
-Everything here runs before the peer is known, under the caller's deadline: what is read is bounded by the
-handshake's own limits.
+Everything here runs before the peer is known, under the caller's deadline.
 """
 
 from __future__ import annotations
@@ -11,16 +10,13 @@ import socket
 from typing import cast
 
 from aiodist.environment import Tls
-from aiodist.errors import AiodistError, WireError
+from aiodist.errors import WireError
 from aiodist.net.local_socket import credentials
+from aiodist.net.opening import Opening
 from aiodist.net.records import RecordSocket
 from aiodist.net.refusals import address_of
-from aiodist.net.sealed import SealedSocket
-from aiodist.net.secure import SecureSocket
 from aiodist.net.users import why_not
 from aiodist.wire.handshake import Handshake, Identity
-
-_READ = 4096
 
 
 class Greeting:
@@ -39,47 +35,25 @@ class Greeting:
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self.leftover = b""
         self._loop = loop
-        self._sock: socket.socket | SecureSocket | None = sock
+        self._sock: socket.socket | RecordSocket | None = sock
         self.is_unix = sock.family == socket.AF_UNIX
         self.peer_address = address_of(sock)
-        self._keys = (b"", b"")
         self._watched = -1
 
-    async def secure(self, tls: Tls, *, is_server: bool) -> bytes:
-        """Put TLS on a TCP connection; returns what `Handshake.bind` takes.
+    async def shake(self, handshake: Handshake, tls: Tls | None = None) -> Identity:
+        """Carry out a handshake; over TCP inside TLS where it is given.
 
         Raises:
-            AuthenticationError, WireError: as `SecureSocket.shake_hands`.
+            AuthenticationError, WireError: as `Opening.advance`.
             ConnectionError: the peer went away.
         """
         assert isinstance(self._sock, socket.socket)
-        sock = self._sock = SecureSocket(self._sock, tls, is_server=is_server)
-        while not sock.shake_hands():
-            await self._readable(sock)
-        return sock.binding
-
-    async def shake(self, handshake: Handshake) -> Identity:
-        """Carry out a handshake.
-
-        Raises:
-            AuthenticationError, WireError: as `Handshake.receive`; a refusal was sent to the peer.
-            ConnectionError: the peer went away.
-        """
-        try:
-            await self._send(handshake.data_to_send())
-            while not handshake.done:
-                handshake.receive(await self._receive())
-                await self._send(handshake.data_to_send())
-        except AiodistError:
-            refusal = handshake.data_to_send()
-            if refusal and self._sock is not None:
-                try:
-                    self._sock.send(refusal)
-                except OSError:
-                    pass
-            raise
-        self.leftover = handshake.leftover
-        self._keys = handshake.keys
+        opening = Opening(self._sock, handshake, tls, self._send)
+        self._sock = opening.sock
+        while not opening.done:
+            if not opening.advance():
+                await self._readable()
+        self._sock, self.leftover = opening.sock, opening.leftover
         assert handshake.peer is not None
         return handshake.peer
 
@@ -96,13 +70,9 @@ class Greeting:
         return pid if pid > 0 else None  # 0: of another namespace
 
     def release(self) -> socket.socket:
-        """The socket, which is the caller's from now on; over TCP what behaves like one, and encrypts
-        (`SecureSocket`) or authenticates (`SealedSocket`, which takes `leftover` with it)."""
-        sock: socket.socket | RecordSocket | None
+        """The socket, which is the caller's from now on; over TCP what behaves like one (`net.records`)."""
         sock, self._sock = self._sock, None
         assert sock is not None
-        if isinstance(sock, socket.socket) and not self.is_unix and self._keys[0]:
-            sock, self.leftover = SealedSocket(sock, self._keys, self.leftover), b""
         return cast("socket.socket", sock)
 
     def close(self) -> None:
@@ -112,27 +82,15 @@ class Greeting:
             self._sock.close()
             self._sock = None
 
-    async def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         # A few hundred bytes on a fresh connection always fit.
-        if data and self._sock is not None and self._sock.send(data) != len(data):
+        if self._sock is not None and self._sock.send(data) != len(data):
             raise WireError("the peer does not read its handshake")
 
-    async def _receive(self) -> bytes:
-        sock = self._sock
-        assert sock is not None
-        if not (isinstance(sock, SecureSocket) and sock.pending()):
-            await self._readable(sock)
-        try:
-            data = sock.recv(_READ)  # the kernel closes descriptors that came beside it
-        except BlockingIOError:
-            return b""
-        if not data:
-            raise ConnectionResetError("it closed the connection during the handshake")
-        return data
-
-    async def _readable(self, sock: socket.socket | SecureSocket) -> None:
+    async def _readable(self) -> None:
+        assert self._sock is not None
         ready: asyncio.Future[None] = self._loop.create_future()
-        self._watched = sock.fileno()
+        self._watched = self._sock.fileno()
         self._loop.add_reader(self._watched, _wake, ready)
         try:
             await ready

@@ -9,17 +9,45 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiodist.errors import Tampered
-from aiodist.transport.base import FRAGMENT, Key
-from aiodist.wire.frame import Frame
+from aiodist.transport.base import FRAGMENT, Done, Key
+from aiodist.wire.frame import NO_SIGNATURE, Frame, pack
 
 BURST = 1 << 20
 """Bytes that a link moves in one direction before it lets the loop turn."""
 
 NO_GOODBYE = "connection ended without goodbye"
 """The cause of a loss that the other side gave no reason for: its process is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message on its way out.
+
+    Args:
+        key, signature, data, done, sealed: see `Outgoing.send`.
+
+    Attributes:
+        sent: bytes that were given to the link.
+        told: it was offered.
+    """
+
+    key: Key
+    signature: bytes
+    data: memoryview
+    done: Done
+    sealed: bool = False
+    sent: int = 0
+    told: bool = False
+
+    def header(self, kind: int, start: int, stop: int, word: int = 0) -> bytes:
+        """The header of a frame that bears the bytes from `start` to `stop`."""
+        signature = NO_SIGNATURE if start else self.signature
+        nbytes, total = stop - start, len(self.data)
+        return pack(kind, *self.key, nbytes=nbytes, offset=start, total=total, word=word, signature=signature)
 
 
 class LinkUser(Protocol):
@@ -71,34 +99,21 @@ class Link(ABC):
         """Send a small frame. The payload is copied where it cannot leave at once. Never calls back.
 
         Args:
-            sealed: see `write`.
+            sealed: its bytes have to be authenticated, where the link's frames are. Others need not.
         """
 
     @abstractmethod
-    def write(
-        self,
-        key: Key,
-        payload: memoryview,
-        offset: int,
-        total: int,
-        signature: bytes,
-        sealed: bool = False,
-    ) -> bool:
-        """Send a fragment as DATA; only while `room`. Never calls back.
-
-        Args:
-            sealed: its bytes have to be authenticated, where the link's frames are. Others need not.
+    def write(self, message: Message, start: int, stop: int) -> bool:
+        """Send the bytes from `start` to `stop` of a message, as DATA; only while `room`. Never calls back.
 
         Returns:
-            True if the payload has been taken; False if it is borrowed until `writable` or `keep`.
+            True if they have been taken; False if they are borrowed until `writable` or `keep`.
         """
 
-    @abstractmethod
-    def keep(self) -> None:
+    def keep(self) -> None:  # noqa: B027 - what copies all at once has nothing to do here
         """Copy what is still borrowed; the owner's memory is not touched afterwards."""
 
-    @abstractmethod
-    def divert(self, place: memoryview) -> None:
+    def divert(self, place: memoryview) -> None:  # noqa: B027 - likewise
         """Put the rest of the payload that is arriving into `place` (at least as large) instead."""
 
     def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here

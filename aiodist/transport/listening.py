@@ -7,43 +7,20 @@ import socket
 
 from aiodist.errors import RendezvousError
 from aiodist.net.shortage import EXHAUSTED, shortage
-from aiodist.net.sockets import BACKLOG
+from aiodist.net.sockets import listen_on
 
 
 def listen_tcp(host: str) -> socket.socket:
-    """A non-blocking socket that listens on a free port of exactly `host`, a numeric address.
-
-    Raises:
-        RendezvousError: it is no address of this host.
-    """
-    sock: socket.socket | None = None
-    try:
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        if sock.family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind((host, 0))
-        sock.listen(BACKLOG)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise not_mine(host, error) from error
-    return sock
+    """A non-blocking socket that listens on a free port of exactly `host`, a numeric address. `OSError` where
+    that is none of this host's (`not_mine`)."""
+    return listen_on(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0))
 
 
 def listen_unix() -> tuple[bytes, socket.socket]:
     """A non-blocking socket that listens under a fresh name in the abstract namespace of Unix sockets (Linux;
     no file is left behind) → the name, the socket."""
     name = b"aiodist-" + secrets.token_hex(16).encode()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.bind(unix_address(name))
-        sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return name, sock
+    return name, listen_on(socket.AF_UNIX, unix_address(name))
 
 
 def unix_address(name: bytes) -> bytes:

@@ -24,7 +24,7 @@ from typing import Any
 from aiodist.environment.user import is_me
 from aiodist.errors import BackendUnavailable
 from aiodist.net.listener import Listener
-from aiodist.net.local_socket import credentials
+from aiodist.net.local_socket import connect_unix, credentials
 from aiodist.net.refusals import Refusals, address_of
 from aiodist.net.shortage import shortage
 from aiodist.shm.arena import NONCE_BYTES
@@ -47,10 +47,7 @@ class LocalPeers:
 
     Args:
         loop: the event loop.
-        rank: this process's global rank.
-        job: the job's id.
-        secret: the job's secret.
-        nonce: this process's, as its card has it.
+        me: this process.
         segment_nbytes: virtual bytes of its segment; None: as many as the system's limits let it.
 
     Attributes:
@@ -64,10 +61,7 @@ class LocalPeers:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        rank: int,
-        job: str,
-        secret: bytes,
-        nonce: bytes,
+        me: Me,
         segment_nbytes: int | None = None,
     ) -> None:
         self.segment: Segment | None = None
@@ -75,7 +69,7 @@ class LocalPeers:
         self.cards: dict[int, Mapping[str, Any]] = {}
         self.lacking: OSError | None = None
         self._loop = loop
-        self._me = Me(rank, job, secret, nonce)
+        self._me = me
         self._segment_nbytes = segment_nbytes
         self._no_segment: BackendUnavailable | None = None
         self._to_dial: set[int] = set()
@@ -99,7 +93,11 @@ class LocalPeers:
         self.cards.update(cards)
         if self._listener is None and self._open:
             self._listener = Listener(
-                self._loop, [self._sock], lambda sock, deadline: self._welcome(sock), self._turned_away, _log
+                self._loop,
+                [self._sock],
+                lambda sock, deadline: self._welcome(sock),
+                self._refusals.turned_away,
+                _log,
             )
 
     async def prove(
@@ -195,16 +193,11 @@ class LocalPeers:
 
     def _connect(self, rank: int) -> socket.socket:
         """A connection to the listener under a rank's name, if that is a process of this user."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            sock.connect(unix_address(self.cards[rank]["mail"]))
-            if not is_me(user := credentials(sock)[1]):
-                _log.warning("uid %d listens under the name of rank %d on this host: left alone", user, rank)
-                raise PermissionError
-        except BaseException:
+        sock = connect_unix(unix_address(self.cards[rank]["mail"]))
+        if not is_me(user := credentials(sock)[1]):
             sock.close()
-            raise
+            _log.warning("uid %d listens under the name of rank %d on this host: left alone", user, rank)
+            raise PermissionError
         return sock
 
     # Admitting.
@@ -212,7 +205,7 @@ class LocalPeers:
     def _welcome(self, sock: socket.socket) -> None:
         """Admit a connection that has something to read."""
         if not is_me(credentials(sock)[1]):
-            self._turned_away(sock, "it runs under another user")
+            self._refusals.turned_away(sock, "it runs under another user")
             sock.close()
             return
         unauthenticated = [one for one in self._handshakes if one.rank is None]
@@ -221,9 +214,6 @@ class LocalPeers:
             del self._handshakes[unauthenticated[0]]
             self._refusals.say(address_of(sock), "too many connections that say nothing: the oldest goes")
         self._handshakes[LocalHandshake(self._loop, sock, self._me, self)] = None
-
-    def _turned_away(self, sock: socket.socket, why: str) -> None:
-        self._refusals.say(address_of(sock), why)
 
     # Owner of handshakes.
 

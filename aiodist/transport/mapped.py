@@ -18,7 +18,8 @@ from aiodist.errors import WireError
 from aiodist.shm.arena import PAGE
 from aiodist.shm.blocks import BlockPool
 from aiodist.shm.segment import PeerSegment, Segment
-from aiodist.transport.base import FRAGMENT, Key
+from aiodist.transport.base import FRAGMENT
+from aiodist.transport.link import Message
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import Frame, Type, pack, payload_bytes
 
@@ -59,28 +60,18 @@ class MappedLink(StreamLink):
 
     # Sending end.
 
-    def write(
-        self,
-        key: Key,
-        payload: memoryview,
-        offset: int,
-        total: int,
-        signature: bytes,
-        sealed: bool = False,
-    ) -> bool:
-        nbytes = len(payload)
+    def write(self, message: Message, start: int, stop: int) -> bool:
+        nbytes = stop - start
         pool = self._pool
         if nbytes > INLINE and pool is None:
             pool = self._take_blocks()
-            if self._write_error:
+            if not self._out.is_open:
                 return False  # the peer is gone, and no block is out
         if nbytes <= INLINE or pool is None:
-            return super().write(key, payload, offset, total, signature)
+            return super().write(message, start, stop)
         at = self._blocks_at + pool.take() * FRAGMENT
-        self._view[at : at + nbytes] = payload
-        self.post(
-            pack(_MAPPED, *key, nbytes=nbytes, offset=offset, total=total, word=at, signature=signature)
-        )
+        self._view[at : at + nbytes] = message.data[start:stop]
+        self.post(message.header(_MAPPED, start, stop, at))
         if not pool:
             self._starved = True
             self.room = False
@@ -120,7 +111,7 @@ class MappedLink(StreamLink):
             self._memory.on_idle()
         if self._starved:
             self._starved = False
-            if not self._queue and not self._write_error:
+            if not self._out.queue and self._out.is_open:
                 super()._make_room()
 
     # Receiving end.
@@ -157,7 +148,7 @@ class MappedLink(StreamLink):
         try:
             super()._dispatch(Frame(_DATA, *frame[1:]), payload)
         finally:
-            if not self._over:
+            if not self._ending.over:
                 self._to_release |= 1 << block
                 if self._to_release.bit_count() >= _RELEASE_AT:
                     self._give_back()

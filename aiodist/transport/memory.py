@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import PeerLost
-from aiodist.shm.segment import PeerSegment
-from aiodist.transport.base import ControlLink, Route
-from aiodist.transport.control_link import MemoryControl
+from aiodist.transport.control_link import ControlLink, MemoryControl
 from aiodist.transport.memory_link import MemoryLink
-from aiodist.transport.peers import ChannelEndpoint, Peer
+from aiodist.transport.peers import Endpoint, Peer
 from aiodist.transport.pipe import Delay
 
 
@@ -34,8 +31,8 @@ class MemoryNetwork:
         return 0.0 if self.delay is None else self.delay(src, dst)
 
 
-class MemoryEndpoint(ChannelEndpoint):
-    """An endpoint over memory links. See `ChannelEndpoint` for the other arguments.
+class MemoryEndpoint(Endpoint):
+    """An endpoint over memory links. See `Endpoint` for the other arguments.
 
     Args:
         network: shared by all endpoints of the cluster.
@@ -55,28 +52,11 @@ class MemoryEndpoint(ChannelEndpoint):
         self._dialed: set[int] = set()
         network.endpoints[rank] = self
 
-    def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:
-        pass
-
-    @property
-    def segment(self) -> None:
-        return None
-
-    @property
-    def peer_segments(self) -> Mapping[int, PeerSegment]:
-        return {}
-
     async def prove_local(
         self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = 0.0
     ) -> set[int]:
         hosts = self._network.hosts
         return set() if hosts is None else {rank for rank in ranks if hosts[rank] == hosts[self.rank]}
-
-    def keep_peer_segments(self, ranks: Collection[int]) -> None:
-        pass
-
-    def route(self, rank: int, route: Route) -> None:
-        pass
 
     async def link_control(self, rank: int) -> ControlLink:
         self._check_open()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from aiodist.errors import WireError
-from aiodist.transport.base import Key
-from aiodist.transport.link import NO_GOODBYE, Link, LinkUser
+from aiodist.transport.ending import Ending, Event, Stage
+from aiodist.transport.link import NO_GOODBYE, Link, LinkUser, Message
 from aiodist.transport.pipe import Delay, Pipe
 from aiodist.wire.frame import Type, pack, parse
 
@@ -23,13 +23,11 @@ class MemoryLink(Link):
 
     def __init__(self) -> None:
         self.room = True
-        self.on_closed = None
         self._user: LinkUser | None = None
         self._out: Pipe[tuple[bytes, bytes] | None]
         self._other: MemoryLink
         self._in_flight = 0
-        self._closing = False
-        self._over = False
+        self._ending = Ending()
 
     @classmethod
     def pair(
@@ -46,64 +44,41 @@ class MemoryLink(Link):
         self._user = user
 
     def post(self, header: bytes, payload: memoryview | None = None, sealed: bool = False) -> None:
-        if not self._over:
+        if not self._ending.over:
             self._out.push((header, b"" if payload is None else bytes(payload)))
 
-    def write(
-        self,
-        key: Key,
-        payload: memoryview,
-        offset: int,
-        total: int,
-        signature: bytes,
-        sealed: bool = False,
-    ) -> bool:
-        nbytes = len(payload)
-        self._in_flight += nbytes
+    def write(self, message: Message, start: int, stop: int) -> bool:
+        self._in_flight += stop - start
         self.room = self._in_flight < WINDOW
-        self.post(
-            pack(Type.DATA, *key, nbytes=nbytes, offset=offset, total=total, signature=signature), payload
-        )
+        self.post(message.header(Type.DATA, start, stop), message.data[start:stop])
         return True
 
-    def keep(self) -> None:
-        pass
-
-    def divert(self, place: memoryview) -> None:
-        pass
-
     def close(self) -> None:
-        if self._over or self._closing:
-            return
-        self._closing = True
-        self.post(pack(Type.GOODBYE))
+        if self._ending.happened(Event.CLOSE) is not None:
+            self._user = None
+            self.post(pack(Type.GOODBYE))
 
     def kill(self) -> None:
-        if not self._over:
-            self._over = True
+        if self._ending.happened(Event.KILL) is not None:
             self._user = None
             self._out.push(None)
 
     def _arrived(self, item: tuple[bytes, bytes] | None) -> None:
-        if self._over:
+        if self._ending.over:
             return
-        user = self._user
-        assert user is not None
         if item is None:
-            self._end(False, NO_GOODBYE)
+            self._end(Event.FAILED, NO_GOODBYE)
             return
         header, payload = item
         try:
             frame = parse(header)
             if frame.type == Type.GOODBYE:
-                if not self._closing:
-                    self.post(pack(Type.GOODBYE))
-                self._end(True, "")
+                self._end(Event.GOODBYE, "")
                 return
-            if not self._closing:
-                user.received(frame, memoryview(payload) if payload else _NOTHING)
+            if self._user is not None:
+                self._user.received(frame, memoryview(payload) if payload else _NOTHING)
         except WireError as error:
-            self._end(False, f"protocol error: {error.message}")
+            self._end(Event.FAILED, f"protocol error: {error.message}")
             self._out.push(None)
             return
         if frame.type == Type.DATA:
@@ -114,14 +89,16 @@ class MemoryLink(Link):
         self._in_flight -= nbytes
         if not self.room and self._in_flight < WINDOW:
             self.room = True
-            if self._user is not None and not self._closing:
+            if self._user is not None:
                 self._user.writable()
 
-    def _end(self, goodbye: bool, cause: str) -> None:
+    def _end(self, event: Event, cause: str) -> None:
         user, self._user = self._user, None
-        self._over = True
-        if self._closing:
-            if self.on_closed is not None:
-                self.on_closed()
-        elif user is not None:
-            user.ended(goodbye, cause)
+        left = self._ending.happened(event)
+        if self._ending.stage is Stage.LEAVING:  # a pipe takes all at once
+            self.post(pack(Type.GOODBYE))
+            self._ending.happened(Event.SENT)
+        if left is Stage.CLOSING and self.on_closed is not None:
+            self.on_closed()
+        if user is not None:
+            user.ended(event is Event.GOODBYE, cause)

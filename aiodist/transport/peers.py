@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import GroupBroken, Tampered, UsageError
-from aiodist.transport.base import (
-    ControlLink,
-    Endpoint,
-    Incoming,
-    Key,
-    Observer,
-    Outgoing,
-    Route,
-)
-from aiodist.transport.receiving import Receiver
-from aiodist.transport.sending import Sender
+from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.transport.base import Key, Observer, Route
+from aiodist.transport.control_link import ControlLink
+from aiodist.transport.receiving import Incoming
+from aiodist.transport.sending import Outgoing
 
 LINGER = 5.0
 """Seconds that closing waits for peers to take what was sent and to answer goodbye."""
@@ -46,6 +42,7 @@ class Silent:
         """Ignore it."""
 
 
+@dataclass(slots=True, eq=False)
 class Peer:
     """An endpoint's record of one rank.
 
@@ -55,26 +52,33 @@ class Peer:
         pid: on this host, as the kernel says.
     """
 
-    __slots__ = ("ended", "over", "pid", "rank", "receiver", "sender")
-
-    def __init__(self, rank: int, sender: Sender, receiver: Receiver) -> None:
-        self.rank = rank
-        self.sender = sender
-        self.receiver = receiver
-        self.ended = False
-        self.over: Route | None = None
-        self.pid: int | None = None
+    rank: int
+    sender: Outgoing
+    receiver: Incoming
+    ended: bool = False
+    over: Route | None = None
+    pid: int | None = None
 
 
-class ChannelEndpoint(Endpoint):
-    """The part of an endpoint that does not depend on how links are made.
+class Endpoint(ABC):
+    """One process's end of all its channels and control links. Subclasses say how links are made.
 
     Args:
         loop: the event loop that everything happens on.
         rank: this process's global rank.
         eager_budget: bytes per (channel, context); the same on every rank.
             0: every send waits for its receive.
+
+    Attributes:
+        rank: as given.
+        card: what peers must know to dial (msgpack-able, secret-free). Complete once the endpoint exists.
+        observer: told what comes from peers; set it before the first channel is asked for.
+        on_control: called as (rank, link) for each control link that a peer dialed.
+        exposed: whether any process that reaches it over the network may pose as a rank, for want of a secret
+            and TLS.
     """
+
+    exposed: bool = False
 
     def __init__(
         self,
@@ -84,9 +88,9 @@ class ChannelEndpoint(Endpoint):
         eager_budget: int = EAGER_BUDGET,
     ) -> None:
         self.rank = rank
-        self.card = {}
+        self.card: dict[str, Any] = {}
         self.observer: Observer = Silent()
-        self.on_control = _refuse_control
+        self.on_control: Callable[[int, ControlLink], None] = _refuse_control
         self._loop = loop
         self._eager_budget = eager_budget
         self._peers: dict[int, Peer] = {}
@@ -100,9 +104,56 @@ class ChannelEndpoint(Endpoint):
     def _dial(self, peer: Peer) -> None:
         """Get a link to a peer for its sender, once; asked for by its first send. Answers later."""
 
-    # Endpoint.
+    # Making links. Where no memory is shared, and peers find each other by themselves, the defaults do.
+
+    def introduce(self, cards: Mapping[int, Mapping[str, Any]]) -> None:  # noqa: B027
+        """Learn the cards of peers. Needed before dialing them, and before they are let in."""
+
+    @property
+    def segment(self) -> Segment | None:
+        """The memory that this process shares with its local peers; None before `prove_local` has asked one,
+        and where there is no shared memory. It stays until the endpoint closes."""
+        return None
+
+    @property
+    def peer_segments(self) -> Mapping[int, PeerSegment]:
+        """The segments of the local peers, by global rank, without this process's own. One of a peer that is
+        lost or has said goodbye stays until the endpoint closes: what it published can still be read."""
+        return {}
+
+    @abstractmethod
+    async def prove_local(
+        self, ranks: Iterable[int], linked: Iterable[int] = (), patience: float = 5.0
+    ) -> set[int]:
+        """The ranks of `ranks` that share memory with this process, found by doing it; they are in
+        `peer_segments` then. Bounded: a rank that does not answer within seconds is not local.
+
+        Args:
+            ranks: the candidates.
+            linked: those of them that this process will want a control link to. Where it can, one comes
+                with the proof, so that `link_control` need not dial after `keep_peer_segments`.
+            patience: seconds to wait for answers, at most.
+
+        Raises:
+            BackendUnavailable: this process must share memory, and cannot.
+        """
+
+    def keep_peer_segments(self, ranks: Collection[int]) -> None:  # noqa: B027
+        """Keep the local peers that were agreed on: release those that are not among `ranks`, and prove
+        nothing any more. Control links that came with a proof are reported soon."""
+
+    def route(self, rank: int, route: Route) -> None:  # noqa: B027
+        """Fix what the outgoing channel to `rank` runs over. `UsageError` once it was used over the other."""
+
+    @abstractmethod
+    def link_control(self, rank: int) -> Awaitable[ControlLink]:
+        """Dial a control link to `rank`. Raises `PeerLost` if that cannot be done, and another `GroupBroken`
+        where that is this process's own fault."""
+
+    # Channels.
 
     def statistics(self) -> dict[str, int]:
+        """Counts of its links now, by name; none where it keeps none."""
         peers = self._peers.values()
         return {
             "outgoing": sum(peer.sender.link is not None for peer in peers),
@@ -112,35 +163,48 @@ class ChannelEndpoint(Endpoint):
         }
 
     def outgoing(self, rank: int) -> Outgoing:
+        """The channel to `rank`; returns at once, dials when first used. Failure goes to `Observer.lost`."""
         return self._peer(rank).sender
 
     def incoming(self, rank: int) -> Incoming:
+        """The channel from `rank`; receives can be posted before it connects."""
         return self._peer(rank).receiver
 
     def peer_pid(self, rank: int) -> int | None:
+        """The process id of a peer on this host, as the kernel vouches for it; None where unknown."""
         peer = self._peers.get(rank)
         return None if peer is None else peer.pid
 
     def drop(self, rank: int) -> None:
+        """End what connects this process with a rank that was given up; take no channel from it any more.
+        Posted receives are forgotten, their sinks are not touched any more. Its end is not reported."""
         if self._closing:
             return
         peer = self._peer(rank)
         peer.ended = True
-        peer.sender.fail()
+        peer.sender.kill()
         peer.receiver.kill()
 
     def cancel(self, context: int) -> None:
+        """Call `cancel` on every channel that exists, both ways."""
         for peer in self._peers.values():
             peer.sender.cancel(context)
             peer.receiver.cancel(context)
 
     def retire(self, context: int) -> None:
+        """Call `Outgoing.cancel` and `Incoming.retire` on every channel, also on later ones."""
         self._retired.add(context)
         for peer in self._peers.values():
             peer.sender.retire(context)
             peer.receiver.retire(context)
 
     async def aclose(self, linger: float | None = None) -> None:
+        """Close gracefully: what was begun is sent, every peer is told goodbye; the wait is bounded.
+        Returns with no task, socket or mapping open.
+
+        Args:
+            linger: seconds to wait for peers; None: as long as is usual.
+        """
         if self._closing:
             return
         self._closing = True
@@ -149,16 +213,15 @@ class ChannelEndpoint(Endpoint):
         try:
             # First what we sent: a peer that has answered goodbye here has taken all of it, so that
             # it hears the goodbyes of the second step after the data.
-            senders = [peer.sender for peer in self._peers.values()]
-            await self._close_all([_closer(sender) for sender in senders], patience)
-            receivers = [peer.receiver for peer in self._peers.values()]
-            last = [receiver.close for receiver in receivers]
+            await self._close_all([peer.sender.close for peer in self._peers.values()], patience)
+            last = [peer.receiver.close for peer in self._peers.values()]
             await self._close_all([*last, self._close_controls], min(patience, 1.0))
             await self._settle()
         finally:
             self.kill()
 
     def kill(self) -> None:
+        """Close at once without goodbye, as if the process had died. Needs no running loop."""
         self._closing = self._closed = True
         for peer in self._peers.values():
             peer.sender.on_closed = None
@@ -170,10 +233,10 @@ class ChannelEndpoint(Endpoint):
 
     # For subclasses.
 
-    def _stop_accepting(self) -> None:
+    def _stop_accepting(self) -> None:  # noqa: B027
         """Take no new connections: closing begins."""
 
-    async def _settle(self) -> None:
+    async def _settle(self) -> None:  # noqa: B027
         """End whatever else there is."""
 
     def _forget_control(self, control: ControlLink) -> None:
@@ -200,8 +263,8 @@ class ChannelEndpoint(Endpoint):
             self._check_open()
             budget = self._eager_budget
             retired = self._retired
-            sender = Sender(rank, self._dial_rank, self._ended, eager_budget=budget, retired=retired)
-            receiver = Receiver(
+            sender = Outgoing(rank, self._dial_rank, self._ended, eager_budget=budget, retired=retired)
+            receiver = Incoming(
                 *(rank, self._arrived, self._ended),
                 crowded=self._crowded,
                 eager_budget=budget,
@@ -219,7 +282,7 @@ class ChannelEndpoint(Endpoint):
                 peer.ended = True
                 self.observer.lost(peer.rank, cause)
         finally:
-            peer.sender.fail()
+            peer.sender.kill()
             peer.receiver.kill()
 
     def _dial_rank(self, rank: int) -> None:
@@ -267,17 +330,6 @@ class ChannelEndpoint(Endpoint):
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _closer(sender: Sender) -> Callable[[Callable[[], None]], None]:
-    def close(on_closed: Callable[[], None]) -> None:
-        if sender.over:
-            on_closed()
-        else:
-            sender.on_closed = on_closed
-            sender.close()
-
-    return close
 
 
 def _refuse_control(rank: int, link: ControlLink) -> None:

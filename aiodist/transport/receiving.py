@@ -9,11 +9,22 @@ A peer may name any number of messages and contexts. Of its offers so many are r
 sender keeps the others, and is asked for each when its receive is posted: READY says then that the offer may
 have been forgotten. Eager messages cannot be forgotten, so their bytes are counted, in each context and in
 all, just as the sender counts them: one that sends more breaks the protocol.
+
+Why it is this way
+    Whoever is first says READY or OFFER, and nobody knows who will be. A large receive says READY ahead, so
+    that a message that is sent later needs no offer, and half a round trip less. A small one does not: its
+    message is most likely eager, and the READY would be for nothing. So a receive has three facts that change
+    by themselves, and are no states of one machine: whether the observer knows of the message (`announced`),
+    whether the sender may use its place (`ready`), whether two offers of it may come (`asked`).
+
+    Credit goes back in batches, and not while the peer reads nothing: one that only sends could fill this
+    process's memory with the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import Tampered, UsageError, WireError
@@ -23,7 +34,6 @@ from aiodist.transport.base import (
     FRAGMENT,
     REMEMBERED,
     Done,
-    Incoming,
     Into,
     Key,
     Sink,
@@ -41,6 +51,7 @@ def _ignore(_rank: int) -> None:
     pass
 
 
+@dataclass(slots=True, eq=False)
 class _Receive:
     """A posted receive.
 
@@ -51,33 +62,29 @@ class _Receive:
         asked: READY was said of a message whose offer may have been forgotten: it may be offered twice.
     """
 
-    __slots__ = ("announced", "asked", "done", "got", "key", "nbytes", "ready", "sink")
-
-    def __init__(self, key: Key, nbytes: int, sink: Sink, done: Done) -> None:
-        self.key = key
-        self.nbytes = nbytes
-        self.sink = sink
-        self.done = done
-        self.got = 0
-        self.announced = False
-        self.ready = False
-        self.asked = False
+    key: Key
+    nbytes: int
+    sink: Sink
+    done: Done
+    got: int = 0
+    announced: bool = False
+    ready: bool = False
+    asked: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Stored:
     """A message that no receive was posted for: its bytes, or None where it is only offered."""
 
-    __slots__ = ("asked", "data", "nbytes", "signature")
-
-    def __init__(self, nbytes: int, signature: bytes, data: bytes | None, asked: bool) -> None:
-        self.nbytes = nbytes
-        self.signature = signature
-        self.data = data
-        self.asked = asked
+    nbytes: int
+    signature: bytes
+    data: bytes | None
+    asked: bool
 
 
-class Receiver(Incoming):
-    """An `Incoming` over whatever link it is given. Also the link's user.
+class Incoming:
+    """The receiving end of a channel, over whatever link it is given. It exists before the peer connects.
+    Also the link's user.
 
     Args:
         rank: the peer.
@@ -125,6 +132,21 @@ class Receiver(Incoming):
     # Incoming.
 
     def recv(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:
+        """Post the receive of one message.
+
+        Args:
+            key: its name.
+            nbytes: its size; a message of another size is not delivered (see `Observer.arrived`).
+            sink: where the bytes go; borrowed until the receive is over.
+            done: called once, later, if this returns False, unless the context is cancelled or the
+                peer is lost first.
+
+        Returns:
+            True if the message was here already and is in the sink.
+
+        Raises:
+            UsageError: a receive is posted under this key.
+        """
         if key[0] in self._retired or key[0] in self._cancelled:
             return False
         if key in self._posted:
@@ -148,16 +170,24 @@ class Receiver(Incoming):
         return False
 
     def ask(self, key: Key) -> None:
+        """Ask for a message of any size, for which no receive can be posted before it arrives. Only needed
+        once the observer was told that the peer's offers are `crowded`; may be repeated."""
         if self._forgot and key not in self._questions and key not in self._stored:
             self._questions.add(key)
             if self.link is not None:  # no message is so large: it does not fit, and is offered
                 self.link.post(pack(Type.READY, *key, total=MESSAGE_LIMIT, word=_ANSWER | _AGAIN))
 
     def poll(self) -> None:
+        """See `Outgoing.poll`."""
         if self.link is not None:
             self.link.poll()
 
     def cancel(self, context: int) -> None:
+        """Forget all posted receives of a context, for good; what still arrives for them is dropped.
+
+        Sinks are untouched after this returns, `done` is not called. Receives posted in it later are ignored
+        (False, never done).
+        """
         self._cancelled.add(context)
         for key in [key for key in self._posted if key.context == context]:
             del self._posted[key]
@@ -169,6 +199,8 @@ class Receiver(Incoming):
                 self.link.divert(self._scratch_of(PAYLOAD_LIMIT))
 
     def retire(self, context: int) -> None:
+        """Cancel a context that is dead for good: all that was stored for it is freed, all that still
+        comes is dropped unreported, and receives posted in it are ignored (False, never done)."""
         self._retired.add(context)
         self.cancel(context)
         self._cancelled.discard(context)
@@ -179,6 +211,8 @@ class Receiver(Incoming):
         self._return_credit(0)
 
     def pending(self, context: int, stream: int) -> list[tuple[int, int, bytes]]:
+        """The messages that arrived or were offered in a stream, are remembered, and match no posted receive,
+        as (seq, nbytes, signature), in order of seq (messages of `part` 0 only)."""
         return sorted(
             (key.seq, stored.nbytes, stored.signature)
             for key, stored in self._stored.items()

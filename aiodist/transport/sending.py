@@ -8,6 +8,22 @@ messages take turns, so that a long one does not hold up the others.
 What a peer says is remembered within bounds, whatever it says: of the READYs that come before their
 messages so many, of its credit as much as was spent. Neither side ever refuses the other for operations
 that are many: what was forgotten is said again (`frame.Word`).
+
+Why it is this way
+    A window of bytes per connection, as TCP and HTTP/2 have it, would deadlock here. Messages are matched by
+    name, not by order: a window that is full of messages whose receives come later keeps back the very one
+    that its receiver waits for. So a byte beyond the small eager budget travels only when its receive is
+    posted (the rendezvous protocol of MPI libraries). The eager budget is per context, so that a group that
+    stalls leaves the others theirs, and there is one for all contexts, because a peer may invent contexts.
+
+    OFFER is not sent at once, but before the loop sleeps (`Link.later`). Where all ranks issue the same, the
+    READY of a message mostly crosses its offer: what lies in the socket is read first, and most offers are
+    never sent.
+
+    A message has no state of its own but where it stands; it goes through these from the left to the right:
+
+        _backlog ──attach──▶ _offered ──READY──▶ _active ──last fragment──▶ done
+                               └ _to_offer: not told yet     └ _leaving: the link still borrows it
 """
 
 from __future__ import annotations
@@ -17,33 +33,16 @@ from collections.abc import Callable
 
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import Tampered, WireError
-from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key, Outgoing
-from aiodist.transport.link import Link
-from aiodist.wire.frame import HEADER, NO_SIGNATURE, Frame, Type, Word, pack
+from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key
+from aiodist.transport.link import Link, Message
+from aiodist.wire.frame import HEADER, Frame, Type, Word, pack
 
 _CREDIT, _READY = int(Type.CREDIT), int(Type.READY)
 _ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 
-class _Message:
-    """A message under way; `sent` counts the bytes that were given to the link, `told` says that it was
-    offered."""
-
-    __slots__ = ("data", "done", "key", "nbytes", "sealed", "sent", "signature", "told")
-
-    def __init__(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool) -> None:
-        self.key = key
-        self.signature = signature
-        self.data = data
-        self.done = done
-        self.nbytes = len(data)
-        self.sealed = sealed
-        self.sent = 0
-        self.told = False
-
-
-class Sender(Outgoing):
-    """An `Outgoing` over whatever link it is given. Also the link's user.
+class Outgoing:
+    """The sending end of a channel, over whatever link it is given. Also the link's user.
 
     Args:
         rank: the peer.
@@ -53,9 +52,8 @@ class Sender(Outgoing):
         retired: contexts that are dead; shared by the channels of an endpoint, of which there may be many.
 
     Attributes:
-        used: something was sent.
         over: it can send nothing any more.
-        on_closed: called once when this end is over, after `close` when the peer has answered.
+        on_closed: called once when this end is over, as `close` has it; None before.
     """
 
     def __init__(
@@ -76,13 +74,13 @@ class Sender(Outgoing):
         self._budgets = eager_budget * EAGER_SHARES
         self._spent: dict[int, int] = {}  # context → eager bytes that were not matched yet
         self._spent_all = 0  # of all contexts: bytes that the peer holds, or has not said to have let go
-        self._backlog: list[_Message] = []  # sent before there was a link
-        self._offered: dict[Key, _Message] = {}
+        self._backlog: list[Message] = []  # sent before there was a link
+        self._offered: dict[Key, Message] = {}
         self._to_offer: list[Key] = []  # of those, what the peer has not been told yet
         self._ready: dict[Key, int] = {}  # READY came before the send → bytes that are expected
         self._forgot = False  # one that came before its send was not remembered
-        self._active: deque[_Message] = deque()
-        self._leaving: _Message | None = None  # the link still borrows its last fragment given
+        self._active: deque[Message] = deque()
+        self._leaving: Message | None = None  # the link still borrows its last fragment given
         self._retired = set() if retired is None else retired
         self._cancelled: set[int] = set()  # until they are retired
         self._pumping = False
@@ -92,20 +90,42 @@ class Sender(Outgoing):
     # Outgoing.
 
     def send(self, key: Key, signature: bytes, data: memoryview, done: Done, sealed: bool = False) -> bool:
+        """Start sending one message.
+
+        Args:
+            key: its name; used once in a context's life.
+            signature: 32 bytes that the peer's observer is shown.
+            data: contiguous bytes (format 'B'), possibly none; borrowed until the send is over. Over
+                means that the buffer may be reused, not that the peer has the message.
+            done: called once, later, if this returns False, unless the context is cancelled or the
+                peer is lost first.
+            sealed: the bytes will be interpreted (objects): without TLS they have to be
+                authenticated, which those of tensors are not.
+
+        Returns:
+            True if the buffer is free again already.
+        """
         context = key[0]
         if self.over or self._closing or context in self._cancelled or context in self._retired:
             return False
         if self.link is None:
-            self._backlog.append(_Message(key, signature, data, done, sealed))
+            self._backlog.append(Message(key, signature, data, done, sealed))
             self._dial(self.rank)
             return False
         return self._start(self.link, key, signature, data, done, sealed)
 
     def poll(self) -> None:
+        """Move now what can be moved, as the loop would later; callbacks are called from in here. For a
+        caller that could only wait."""
         if self.link is not None:
             self.link.poll()
 
     def cancel(self, context: int) -> None:
+        """Forget all sends of a context, for good: sends made in it later are ignored (False, never done).
+
+        The channel stays usable for other contexts. The peer is told nothing: its receives stay
+        pending until it cancels them itself.
+        """
         self._cancelled.add(context)
         self._spent.pop(context, None)
         self._backlog = [message for message in self._backlog if message.key.context != context]
@@ -126,15 +146,20 @@ class Sender(Outgoing):
         self.cancel(context)
         self._cancelled.discard(context)
 
-    def close(self) -> None:
-        if self.over or self._closing:
+    def close(self, on_closed: Callable[[], None]) -> None:
+        """Close gracefully: what was begun is sent, then goodbye. Further sends are ignored. `on_closed` is
+        called once the peer has answered, or this end is over otherwise."""
+        if self.over:
+            on_closed()
             return
+        self.on_closed = on_closed
         self._closing = True
         self._offered.clear()
         self._ready.clear()
         self._close_if_idle()
 
     def kill(self) -> None:
+        """Close at once, without goodbye; no `done` is called any more."""
         link = self.link
         self._forget()
         if link is not None:
@@ -157,10 +182,6 @@ class Sender(Outgoing):
             if self._start(link, message.key, message.signature, message.data, message.done, message.sealed):
                 message.done()
         self._close_if_idle()
-
-    def fail(self) -> None:
-        """Forget everything, end the link: there will be none, or the peer is lost otherwise."""
-        self.kill()
 
     # LinkUser.
 
@@ -188,7 +209,7 @@ class Sender(Outgoing):
                 self._ready[key] = frame.total
             else:
                 self._forgot = True
-        elif message.nbytes == frame.total:
+        elif len(message.data) == frame.total:
             del self._offered[key]
             self._active.append(message)
             self._pump()
@@ -204,7 +225,7 @@ class Sender(Outgoing):
 
     def writable(self) -> None:
         message, self._leaving = self._leaving, None
-        if message is not None and message.sent == message.nbytes:
+        if message is not None and message.sent == len(message.data):
             message.done()
         self._pump()
 
@@ -233,12 +254,12 @@ class Sender(Outgoing):
                 header = pack(Type.EAGER, *key, nbytes=nbytes, total=nbytes, signature=signature)
                 link.post(header, data if nbytes else None, sealed)
                 return True
-        return self._begin(link, _Message(key, signature, data, done, sealed))
+        return self._begin(link, Message(key, signature, data, done, sealed))
 
-    def _begin(self, link: Link, message: _Message) -> bool:
+    def _begin(self, link: Link, message: Message) -> bool:
         """Have a message offered, or send it right away where READY is here; True if all of it left."""
         key = message.key
-        if self._ready.pop(key, None) != message.nbytes:
+        if self._ready.pop(key, None) != len(message.data):
             self._offered[key] = message
             self._to_offer.append(key)
             if len(self._to_offer) == 1:
@@ -249,7 +270,7 @@ class Sender(Outgoing):
             return False
         # Nothing else is under way, so no other message's `done` can become due in here.
         over = self._write_out(link, message)
-        if message.sent < message.nbytes:
+        if message.sent < len(message.data):
             self._active.append(message)
         return over
 
@@ -268,30 +289,29 @@ class Sender(Outgoing):
                 message.told = True
                 self._tell(self.link, message)
 
-    def _tell(self, link: Link, message: _Message) -> None:
+    def _tell(self, link: Link, message: Message) -> None:
         word = _FORGOT if self._forgot else 0
         link.post(
-            pack(Type.OFFER, *message.key, total=message.nbytes, word=word, signature=message.signature)
+            pack(Type.OFFER, *message.key, total=len(message.data), word=word, signature=message.signature)
         )
 
-    def _write_out(self, link: Link, message: _Message) -> bool:
+    def _write_out(self, link: Link, message: Message) -> bool:
         """Fragments of one message as long as there is room; True if the last has left."""
         while link.room:
             if self._write(link, message):
                 return True
-            if message.sent == message.nbytes:
+            if message.sent == len(message.data):
                 break
         return False
 
-    def _write(self, link: Link, message: _Message) -> bool:
+    def _write(self, link: Link, message: Message) -> bool:
         """Give the next fragment to the link; True if that was the last and nothing of it is borrowed."""
-        start = message.sent
+        start, size = message.sent, len(message.data)
         # What is authenticated is gone through on the loop: in pieces that do not hold it.
         fragment = min(link.fragment, FRAGMENT) if message.sealed else link.fragment
-        stop = message.sent = min(start + fragment, message.nbytes)
-        signature, data = NO_SIGNATURE if start else message.signature, message.data[start:stop]
-        if link.write(message.key, data, start, message.nbytes, signature, message.sealed):
-            return stop == message.nbytes
+        stop = message.sent = min(start + fragment, size)
+        if link.write(message, start, stop):
+            return stop == size
         self._leaving = message
         return False
 
@@ -304,7 +324,7 @@ class Sender(Outgoing):
             while self._active and (link := self.link) is not None and link.room:
                 message = self._active.popleft()
                 over = self._write(link, message)
-                if message.sent < message.nbytes:
+                if message.sent < len(message.data):
                     self._active.append(message)
                 if over:
                     message.done()

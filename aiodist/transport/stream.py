@@ -1,8 +1,14 @@
 """Links over stream sockets (TCP, Unix), read and written without transports in between.
 
-How they write is in `writing`. Reading takes headers and small payloads through one buffer; the payload of a
-larger fragment is received straight into its place, together with the next header in the same call. While one
-is under way a TCP socket wakes the loop only when it is all here.
+*Writing* tries the socket first, header and payload in one call, so that a message on an idle link has left
+when `write` returns; what does not fit waits (`net.buffered`), by reference where it is borrowed, and
+follows when the loop says that the socket is writable.
+
+*Reading* takes headers and small payloads through one buffer; the payload of a larger fragment is received
+straight into its place, together with the next header in the same call. While one is under way a TCP socket
+wakes the loop only when it is all here.
+
+How a link ends is in `ending`.
 """
 
 from __future__ import annotations
@@ -13,38 +19,46 @@ import sys
 from collections.abc import Callable
 
 from aiodist.errors import Tampered, WireError
+from aiodist.net.buffered import NOSIGNAL, BufferedSocket, may_be_offered_again
 from aiodist.transport.base import EAGER_MESSAGE
-from aiodist.transport.link import BURST, NO_GOODBYE, LinkUser
-from aiodist.transport.writing import WritingLink
-from aiodist.wire.frame import HEADER, Frame, Type, pack, parse
+from aiodist.transport.ending import Ending, Event, Stage
+from aiodist.transport.link import BURST, NO_GOODBYE, Link, LinkUser, Message
+from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Frame, Type, pack, parse
 
 _STAGING = 64 * 1024
 _OVERFLOW = 2 * 1024  # staging offered behind a large payload: some headers, not much of the next payload
 _WEIGHT = 2 * BURST // _STAGING  # of bytes in small frames: acting on a buffer of them takes that much longer
 _SMALL = EAGER_MESSAGE  # payloads up to this size go through the staging buffer
+_RAW_FROM = 1024  # bytes: below, authenticating costs less than telling the payload from the rest
 _DATA, _GOODBYE = int(Type.DATA), int(Type.GOODBYE)
 _NOTHING = memoryview(b"")
 
 
-class StreamLink(WritingLink):
+class StreamLink(Link):
     """A link over a connected, non-blocking stream socket, which it owns.
 
     Args:
         loop: the event loop.
-        sock: the connection, past its handshake; perhaps a `SecureSocket`.
+        sock: the connection, past its handshake; perhaps with a layer of records on it.
         leftover: bytes that were read behind the handshake.
 
     Attributes:
         on_gone: called when the socket has been closed, whoever did it.
     """
 
+    fragment = PAYLOAD_LIMIT
     on_gone: Callable[[], None] | None = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, leftover: bytes = b"") -> None:
-        super().__init__(loop, sock)
-        self.on_closed = None
-        # Whether something was read that the loop cannot know of; a plain socket keeps nothing back.
-        self._pending: Callable[[], bool] | None = getattr(sock, "pending", None)
+        self.room = True
+        self._loop = loop
+        self._sock = sock
+        self._out = BufferedSocket(loop, sock, self._readable, self._drained, self._broken)
+        # Where a socket authenticates what it sends, the payloads of tensors go without (`SealedSocket`).
+        self._send_raw: Callable[..., int] | None = getattr(sock, "send_raw", None)
+        self._burst = 0  # bytes that were sent since the loop turned
+        self._user: LinkUser | None = None  # from `start` to the end of what it is told
+        self._ending = Ending()
         self._staging = memoryview(bytearray(max(_STAGING, len(leftover))))
         self._staging[: len(leftover)] = leftover
         self._start = 0
@@ -54,61 +68,130 @@ class StreamLink(WritingLink):
         self._place = _NOTHING
         self._at = 0
         self._filled = 0
-        self._resuming = False
         # Bytes from which on the socket counts as readable; 0 where that cannot be said.
         self._low_water = int(sys.platform == "linux" and sock.family in (socket.AF_INET, socket.AF_INET6))
 
     # Link.
 
+    @property
+    def idle(self) -> bool:
+        return not self._out.queue
+
     def start(self, user: LinkUser) -> None:
         self._user = user
-        self._loop.add_reader(self._fd, self._readable)
+        self._out.watch()
         if self._end:
-            self._resume_later()
-        elif self._pending is not None and self._pending():
-            self._loop.call_soon(self._read_rest)
+            self._loop.call_soon(self._resume)
 
     def divert(self, place: memoryview) -> None:
         if self._frame is not None:
             self._place = place[: len(self._place)]
 
     def close(self) -> None:
-        if self._over or self._closing:
+        if self._ending.happened(Event.CLOSE) is None:
             return
-        self._closing = True
+        self._user = None
         self.keep()
         self.post(pack(_GOODBYE))
         if self._frame is not None:
             self._place = memoryview(bytearray(len(self._place)))
 
     def kill(self) -> None:
-        self._shut()
+        self._shut(Event.KILL)
 
     def poll(self) -> None:
         if self._user is None:
             return
-        if self._waiting and not self._write_error:
-            self._write_ready()
-        if not self._over:
+        if self._out.wanted:
+            self._out.flush()
+        if not self._ending.over:
             self._read()
 
     def later(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)
 
+    # Writing.
+
+    def post(self, header: bytes, payload: memoryview | None = None, sealed: bool = False) -> None:
+        out = self._out
+        if not out.is_open:
+            return
+        if out.queue:
+            out.keep(header if payload is None else header + payload)
+            return
+        sent = self._send(header, payload, sealed)
+        if 0 <= sent < HEADER or (payload is not None and 0 <= sent < HEADER + len(payload)):
+            self.room = False
+            out.keep(memoryview(header if payload is None else header + payload)[sent:])
+
+    def write(self, message: Message, start: int, stop: int) -> bool:
+        payload = message.data[start:stop]
+        nbytes = stop - start
+        header = message.header(_DATA, start, stop)
+        sent = self._send(header, payload, message.sealed)
+        if sent < 0:
+            return False
+        self._burst += sent
+        if sent == HEADER + nbytes:
+            if self._burst >= BURST:
+                self.room = False
+                self._out.arm()
+            return True
+        self.room = False
+        if sent < HEADER:
+            self._out.keep(memoryview(header)[sent:])
+            sent = HEADER
+        if nbytes:
+            self._out.keep(payload[sent - HEADER :])
+        return not nbytes
+
+    def keep(self) -> None:
+        self._out.own()
+
+    def _send(self, header: bytes, payload: memoryview | None, sealed: bool) -> int:
+        """Offer a frame to the socket. Returns how many bytes it took; -1 where it is broken."""
+        try:
+            if payload is None:
+                return self._sock.send(header, NOSIGNAL)
+            if self._send_raw is not None and len(payload) > _RAW_FROM and not sealed:
+                return self._send_raw(header, payload, NOSIGNAL)
+            return self._sock.sendmsg((header, payload), (), NOSIGNAL)
+        except OSError as error:
+            if may_be_offered_again(error):
+                return 0
+            self.room = False
+            self._out.fail(error)
+            return -1
+
+    def _drained(self) -> None:
+        """Go on: all that waited has left."""
+        self._burst = 0
+        if self._ending.stage is Stage.LEAVING:
+            self._shut(Event.SENT)
+        else:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        self.room = True
+        if self._user is not None:
+            self._user.writable()
+
+    def _broken(self, error: OSError) -> None:
+        """Read on, as nothing can be written any more: what the peer sent before counts."""
+        self._read_to_end(error.strerror or str(error))
+
     # Reading.
 
-    def _read_to_end(self) -> None:
-        if self._over or self._user is None:
-            return
-        if self._read() == 0:
-            self._finish(self._write_error)
-        else:
-            self._loop.call_soon(self._read_to_end)
+    def _read_to_end(self, cause: str) -> None:
+        if self._ending.stage is Stage.LEAVING or self._read() == 0:
+            self._finish(Event.FAILED, cause)
+        elif not self._ending.over:
+            self._loop.call_soon(self._read_to_end, cause)
 
     def _readable(self) -> None:
         """Read: the loop says that there is something."""
         self._read()
-        if not self._over and self._frame is not None and self._low_water:
+        if not self._ending.over and self._frame is not None and self._low_water:
             self._wake_at(self._frame.nbytes - self._at - self._filled)
 
     def _wake_at(self, nbytes: int) -> None:
@@ -126,8 +209,9 @@ class StreamLink(WritingLink):
     def _read(self) -> int:
         """Read at most about BURST bytes, of small frames one buffer; returns how many, by weight."""
         total = 0
+        ending = self._ending
         try:
-            while total < BURST and not self._over:
+            while total < BURST and not ending.over:
                 staged = self._frame is None
                 if self._frame is not None:
                     rest = self._place[self._filled :]
@@ -140,7 +224,7 @@ class StreamLink(WritingLink):
                     asked = len(self._staging) - self._end
                     nbytes = self._sock.recv_into(self._staging[self._end :])
                 if not nbytes:
-                    self._finish(NO_GOODBYE)
+                    self._finish(Event.FAILED, NO_GOODBYE)
                     break
                 self._took(nbytes)
                 total += nbytes * _WEIGHT if staged and self._frame is None else nbytes
@@ -149,23 +233,18 @@ class StreamLink(WritingLink):
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            self._finish(error.strerror or str(error))
+            self._finish(Event.FAILED, error.strerror or str(error))
         except Tampered as error:
-            self._tampered(error)
+            self._finish(Event.ALTERED, error)
         except WireError as error:
-            self._finish(f"protocol error: {error.message}")
-        if total >= BURST and self._pending is not None and not self._over and self._pending():
-            self._loop.call_soon(self._read_rest)
-        if self._low_water > 1 and not self._over:
+            self._finish(Event.FAILED, f"protocol error: {error.message}")
+        if total >= BURST and not ending.over:
+            self._out.watch_rest()
+        if self._low_water > 1 and not ending.over:
             due = 1 if self._frame is None else self._frame.nbytes - self._at - self._filled
             if due < self._low_water:
                 self._wake_at(due)
         return total
-
-    def _read_rest(self) -> None:
-        """Go on with what was read from the socket already."""
-        if not self._over and not self._finishing:
-            self._readable()
 
     def _took(self, nbytes: int) -> None:
         """Act on bytes that were read to where `_readable` said."""
@@ -183,7 +262,7 @@ class StreamLink(WritingLink):
             if not more:
                 self._frame = None
                 self._place = _NOTHING
-            if not self._closing and self._user is not None:
+            if self._user is not None:
                 # A callback that raises must not leave frames behind in the buffer, unread.
                 self._guard(self._user.placed, frame, at, size)
             if more:
@@ -193,8 +272,8 @@ class StreamLink(WritingLink):
 
     def _parse(self) -> None:
         """Hand on the frames in the staging buffer."""
-        staging = self._staging
-        while self._end - self._start >= HEADER and not self._over:
+        staging, ending = self._staging, self._ending
+        while self._end - self._start >= HEADER and not ending.over:
             frame = parse(staging, self._start)
             begin = self._start + HEADER
             size = self._payload_of(frame)
@@ -219,12 +298,10 @@ class StreamLink(WritingLink):
 
     def _next_place(self, frame: Frame, at: int) -> bool:
         """Ask where a payload goes from byte `at` on; False if the user ended the link instead."""
-        place = None
-        if self._user is not None and not self._closing:
-            place = self._user.place(frame, at)
-        if self._over:
+        place = self._user.place(frame, at) if self._user is not None else None
+        if self._ending.over:
             return False
-        if place is None or self._closing:
+        if place is None or self._user is None:
             place = memoryview(bytearray(frame.nbytes - at))
         self._frame, self._place, self._at, self._filled = frame, place, at, 0
         return True
@@ -247,101 +324,61 @@ class StreamLink(WritingLink):
 
     def _dispatch(self, frame: Frame, payload: memoryview) -> None:
         if frame.type == _GOODBYE:
-            self._goodbye()
-        elif not self._closing and self._user is not None:
+            self._finish(Event.GOODBYE)
+        elif self._user is not None:
             self._guard(self._user.received, frame, payload)
-
-    def _resume_later(self) -> None:
-        if not self._resuming:
-            self._resuming = True
-            self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
         """Parse what was read before the link started."""
-        self._resuming = False
-        if self._over:
+        if self._ending.over:
             return
         try:
             self._parse()
         except WireError as error:
-            self._finish(f"protocol error: {error.message}")
+            self._finish(Event.FAILED, f"protocol error: {error.message}")
 
     # Ending.
 
-    def _goodbye(self) -> None:
+    def _finish(self, event: Event, cause: str | Tampered = "") -> None:
+        """End the link, or begin to, and tell the user; before the peer can see it: where that has broken the
+        protocol, the others have to be told first (`Endpoint._lost`)."""
         user = self._user
-        if not self._closing:
+        left = self._ending.happened(event)
+        if left is None:
+            return
+        self._user = self._frame = None
+        if self._ending.stage is Stage.LEAVING:
             self.keep()
             self.post(pack(_GOODBYE))
-        was_closing, self._closing = self._closing, True
-        self._user = None
-        self._finishing = True
-        if was_closing or not self._queue:
-            self._shut()
-        elif not self._over:
-            self._loop.remove_reader(self._fd)
-        if was_closing:
-            if self.on_closed is not None:
-                self.on_closed()
-        elif user is not None:
-            user.ended(True, "")
-
-    def _finish(self, cause: str) -> None:
-        """End the link: the peer is gone without goodbye, or broke the protocol. In that case the others are
-        told before the peer is: see `ChannelEndpoint._lost`."""
-        if self._over:
-            return
-        user = self._user
-        self._stop()
+            self._out.unwatch()
+            if not self._out.queue:
+                self._ending.happened(Event.SENT)
+        if self._ending.over:
+            self._stop()
         try:
-            if self._closing:
-                if self.on_closed is not None:
-                    self.on_closed()
-            elif user is not None:
-                user.ended(False, cause)
+            if left is Stage.CLOSING and self.on_closed is not None:
+                self.on_closed()
+            if user is not None:
+                user.ended(event is Event.GOODBYE, cause)
         finally:
-            self._release()
+            if self._ending.over:
+                self._release()
 
-    def _tampered(self, error: Tampered) -> None:
-        """End the link: what came is not what the peer sent. Nothing of it is read any more, and it is told
-        goodbye, or it would take this process for dead."""
-        user, self._user = self._user, None
-        if self._closing:
-            self._finish("")
-            return
-        self._frame = None
-        self.keep()
-        self.post(pack(_GOODBYE))
-        self._closing = self._finishing = True
-        self._loop.remove_reader(self._fd)
-        if not self._queue:
-            self._shut()
-        if user is not None:
-            user.ended(False, error)
-
-    def _shut(self) -> None:
+    def _shut(self, event: Event) -> None:
         """Close the socket and drop everything; nobody is called."""
-        if not self._over:
+        if self._ending.happened(event) is not None:
             self._stop()
             self._release()
 
     def _stop(self) -> None:
         """Read and write no more."""
-        self._over = True
         self.room = False
-        self._user = None
-        self._queue.clear()
-        self._borrowed = None
-        self._frame = None
+        self._user = self._frame = None
         self._place = _NOTHING
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-            if self._armed:
-                self._loop.remove_writer(self._fd)
-        self._armed = False
+        self._out.stop()
 
     def _release(self) -> None:
         """Close what the link owns, after `_stop`."""
-        self._sock.close()
+        self._out.close()
         if self.on_gone is not None:
             self.on_gone()

@@ -125,6 +125,7 @@ class Handshake:
     raises, write `data_to_send` once more (it may hold the refusal for the peer) and close.
 
     Attributes:
+        is_server: which side this is.
         done: the peer is proven; nothing more will arrive for the handshake.
         peer: who the other side says it is; trust it only once `done`.
         leftover: bytes that arrived behind the handshake; they belong to the next protocol.
@@ -151,7 +152,7 @@ class Handshake:
         self._identity = identity
         self._secret = secret
         self._nonce = nonce
-        self._is_server = is_server
+        self.is_server = is_server
         self._choose = choose
         self._to = b""  # whom the client looks for
         self._failed = False
@@ -235,7 +236,7 @@ class Handshake:
         if start.startswith(_TLS_FIRST_BYTE):
             raise self._refuse(
                 f"the {self._other()} uses TLS, this process does not",
-                f"this process uses TLS, the {'server' if self._is_server else 'client'} does not",
+                f"this process uses TLS, the {'server' if self.is_server else 'client'} does not",
                 _SAME_TLS,
             )
         if not _MAGIC.startswith(start):
@@ -293,13 +294,13 @@ class Handshake:
         self.done = True
         if self._secret:
             root = self._digest(b"keys")
-            mine, theirs = (b"server", b"client") if self._is_server else (b"client", b"server")
+            mine, theirs = (b"server", b"client") if self.is_server else (b"client", b"server")
             self.keys = (hmac.digest(root, mine, "sha256"), hmac.digest(root, theirs, "sha256"))
 
     def _check_hello(self, version: int, body: bytes) -> None:
         mine = self._identity
         rank = _HELLO.unpack_from(body)[4] if len(body) >= _HELLO.size else -1
-        them, me = self._name(rank, not self._is_server), self._name(mine.rank, self._is_server)
+        them, me = self._name(rank, not self.is_server), self._name(mine.rank, self.is_server)
         if version != PROTOCOL_VERSION:
             raise self._refuse(
                 f"{them} speaks protocol {version}, this process {PROTOCOL_VERSION}",
@@ -371,7 +372,7 @@ class Handshake:
         self.peer = Identity(self._identity.job, self._identity.purpose, rank, card)
 
     def _other_secret(self, rank: int) -> AuthenticationError:
-        them, me = self._name(rank, not self._is_server), self._name(self._identity.rank, self._is_server)
+        them, me = self._name(rank, not self.is_server), self._name(self._identity.rank, self.is_server)
         return self._refuse(
             f"{them} has another secret than this process",
             f"{me} has another secret than this process",
@@ -381,7 +382,7 @@ class Handshake:
     # Wording.
 
     def _other(self) -> str:
-        return "client" if self._is_server else "server"
+        return "client" if self.is_server else "server"
 
     def _name(self, rank: int, listens: bool) -> str:
         if rank >= 0:

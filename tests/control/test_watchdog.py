@@ -48,7 +48,7 @@ def test_a_blocked_loop_is_told_of_with_its_line(factory: Callable[[], asyncio.A
     ear = Ear()
 
     async def main() -> None:
-        watchdog = Watchdog(asyncio.get_running_loop(), SHORT, ear)
+        watchdog = Watchdog(asyncio.get_running_loop(), SHORT, ear)  # type: ignore[arg-type]
         evaluate(ear)
         watchdog.close()
         watchdog.close()
@@ -68,7 +68,7 @@ def test_a_blocked_loop_is_told_of_with_its_line(factory: Callable[[], asyncio.A
 
 async def test_a_loop_that_turns_is_not_spoken_of() -> None:
     ear = Ear()
-    watchdog = Watchdog(asyncio.get_running_loop(), SHORT, ear)
+    watchdog = Watchdog(asyncio.get_running_loop(), SHORT, ear)  # type: ignore[arg-type]
     looks = 0
     tick = watchdog._progress.tick
 
@@ -93,7 +93,7 @@ def test_a_loop_that_was_closed_is_told_of_as_a_loss(
     watchdogs = []
 
     async def main() -> None:
-        watchdogs.append(Watchdog(asyncio.get_running_loop(), SHORT, ear))
+        watchdogs.append(Watchdog(asyncio.get_running_loop(), SHORT, ear))  # type: ignore[arg-type]
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())
@@ -144,7 +144,7 @@ class Ear:
     def say_ended(self, cause): pass
 
 async def main():
-    watchdog = Watchdog(asyncio.get_running_loop(), Patience(), Ear())
+    watchdog = Watchdog(asyncio.get_running_loop(), Patience(), Ear())  # type: ignore[arg-type]
     child = os.fork()
     if child == 0:
         watchdog.close()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from aiodist.errors import Tampered, WireError
 from aiodist.net.sealed import SealedSocket
-from aiodist.transport.receiving import Receiver
+from aiodist.transport.receiving import Incoming
 from aiodist.transport.stream import StreamLink
 from aiodist.wire import seal
 from aiodist.wire.frame import HEADER
@@ -150,7 +150,7 @@ def over_link(knows: bool) -> object:
             ends = SealedEnds()
             arrived: list[int] = []
             try:
-                receiver = Receiver(1, lambda *_: arrived.append(1), ends.on_end)
+                receiver = Incoming(1, lambda *_: arrived.append(1), ends.on_end)
                 posted = Posted(receiver, True)
                 receiver.attach(StreamLink(ends.loop, ends.sealed))  # type: ignore[arg-type]
                 cut = len(data) * 7 % 300 + 1

@@ -11,8 +11,8 @@ from aiodist.errors import Tampered, WireError
 from aiodist.shm.heap import Heap
 from aiodist.transport.base import FRAGMENT, Fold, Into, Key
 from aiodist.transport.mapped import MappedLink
-from aiodist.transport.receiving import Receiver
-from aiodist.transport.sending import Sender
+from aiodist.transport.receiving import Incoming
+from aiodist.transport.sending import Outgoing
 from aiodist.transport.stream import StreamLink
 from aiodist.wire import frame
 from aiodist.wire.frame import HEADER, Type, pack
@@ -32,7 +32,7 @@ Open = Callable[[], Any]
 class Posted:
     """Receives that are posted before anything comes, and what must hold of them afterwards."""
 
-    def __init__(self, receiver: Receiver, huge: bool) -> None:
+    def __init__(self, receiver: Incoming, huge: bool) -> None:
         self.receiver = receiver
         self.done: list[Key] = []
         self._room = bytearray(SMALL + BIG + 64)
@@ -153,7 +153,7 @@ def open_receiver() -> Iterator[Run]:
             pass
 
     def run(sequence: bytes) -> str:
-        receiver = Receiver(1, _arrived, _ended)
+        receiver = Incoming(1, _arrived, _ended)
         posted = Posted(receiver, False)
         receiver.attach(Quiet())  # type: ignore[arg-type]
         at = 0
@@ -271,7 +271,7 @@ def open_stream() -> Iterator[Run]:
     def run(sequence: bytes) -> str:
         ends = Ends()
         try:
-            receiver = Receiver(1, _arrived, ends.on_end)
+            receiver = Incoming(1, _arrived, ends.on_end)
             posted = Posted(receiver, True)
             leftover = sequence[: len(sequence) % 5 * 40]
             link = StreamLink(ends.loop, ends.near, leftover)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def open_mapped() -> Iterator[Run]:
     def run(sequence: bytes) -> str:
         ends = Ends()
         try:
-            receiver = Receiver(1, _arrived, ends.on_end)
+            receiver = Incoming(1, _arrived, ends.on_end)
             posted = Posted(receiver, False)
             link = MappedLink(ends.loop, ends.near, peer)  # type: ignore[arg-type]
             receiver.attach(link)
@@ -343,7 +343,7 @@ def open_sender(mapped: bool) -> Open:
             if memory:  # what the link before has not given back
                 memory[0].heap = Heap(BLOCKS_AT, len(memory[0].view))
             try:
-                sender = Sender(1, lambda _rank: None, ends.on_end)
+                sender = Outgoing(1, lambda _rank: None, ends.on_end)
                 link = (
                     MappedLink(ends.loop, ends.near, memory[0])  # type: ignore[arg-type]
                     if memory

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aiodist.errors import AuthenticationError, WireError
 from aiodist.shm.arena import Arena
 from aiodist.transport.greeting import Greeting
-from aiodist.transport.local_handshake import LocalHandshake
+from aiodist.transport.local_handshake import LocalHandshake, Me
 from aiodist.transport.local_peers import LocalPeers
 from aiodist.wire.frame import HEADER, Type, pack
 from aiodist.wire.handshake import Handshake
@@ -169,7 +169,7 @@ def open_local() -> Iterator[Run]:
         before = descriptors()
         ends = Ends()
         loop: Any = ends.loop
-        peers = LocalPeers(loop, 0, JOB, SECRET, B, 1 << 20)
+        peers = LocalPeers(loop, Me(0, JOB, SECRET, B), 1 << 20)
         given: list[int] = []
         try:
             peers.introduce(cards)

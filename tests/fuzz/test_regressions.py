@@ -30,7 +30,7 @@ from aiodist.rendezvous.failures import closed_error
 from aiodist.rendezvous.file_store import _read
 from aiodist.shm.arena import PAGE, Window, available
 from aiodist.transport.base import Into, Key
-from aiodist.transport.receiving import Receiver
+from aiodist.transport.receiving import Incoming
 from aiodist.types import Call, Kind
 from aiodist.wire import bounded, messages, objects
 from aiodist.wire.frame import Type, parse
@@ -272,7 +272,7 @@ def test_good_answers_are_handed_on() -> None:
 
 
 def test_a_sender_that_keeps_to_no_budget() -> None:
-    receiver = Receiver(1, lambda *_: None, lambda *_: None, eager_budget=10_000)
+    receiver = Incoming(1, lambda *_: None, lambda *_: None, eager_budget=10_000)
     one = parse(pack_frame(Type.EAGER, 7, 0, 0, 0, nbytes=4900, total=4900))
     for seq in range(2):
         receiver.received(one._replace(seq=seq), memoryview(bytes(4900)))

@@ -22,7 +22,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix addres
 
 def family(store: TcpStore) -> int:
     assert store._connection is not None
-    return store._connection._sock.family
+    return store._connection._buffer.sock.family
 
 
 @linux
@@ -59,7 +59,7 @@ async def test_without_a_short_way_there_is_tcp(monkeypatch: pytest.MonkeyPatch)
 
 @linux
 async def test_an_address_that_is_taken_does_no_harm() -> None:
-    with local_socket._socket() as squatter, socket.create_server((HOST, 0)) as place:
+    with socket.socket(socket.AF_UNIX) as squatter, socket.create_server((HOST, 0)) as place:
         port = place.getsockname()[1]
         squatter.bind(local_socket._name(HOST, port))
         assert local_socket.listen_local(HOST, port) is None
@@ -86,7 +86,7 @@ async def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
         assert await asyncio.gather(*(store.get("large") for _ in range(2))) == [large] * 2
         assert store._connection is not None
         loop = asyncio.get_running_loop()
-        loop.remove_reader(store._connection._sock.fileno())
+        loop.remove_reader(store._connection._buffer.sock.fileno())
         [served] = server.store.clients.values()
         for _ in range(8):
             served.write(large)
@@ -102,7 +102,7 @@ async def test_last_words_are_read_though_writing_failed() -> None:
         await store.set("k", "v")
         assert store._connection is not None
         loop = asyncio.get_running_loop()
-        loop.remove_reader(store._connection._sock.fileno())
+        loop.remove_reader(store._connection._buffer.sock.fileno())
         await server.aclose()
         with pytest.raises(RendezvousError, match="is gone: its host closed it"):
             await store.set("k", "v")

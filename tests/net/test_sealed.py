@@ -208,7 +208,7 @@ def test_a_reader_is_woken_by_bytes_that_come_in_any_case() -> None:
 
             def mark(nbytes: int) -> int:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-                return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+                return mine.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
             assert mark(5000) == 1
             theirs.sendall(sealer.seal(b"h") + sealer.announce(4000))

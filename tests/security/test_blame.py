@@ -19,7 +19,7 @@ from aiodist.testing import spmd
 from aiodist.testing.channel_pair import Pair, Recorder
 from aiodist.transport import EAGER_MESSAGE, FRAGMENT, Fold, Into, Key, SocketEndpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
-from aiodist.transport.peers import ChannelEndpoint
+from aiodist.transport.peers import Endpoint
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Type, pack
 from tests.helpers import BLOCKS_AT
@@ -217,7 +217,7 @@ CASES = [
 @asynccontextmanager
 async def opened(link: str, tls: Tls | None) -> AsyncIterator[list[Any]]:
     """Endpoints of the three ranks."""
-    made: list[ChannelEndpoint] = []
+    made: list[Endpoint] = []
     network = MemoryNetwork()
     for rank in range(3):
         if link == "memory":

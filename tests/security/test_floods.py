@@ -17,7 +17,7 @@ from aiodist.errors import Evicted, PeerLost
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.transport.base import EAGER_SHARES, REMEMBERED
-from aiodist.transport.receiving import Receiver
+from aiodist.transport.receiving import Incoming
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, Type, pack
 from tests.levels import MORE, few
@@ -156,7 +156,7 @@ async def test_small_frames_do_not_hold_the_loop() -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     link = StreamLink(asyncio.get_running_loop(), mine)
-    receiver = Receiver(1, lambda *_: None, lambda *_: None)
+    receiver = Incoming(1, lambda *_: None, lambda *_: None)
     receiver.attach(link)
     theirs.send(many(pack(Type.OFFER, 7, 1, total=LARGE), 1500, "seq"))
     turns = 0

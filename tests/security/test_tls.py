@@ -97,7 +97,7 @@ async def test_large_values_and_many_requests_at_once(ours: Tls) -> None:
         await StoreServer.start(HOST, 0, "job", b"secret", tls=ours) as server,
         await TcpStore.connect(HOST, server.port, "job", b"secret", 10, tls=ours) as store,
     ):
-        assert store._connection is not None and isinstance(store._connection._sock, SecureSocket)
+        assert store._connection is not None and isinstance(store._connection._buffer.sock, SecureSocket)
         large = os.urandom(3 << 20)
         await store.set("large", large)
         assert await asyncio.gather(*(store.get("large") for _ in range(5))) == [large] * 5

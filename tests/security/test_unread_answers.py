@@ -14,7 +14,7 @@ from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import EAGER_MESSAGE, FRAGMENT
 from aiodist.transport.mapped import BLOCKS, MappedLink
-from aiodist.transport.receiving import Receiver
+from aiodist.transport.receiving import Incoming
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, Type, pack, parse
 from tests.helpers import BLOCKS_AT, shared
@@ -30,7 +30,7 @@ class Victim:
         self.ends: list[str] = []
         self.link = link
         self.theirs = theirs
-        self.receiver = Receiver(
+        self.receiver = Incoming(
             1, lambda *_: None, lambda rank, goodbye, cause: self.ends.append(str(cause))
         )
         self.receiver.retire(GONE)
@@ -44,7 +44,7 @@ class Victim:
 
     def waits(self) -> int:
         """Bytes that wait for the peer in the memory of the victim."""
-        return sum(map(len, self.link._queue))
+        return self.link._out.unread
 
 
 @asynccontextmanager

@@ -8,15 +8,16 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from aiodist.errors import Tampered, UsageError
+from aiodist.net import buffered
 from aiodist.net.sealed import SealedSocket
 from aiodist.testing.channel_pair import turn_until
-from aiodist.transport import control_link
-from aiodist.transport.base import CONTROL_MESSAGE, ControlLink
+from aiodist.transport import CONTROL_MESSAGE, ControlLink
 from aiodist.transport.control_link import MemoryControl, SocketControl
 from aiodist.wire.seal import Opener, Sealer
 
@@ -278,13 +279,13 @@ async def test_what_is_posted_does_not_tear_what_the_loop_sends(sockets: Sockets
     try:
         for number in range(2000):
             end.link.send(b"l" + number.to_bytes(4, "big") * (1 + number % 300))
-            while len(end.link._out) > 30_000:
+            while end.link._out.unread > 30_000:
                 data += await loop.sock_recv(sockets[1], 10_000)
     finally:
         over.set()
         thread.join()
     end.link.close()
-    while not data.endswith(b"\0\0\0\0") or end.link._out:
+    while not data.endswith(b"\0\0\0\0") or end.link._out.queue:
         data += await loop.sock_recv(sockets[1], 10_000)
     got = frames(data)
     assert got.pop() == b""  # goodbye
@@ -301,8 +302,8 @@ async def test_what_is_posted_to_a_peer_that_does_not_read_is_dropped_or_waits(s
     end.listen()
     for _ in range(20_000):
         end.link.post(bytes(1000))
-    assert len(end.link._out) <= 1004  # what was begun
-    await turn_until(lambda: end.link._writing)
+    assert end.link._out.unread <= 1004  # what was begun
+    await turn_until(lambda: end.link._out.wanted)
     end.link.kill()
 
 
@@ -346,13 +347,16 @@ class Poor(Dying):
             raise OSError(self._error, os.strerror(self._error))
         return self._sock.send(data, flags)
 
+    def sendmsg(self, buffers: Sequence[memoryview], ancillary: Sequence[Any], flags: int) -> int:
+        return self.send(b"".join(buffers), flags)
+
 
 @pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ENOMEM], ids=errno.errorcode.get)
 @pytest.mark.parametrize("way", ["send", "post"])
 async def test_a_host_without_memory_is_not_the_peers_fault(
     error: int, way: str, sockets: Sockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_link, "AGAIN", 0.0)
+    monkeypatch.setattr(buffered, "AGAIN", 0.0)
     poor = Poor(sockets[0], error)
     end = End(poor)  # type: ignore[arg-type]
     end.listen()
@@ -438,7 +442,7 @@ async def test_who_finds_a_message_altered_says_so_behind_what_waits(sockets: So
     end.listen()
     message = b"z" * CONTROL_MESSAGE
     count = 0
-    while not end.link._out:
+    while not end.link._out.queue:
         end.link.send(message)
         count += 1
     sockets[1].send(flipped(sealer.seal(struct.pack("<I", 4) + b"evil")))

@@ -96,13 +96,13 @@ async def test_a_busy_loop_costs_nobody_its_place(
     shake = Greeting.shake
     held: list[Greeting] = []
 
-    async def slow(self: Greeting, handshake: object) -> object:
+    async def slow(self: Greeting, handshake: object, tls: object = None) -> object:
         if len(held) == (0 if late == "who dials" else 1):  # the dialer's is the first
             held.append(self)
             await busy.wait()
         else:
             held.append(self)
-        return await shake(self, handshake)  # type: ignore[arg-type]
+        return await shake(self, handshake, tls)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Greeting, "shake", slow)
     made = await pair(mode)

@@ -11,8 +11,7 @@ import pytest
 
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Recorder, turn_until
-from aiodist.transport import Into, Key, SocketEndpoint
-from aiodist.transport.base import Endpoint
+from aiodist.transport import Endpoint, Into, Key, SocketEndpoint
 from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 
 KINDS = ["tcp", "memory", *(["shm"] if available() else [])]
@@ -26,7 +25,7 @@ async def endpoints(kind: str, count: int = 2) -> AsyncIterator[list[Any]]:
         if kind == "memory":
             made.append(MemoryEndpoint(network, rank))
         else:
-            made.append(await SocketEndpoint.open(rank=rank, job="job", secret=b"secret", mode=kind))  # type: ignore[arg-type]
+            made.append(await SocketEndpoint.open(rank=rank, job="job", secret=b"secret", mode=kind))
     for one in made:
         one.observer = Recorder()
         one.introduce({rank: other.card for rank, other in enumerate(made)})

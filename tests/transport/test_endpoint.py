@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from aiodist.errors import BackendUnavailable, GroupBroken, PeerLost, RendezvousError, UsageError
+from aiodist.errors import BackendUnavailable, GroupBroken, PeerLost, RendezvousError, UsageError, WireError
 from aiodist.net import admission
 from aiodist.shm.arena import available
 from aiodist.testing.channel_pair import Pair, Recorder
@@ -35,6 +35,7 @@ from aiodist.transport import (
 )
 from aiodist.transport.endpoint import Mode
 from aiodist.transport.listening import unix_address
+from aiodist.wire.handshake import NONCE_BYTES, Handshake, Identity, Purpose
 from tests.ports import needs_ipv6
 
 needs_memfd = pytest.mark.skipif(not available(), reason="needs memfd (Linux)")
@@ -293,7 +294,7 @@ async def test_what_a_dial_lacks_is_not_the_peers_fault(
     async with endpoints(mode=mode) as (zero, one):
         match way:
             case "a TCP socket":
-                monkeypatch.setattr(dialing, "connect_tcp", failing(number))
+                monkeypatch.setattr(endpoint, "connect", failing(number))
             case _:
                 monkeypatch.setattr(dialing, "connect_unix", failing(number))
         start(zero, 1)
@@ -314,7 +315,7 @@ async def test_what_a_control_link_lacks_is_not_the_peers_fault(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with endpoints(mode="tcp") as (zero, _):
-        monkeypatch.setattr(dialing, "connect_tcp", failing(number))
+        monkeypatch.setattr(endpoint, "connect", failing(number))
         with pytest.raises(GroupBroken, match=r"^rank 0 .*, so it cannot connect with rank 1\. ") as caught:
             await zero.link_control(1)
         assert not isinstance(caught.value, PeerLost)
@@ -349,7 +350,9 @@ async def test_descriptors_that_come_beside_a_handshake_are_not_taken() -> None:
         meeting = greeting.Greeting(loop, ours)
         theirs.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
         before = len(os.listdir("/proc/self/fd"))
-        assert await meeting._receive() == b"x"
+        nobody = Handshake.server(Identity("job", Purpose.data), b"", bytes(NONCE_BYTES))
+        with pytest.raises(WireError, match="its first bytes are b'x'"):
+            await meeting.shake(nobody)
         assert len(os.listdir("/proc/self/fd")) == before
         meeting.close()
 
@@ -423,7 +426,7 @@ async def test_a_peer_that_does_not_answer_goodbye_is_not_waited_for(
     async with endpoints(mode=mode) as (mine, theirs):
         await Pair(mine, theirs).passes(Key(1, 0, 0, 0), 100)
         (link,) = theirs._links
-        asyncio.get_running_loop().remove_reader(link._fd)  # as if it were stopped
+        asyncio.get_running_loop().remove_reader(link._sock.fileno())  # as if it were stopped
         monkeypatch.setattr(peers, "LINGER", 0.01)
         await mine.aclose()
         assert not mine._links

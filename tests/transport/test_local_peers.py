@@ -18,10 +18,11 @@ import pytest
 
 from aiodist.environment import user
 from aiodist.errors import BackendUnavailable
+from aiodist.net import sockets
 from aiodist.shm.arena import PAGE, available
-from aiodist.transport import listening
 from aiodist.transport import local_peers as module
 from aiodist.transport.listening import unix_address
+from aiodist.transport.local_handshake import Me
 from aiodist.transport.local_peers import LocalPeers
 from aiodist.wire.handshake import NONCE_BYTES
 from aiodist.wire.local_message import MESSAGE_BYTES, LocalMessage, seal
@@ -40,9 +41,8 @@ class Ranks(list[LocalPeers]):
         self.cards: dict[int, dict[str, Any]] = {}
         for rank in range(count):
             nonce = secrets.token_bytes(NONCE_BYTES)
-            given: dict[str, Any] = {"rank": rank, "job": "job", "secret": b"secret", "nonce": nonce}
-            given["segment_nbytes"] = PAGE
-            self.append(LocalPeers(loop, **(given | (different if rank == count - 1 else {}))))
+            me = Me(rank, "job", b"secret", nonce)
+            self.append(LocalPeers(loop, me._replace(**different) if rank == count - 1 else me, PAGE))
             self.cards[rank] = {"nonce": nonce, "mail": self[rank].name}
 
     def introduce(self, rank: int) -> None:
@@ -162,7 +162,7 @@ async def test_messages_wait_until_the_cards_are_known() -> None:
 
 @pytest.mark.parametrize("mine", [0, 1])
 async def test_a_full_backlog_is_waited_for(mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "BACKLOG", 10)
+    monkeypatch.setattr(sockets, "BACKLOG", 10)
     async with local_ranks(introduced=False) as ranks:
         crowd = []
         with pytest.raises(BlockingIOError):
@@ -461,11 +461,12 @@ async def test_closing_wakes_who_waits() -> None:
 
 CHILD = """
 import asyncio, sys
+from aiodist.transport.local_handshake import Me
 from aiodist.transport.local_peers import LocalPeers
 
 async def main():
     loop = asyncio.get_running_loop()
-    local_peers = LocalPeers(loop, 1, "job", b"secret", bytes.fromhex(sys.argv[1]), 1 << 20)
+    local_peers = LocalPeers(loop, Me(1, "job", b"secret", bytes.fromhex(sys.argv[1])), 1 << 20)
     print(local_peers.name.decode(), flush=True)
     name, nonce = sys.stdin.readline().split()
     local_peers.introduce({0: {"mail": name.encode(), "nonce": bytes.fromhex(nonce)}})

@@ -13,8 +13,8 @@ from aiodist.shm.arena import PAGE, available
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import FRAGMENT, Fold, Key
 from aiodist.transport.mapped import BLOCKS, MappedLink
-from aiodist.transport.receiving import Receiver
-from aiodist.transport.sending import Sender
+from aiodist.transport.receiving import Incoming
+from aiodist.transport.sending import Outgoing
 from aiodist.wire.frame import HEADER, Type, pack, parse
 from tests.helpers import BLOCKS_AT, shared
 
@@ -59,7 +59,7 @@ def blocks(at: int = BLOCKS_AT) -> bytes:
 async def refused(made: Made, *frames: bytes) -> str:
     """What a receiver says of these frames."""
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    receiver = Receiver(0, lambda *_: None, lambda rank, goodbye, cause: ended.set_result(str(cause)))
+    receiver = Incoming(0, lambda *_: None, lambda rank, goodbye, cause: ended.set_result(str(cause)))
     receiver.recv(KEY, FRAGMENT * 4, Fold(lambda fragment, offset: None), lambda: None)
     receiver.attach(made.link)
     made.theirs.send(b"".join(frames))
@@ -100,9 +100,9 @@ async def test_blocks_do_not_move_while_one_is_out(make: Callable[[bool], Made])
     assert "while blocks are out" in said
 
 
-def sender_of(made: Made) -> tuple[Sender, asyncio.Future[str]]:
+def sender_of(made: Made) -> tuple[Outgoing, asyncio.Future[str]]:
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    sender = Sender(0, lambda rank: None, lambda rank, goodbye, cause: ended.set_result(str(cause)))
+    sender = Outgoing(0, lambda rank: None, lambda rank, goodbye, cause: ended.set_result(str(cause)))
     sender.attach(made.link)
     return sender, ended
 

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import Tampered, WireError
+from aiodist.net import buffered
 from aiodist.net.sealed import SealedSocket
 from aiodist.testing.channel_pair import turn_until
-from aiodist.transport import writing
 from aiodist.transport.base import Key
+from aiodist.transport.link import Message
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, Frame, Type, pack
 
@@ -157,10 +158,11 @@ async def test_a_full_socket_borrows_until_writable() -> None:
     loop = asyncio.get_running_loop()
     async with opened() as (link, user, theirs):
         data = bytearray(i % 253 for i in range(1 << 20))
+        whole = Message(KEY, bytes(32), memoryview(data), lambda: None)
         total = bytearray()
         at = 0
         while link.room and at < len(data):
-            link.write(KEY, memoryview(data)[at : at + 65_536], at, len(data), bytes(32))
+            link.write(whole, at, at + 65_536)
             at += 65_536
         assert not link.room
         link.post(pack(Type.CREDIT, word=5), memoryview(b""))
@@ -208,7 +210,7 @@ async def test_a_host_without_memory_is_not_the_peers_fault(
     number: int, sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link pauses, and goes on where it was, whatever it was to write."""
-    monkeypatch.setattr(writing, "AGAIN", 0.0)
+    monkeypatch.setattr(buffered, "AGAIN", 0.0)
     keys = (b"a" * 32, b"b" * 32)
     mine, theirs = socket.socketpair()
     for end in (mine, theirs):
@@ -229,7 +231,7 @@ async def test_a_host_without_memory_is_not_the_peers_fault(
                 pack(Type.EAGER, *KEY, nbytes=len(payload), total=len(payload)), memoryview(payload)
             )
         else:
-            links[0].write(KEY, memoryview(payload), 0, len(payload), bytes(32))
+            links[0].write(Message(KEY, bytes(32), memoryview(payload), lambda: None), 0, len(payload))
     links[0].post(pack(Type.CREDIT, word=5))
     await turn_until(lambda: len(receiver.frames) == len(payloads) + 1)
     assert [payload for _, payload in receiver.frames] == [*payloads, b""]

@@ -23,7 +23,7 @@ from aiodist.errors import GroupBroken, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
 from aiodist.schedules.select import UNKNOWN, select
 from aiodist.schedules.steps import Schedule, chunk_bounds
-from aiodist.transport.base import Key
+from aiodist.transport import Key
 from aiodist.types import Call, Kind, agree
 from aiodist.work import Issuer, Work
 

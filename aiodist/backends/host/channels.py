@@ -9,7 +9,7 @@ from aiodist.backends.base import Reports
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.release import Release
 from aiodist.errors import GroupBroken
-from aiodist.transport.base import Incoming, Outgoing
+from aiodist.transport import Incoming, Outgoing
 from aiodist.types import Call, describe_signature
 
 

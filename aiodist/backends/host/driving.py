@@ -13,7 +13,7 @@ import time
 from typing import Protocol
 
 from aiodist.net.turn import Turn
-from aiodist.transport.base import Incoming, Outgoing
+from aiodist.transport import Incoming, Outgoing
 
 LOST = 100e-6
 """Seconds. A process that offers its core and gets it back so late shares it, and had better sleep: a

@@ -9,7 +9,7 @@ from aiodist.backends.base import Reports
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.host.resources import Resources
 from aiodist.errors import GroupBroken, Tampered
-from aiodist.transport.base import Endpoint, Key
+from aiodist.transport import Endpoint, Key
 
 # Seconds between a peer's goodbye on its data channels and the judgement on what still waits for it. Why it
 # left comes over the control links (it aborted, say), may come a little later, and is the better answer.

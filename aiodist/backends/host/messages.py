@@ -18,7 +18,7 @@ import numpy as np
 from aiodist.backends.base import Operation, as_bytes
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
-from aiodist.transport.base import Into, Key
+from aiodist.transport import Into, Key
 from aiodist.types import Call, Kind, agree
 
 ANY = -1

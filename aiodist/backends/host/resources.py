@@ -16,7 +16,7 @@ from aiodist.backends.host.local.hub import Hub, supported
 from aiodist.backends.host.offload import Offload
 from aiodist.environment.thresholds import Thresholds
 from aiodist.net.turn import Turn
-from aiodist.transport.base import Endpoint
+from aiodist.transport import Endpoint
 
 logger = logging.getLogger("aiodist.backends.host")
 

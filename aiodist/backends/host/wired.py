@@ -17,7 +17,7 @@ from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks
 from aiodist.backends.host.layout import Layout, Receiving, Sending
 from aiodist.kernels import copy_cost_ns, cost_ns, reduce_into
-from aiodist.transport.base import Fold, Incoming, Into, Key, Outgoing
+from aiodist.transport import Fold, Incoming, Into, Key, Outgoing
 
 
 class Collective:

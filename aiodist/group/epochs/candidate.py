@@ -13,7 +13,7 @@ from aiodist.group.epochs.world import World
 from aiodist.group.process_group import ProcessGroup
 from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
-from aiodist.transport.base import Endpoint
+from aiodist.transport import Endpoint
 
 R = TypeVar("R")
 

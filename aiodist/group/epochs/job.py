@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from aiodist.group.epochs.world import Settings
 from aiodist.membership.record import Record
 from aiodist.rendezvous import Store
-from aiodist.transport.base import Endpoint
+from aiodist.transport import Endpoint
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import AiodistError, GroupBroken, PeerLost, RendezvousTimeout, Tampered, name_ranks
 from aiodist.group.epochs.mending import Mending
-from aiodist.transport.base import ControlLink, Endpoint
+from aiodist.transport import ControlLink, Endpoint
 
 logger = logging.getLogger("aiodist.group.links")
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiodist.errors import AiodistError, GroupBroken, PeerLost
-from aiodist.transport.base import ControlLink
+from aiodist.transport import ControlLink
 
 PATIENCE = 20.0
 """Seconds in which a torn link has to stand again: more than most steps that keep a loop busy."""

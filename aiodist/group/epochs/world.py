@@ -42,7 +42,7 @@ from aiodist.group.epochs.links import Links
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import Roster, context_of
 from aiodist.rendezvous.events import MAX_MISSING
-from aiodist.transport.base import Endpoint
+from aiodist.transport import Endpoint
 
 logger = logging.getLogger("aiodist.group.world")
 

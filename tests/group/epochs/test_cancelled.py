@@ -14,7 +14,7 @@ from aiodist.group.epochs.convening import Convening
 from aiodist.group.epochs.job import Job
 from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.chaos import Chaos
-from aiodist.transport.peers import ChannelEndpoint
+from aiodist.transport.peers import Endpoint
 from tests.group.epochs.elastic import run, total, work_until
 
 
@@ -91,7 +91,7 @@ def test_an_old_epoch_does_not_outlive_a_closing_that_is_cancelled_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chaos = Chaos()
-    monkeypatch.setattr(ChannelEndpoint, "_close_all", forever)  # nobody answers goodbye
+    monkeypatch.setattr(Endpoint, "_close_all", forever)  # nobody answers goodbye
 
     async def main(pg: ProcessGroup) -> None:
         await pg.rebuild()
