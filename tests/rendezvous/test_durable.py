@@ -11,6 +11,7 @@ from aiodist.errors import WireError
 from aiodist.rendezvous.events import Connected, Disconnected, Failure, Reply, Request, Tick
 from aiodist.rendezvous.machine import SESSION_GRACE, StoreMachine
 from aiodist.rendezvous.machine.budget import ANSWER_COST, ENTRY_COST, LEASE_COST, SESSION_COST
+from aiodist.rendezvous.machine.changes import Kind
 from tests.rendezvous.store_life import Life, state
 
 A, B = b"a" * 16, b"b" * 16
@@ -102,7 +103,7 @@ def test_a_change_that_is_none_is_refused() -> None:
         (),
         (99,),
         (1, "k"),
-        (2, "k", b"", 1),
+        (2, "absent", b"", 1),
         (3, "absent", b"", 1),
         (4, "absent", 1),
         ("put",),
@@ -110,6 +111,17 @@ def test_a_change_that_is_none_is_refused() -> None:
     ):
         with pytest.raises(WireError, match="a change that cannot be repeated"):
             StoreMachine().replay(change)
+
+
+def test_a_value_as_older_logs_have_it_is_read() -> None:
+    machine = StoreMachine()
+    machine.replay((Kind.put, "k", b"first", 1, 0))
+    machine.replay((Kind.value, "k", b"second one", 2))
+    entry = machine.keys.entries["k"]
+    assert (entry.value, entry.revision) == (b"second one", 2)
+    as_put = StoreMachine()
+    as_put.replay((Kind.put, "k", b"second one", 2, 0))
+    assert machine.budget.size == as_put.budget.size
 
 
 # What a restart leaves.

@@ -28,7 +28,7 @@ from typing import Any
 
 import msgpack
 
-VERSION = 2
+VERSION = 1
 SALT_BYTES = 16
 INSTANCE_BYTES = 16
 _MAGIC = b"AIODISTJ"

@@ -10,9 +10,10 @@ Change = tuple[Any, ...]  # its kind, then what the kind says
 
 
 class Kind(enum.IntEnum):
-    """Kinds of a change. The numbers are in every log: they never get another meaning; 2 had one."""
+    """Kinds of a change. The numbers are in every log: they never get another meaning."""
 
     put = 1  # key, value, revision, token of its lease or 0
+    value = 2  # key, value, revision: under the lease that the key has; only read, of older logs
     append = 3  # key, suffix, revision: under the lease that the key has
     remove = 4  # key, revision
     answer = 5  # client, id, value: of a change; sent again if it is asked again

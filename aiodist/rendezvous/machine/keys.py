@@ -235,11 +235,14 @@ class Keys:
         self._place(key, value, lease, old)
         self.entries[key].revision = self.journal.revision = revision
 
-    def replay_append(self, key: str, suffix: bytes, revision: int) -> None:
+    def replay_value(self, key: str, value: bytes, revision: int) -> None:
         entry = self.entries[key]
-        self.budget.size += len(suffix)
-        self.entries[key] = Entry(entry.value + suffix, revision, entry.lease)
+        self.budget.size += len(value) - len(entry.value)
+        self.entries[key] = Entry(value, revision, entry.lease)
         self.journal.revision = revision
+
+    def replay_append(self, key: str, suffix: bytes, revision: int) -> None:
+        self.replay_value(key, self.entries[key].value + suffix, revision)
 
     def replay_remove(self, key: str, revision: int) -> None:
         if not self._remove(key):
