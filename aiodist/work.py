@@ -399,6 +399,7 @@ class Work(Generic[T]):
         if self._state == _PENDING:
             self._result = result
             self._state = _DONE
+            self._driver = None  # users keep handles: they must not keep the group's memory
             if self._waiters is not None or self._callbacks is not None:
                 self._wake()
 
@@ -409,6 +410,7 @@ class Work(Generic[T]):
                 error = error.during(self.op, self.seq, self.group.name, self.group.epoch)
             self._error = error
             self._state = _FAILED
+            self._driver = None  # as in `_finish`
             if self._issuer.failures is not None:
                 self._issuer.failures.note(error)
             self._wake()

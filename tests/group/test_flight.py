@@ -329,6 +329,19 @@ def test_failure_ends_draining_and_the_timer() -> None:
     virtual(main())
 
 
+def test_no_more_is_remembered_where_other_numbers_went_another_way() -> None:
+    async def main() -> None:
+        scene = Scene()
+        for seq in range(0, 6 * REMEMBERED, 3):  # those in between went the short way
+            scene.issue(seq, 60).succeed()
+        last = 6 * REMEMBERED - 3
+        known = [seq for seq in range(last + 1) if scene.flight.call(seq) is not None]
+        assert known == list(range(last - 3 * (REMEMBERED - 1), last + 1, 3))
+        await asyncio.sleep(100)
+
+    virtual(main())
+
+
 def test_recent_collectives_are_remembered_and_messages_are_not() -> None:
     async def main() -> None:
         scene = Scene()

@@ -144,6 +144,28 @@ async def test_a_broken_group_that_is_not_closed_keeps_no_arrays(pg: ProcessGrou
     await group.aclose()
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@spmd(world_size=2)
+async def test_what_messages_carried_is_given_up_when_it_has_ended(pg: ProcessGroup, transport: str) -> None:
+    """An all_to_all whose parts differ, over and over. Handles keep results, and nothing else."""
+    give, get = ([1000, 2000], [1000, 3000]) if pg.rank == 0 else ([3000, 4000], [2000, 4000])
+    refs: list[weakref.ref[Any]] = []
+    works = []
+    for turn in range(6):
+        source = np.arange(sum(give)) + pg.rank * 100 + turn
+        refs.append(weakref.ref(source))
+        works.append(pg.all_to_all(source, None, give, get, async_op=True))
+        del source
+        await works[-1]
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * len(refs)
+    results = [weakref.ref(work.result()) for work in works]
+    del works
+    gc.collect()
+    assert [ref() for ref in results] == [None] * len(results)
+    await pg.barrier()
+
+
 @pytest.mark.parametrize("how", ["new_group", "split"])
 @spmd(world_size=3, transport="shm")
 async def test_memory_of_a_group_that_a_member_never_made_is_freed(pg: ProcessGroup, how: str) -> None:

@@ -17,7 +17,7 @@ from aiodist.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, U
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
-from aiodist.types import BFLOAT16
+from aiodist.types import BFLOAT16, ReduceOp
 from aiodist.work import Work
 from tests.levels import few
 
@@ -324,6 +324,29 @@ async def test_nobody_awaits_and_it_ends_all_the_same(pg: ProcessGroup) -> None:
     assert work.is_success()
     assert (work.op, work.seq) == ("all_reduce", work.call.seq)
     await pg.drain()
+
+
+class Index(int):
+    """A number in the place of an op, as torch's ops are, which mean others by the same numbers."""
+
+    def __index__(self) -> int:
+        return int(self)
+
+
+@spmd(world_size=2, transport="shm")
+async def test_what_is_no_op_of_ours_is_refused_also_where_its_number_is_known(pg: ProcessGroup) -> None:
+    ops = [op for op in ReduceOp if op < ReduceOp.BAND]
+    for op in ops:
+        for call in (pg.all_reduce, pg.reduce):
+            await call(np.arange(4.0) + pg.rank, op=op)  # from here on the short way knows these calls
+        await pg.reduce_scatter(np.arange(4.0) + pg.rank, op=op)
+    strange: list[Any] = [kind(op) for op in ops for kind in (int, np.int64, Index)]
+    for op in [*strange, True, 0, False, None, "SUM"]:
+        for issue in (pg.all_reduce, pg.reduce, pg.reduce_scatter):
+            with pytest.raises(UsageError):
+                await issue(np.arange(4.0) + pg.rank, op=op)
+    tensor = np.arange(4.0) + pg.rank
+    assert np.array_equal(await pg.all_reduce(tensor), np.arange(4.0) * 2 + 1)
 
 
 @spmd(world_size=2, transport="shm")

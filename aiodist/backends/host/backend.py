@@ -181,8 +181,6 @@ class HostBackend:
         made = chunks(operation, self.rank, self.size, schedule)
         layout = self._layout(call, made, schedule)
         collective = Collective(self.channels, operation, made, layout, self._completed)
-        if self.resources.poller.polls:
-            operation.work._driver = collective
         self._running[call.seq] = collective
         for early in self._early.pop(call.seq, ()):
             if not self._agrees(collective, *early):
@@ -190,9 +188,14 @@ class HostBackend:
         if self._halted:
             return
         if self._local is None:
-            collective.start()
+            self._start(collective)
         else:
-            self._local.begin(operation, nbytes, collective.start)
+            self._local.begin(operation, nbytes, partial(self._start, collective))
+
+    def _start(self, collective: Collective) -> None:
+        if self.resources.poller.polls:
+            collective.operation.work._driver = collective
+        collective.start()
 
     def reserve(self, seq: int, operation: Operation | None = None) -> None:
         """Note a collective that is submitted later. Called twice for one held back and then staged."""

@@ -110,14 +110,23 @@ class LocalGroup:
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
-                self._plans.clear()
-                self._kept = 0
-            path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits)
+                self._forget_plans()
+            path = Path.wired if wired else path_of(call, self.board.size, nbytes, self._limits, uneven)
             plain = call if not call.detail else replace(call, detail="", offer=0)
             plan = self._plans[key] = Plan(self.board, plain, path, self._limits, self, uneven)
             plan.makes = exchange_for(call.kind, path)
             logger.debug("%s, %d bytes: %s", call.describe(), nbytes, path.value)
         return plan
+
+    def _forget_plans(self) -> None:
+        """Forget all plans, and the exchanges that they keep. Each knows the other: a collector would have to
+        find them."""
+        for plan in self._plans.values():
+            plan.forget()
+        self._plans.clear()
+        self._kept = 0
+        if self._short is not None:
+            self._short.forget()
 
     def exchange(self, plan: Plan, seq: int) -> Exchange:
         """An exchange for an operation whose slot is free."""
@@ -199,7 +208,7 @@ class LocalGroup:
         hub = self.hub
         if not hub.rest_due or self not in hub.groups:
             hub.watch(self)
-        if exchange.operation is not None and not self.step(exchange):
+        if exchange.operation is not None and not self.step(exchange) and not exchange.ended:
             exchange.work._driver = exchange
 
     def skip(self, seq: int) -> None:
@@ -248,6 +257,8 @@ class LocalGroup:
 
     def progress(self) -> bool:
         """Go on with what waits → whether anything on the loop still does."""
+        if self._dead:
+            return False
         try:
             for slot in list(self._skipped):
                 self._pass_over(slot)
@@ -255,7 +266,7 @@ class LocalGroup:
         except Exception as error:
             self._owner.failed(error)
         for exchange in list(self._running.values()):
-            if not self.step(exchange):
+            if not self.step(exchange) and not exchange.ended:  # it may have broken the group
                 if exchange.seen or exchange.operation is not None:
                     self._enter(exchange)
                     exchange.compare()
@@ -307,7 +318,7 @@ class LocalGroup:
         seq, operation, work = exchange.seq, exchange.operation, exchange.work
         exchange.ended = True
         exchange.send = exchange.recv = NOTHING
-        work._driver = exchange.work = None  # users keep handles: they must not keep the group's memory
+        exchange.work = None
         board, hub = self.board, self.hub
         board.words[board.base + (seq & MASK)] = seq + 1  # as `Board.finished`, written out
         if not hub.rest_due:
@@ -350,7 +361,6 @@ class LocalGroup:
         """Let go of what was in flight: it was withdrawn, and the thread has let go of it, or will."""
         self.note_all()  # in flight they fail, too
         for exchange in (*self._running.values(), *self._waiting.values()):
-            exchange.work._driver = None  # as in `_over`
             exchange.drop()  # plans keep exchanges, and those must not keep users' arrays
         self._running.clear()
         self._waiting.clear()

@@ -94,6 +94,9 @@ class Group(Protocol):
     def progress(self) -> bool:
         """Go on with what waits → whether anything still does."""
 
+    def failed(self, error: Exception) -> None:
+        """Break the group: something raised that must not."""
+
 
 class PeerMemory:
     """A peer's segment, as words and bytes.
@@ -190,6 +193,7 @@ class Hub:
         self._entries: dict[int, int] = {}
         self.leases = 0  # arrays in the segment that are held
         self._reusable: deque[int] = deque()  # entries of groups that are gone, the longest gone first
+        self._aside = [_NO_BYTES, _NO_BYTES]  # of the loop, of the bulk thread
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
         self.rest_due = False
@@ -293,6 +297,14 @@ class Hub:
             ) from None
         lease = _Lease(self, at, nbytes)
         return np.asarray(lease).view(dtype)[:count].reshape(shape)
+
+    def aside(self, nbytes: int, in_thread: bool) -> Array:
+        """Ordinary memory for what is put aside for the length of one step: one piece for all that the loop
+        carries out, and one for the bulk thread."""
+        memory = self._aside[in_thread]
+        if memory.size < nbytes:
+            memory = self._aside[in_thread] = np.empty(nbytes, np.uint8)
+        return memory[:nbytes]
 
     # ── the directory ────────────────────────────────────────────────────────────────────────────────
 
@@ -422,7 +434,12 @@ class Hub:
     def _progress(self) -> bool:
         """Go on with all groups → whether anything waits."""
         for group in list(self.groups):
-            if not group.progress():
+            try:
+                waits = group.progress()
+            except Exception as error:  # of one group: the others go on
+                group.failed(error)
+                waits = False
+            if not waits:
                 self.groups.discard(group)
         return bool(self.groups)
 
@@ -441,6 +458,7 @@ class Hub:
         self.memories.clear()
         self.view, self.words, self.bytes = _NOTHING, _NOTHING, _NO_BYTES
         self._contexts = self._offsets = _NO_WORDS
+        self._aside = [_NO_BYTES, _NO_BYTES]
 
 
 class _Lease:

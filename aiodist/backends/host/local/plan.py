@@ -137,6 +137,10 @@ class Plan:
             found = self._keep(-1, at, count, view(self.board.bytes, at, count, self.dtype))
         return found
 
+    def aside(self, count: int) -> Array:
+        """Memory for some elements that are put aside while they are reduced."""
+        return self.board.hub.aside(count * self.itemsize, self.in_thread).view(self.dtype)
+
     def _keep(self, member: int, at: int, count: int, made: Array) -> Array:
         if len(self._views) >= _VIEWS:
             self._views.clear()
@@ -148,10 +152,14 @@ class Plan:
         if self.finishes:
             finish(out, ReduceOp.AVG, self.divisor, one_nan=self.one_nan)
 
-    def close(self) -> None:
-        """Let go of the memory."""
+    def forget(self) -> None:
+        """Let go of what is kept for the next use. What runs goes on."""
         self._views.clear()
         self.kept = [None] * SLOTS
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.forget()
         self.layout = None
 
 
@@ -179,8 +187,14 @@ def digest_of(call: Call) -> int:
     return int.from_bytes(packed, "little") or 1
 
 
-def path_of(call: Call, size: int, nbytes: int, limits: Thresholds) -> Path:
-    """The path of a call in a group of `size` whose buffers have `nbytes` bytes (UNKNOWN: wired)."""
+def path_of(
+    call: Call, size: int, nbytes: int, limits: Thresholds, sizes: Sequence[int] | None = None
+) -> Path:
+    """The path of a call in a group of `size` whose buffers have `nbytes` bytes (UNKNOWN: wired).
+
+    Args:
+        sizes: elements of the parts, where they differ.
+    """
     if call.kind in (Kind.barrier, Kind.new_group):
         return Path.meet
     if nbytes < 0:
@@ -188,6 +202,8 @@ def path_of(call: Call, size: int, nbytes: int, limits: Thresholds) -> Path:
     cost = 0.0
     if call.reduce is not None:
         reduced = nbytes if call.kind is Kind.all_reduce and nbytes <= limits.direct else nbytes // size
+        if sizes is not None:
+            reduced = max(sizes) * call.dtype.itemsize
         cost = cost_ns(reduced, call.dtype, call.reduce, anywhere=True) * (size - 1)
     if nbytes > limits.inline or cost > INLINE_NS:
         return Path.bulk

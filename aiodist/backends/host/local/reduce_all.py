@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
-
 from aiodist.backends.base import Array
 from aiodist.backends.host.local.board import (
     FILL,
@@ -55,7 +53,7 @@ class _Layout:
     """
 
     __slots__ = (
-        *("_scratch", "block", "collects", "count", "depth", "given", "lane", "longest", "readers"),
+        *("block", "collects", "count", "depth", "given", "lane", "longest", "readers"),
         *("taken", "whole"),
     )
 
@@ -73,16 +71,9 @@ class _Layout:
         self.lane = -(-self.block * itemsize // 64) * 64
         self.given = [(member - (member > rank)) * self.lane for member in range(size)]
         self.taken = [(rank - (rank > member)) * self.lane for member in range(size)]
-        self._scratch: Array | None = None
         self.collects = plan.root in (NO_ROOT, board.rank)
         peers = board.peers
         self.readers = peers if plan.root == NO_ROOT else [peer for peer in peers if peer.member == plan.root]
-
-    def aside(self, count: int, like: Array) -> Array:
-        """Memory for a block that is put aside while it is reduced. All its users run in one thread."""
-        if self._scratch is None or self._scratch.size < count:
-            self._scratch = np.empty(count, like.dtype)
-        return self._scratch[:count]
 
 
 class ReduceAll(Exchange):
@@ -290,7 +281,7 @@ class ReduceAll(Exchange):
                 total = part
                 continue
             # In place my own operand lies where the result goes: what comes before it is put aside.
-            into = layout.aside(count, own) if in_place and member < rank else out
+            into = plan.aside(count) if in_place and member < rank else out
             combine_two(total, part, into)
             total = into
         if plan.finishes:

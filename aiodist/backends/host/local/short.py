@@ -22,7 +22,7 @@ from aiodist.backends.host.local.board import MASK, SLOTS, Board
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.plan import Path, Plan
-from aiodist.errors import UsageError
+from aiodist.errors import GroupBroken, UsageError
 from aiodist.roles import ROLES, Kind, Parts
 from aiodist.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check_reduction
 from aiodist.work import Issuer, Work
@@ -136,6 +136,7 @@ class Short:
             case = self._found(kind, lead, op, root)
         if (
             case is None
+            or (type(op) is not ReduceOp and op is not _NO_OP)  # others may be indices, too: torch's are
             or type(lead) is not np.ndarray
             or not lead.flags.carray
             or self.closed
@@ -189,7 +190,7 @@ class Short:
                     return None
         exchange: Exchange = plan.kept[slot] or self._running.exchange(plan, seq)
         exchange.reset(seq, send, recv)
-        if exchange.needs and not self._running.has_room(exchange):
+        if exchange.needs and not self._has_room(exchange):
             return None
         work: Work[Any] = Work(self._issuer, plan.call, held, exchange, result, seq)
         exchange.work = work
@@ -201,6 +202,12 @@ class Short:
         if not hub.rest_due or self._running not in hub.groups:
             hub.watch(self._running)
         return work
+
+    def _has_room(self, exchange: Exchange) -> bool:
+        try:
+            return self._running.has_room(exchange)
+        except GroupBroken:  # there never will be: the long way says so by the Work, under a number
+            return False
 
     def note_all(self) -> None:
         """Enter in flight what is pending."""
@@ -215,6 +222,10 @@ class Short:
         """Let go of the group's memory, also where users still hold works."""
         self.closed = True
         self._recent = [None] * SLOTS
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget which calls are cases for it: their plans are gone."""
         for ops in self._cases:
             for cases in ops:
                 cases.clear()

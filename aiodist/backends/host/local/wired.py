@@ -17,9 +17,17 @@ class Wired(Exchange):
     __slots__ = ("start",)
     start: Callable[[], None]
 
+    def drop(self) -> None:
+        super().drop()
+        self.start = _nothing  # it holds the collective, and that the user's arrays
+
     def look(self) -> bool:
         """Whether all ranks have published the operation."""
         if not self.arrived():
             return False
         self.start()
         return True
+
+
+def _nothing() -> None:
+    """Do nothing."""

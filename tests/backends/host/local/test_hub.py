@@ -25,6 +25,9 @@ class Waiter:
         self.asked += 1
         return not self.ready()
 
+    def failed(self, error: Exception) -> None:
+        raise error
+
 
 async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> None:
     mine, theirs = hubs(2)
@@ -53,6 +56,32 @@ async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> 
     assert waiter.asked > asked
     assert mine.words[ASLEEP_LOOP] == 0
     assert not mine.groups
+
+
+async def test_a_group_that_raises_costs_the_others_no_look(hubs: Any) -> None:
+    (hub,) = hubs(1)
+    asked: list[str] = []
+
+    class Failing:
+        def progress(self) -> bool:
+            raise ValueError("inside")
+
+        def failed(self, error: Exception) -> None:
+            asked.append(f"failed: {error}")
+
+    class Going:
+        def progress(self) -> bool:
+            asked.append("asked")
+            return False
+
+        failed = Failing.failed
+
+    for group in (Failing(), Going(), Failing(), Going()):
+        hub.watch(group)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert sorted(asked) == ["asked", "asked", "failed: inside", "failed: inside"]
+    assert not hub.groups
 
 
 async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
@@ -162,6 +191,9 @@ async def test_who_waits_for_room_goes_on_when_another_thread_gives_some_back(hu
             if not found.done() and (at := hub.stage(8 << 20)):
                 found.set_result(at)
             return not found.done()
+
+        def failed(self, error: Exception) -> None:
+            raise error
 
     hub.watch(Waiter())
     for _ in range(10):
