@@ -11,11 +11,17 @@ Library", Supercomputing '94.
 
 from __future__ import annotations
 
-from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, Step, from_root, schedule
-
-
-def _depth(size: int) -> int:
-    return (size - 1).bit_length()
+from aiodist.schedules.steps import (
+    Recv,
+    RecvReduce,
+    Rounds,
+    Schedule,
+    Send,
+    Step,
+    distances,
+    from_root,
+    schedule,
+)
 
 
 def broadcast(rank: int, size: int, root: int) -> Schedule:
@@ -25,10 +31,8 @@ def broadcast(rank: int, size: int, root: int) -> Schedule:
     tensors, by a leaf none.
     """
     me = (rank - root) % size
-    depth = _depth(size)
     rounds: list[tuple[Step, ...]] = []
-    for i in range(depth):
-        distance = 1 << (depth - 1 - i)  # far subtrees first: they are the deepest
+    for distance in reversed(distances(size)):  # far subtrees first: they are the deepest
         step: tuple[Step, ...] = ()
         if me % (2 * distance) == 0 and me + distance < size:
             step = (Send((me + distance + root) % size, 0, 1),)
@@ -47,8 +51,7 @@ def reduce(rank: int, size: int, root: int) -> Schedule:
     """
     me = (rank - root) % size
     rounds: list[tuple[Step, ...]] = []
-    for i in range(_depth(size)):
-        distance = 1 << i
+    for distance in distances(size):
         step: tuple[Step, ...] = ()
         if me % (2 * distance) == 0 and me + distance < size:
             step = (RecvReduce((me + distance + root) % size, 0, 1, left=False),)
@@ -84,8 +87,7 @@ def scatter(rank: int, size: int, root: int) -> Schedule:
 def gather_rounds(me: int, size: int) -> Rounds:
     """Rounds that move chunk r from rank r to rank 0; nothing wraps."""
     rounds: Rounds = []
-    for i in range(_depth(size)):
-        distance = 1 << i
+    for distance in distances(size):
         step: tuple[Step, ...] = ()
         if me % (2 * distance) == 0 and me + distance < size:
             step = (Recv(me + distance, me + distance, min(me + 2 * distance, size)),)

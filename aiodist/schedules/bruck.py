@@ -13,7 +13,7 @@ arXiv:2410.14234 (2024), here with the distances of Bruck.
 
 from __future__ import annotations
 
-from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, schedule
+from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, distances, schedule
 
 
 def all_gather(rank: int, size: int) -> Schedule:
@@ -46,25 +46,23 @@ def all_reduce(rank: int, size: int) -> Schedule:
 
 def _gather_rounds(rank: int, size: int) -> Rounds:
     """Rounds of the gather: before each a rank has as many chunks as the distance, its own the first."""
-    rounds: Rounds = []
-    distance = 1
-    while distance < size:
-        count = min(distance, size - distance)  # the last round completes the circle
-        ahead, behind = (rank + distance) % size, (rank - distance) % size
-        rounds.append((Send(behind, rank, rank + count), Recv(ahead, ahead, ahead + count)))
-        distance *= 2
-    return rounds
+    return [
+        (Send(behind, rank, rank + count), Recv(ahead, ahead, ahead + count))
+        for ahead, behind, count in _partners(rank, size)
+    ]
 
 
 def _reduce_rounds(rank: int, size: int) -> Rounds:
     """Rounds in which a rank's partials go where its chunks came from, the last distance first."""
-    rounds: Rounds = []
-    distance = 1
-    while distance < size:
-        count = min(distance, size - distance)
-        ahead, behind = (rank + distance) % size, (rank - distance) % size
-        rounds.append(
-            (Send(ahead, ahead, ahead + count), RecvReduce(behind, rank, rank + count, left=behind < rank))
-        )
-        distance *= 2
-    return rounds[::-1]
+    return [
+        (Send(ahead, ahead, ahead + count), RecvReduce(behind, rank, rank + count, left=behind < rank))
+        for ahead, behind, count in reversed(_partners(rank, size))
+    ]
+
+
+def _partners(rank: int, size: int) -> list[tuple[int, int, int]]:
+    """The rank ahead and the rank behind at each distance, and how many chunks pass between two of them."""
+    return [
+        ((rank + distance) % size, (rank - distance) % size, min(distance, size - distance))
+        for distance in distances(size)  # the last round completes the circle
+    ]

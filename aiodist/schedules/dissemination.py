@@ -6,7 +6,7 @@ Parallel Programming 17 (1988).
 
 from __future__ import annotations
 
-from aiodist.schedules.steps import Recv, Schedule, Send, Step, schedule
+from aiodist.schedules.steps import Recv, Rounds, Schedule, Send, distances, schedule
 
 
 def barrier(rank: int, size: int) -> Schedule:
@@ -14,9 +14,8 @@ def barrier(rank: int, size: int) -> Schedule:
 
     No buffer: the messages are empty. Rounds: ceil(log2 n). Messages sent by a rank: one a round.
     """
-    rounds: list[tuple[Step, ...]] = []
-    distance = 1
-    while distance < size:
-        rounds.append((Send((rank + distance) % size, 0, 0), Recv((rank - distance) % size, 0, 0)))
-        distance *= 2
+    rounds: Rounds = [
+        (Send((rank + distance) % size, 0, 0), Recv((rank - distance) % size, 0, 0))
+        for distance in distances(size)
+    ]
     return schedule("dissemination", 1, rounds)

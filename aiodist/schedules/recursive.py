@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, Step, schedule
+from aiodist.schedules.steps import Recv, RecvReduce, Rounds, Schedule, Send, Step, distances, schedule
 
 
 def participants(size: int) -> int:
@@ -71,12 +71,10 @@ def doubling(rank: int, size: int) -> Schedule:
 
     def core(number: int, rank_of: Callable[[int], int]) -> Rounds:
         rounds: Rounds = []
-        distance = 1
-        while distance < count:
+        for distance in distances(count):
             partner = number ^ distance
             peer = rank_of(partner)
             rounds.append((Send(peer, 0, 1, copy=True), RecvReduce(peer, 0, 1, left=partner < number)))
-            distance *= 2
         return rounds
 
     return _folded("recursive_doubling", rank, size, 1, core, repeats=True)
@@ -97,8 +95,7 @@ def halving(rank: int, size: int) -> Schedule:
         start, stop = 0, count
         reduce: Rounds = []
         gather: Rounds = []
-        distance = 1
-        while distance < count:
+        for distance in distances(count):
             partner = number ^ distance
             peer = rank_of(partner)
             middle = (start + stop) // 2
@@ -108,7 +105,6 @@ def halving(rank: int, size: int) -> Schedule:
             reduce.append((Send(peer, *give), RecvReduce(peer, *keep, left=partner < number)))
             gather.append((Send(peer, *keep), Recv(peer, *give)))
             start, stop = keep
-            distance *= 2
         return reduce + gather[::-1]
 
     return _folded("recursive_halving", rank, size, count, core, repeats=False)
@@ -122,12 +118,10 @@ def all_gather(rank: int, size: int) -> Schedule:
     """
     _check_power_of_two(size)
     rounds: Rounds = []
-    distance = 1
-    while distance < size:
+    for distance in distances(size):
         peer = rank ^ distance
         mine, theirs = rank & -distance, peer & -distance  # where the two aligned blocks begin
         rounds.append((Send(peer, mine, mine + distance), Recv(peer, theirs, theirs + distance)))
-        distance *= 2
     return schedule("recursive_doubling", size, rounds)
 
 
@@ -146,17 +140,11 @@ def reduce_scatter_rounds(rank: int, size: int) -> Rounds:
     rank answers for one range of chunks that ends at its own."""
     _check_power_of_two(size)
     rounds: Rounds = []
-    distance = size // 2
-    while distance:
+    for distance in reversed(distances(size)):
         peer = rank ^ distance
         mine, theirs = rank & -distance, peer & -distance
-        rounds.append(
-            (
-                Send(peer, theirs, theirs + distance),
-                RecvReduce(peer, mine, mine + distance, left=peer < rank),
-            )
-        )
-        distance //= 2
+        send = Send(peer, theirs, theirs + distance)
+        rounds.append((send, RecvReduce(peer, mine, mine + distance, left=peer < rank)))
     return rounds
 
 

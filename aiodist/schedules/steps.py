@@ -109,6 +109,11 @@ def schedule(
     return Schedule(name, chunks, tuple(rounds), writes, repeats, two_buffers)
 
 
+def distances(size: int) -> list[int]:
+    """1, 2, 4, … below `size`: how far apart the partners of each round are where what is known doubles."""
+    return [1 << i for i in range((size - 1).bit_length())]
+
+
 def spans(start: int, stop: int, chunks: int) -> tuple[tuple[int, int], ...]:
     """A step's range as one plain (start, stop), or as two where it wraps, in the order of the wire."""
     return ((start, stop),) if stop <= chunks else ((start, chunks), (0, stop - chunks))
