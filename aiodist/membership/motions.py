@@ -8,7 +8,7 @@ members talk about has at most some 6,000.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 from reprlib import repr as short
 from typing import Any
 
@@ -187,10 +187,8 @@ _CODES = {kind: code for code, kind in _KINDS.items()}
 
 
 def encode(motion: Motion) -> bytes:
-    """A motion as bytes."""
-    parts = (getattr(motion, field.name) for field in fields(motion))
-    body = [part.values() if isinstance(part, Record) else part for part in parts]
-    data: bytes = msgpack.packb((_CODES[type(motion)], body))
+    """A motion as bytes: its code and its fields, a record as those of its own."""
+    data: bytes = msgpack.packb((_CODES[type(motion)], astuple(motion)))
     return data
 
 
