@@ -71,9 +71,9 @@ class Chaos:
         faults: how many of each kind there were.
         joined: tasks of the newcomers.
         arrivals: by process and process, when the last thing arrives that one sent to the other.
-        enter: takes a newcomer in: its process, what it does then, and seconds; `run_cluster` sets it.
     """
 
+    # Takes a newcomer in: its process, what it does then, and seconds. `run_cluster` sets it.
     enter: Callable[[Process, Callable[[ProcessGroup], Any], float], Coroutine[Any, Any, Any]]
 
     def __init__(

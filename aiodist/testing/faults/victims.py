@@ -106,6 +106,8 @@ class Victims:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for process in self._all:  # all before the first is waited for
+            process.process.signal(signal.SIGKILL)
         for process in self._all:
             process.close()
         for server in self._servers.values():
