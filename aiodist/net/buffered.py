@@ -101,11 +101,11 @@ class BufferedSocket:
 
     def read(self) -> bytes | None:
         """What has arrived, b"" at the end, None where there is nothing now. Raises as the socket does."""
-        try:
-            with self._lock:
+        with self._lock:
+            try:  # in here: to leave the lock by an error takes a microsecond, and who polls hears of many
                 data = self.sock.recv(self._chunk)
-        except (BlockingIOError, InterruptedError):
-            return None
+            except (BlockingIOError, InterruptedError):
+                return None
         self._chunk = _LARGE_CHUNK if len(data) >= self._chunk else _CHUNK
         return data
 
