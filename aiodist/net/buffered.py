@@ -101,11 +101,11 @@ class BufferedSocket:
 
     def read(self) -> bytes | None:
         """What has arrived, b"" at the end, None where there is nothing now. Raises as the socket does."""
-        try:
-            with self._lock:
+        with self._lock:
+            try:  # in here: to leave the lock by an error takes a microsecond, and who polls hears of many
                 data = self.sock.recv(self._chunk)
-        except (BlockingIOError, InterruptedError):
-            return None
+            except (BlockingIOError, InterruptedError):
+                return None
         self._chunk = _LARGE_CHUNK if len(data) >= self._chunk else _CHUNK
         return data
 
@@ -119,25 +119,41 @@ class BufferedSocket:
         """Send bytes behind all that waits; they wait, too, where the socket does not take them now."""
         if not self.is_open:
             return
+        sent, failed = 0, None
         with self._lock:
-            error = self._offer(data)
-        if error is not None:
-            self.fail(error)
-        elif self.queue:
+            if not self.queue:
+                try:
+                    sent = self.sock.send(data, NOSIGNAL)
+                except OSError as error:
+                    failed = None if may_be_offered_again(error) else error
+                if sent == len(data):
+                    return
+            self._append(memoryview(data)[sent:])
+        if failed is None:
             self.arm()
+        else:
+            self.fail(failed)
 
     def post(self, data: bytes) -> None:
         """Send bytes from any thread. They are dropped where others wait; the loop finds errors by itself."""
+        sent = 0
         with self._lock:
-            if not self.is_open or self.queue or self._offer(data) is not None or not self.queue:
+            if not self.is_open or self.queue:
                 return
+            try:
+                sent = self.sock.send(data, NOSIGNAL)
+            except OSError as error:
+                if not may_be_offered_again(error):
+                    return
+            if sent == len(data):
+                return
+            self._append(memoryview(data)[sent:])
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.arm)
 
     def keep(self, piece: Bytes) -> None:
         """Send bytes that the socket did not take just now; borrowed until `drained`, or `own`."""
-        self.queue.append(memoryview(piece))
-        self.unread += len(piece)
+        self._append(memoryview(piece))
         self.arm()
 
     def own(self) -> None:
@@ -193,19 +209,9 @@ class BufferedSocket:
 
     # Inside.
 
-    def _offer(self, data: bytes) -> OSError | None:
-        """Send bytes behind what waits, keep what does not leave; the error of a broken connection."""
-        sent = 0
-        if not self.queue:
-            try:
-                sent = self.sock.send(data, NOSIGNAL)
-            except OSError as error:
-                if not may_be_offered_again(error):
-                    return error
-        if sent < len(data):
-            self.queue.append(memoryview(data)[sent:])
-            self.unread += len(data) - sent
-        return None
+    def _append(self, piece: memoryview) -> None:
+        self.queue.append(piece)
+        self.unread += len(piece)
 
     def _send_first(self) -> int:
         """Offer the socket the first pieces; how many bytes it took. Two: a header and its payload."""

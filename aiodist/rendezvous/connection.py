@@ -190,14 +190,11 @@ class Connection:
             self._end(None)
             return True
         try:
-            self._take(data)
+            if payloads := self._parser.feed(data):
+                self._on_frames(self, payloads)
         except AiodistError as error:
             self.close(error)
         return True
-
-    def _take(self, data: bytes) -> None:
-        if payloads := self._parser.feed(data):
-            self._on_frames(self, payloads)
 
     def _advance(self) -> bool:
         """Go on with the handshake; as `read`."""
@@ -224,7 +221,8 @@ class Connection:
         self._stop_deadline()
         self._on_ready(self)
         if not self._closing:  # who is turned back is read no further
-            self._take(self._opening.leftover)
+            if payloads := self._parser.feed(self._opening.leftover):
+                self._on_frames(self, payloads)
             self._buffer.watch_rest()
 
     def _too_slow(self) -> None:

@@ -176,7 +176,7 @@ async def test_mixed_versions_are_refused_in_one_line() -> None:
 
 async def test_noise_and_silence_disturb_nobody(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await connect(server) as store:
-        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"AIODIST" + b"\xff" * 5, os.urandom(100_000)):
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"AIODIST" + b"\xff" * 5, b"\0" + os.urandom(99_999)):
             with monkeypatch.context() as patched:
                 if not noise:  # whoever says nothing is sent away
                     patched.setattr(admission, "PATIENCE", 0.01)
