@@ -283,8 +283,8 @@ def _all_gather(strand: Strand) -> Steps:
     source, target = run.operation.source, run.operation.target
     assert isinstance(source, np.ndarray)
     assert target is not None
-    if isinstance(target, np.ndarray):  # staged ones have one axis
-        target = target.reshape(grid.owner.size, *call.shape)
+    if isinstance(target, np.ndarray):  # staged arrays have one axis
+        target = target.reshape(grid.channels.size, *call.shape)
     shape = (len(grid.hosts), *call.shape)
     mine = grid.empty(shape, call.dtype)
     yield from strand.cross(run.outer[0], Kind.all_gather, call.shape, source, mine)

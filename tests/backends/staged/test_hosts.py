@@ -56,15 +56,15 @@ async def carry(pg: ProcessGroup, kind: Kind, source: Any, target: Any, shape: A
     await work
 
 
-@pytest.mark.parametrize("count", [7, COUNT])
 @pytest.mark.parametrize("form", ["stacked", "list"])
 @spmd(world_size=4, hosts=2)
-async def test_all_gather(pg: ProcessGroup, form: str, count: int) -> None:
-    source = np.arange(count) * 1.0 + pg.rank * 1e6
-    target = np.zeros((4, count)) if form == "stacked" else [np.zeros(count) for _ in range(4)]
-    await carry(pg, Kind.all_gather, source, target, (count,))
-    for rank in range(4):
-        assert np.array_equal(target[rank], np.arange(count) + rank * 1e6)
+async def test_all_gather(pg: ProcessGroup, form: str) -> None:
+    for shape in ((7,), (COUNT,), (COUNT // 25, 25)):
+        values = np.arange(1.0 * np.prod(shape)).reshape(shape)
+        target = np.zeros((4, *shape)) if form == "stacked" else [np.zeros(shape) for _ in range(4)]
+        await carry(pg, Kind.all_gather, values + pg.rank * 1e6, target, shape)
+        for rank in range(4):
+            assert np.array_equal(target[rank], values + rank * 1e6), (shape, rank)
 
 
 @spmd(world_size=4, hosts=2)

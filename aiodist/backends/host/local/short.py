@@ -51,6 +51,9 @@ class Running(Protocol):
     def note_all(self) -> None:
         """Enter in flight what went this way and is pending."""
 
+    def failed(self, error: Exception) -> None:
+        """Break the group: something raised that must not."""
+
     def plan(self, call: Call, nbytes: int) -> Plan:
         """The plan shared by all calls like this one."""
 
