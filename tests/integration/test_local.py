@@ -19,6 +19,7 @@ from aiodist.testing import spmd
 from aiodist.testing.conformance_backend import check_backend, check_concurrent, check_program
 from aiodist.types import BFLOAT16, ReduceOp
 from aiodist.work import Work
+from tests.helpers import error_of
 from tests.levels import few
 
 # Thresholds so small that programs of small arrays go through every path, in many blocks.
@@ -324,6 +325,31 @@ async def test_nobody_awaits_and_it_ends_all_the_same(pg: ProcessGroup) -> None:
     assert work.is_success()
     assert (work.op, work.seq) == ("all_reduce", work.call.seq)
     await pg.drain()
+
+
+@pytest.mark.parametrize("then", ["an operation of all", "the next use of the slot"])
+@spmd(world_size=3, transport="shm")
+async def test_two_roots_that_wait_for_nobody_are_a_mismatch(pg: ProcessGroup, then: str) -> None:
+    """Neither looks at the other: each gives, or takes from one that agrees with it."""
+    group = await pg.new_group()
+    assert group is not None
+    await group.barrier()
+
+    async def main() -> None:
+        if pg.rank == 2:
+            await group.broadcast(np.full(6, 7.0), 2)
+        else:
+            await group.broadcast(np.arange(600), 0)
+        if then == "an operation of all":
+            await group.barrier()
+            await group.barrier()
+        while then == "the next use of the slot":
+            await group.broadcast(np.arange(30), 1)
+
+    error = await error_of(main())
+    assert isinstance(error, CollectiveMismatch), error
+    assert "broadcast" in str(error) and "int64" in str(error) and "float64" in str(error)
+    await pg.barrier()
 
 
 class Index(int):

@@ -88,6 +88,8 @@ class Board:
     Attributes:
         signed: the signature that each slot still holds; compared by identity.
         ends: the regions of all peers, once all have made the group (`complete`); until then None.
+        unseen: by slot, number and code of what has ended here without a look at what all peers published:
+            who only gives, or takes from one, need not wait for the others. They are compared later (law 4).
     """
 
     def __init__(self, hub: Hub, context: int, ranks: Sequence[int], rank: int, spare: int = 0) -> None:
@@ -113,6 +115,7 @@ class Board:
         self.ends: Ends | None = None
         self._heads = [_FIRST8 + slot * _STRIDE8 for slot in range(SLOTS)]
         self.signed: list[bytes | None] = [None] * SLOTS
+        self.unseen: dict[int, tuple[int, int]] = {}
         self.memories = [peer.memory for peer in self.peers]
         self._members_here = list(self.peers)  # those not seen to leave
         self._spans: dict[int, deque[tuple[int, int]]] = {}  # by size: (offset, number of the last user)
@@ -157,6 +160,26 @@ class Board:
         start = (peer.base + self.head(seq)) * 8 + _SIGNATURE
         signature = bytes(peer.memory.view[start : start + SIGNATURE_BYTES])
         return signature[:16] + seq.to_bytes(8, sys.byteorder) + signature[24:]  # one that is there is kept
+
+    def look_back(self, slots: Iterable[int]) -> tuple[int, Peer] | None:
+        """Look at what peers have published in slots that are `unseen` → a number and a peer that published
+        something else under it. What all have published alike is seen now.
+
+        A peer that has written there again meanwhile has looked at this rank's word before it did so. Of two
+        that differ at least one finds it: each looks before it writes.
+        """
+        for slot in slots:
+            seq, code = self.unseen[slot]
+            at, seen = self._heads[slot] + CODE, True
+            for peer in self.peers:
+                theirs = peer.words[peer.base + at] if self.found(peer) else 0
+                if theirs != code:
+                    if theirs and not (theirs ^ code) & self.low:
+                        return seq, peer
+                    seen = seen and self.found(peer) and peer.words[peer.base + slot] > seq
+            if seen:
+                del self.unseen[slot]
+        return None
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -257,6 +257,9 @@ class Exchange:
             filled: blocks of the source that peers may read now.
         """
         board, base = self.board, self.base
+        if self.slot in board.unseen:
+            self.plan.owner.look_back((self.slot,))
+            board.unseen.pop(self.slot, None)
         words = board.words
         words[base + FILL : base + RESULT + 1] = ZEROS
         words[base + FILL] = filled

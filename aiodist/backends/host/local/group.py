@@ -323,6 +323,10 @@ class LocalGroup:
         board.words[board.base + (seq & MASK)] = seq + 1  # as `Board.finished`, written out
         if not hub.rest_due:
             hub.rest_soon()  # it rings peers that wait for the slot
+        if not exchange.plan.sees_all:
+            board.unseen[seq & MASK] = seq, exchange.code
+        elif board.unseen:
+            self.look_back([slot for slot, (before, _) in board.unseen.items() if before < seq])
         if operation is None:
             work._finish(work._result)
             return
@@ -333,6 +337,12 @@ class LocalGroup:
     def failed(self, error: Exception) -> None:
         """Break the group: something raised that must not."""
         self._owner.failed(error)
+
+    def look_back(self, slots: Sequence[int]) -> None:
+        """Report a peer that had published something else in one of these slots (`Board.unseen`)."""
+        found = self.board.look_back(slots)
+        if found is not None:
+            self.disagrees(*found)
 
     def disagrees(self, seq: int, peer: Peer) -> None:
         """Report that a peer has published something else. Called from the loop or from the thread."""

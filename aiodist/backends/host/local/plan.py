@@ -40,6 +40,9 @@ class Owner(Protocol):
     def disagrees(self, seq: int, peer: Peer) -> None:
         """Report that a peer has published something else under a number. From the loop or the thread."""
 
+    def look_back(self, slots: Sequence[int]) -> None:
+        """Report a peer that had published something else in one of these slots (`Board.unseen`)."""
+
     def step(self, exchange: Any) -> bool:
         """Have an exchange look, and end it if it is over → whether it is, or can never be."""
 
@@ -66,6 +69,7 @@ class Plan:
         reduce: combines two arrays into a third; None where nothing is reduced.
         finishes: `finish` does something.
         several: there are more than two members.
+        sees_all: an exchange ends only when it has seen what all peers published; else see `Board.unseen`.
         in_thread: the bulk thread carries it out; else the loop.
         in_blocks: the data goes in several blocks. The exchange says so when it lays itself out.
         layout: what the exchange's kind computes once.
@@ -77,7 +81,8 @@ class Plan:
     __slots__ = (
         *("_views", "alike", "board", "call", "digest", "divisor", "dtype", "finishes", "in_blocks"),
         *("in_thread", "itemsize", "kept", "layout", "limits", "makes", "nbytes", "one_nan", "owner", "path"),
-        *("readers", "reduce", "ring", "root", "several", "signature", "sizes", "sorts", "sources"),
+        *("readers", "reduce", "ring", "root", "sees_all", "several", "signature", "sizes", "sorts"),
+        "sources",
     )
 
     def __init__(
@@ -112,6 +117,7 @@ class Plan:
         self.one_nan = False
         self.finishes = self.divisor != 0
         self.several = board.size > 2
+        self.sees_all = True
         self.in_blocks = self.in_thread
         self.layout: Any = None
         self.makes: Any = None

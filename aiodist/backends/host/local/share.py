@@ -70,6 +70,7 @@ class Share(Exchange):
             longest = max(plan.sizes) if plan.sizes else (send or self.recv)[0].size
             plan.layout = layout = _Layout(plan, longest)
             plan.in_blocks = plan.path is not Path.inline or layout.count > 1
+            plan.sees_all = len(plan.sources) == len(self.board.peers)
         assert isinstance(layout, _Layout)
         self._layout = layout
         self._at, self.exposed = 0, False

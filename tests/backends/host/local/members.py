@@ -116,6 +116,10 @@ class Member:
     def disagrees(self, seq: int, peer: Peer) -> None:
         self.disagreed.append((seq, peer.member))
 
+    def look_back(self, slots: Sequence[int]) -> None:
+        if (found := self.board.look_back(slots)) is not None:
+            self.disagrees(*found)
+
 
 def call_of(
     kind: Kind, like: Any, seq: int = 0, reduce: ReduceOp | None = None, root: int = NO_ROOT, detail: str = ""

@@ -63,6 +63,34 @@ async def test_a_slot_is_free_when_all_have_finished_what_it_held(hubs: Any) -> 
     assert not mine.free(1 + SLOTS)
 
 
+async def test_what_ended_unseen_is_compared_when_peers_have_published(hubs: Any) -> None:
+    local = hubs(3)
+    mine = Board(local[0], CONTEXT, range(3), 0)
+    mine.unseen[5] = (5, code(mine, 77, 5))
+    assert mine.look_back([5]) is None  # nobody has made the group yet
+    first, second = (Board(local[rank], CONTEXT, range(3), rank) for rank in (1, 2))
+    at = first.head(5) + CODE
+    first.words[first.base + at] = code(first, 77, 5)
+    assert mine.look_back([5]) is None  # one has yet to publish
+    assert 5 in mine.unseen
+    second.words[second.base + at] = code(second, 78, 5)
+    found = mine.look_back([5])
+    assert found is not None
+    assert (found[0], found[1].member) == (5, 2)
+    second.words[second.base + at] = code(second, 77, 5)
+    assert mine.look_back([5]) is None
+    assert not mine.unseen
+
+
+async def test_who_has_written_there_again_has_looked_itself(hubs: Any) -> None:
+    mine, theirs = boards(hubs(2))
+    mine.unseen[5] = (5, code(mine, 77, 5))
+    theirs.finished(5)
+    theirs.words[theirs.base + theirs.head(5) + CODE] = code(theirs, 78, 5 + SLOTS)
+    assert mine.look_back([5]) is None
+    assert not mine.unseen
+
+
 async def test_spans_come_back_when_nobody_reads_them(hubs: Any) -> None:
     group = boards(hubs(2))
     mine = group[0]

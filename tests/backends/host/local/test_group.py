@@ -108,6 +108,7 @@ class Member:
             exchange.made, exchange.send, exchange.recv = None, [], []
         for operation in self.begun:
             operation.source = operation.target = None
+            operation.work._driver = None  # as in a Work that has ended
 
     # ── what the group tells ──
 
