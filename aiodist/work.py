@@ -419,9 +419,17 @@ class Work(Generic[T]):
         """Note whether the operation has a number and begins later: inside coalesce()."""
         self._held_back = held
 
-    def _let_be_dropped(self) -> None:
-        """Count the Work as awaited, so that dropping it is no mistake."""
-        self._awaited = True
+    def _let_be_dropped(self, may: bool = True) -> None:
+        """Count the Work as awaited, so that dropping it is no mistake; or as one that is not."""
+        self._awaited = may
+
+    def _driven_by(self, driver: Driver) -> None:
+        """Note what brings the operation on while it is awaited."""
+        self._driver = driver
+
+    def _completes_by(self, completion: Completion) -> None:
+        """Note what streams of the device can wait for."""
+        self._completion = completion
 
     def _forget_failure(self) -> None:
         """Note no failure any more: nobody wants the result."""

@@ -164,6 +164,32 @@ def test_the_check_sees_a_circle(tmp_path: Path, line: str, circle: bool) -> Non
         assert found[0] == found[-1]
 
 
+def others_fields(path: Path) -> list[str]:
+    """Every place that sets a private field of an object whose class is in another file, in words."""
+    tree = ast.parse(path.read_text())
+    stored = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
+    private = [node for node in stored if node.attr.startswith("_") and not node.attr.endswith("__")]
+    is_self = {node: isinstance(node.value, ast.Name) and node.value.id == "self" for node in private}
+    own = {node.attr for node in private if is_self[node]}
+    return [
+        f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+        for node in private
+        if not is_self[node] and node.attr not in own
+    ]
+
+
+def test_no_file_sets_private_fields_of_anothers_objects() -> None:
+    assert [found for path in sorted(PACKAGE.rglob("*.py")) for found in others_fields(path)] == []
+
+
+def test_the_check_sees_a_private_field_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text("class A:\n    def f(self, b):\n        self._x = b._x = 1\n        b._y, b.z = 2, 3\n")
+    assert others_fields(file) == ["file.py:4: b._y"]
+
+
 def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
     segments = {"cupy": "backends", "mpi4py": "backends", "uvloop": "runtime", "torch": "tensors"}
     for path in PACKAGE.rglob("*.py"):

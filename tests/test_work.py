@@ -127,7 +127,8 @@ class Stands:
 
 async def test_synchronize_makes_streams_wait_while_the_operation_is_under_way() -> None:
     work = make(held=False)
-    work._completion = stands = Stands()
+    stands = Stands()
+    work._completes_by(stands)
     work._held_back = True
     with pytest.raises(dist.UsageError, match="coalesce"):
         work.synchronize()
@@ -144,7 +145,8 @@ async def test_synchronize_makes_streams_wait_while_the_operation_is_under_way()
 
 async def test_synchronize_raises_what_the_operation_failed_with() -> None:
     work = make()
-    work._completion = stands = Stands()
+    stands = Stands()
+    work._completes_by(stands)
     work._fail(dist.PeerLost([2], "gone"))
     with pytest.raises(dist.PeerLost, match="rank 2"):
         work.synchronize()

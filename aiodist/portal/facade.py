@@ -126,7 +126,7 @@ class Portal(LoopThread):
         if isinstance(made, Work):
             if made._held_back or held:  # what is held back starts later: no waiting here
                 work = SyncWork(self, made)
-                made._awaited = held
+                made._let_be_dropped(held)
                 self.settle(reply, work)
             else:
                 self._follow(made, reply)

@@ -302,7 +302,7 @@ class Chaos:
             process.context.run(link._arrived, False)
 
     def _far(self, link: MemoryControl) -> int:
-        pipe = link._out
+        pipe = link.out
         return pipe.dst.number if isinstance(pipe, ChaosPipe) else STORE
 
     def _shelve(self, host: Process | None) -> str:

@@ -143,8 +143,8 @@ class ChaosEndpoint(MemoryEndpoint):
         remote = await self._reach(rank)
         mine = MemoryControl(self._loop, rank, self._forget_control)
         theirs = MemoryControl(self._loop, self.rank, remote._forget_control)
-        mine._out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, False)
-        theirs._out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, False)
+        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, False)
+        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, False)
         self._controls.add(mine)
         remote._controls.add(theirs)
         self._chaos.linked(self.process, mine)
@@ -193,8 +193,8 @@ class ChaosEndpoint(MemoryEndpoint):
             self._loop.call_later(self._chaos.refusal, self._refused, peer, context=self.process.context)
             return
         mine, theirs = MemoryLink.pair(self._loop, self.rank, peer.rank)
-        mine._out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, None)
-        theirs._out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, None)
+        mine.out = ChaosPipe(self._chaos, self.process, remote.process, theirs._arrived, None)
+        theirs.out = ChaosPipe(self._chaos, remote.process, self.process, mine._arrived, None)
         if (caller := remote._peer(self.rank)).ended:
             theirs.kill()
         else:

@@ -34,6 +34,14 @@ class _JumpingSelector(selectors.DefaultSelector):
         return []
 
 
+class _Timer(asyncio.TimerHandle):
+    """A timer among those of its instant."""
+
+    def mark(self, *, scheduled: bool) -> None:
+        """Set asyncio's own mark: a timer that bears it tells the loop when it is cancelled."""
+        self._scheduled = scheduled
+
+
 class _Due:
     """The timers of one instant, behind one timer of asyncio's."""
 
@@ -41,7 +49,7 @@ class _Due:
 
     def __init__(self, alarm: Any) -> None:
         self.alarm = alarm
-        self.timers: list[Any] = []  # TimerHandles; what asyncio's loops use of them has no public name
+        self.timers: list[_Timer] = []
         self.alive = 0  # not cancelled
 
 
@@ -70,8 +78,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         due = self._due.get(when)
         if due is None:
             due = self._due[when] = _Due(super().call_at(when, self._run_due, when, context=_NOBODYS))
-        timer: Any = asyncio.TimerHandle(when, callback, args, self, context)
-        timer._scheduled = True  # asyncio's own mark: tell the loop when you are cancelled
+        timer = _Timer(when, callback, args, self, context)
+        timer.mark(scheduled=True)
         due.timers.append(timer)
         due.alive += 1
         return cast("asyncio.TimerHandle", timer)
@@ -79,10 +87,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _run_due(self, when: float) -> None:
         timers = self._due.pop(when).timers
         for timer in timers:
-            timer._scheduled = False
+            timer.mark(scheduled=False)
         for timer in timers:
             if not timer.cancelled():
-                timer._run()
+                cast("Any", timer)._run()  # as asyncio's loops do
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         due = self._due.get(handle.when())

@@ -295,20 +295,20 @@ class MemoryControl(ControlLink):
     ) -> None:
         super().__init__(rank, forget)
         self._loop = loop
-        self._out: Pipe[bytes | bool]
+        self.out: Pipe[bytes | bool]
         self._early: list[bytes | bool] = []
         self._over = False
 
     @classmethod
     def join(cls, a: MemoryControl, b: MemoryControl, delay: Delay | None = None) -> None:
         """Connect two ends, each made with the other's rank."""
-        a._out = Pipe(a._loop, b._arrived, delay, b.rank, a.rank)
-        b._out = Pipe(b._loop, a._arrived, delay, a.rank, b.rank)
+        a.out = Pipe(a._loop, b._arrived, delay, b.rank, a.rank)
+        b.out = Pipe(b._loop, a._arrived, delay, a.rank, b.rank)
 
     def send(self, message: bytes) -> None:
         check_message(message)
         if not self._over:
-            self._out.push(bytes(message))
+            self.out.push(bytes(message))
 
     def post(self, message: bytes) -> None:
         self._loop.call_soon_threadsafe(self.send, message)
@@ -334,7 +334,7 @@ class MemoryControl(ControlLink):
         if not self._over:
             self._over = True
             self._forget(self)
-            self._out.push(goodbye)
+            self.out.push(goodbye)
 
     def _arrived(self, item: bytes | bool) -> None:
         if self._over:

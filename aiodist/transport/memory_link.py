@@ -24,7 +24,7 @@ class MemoryLink(Link):
     def __init__(self) -> None:
         self.room = True
         self._user: LinkUser | None = None
-        self._out: Pipe[tuple[bytes, bytes] | None]
+        self.out: Pipe[tuple[bytes, bytes] | None]
         self._other: MemoryLink
         self._in_flight = 0
         self._ending = Ending()
@@ -36,7 +36,7 @@ class MemoryLink(Link):
         """The two ends of a link between ranks `a` and `b`."""
         ends = cls(), cls()
         for mine, other, src, dst in ((*ends, a, b), (*ends[::-1], b, a)):
-            mine._out = Pipe(loop, other._arrived, delay, src, dst)
+            mine.out = Pipe(loop, other._arrived, delay, src, dst)
             mine._other = other
         return ends
 
@@ -45,7 +45,7 @@ class MemoryLink(Link):
 
     def post(self, header: bytes, payload: memoryview | None = None, sealed: bool = False) -> None:
         if not self._ending.over:
-            self._out.push((header, b"" if payload is None else bytes(payload)))
+            self.out.push((header, b"" if payload is None else bytes(payload)))
 
     def write(self, message: Message, start: int, stop: int) -> bool:
         self._in_flight += stop - start
@@ -61,7 +61,7 @@ class MemoryLink(Link):
     def kill(self) -> None:
         if self._ending.happened(Event.KILL) is not None:
             self._user = None
-            self._out.push(None)
+            self.out.push(None)
 
     def _arrived(self, item: tuple[bytes, bytes] | None) -> None:
         if self._ending.over:
@@ -79,7 +79,7 @@ class MemoryLink(Link):
                 self._user.received(frame, memoryview(payload) if payload else _NOTHING)
         except WireError as error:
             self._end(Event.FAILED, f"protocol error: {error.message}")
-            self._out.push(None)
+            self.out.push(None)
             return
         if frame.type == Type.DATA:
             self._other._landed(len(payload))

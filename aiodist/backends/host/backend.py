@@ -194,7 +194,7 @@ class HostBackend:
 
     def _start(self, collective: Collective) -> None:
         if self.resources.poller.polls:
-            collective.operation.work._driver = collective
+            collective.operation.work._driven_by(collective)
         collective.start()
 
     def reserve(self, seq: int, operation: Operation | None = None) -> None:

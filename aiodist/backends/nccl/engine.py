@@ -188,7 +188,7 @@ class NcclEngine(Engine):
         """Note what the caller's streams have been given until now."""
         arrays = arrays_of(operation)
         if arrays:
-            operation.work._completion = Completion(self._cupy, self._index, arrays)
+            operation.work._completes_by(Completion(self._cupy, self._index, arrays))
 
     def prepare(self, operation: Operation) -> Task:
         """The task of an operation; allocated in the launch thread, since the driver may take a while."""

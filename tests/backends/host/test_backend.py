@@ -40,7 +40,7 @@ class Member:
         self.endpoint.observer = self  # type: ignore[assignment]
 
     def submit(self, kind: Kind, array: Array, part: Array | None, reduce: ReduceOp | None = None) -> None:
-        work: Any = SimpleNamespace(_driver=None, _finish=nothing)
+        work: Any = SimpleNamespace(_driven_by=nothing, _finish=nothing)
         call = Call(kind, 0, array.dtype, array.shape, reduce, 0 if kind is Kind.broadcast else -1)
         self.backend.submit(Operation(call, work, array, part, None, nothing))
 

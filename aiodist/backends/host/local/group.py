@@ -209,7 +209,7 @@ class LocalGroup:
         if not hub.rest_due or self not in hub.groups:
             hub.watch(self)
         if exchange.operation is not None and not self.step(exchange) and not exchange.ended:
-            exchange.work._driver = exchange
+            exchange.work._driven_by(exchange)
 
     def skip(self, seq: int) -> None:
         """Pass over the slot of a number, once it is free: no rank publishes anything under that number."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,15 @@ from aiodist.types import Call, Kind, ReduceOp
 from aiodist.work import Issuer
 
 LIMITS = Thresholds(inline=512, block=4096, staging=4096)
+
+
+class Handle:
+    """In the place of a `Work`."""
+
+    _driver: Any = None
+
+    def _driven_by(self, driver: Any) -> None:
+        self._driver = driver
 
 
 class Thread:
@@ -55,10 +63,7 @@ class Member:
     def broadcast(self, seq: int, array: Any) -> Operation:
         """Begin one, from rank 0."""
 
-        class Work:
-            _driver: Any = None
-
-        work: Any = Work()
+        work: Any = Handle()
         call = Call(Kind.broadcast, seq, array.dtype, array.shape, None, 0)
         operation = Operation(call, work, array, array, None, print)
         self.begun.append(operation)
@@ -68,10 +73,7 @@ class Member:
     def reduce(self, seq: int, count: int) -> Any:
         """Begin an all_reduce in the thread's place, on ordinary memory."""
 
-        class Work:
-            _driver: Any = None
-
-        work: Any = Work()
+        work: Any = Handle()
         array = np.arange(count) + self.group.board.rank
         call = Call(Kind.all_reduce, seq, array.dtype, array.shape, ReduceOp.SUM)
         operation = Operation(call, work, array, array, None, print)
@@ -81,7 +83,7 @@ class Member:
 
     def wire(self, seq: int, start: Callable[[], None]) -> None:
         """Begin an operation that messages carry."""
-        work: Any = SimpleNamespace(_driver=None)
+        work: Any = Handle()
         nothing = np.empty(0, np.uint8)
         call = Call(Kind.all_to_all, seq, nothing.dtype, nothing.shape, detail="splits")
         operation = Operation(call, work, nothing, nothing, None, print)

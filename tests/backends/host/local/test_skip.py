@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,7 @@ class Member:
     def barrier(self, seq: int) -> None:
         """Begin a barrier."""
 
-        class Work:
-            _driver: Any = None
-
-        work: Any = Work()
+        work: Any = SimpleNamespace(_driven_by=print)
         operation = Operation(Call(Kind.barrier, seq, BYTE, (0,)), work, None, None, None, print)
         self.group.begin(operation, 0)
 
