@@ -123,7 +123,7 @@ class Issuer:
 
 
 POLL_TURNS = 4
-"""Turns of the loop that one await polls for before it suspends."""
+"""Further turns of the loop that one await polls in before it suspends."""
 
 _PENDING = 0
 _DONE = 1

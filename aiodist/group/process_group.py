@@ -173,7 +173,8 @@ class ProcessGroup:
 
         Args:
             tensor: same shape and dtype on all ranks; read. With `sizes`, same dtype and trailing shape.
-            out: array of shape `(size, *tensor.shape)` for the result; a new one by default.
+            out: array of shape `(size, *tensor.shape)` for the result, or with the tensors joined along the
+                first axis; a new one by default.
             sizes: rows of each rank's tensor, where they differ; the same list on all ranks.
 
         Returns:
@@ -214,7 +215,8 @@ class ProcessGroup:
         Args:
             tensor: same shape and dtype on all ranks; read.
             dst: group rank that gets them.
-            out: on `dst`, array of shape `(size, *tensor.shape)` for the result; a new one by default.
+            out: on `dst`, array of shape `(size, *tensor.shape)` for the result, or with the tensors joined
+                along the first axis; a new one by default.
 
         Returns:
             → on `dst`, array of shape `(size, *tensor.shape)`; None elsewhere.
@@ -228,7 +230,8 @@ class ProcessGroup:
 
         Args:
             out: this rank's part; same shape and dtype on all ranks; overwritten.
-            tensor: on `src`, array of shape `(size, *out.shape)`; row r goes to rank r. None elsewhere.
+            tensor: on `src`, array of shape `(size, *out.shape)`, or with the parts joined along the first
+                axis; part r goes to rank r. None elsewhere.
             src: group rank that has the data.
 
         Returns:

@@ -187,7 +187,8 @@ def _from_each(roles: Roles, here: Roster, root: int, tensor: Any, out: Any, nam
         return None, target, out
     if tensor is None:
         raise UsageError(
-            f"{names.tensor} is missing on {roles.root_name}={root}", hint="Pass the rows to deal out"
+            f"{names.tensor} is missing" + (f" on {roles.root_name}={root}" if roles.rooted else ""),
+            hint="Pass the rows to deal out" if roles.rooted else "Pass what this rank gives",
         )
     sources = _each(tensor, target, here.size, names.tensor, names.listed, writable=False)
     check.all_apart(target, names.out, sources, names.tensor)

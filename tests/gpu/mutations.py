@@ -48,11 +48,7 @@ MUTATIONS = (
     Mutation(
         "the caller's stream is marked when a batch ends",
         "aiodist/backends/foreign/backend.py",
-        """        try:
-            self._note(operation)
-        except Exception as error:
-            self._host.failed(error)
-""",
+        "        self._channels.guard(self._note, operation)\n",
         "",
         "in_a_batch",
     ),
@@ -66,8 +62,8 @@ MUTATIONS = (
     Mutation(
         "an operation is over before its event",
         "aiodist/backends/cuda/waiter.py",
-        "then(failed or _wait(event))",
-        "then(failed)",
+        "then(self._failed or _error_of(event.synchronize))",
+        "then(self._failed)",
         "operation_begins_after",
     ),
 )
