@@ -49,7 +49,7 @@ CASES: list[tuple[str, Call]] = [
     ("say 5 rows on rank", lambda pg: pg.reduce_scatter(np.zeros(4), sizes=[2, 3])),
     ("sizes must be a list of 2 row counts", lambda pg: pg.reduce_scatter(np.zeros(4), sizes=2)),  # type: ignore[arg-type]
     ("out has dtype float32", lambda pg: pg.all_reduce(np.zeros(3), out=np.zeros(3, np.float32))),
-    ("tensor is missing (", lambda pg: pg.reduce_scatter(None, np.zeros(3))),
+    ("tensor is missing. Pass what", lambda pg: pg.reduce_scatter(None, np.zeros(3))),
     ("share memory", lambda pg: pg.all_gather(x := np.zeros((2, 3))[0], x.base)),
     ("the first axis has 3 elements, which 2 ranks", lambda pg: pg.reduce_scatter(np.zeros(3))),
     ("a 0-d tensor has none", lambda pg: pg.reduce_scatter(np.zeros(()))),
