@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from aiodist.errors import Tampered, UsageError, WireError
-from aiodist.net.buffered import BufferedSocket
+from aiodist.net.buffered import PostedSocket
 from aiodist.transport.base import CONTROL_MESSAGE
 from aiodist.transport.ending import Ending, Event, Stage
 from aiodist.transport.link import NO_GOODBYE
@@ -144,7 +144,7 @@ class SocketControl(ControlLink):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._out = BufferedSocket(loop, sock, self._readable, self._drained, self._broken)
+        self._out = PostedSocket(loop, sock, self._readable, self._drained, self._broken)
         self._in = bytearray(leftover)
         self._ending = Ending()
         self._timer: asyncio.TimerHandle | None = None

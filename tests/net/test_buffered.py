@@ -12,21 +12,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodist.net.buffered import BufferedSocket
+from aiodist.net.buffered import BufferedSocket, PostedSocket
 from aiodist.testing.channel_pair import turn_until
 
 
 class Owner:
     """An owner that notes what it is told."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, kind: type[BufferedSocket] = BufferedSocket) -> None:
         self.got = b""
         self.ends = 0
         self.drained = 0
         self.errors: list[OSError] = []
-        self.buffer = BufferedSocket(
-            asyncio.get_running_loop(), sock, self.readable, self.emptied, self.errors.append
-        )
+        self.buffer = kind(asyncio.get_running_loop(), sock, self.readable, self.emptied, self.errors.append)
 
     def readable(self) -> None:
         data = self.buffer.read()
@@ -110,7 +108,8 @@ async def test_a_peer_that_is_gone_is_said_once_and_what_it_said_is_read(sockets
 
 
 async def test_another_thread_sends_only_where_nothing_waits(sockets: Sockets) -> None:
-    owner = Owner(sockets[0])
+    owner = Owner(sockets[0], PostedSocket)
+    assert isinstance(owner.buffer, PostedSocket)
     await asyncio.to_thread(owner.buffer.post, b"thread")
     assert sockets[1].recv(10) == b"thread"
     owner.buffer.write(bytes(100_000))
@@ -123,7 +122,8 @@ async def test_another_thread_sends_only_where_nothing_waits(sockets: Sockets) -
 
 
 async def test_what_a_thread_begins_the_loop_ends(sockets: Sockets) -> None:
-    owner = Owner(sockets[0])
+    owner = Owner(sockets[0], PostedSocket)
+    assert isinstance(owner.buffer, PostedSocket)
     thread = threading.Thread(target=owner.buffer.post, args=(bytes(100_000),))
     thread.start()
     thread.join()
