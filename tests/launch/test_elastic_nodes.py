@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.levels import MORE
+
 if TYPE_CHECKING:
     from tests.launch.conftest import Job, Start
 
@@ -143,7 +145,7 @@ def test_another_node_comes_in_a_lost_ones_place(start: Start, port: int) -> Non
     assert [end[0] for end in ends] == [0, 0], ends
 
 
-@pytest.mark.parametrize("elastic", ["", "elastic()\n"])
+@pytest.mark.parametrize("elastic", [pytest.param("", marks=pytest.mark.slow(MORE)), "elastic()\n"])
 def test_too_few_are_left(start: Start, port: int, elastic: str) -> None:
     options = node(port, "2:3", "--max-restarts", "1", conf="last_call_timeout=0,timeout=8")
     jobs = [start(elastic + WAIT, *options, nproc=1) for _ in range(2)]

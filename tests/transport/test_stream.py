@@ -95,7 +95,7 @@ def test_frames_survive_any_cut(sizes: list[int], cuts: list[int], leftover: int
         async with opened(stream[:leftover]) as (_link, user, theirs):
             at, turn = min(leftover, len(stream)), 0
             while at < len(stream):
-                step = cuts[turn % len(cuts)]
+                step = max(cuts[turn % len(cuts)], len(stream) // 2000)  # a byte at a time in short ones only
                 await loop.sock_sendall(theirs, stream[at : at + step])
                 await asyncio.sleep(0)
                 at, turn = at + step, turn + 1
