@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from aiodist.backends.base import Operation
+from aiodist.backends.host.local import group
 from aiodist.backends.host.local.board import CODE, SLOTS, SOURCE, place_word
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.group import LocalGroup
+from aiodist.backends.host.local.plan import Plan
 from aiodist.backends.host.local.short import Short
 from aiodist.backends.release import Release
 from aiodist.environment.thresholds import Thresholds
@@ -355,6 +357,36 @@ async def test_operation_that_can_never_have_room_breaks_the_group_and_says_what
         first.reduce(0, COUNT)
     first.retire()
     gc.collect()  # the error's frames look at memory
+
+
+async def test_the_short_way_leaves_to_the_long_one_what_can_never_have_room(hubs: Any) -> None:
+    limits = Thresholds(direct=0, inline=1 << 30)
+    first, second = (Member(hub, rank, limits) for rank, hub in enumerate(hubs(2, nbytes=1 << 20)))
+    path = short_way_of(first)
+    assert path.start(Kind.all_reduce, np.arange(1000), None, True, ReduceOp.SUM) is not None
+    assert path.start(Kind.all_reduce, np.arange(COUNT), None, True, ReduceOp.SUM) is None
+    assert path._numbers.issued == 1  # it has not raised, and has taken no number
+    for member in (first, second):
+        member.retire()
+
+
+async def test_plans_that_are_forgotten_need_no_collector(hubs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "_PLANS", 3)
+    members = [Member(hub, rank, ON_THE_LOOP) for rank, hub in enumerate(hubs(2))]
+    gc.collect()
+    gc.disable()
+    try:
+        for seq in range(7):
+            arrays = [member.reduce(seq, 10 + seq) for member in members]
+            await turns(*members)
+            assert all(np.array_equal(array, np.arange(10 + seq) * 2 + 1) for array in arrays)
+            for member in members:
+                member.begun[-1].work._driver = None  # as in a Work that has ended
+        assert sum(type(each) is Plan for each in gc.get_objects()) == 2  # the seventh, on each rank
+    finally:
+        gc.enable()
+    for member in members:
+        member.retire()
 
 
 async def test_only_what_may_have_a_slot_is_looked_at(hubs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
