@@ -327,28 +327,37 @@ async def test_nobody_awaits_and_it_ends_all_the_same(pg: ProcessGroup) -> None:
     await pg.drain()
 
 
-@pytest.mark.parametrize("then", ["an operation of all", "the next use of the slot"])
+@pytest.mark.parametrize("roots", [[0, 0, 2, 0], [0, 1, 2, 3], [0, 1, 0, 1]], ids=str)
+@spmd(world_size=4, transport="shm")
+async def test_the_next_operation_of_all_tells_of_different_roots(pg: ProcessGroup, roots: list[int]) -> None:
+    """A root waits for nobody, and who takes from one that agrees looks at no other."""
+    for count, then in ((3, 0), (3000, 0), (30, 5000), (30, 500_000)):
+        group = await pg.new_group()
+        assert group is not None
+
+        async def main(group: ProcessGroup = group, count: int = count, then: int = then) -> None:
+            await group.broadcast(np.full(count, 1.0 + pg.rank), roots[pg.rank])
+            await (group.all_reduce(np.ones(then)) if then else group.barrier())
+
+        error = await error_of(main())
+        assert isinstance(error, CollectiveMismatch), error
+        assert all(f"broadcast(float64[{count}], src={root})" in str(error) for root in set(roots)), error
+        await pg.barrier()
+
+
 @spmd(world_size=3, transport="shm")
-async def test_two_roots_that_wait_for_nobody_are_a_mismatch(pg: ProcessGroup, then: str) -> None:
-    """Neither looks at the other: each gives, or takes from one that agrees with it."""
+async def test_roots_that_differed_are_told_when_the_slot_is_used_again(pg: ProcessGroup) -> None:
     group = await pg.new_group()
     assert group is not None
     await group.barrier()
 
     async def main() -> None:
-        if pg.rank == 2:
-            await group.broadcast(np.full(6, 7.0), 2)
-        else:
-            await group.broadcast(np.arange(600), 0)
-        if then == "an operation of all":
-            await group.barrier()
-            await group.barrier()
-        while then == "the next use of the slot":
+        await group.broadcast(np.arange(6), 2 if pg.rank == 2 else 0)
+        while True:
             await group.broadcast(np.arange(30), 1)
 
     error = await error_of(main())
     assert isinstance(error, CollectiveMismatch), error
-    assert "broadcast" in str(error) and "int64" in str(error) and "float64" in str(error)
     await pg.barrier()
 
 

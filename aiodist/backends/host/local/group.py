@@ -299,8 +299,20 @@ class LocalGroup:
         except Exception as error:
             self._owner.failed(error)
             return True
+        if self.board.unseen and self._disagreed_before(exchange):
+            return True
         del self._running[exchange.seq]
         self._over(exchange)
+        return True
+
+    def _disagreed_before(self, exchange: Exchange) -> bool:
+        """Whether an operation of all, which is over, shows that an earlier one was not the same on all
+        ranks. Then it never ends well: it fails with the group."""
+        slots = [slot for slot, (seq, _) in self.board.unseen.items() if seq < exchange.seq]
+        if not exchange.plan.sees_all or not self.look_back(slots):
+            return False
+        exchange.ended = True
+        self._running[exchange.seq] = exchange
         return True
 
     def _let_go(self, exchange: Exchange, error: Exception | None) -> None:
@@ -310,7 +322,7 @@ class LocalGroup:
         self._in_thread.discard(exchange)
         if exchange.ended:
             exchange.drop()
-        elif error is None:
+        elif error is None and not (self.board.unseen and self._disagreed_before(exchange)):
             self._over(exchange)
         self._owner.release.let_go()
 
@@ -325,8 +337,6 @@ class LocalGroup:
             hub.rest_soon()  # it rings peers that wait for the slot
         if not exchange.plan.sees_all:
             board.unseen[seq & MASK] = seq, exchange.code
-        elif board.unseen:
-            self.look_back([slot for slot, (before, _) in board.unseen.items() if before < seq])
         if operation is None:
             work._finish(work._result)
             return
@@ -338,11 +348,12 @@ class LocalGroup:
         """Break the group: something raised that must not."""
         self._owner.failed(error)
 
-    def look_back(self, slots: Sequence[int]) -> None:
-        """Report a peer that had published something else in one of these slots (`Board.unseen`)."""
+    def look_back(self, slots: Sequence[int]) -> bool:
+        """Report a peer that published something else in one of these slots → whether one did."""
         found = self.board.look_back(slots)
         if found is not None:
             self.disagrees(*found)
+        return found is not None
 
     def disagrees(self, seq: int, peer: Peer) -> None:
         """Report that a peer has published something else. Called from the loop or from the thread."""

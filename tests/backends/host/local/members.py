@@ -116,9 +116,10 @@ class Member:
     def disagrees(self, seq: int, peer: Peer) -> None:
         self.disagreed.append((seq, peer.member))
 
-    def look_back(self, slots: Sequence[int]) -> None:
+    def look_back(self, slots: Sequence[int]) -> bool:
         if (found := self.board.look_back(slots)) is not None:
             self.disagrees(*found)
+        return found is not None
 
 
 def call_of(
