@@ -108,7 +108,9 @@ def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -
     if op is ReduceOp.PREMUL_SUM:
         raise UsageError("PREMUL_SUM needs a factor", hint="Write dist.premul_sum(0.5)")
     if not isinstance(op, ReduceOp):
-        raise UsageError(f"op must be a ReduceOp, got {shown(op)}", hint="Write dist.ReduceOp.SUM")
+        name = getattr(op, "name", None)  # torch's ops have one, too
+        hint = f"Write aiodist's dist.ReduceOp.{name if name in ReduceOp.__members__ else 'SUM'}"
+        raise UsageError(f"op must be a ReduceOp of aiodist, got {shown(op)}", hint=hint)
     if op is ReduceOp.AVG and dtype not in _FLOATING:
         raise UsageError(f"AVG of {dtype.name} has no exact meaning", hint="Use SUM, or a floating dtype")
     if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind == "c":

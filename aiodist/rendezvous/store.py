@@ -166,9 +166,8 @@ class Store(ABC):
 
         Args:
             ttl: seconds without renewal after which it ends, and its keys with it. It is renewed by itself,
-                three times as often; a store that was started again grants everybody one ttl anew. Where
-                this client's connection ends without goodbye and is not replaced within two seconds, it ends
-                then.
+                three times as often; a store that was started again grants everybody one ttl anew. It does
+                not end with this client's connection: another may take it up in time.
         """
         return Lease(self._call, ttl)
 
