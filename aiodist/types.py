@@ -99,6 +99,12 @@ def check_dtype(dtype: np.dtype[np.generic]) -> int:
     return code
 
 
+def _name_like(op: object) -> str:
+    """The name of an op of ours that another library's op bears, as torch's do."""
+    name = getattr(op, "name", None)
+    return name if isinstance(name, str) and name in ReduceOp.__members__ else "SUM"
+
+
 def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -> ReduceOp:
     """Refuse combinations without meaning: AVG of integers, MIN of complex, bitwise of floats."""
     if isinstance(op, Premultiplied):
@@ -108,9 +114,10 @@ def check_reduction(op: ReduceOp | Premultiplied, dtype: np.dtype[np.generic]) -
     if op is ReduceOp.PREMUL_SUM:
         raise UsageError("PREMUL_SUM needs a factor", hint="Write dist.premul_sum(0.5)")
     if not isinstance(op, ReduceOp):
-        name = getattr(op, "name", None)  # torch's ops have one, too
-        hint = f"Write aiodist's dist.ReduceOp.{name if name in ReduceOp.__members__ else 'SUM'}"
-        raise UsageError(f"op must be a ReduceOp of aiodist, got {shown(op)}", hint=hint)
+        raise UsageError(
+            f"op must be a ReduceOp of aiodist, got {shown(op)}",
+            hint=f"Write aiodist's dist.ReduceOp.{_name_like(op)}",
+        )
     if op is ReduceOp.AVG and dtype not in _FLOATING:
         raise UsageError(f"AVG of {dtype.name} has no exact meaning", hint="Use SUM, or a floating dtype")
     if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind == "c":

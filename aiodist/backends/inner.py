@@ -45,10 +45,10 @@ class InnerOperation(Operation):
 class Undriven:
     """A stand-in for a Work that nobody awaits."""
 
-    __slots__ = ("_driver",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._driver: Driver | None = None
+    def _driven_by(self, driver: Driver) -> None:
+        """Do nothing: nobody polls."""
 
 
 def _nothing() -> None:

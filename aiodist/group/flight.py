@@ -101,7 +101,12 @@ class Flight:
     def call(self, seq: int) -> Call | None:
         """The collective issued under a number, unless that is long ago."""
         call = self._recent.get(seq)
-        return self.short.call(seq) if call is None and self.short is not None else call
+        if call is None and self.short is not None:
+            call = self.short.call(seq)
+        if call is None:  # what is in flight is known, however many came after it
+            calls = (operation.call for operation in self._open)
+            call = next((call for call in calls if call.seq == seq and not call.message), None)
+        return call
 
     def collectives(self) -> list[int]:
         """Numbers of the collectives in flight."""

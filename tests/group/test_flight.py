@@ -329,6 +329,20 @@ def test_failure_ends_draining_and_the_timer() -> None:
     virtual(main())
 
 
+def test_what_is_in_flight_is_known_however_many_came_after_it() -> None:
+    async def main() -> None:
+        scene = Scene()
+        operations = [scene.issue(seq, 60) for seq in range(3 * REMEMBERED)]
+        message = scene.issue(3 * REMEMBERED, 60, Kind.send)
+        calls = [scene.flight.call(seq) for seq in range(3 * REMEMBERED + 1)]
+        assert calls == [*(operation.call for operation in operations), None]
+        for operation in (*operations, message):
+            operation.succeed()
+        assert scene.flight.call(0) is None
+
+    virtual(main())
+
+
 def test_no_more_is_remembered_where_other_numbers_went_another_way() -> None:
     async def main() -> None:
         scene = Scene()

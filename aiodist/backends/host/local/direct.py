@@ -53,8 +53,7 @@ class ReduceEach(Exchange):
             words[base + SOURCE] = place_word(at, exposed=False)
         own[...] = send
         if self.slot in board.unseen:  # as in `publish`
-            self.plan.owner.look_back((self.slot,))
-            board.unseen.pop(self.slot, None)
+            self.plan.owner.reuse(self.slot)
         # Peers that find the code find all the rest.
         if board.signed[self.slot] is not self.signature:
             board.sign(self.seq, self.signature)

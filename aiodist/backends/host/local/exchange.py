@@ -258,8 +258,7 @@ class Exchange:
         """
         board, base = self.board, self.base
         if self.slot in board.unseen:
-            self.plan.owner.look_back((self.slot,))
-            board.unseen.pop(self.slot, None)
+            self.plan.owner.reuse(self.slot)
         words = board.words
         words[base + FILL : base + RESULT + 1] = ZEROS
         words[base + FILL] = filled

@@ -222,6 +222,7 @@ class LocalGroup:
     def _pass_over(self, slot: int) -> None:
         numbers, board = self._skipped[slot], self.board
         while numbers and board.free(numbers[0]):
+            self.reuse(slot)
             board.pass_over(heappop(numbers))
             self.hub.rest_soon()  # it rings peers that wait for the slot
         if not numbers:
@@ -336,6 +337,8 @@ class LocalGroup:
         if not hub.rest_due:
             hub.rest_soon()  # it rings peers that wait for the slot
         if not exchange.plan.sees_all:
+            if board.unseen:
+                self.look_back((next(iter(board.unseen)),))
             board.unseen[seq & MASK] = seq, exchange.code
         if operation is None:
             work._finish(work._result)
@@ -347,6 +350,12 @@ class LocalGroup:
     def failed(self, error: Exception) -> None:
         """Break the group: something raised that must not."""
         self._owner.failed(error)
+
+    def reuse(self, slot: int) -> None:
+        """Look back at a slot, before anything else is written there."""
+        if slot in self.board.unseen:
+            self.look_back((slot,))
+            self.board.unseen.pop(slot, None)
 
     def look_back(self, slots: Sequence[int]) -> bool:
         """Report a peer that published something else in one of these slots → whether one did."""

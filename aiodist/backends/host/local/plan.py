@@ -40,8 +40,8 @@ class Owner(Protocol):
     def disagrees(self, seq: int, peer: Peer) -> None:
         """Report that a peer has published something else under a number. From the loop or the thread."""
 
-    def look_back(self, slots: Sequence[int]) -> bool:
-        """Report a peer that published something else in one of these slots → whether one did."""
+    def reuse(self, slot: int) -> None:
+        """Look back at a slot, before anything else is written there (`Board.unseen`)."""
 
     def step(self, exchange: Any) -> bool:
         """Have an exchange look, and end it if it is over → whether it is, or can never be."""

@@ -116,10 +116,10 @@ class Member:
     def disagrees(self, seq: int, peer: Peer) -> None:
         self.disagreed.append((seq, peer.member))
 
-    def look_back(self, slots: Sequence[int]) -> bool:
-        if (found := self.board.look_back(slots)) is not None:
+    def reuse(self, slot: int) -> None:
+        if (found := self.board.look_back((slot,))) is not None:
             self.disagrees(*found)
-        return found is not None
+        self.board.unseen.pop(slot, None)
 
 
 def call_of(

@@ -62,11 +62,11 @@ class Member:
         self.reserved: set[int] = set()
         self.begun: list[Operation] = []
 
-    def broadcast(self, seq: int, array: Any) -> Operation:
-        """Begin one, from rank 0."""
+    def broadcast(self, seq: int, array: Any, root: int = 0) -> Operation:
+        """Begin one."""
 
         work: Any = Handle()
-        call = Call(Kind.broadcast, seq, array.dtype, array.shape, None, 0)
+        call = Call(Kind.broadcast, seq, array.dtype, array.shape, None, root)
         operation = Operation(call, work, array, array, None, print)
         self.begun.append(operation)
         self.group.begin(operation, array.nbytes)
@@ -366,6 +366,25 @@ async def test_the_short_way_leaves_to_the_long_one_what_can_never_have_room(hub
     assert path.start(Kind.all_reduce, np.arange(1000), None, True, ReduceOp.SUM) is not None
     assert path.start(Kind.all_reduce, np.arange(COUNT), None, True, ReduceOp.SUM) is None
     assert path._numbers.issued == 1  # it has not raised, and has taken no number
+    for member in (first, second):
+        member.retire()
+
+
+@pytest.mark.parametrize("roots", [(0, 0), (0, 1)])
+async def test_slots_that_are_passed_over_are_compared_before(hubs: Any, roots: tuple[int, int]) -> None:
+    first, second = (Member(hub, rank) for rank, hub in enumerate(hubs(2)))
+    told: list[int] = []
+    for member, root in ((first, roots[0]), (second, roots[1])):
+        member.disagreed = lambda seq, peer, theirs: told.append(seq)  # type: ignore[method-assign]
+        member.broadcast(3, np.arange(4), root)
+    await turns(first, second)
+    assert first.calls == second.calls == ["finished 3"]
+    assert set(first.group.board.unseen) == {3}
+    for member in (first, second):
+        member.group.skip(3 + SLOTS)
+    await turns(first, second)
+    assert not first.group.board.unseen and not second.group.board.unseen
+    assert set(told) == ({3} if roots == (0, 1) else set())
     for member in (first, second):
         member.retire()
 
