@@ -93,6 +93,7 @@ class Member:
         for exchange in self._begun:
             if exchange.generator is not None:
                 exchange.generator.close()
+                exchange.generator = None  # Python 3.13.0 keeps the frame's memory until then
             exchange.plan.close()
             exchange.made, exchange.send, exchange.recv = None, [], []
             if exchange.operation is not None:
