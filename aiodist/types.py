@@ -101,7 +101,10 @@ def check_dtype(dtype: np.dtype[np.generic]) -> int:
 
 def _name_like(op: object) -> str:
     """The name of an op of ours that another library's op bears, as torch's do."""
-    name = getattr(op, "name", None)
+    try:
+        name = getattr(op, "name", None)
+    except Exception:  # whatever it is
+        name = None
     return name if isinstance(name, str) and name in ReduceOp.__members__ else "SUM"
 
 
