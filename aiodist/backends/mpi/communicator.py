@@ -5,6 +5,9 @@ several groups may make them in different orders. So each is made in a thread of
 each other by a tag. Where the library lets one thread in at a time they are made in the thread of all calls,
 which waits meanwhile: there, groups that overlap are to be made one after the other, in the same order
 everywhere.
+
+Either way it begins in the turn of the thread of all calls: the communicators of groups that were closed
+before have been given back then. A library has few, and one that a member is about to give back is in use.
 """
 
 from __future__ import annotations
@@ -35,10 +38,7 @@ async def create(library: Library, progress: Progress, members: Sequence[int], c
     made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     # Where nobody waits any more, what is made is left to the library.
     run = partial(fulfil, made, partial(_create, library, members, context))
-    if library.multiple:
-        this.aside(run, "aiodist-mpi-group")
-    else:
-        progress.call(run)
+    progress.call(partial(this.aside, run, "aiodist-mpi-group") if library.multiple else run)
     try:
         return await made
     except library.mpi.Exception as error:
