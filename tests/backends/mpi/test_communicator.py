@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from aiodist.backends.mpi.communicator import create, this
+from aiodist.backends.mpi.communicator import create
 from aiodist.backends.mpi.library import Library
+from aiodist.backends.mpi.process import this
 from aiodist.errors import GroupBroken
 
 
