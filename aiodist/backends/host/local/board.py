@@ -337,6 +337,7 @@ class Board:
     def close(self) -> None:
         """Let go of the memory."""
         self._spans.clear()
+        self.unseen.clear()
         self.hub.boards.discard(self)
         self.words, self.bytes = memoryview(b""), np.empty(0, np.uint8)
         self.peers, self.memories, self._members_here, self.ends = [], [], [], None

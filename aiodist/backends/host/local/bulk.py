@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.hub import ASLEEP_BULK, Hub
+from aiodist.backends.threads import post
 
 SWITCH = 0.0005
 """Seconds of the interpreter's switch interval while bulk work runs."""
@@ -119,8 +120,7 @@ class Bulk:
                 active.remove(entry)
                 if exchange.generator is not None:
                     exchange.generator.close()
-                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                    self._loop.call_soon_threadsafe(ended, exchange, error)
+                post(self._loop, ended, exchange, error)
             moved = moved or over or exchange.moves != moves
         return moved
 

@@ -309,8 +309,9 @@ class LocalGroup:
     def _disagreed_before(self, exchange: Exchange) -> bool:
         """Whether an operation of all, which is over, shows that an earlier one was not the same on all
         ranks. Then it never ends well: it fails with the group."""
-        slots = [slot for slot, (seq, _) in self.board.unseen.items() if seq < exchange.seq]
-        if not exchange.plan.sees_all or not self.look_back(slots):
+        if not exchange.plan.sees_all:
+            return False
+        if not self.look_back([slot for slot, (seq, _) in self.board.unseen.items() if seq < exchange.seq]):
             return False
         exchange.ended = True
         self._running[exchange.seq] = exchange

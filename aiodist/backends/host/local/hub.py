@@ -60,6 +60,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from aiodist.backends.threads import post
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.net.turn import Turn
@@ -376,8 +377,8 @@ class Hub:
         self._bulk_gate.release()
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have the loop call something; from any thread."""
-        self._loop.call_soon_threadsafe(function, *args)
+        """Have the loop call something; from any thread. A closed loop is told nothing."""
+        post(self._loop, function, *args)
 
     def watch(self, group: Group) -> None:
         """Drive a group, in which something waits."""
