@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError, WireError
+from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.messages import node_in
 from aiodist.launch.nodes.roster import Member
 from aiodist.launch.nodes.store_access import FOREVER
@@ -25,9 +27,6 @@ from aiodist.launch.plain import read
 from aiodist.launch.tasks import cancel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aiodist.launch.config import LaunchConfig
     from aiodist.rendezvous.client import TcpStore
     from aiodist.rendezvous.server import StoreServer
 

@@ -25,9 +25,9 @@ from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
 from aiodist.launch.plain import read
 from aiodist.launch.restarts import Backoff, after, ready
 from aiodist.launch.tasks import cancel
+from aiodist.launch.verdict import Verdict
 
 if TYPE_CHECKING:
-    from aiodist.launch.verdict import Verdict
     from aiodist.rendezvous.client import TcpStore
     from aiodist.rendezvous.server import StoreServer
     from aiodist.rendezvous.store import Store

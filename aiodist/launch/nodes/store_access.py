@@ -10,8 +10,9 @@ import hmac
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from aiodist.environment import Tls
+
 if TYPE_CHECKING:
-    from aiodist.environment import Tls
     from aiodist.rendezvous.client import TcpStore
     from aiodist.rendezvous.server import StoreServer
 

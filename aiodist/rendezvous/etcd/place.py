@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aiodist.environment import is_loopback, split_address
@@ -12,9 +12,6 @@ from aiodist.environment.files import check_key
 from aiodist.environment.tls import read_ca
 from aiodist.errors import UsageError
 from aiodist.net.sockets import join_address
-
-if TYPE_CHECKING:
-    import ssl
 
 SCHEMES = ("etcd", "etcds")
 DEFAULT_PORT = 2379
