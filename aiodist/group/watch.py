@@ -56,7 +56,7 @@ class Breaks(Protocol):
 
 
 class Noted(dict[int, V]):
-    """What is noted of collectives, by number. Once there is much of it, that of those which have ended goes.
+    """Notes about collectives, by number. Where there are many, those of collectives that have ended go.
 
     Args:
         pending: gives the numbers of those that have not ended.

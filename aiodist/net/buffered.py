@@ -100,7 +100,7 @@ class BufferedSocket:
                 self._loop.remove_reader(self._fd)
 
     def read(self) -> bytes | None:
-        """What has arrived, b"" at the end, None where there is nothing now. Raises as the socket does."""
+        """Read what has arrived: b"" at the end, None where there is nothing. Raises as the socket does."""
         try:
             data = self.sock.recv(self._chunk)
         except (BlockingIOError, InterruptedError):
