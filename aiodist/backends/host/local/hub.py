@@ -242,8 +242,7 @@ class Hub:
         self._returned.append(at)
         if self._short:
             self._short = False
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self.call(self.rest_soon)
+            self.call(self.rest_soon)
 
     def _room_again(self) -> None:
         """Have operations that wait for room look again."""
