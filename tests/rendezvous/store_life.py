@@ -38,7 +38,7 @@ class Life:
             self.here.add(client)
             effects = self.machine.handle(Connected(client), self.now)
             if self.ids[client]:
-                effects += self._ask(client, "resume", [self.unsettled[client], 0])
+                effects += self._ask(client, "resume", [[*self.unsettled[client]], 0])
             return effects
         chance = rng.random()
         if chance < 0.06:
