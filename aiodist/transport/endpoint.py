@@ -41,6 +41,7 @@ from aiodist.transport import dialing
 from aiodist.transport.base import Route
 from aiodist.transport.control_link import ControlLink, SocketControl
 from aiodist.transport.greeting import Greeting
+from aiodist.transport.link import Waking
 from aiodist.transport.listening import listen_tcp, listen_unix, not_mine, unix_address
 from aiodist.transport.local_handshake import Me
 from aiodist.transport.local_peers import ANSWER_DEADLINE, LocalPeers
@@ -111,6 +112,7 @@ class SocketEndpoint(Endpoint):
         self._dialing: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._links: set[StreamLink] = set()
+        self._waking: Waking | None = None
         self._greetings: set[Greeting] = set()
         self._incoming: dict[Greeting, asyncio.Task[None]] = {}  # not authenticated yet, in order of arrival
         self._most_unauthenticated = places()
@@ -197,6 +199,12 @@ class SocketEndpoint(Endpoint):
         if self._local_peers is not None:
             for rank, line in self._local_peers.keep(ranks).items():
                 self._loop.call_soon(self.on_control, rank, self._control(line, rank))
+
+    def wake_by(self, waking: Waking | None) -> None:
+        self._waking = waking
+        for link in self._links:
+            if isinstance(link, MappedLink):
+                link.wake_by(waking)
 
     def peer_pid(self, rank: int) -> int | None:
         peer_segment = self.peer_segments.get(rank)
@@ -365,7 +373,9 @@ class SocketEndpoint(Endpoint):
         theirs = self.peer_segments.get(rank) if greeting.is_unix else None
         memory = self.segment if dialed and theirs is not None else theirs
         if memory is not None:
-            link: StreamLink = MappedLink(self._loop, sock, memory, greeting.leftover)
+            mapped = MappedLink(self._loop, sock, memory, greeting.leftover, rank=rank)
+            mapped.wake_by(self._waking)
+            link: StreamLink = mapped
         else:
             link = StreamLink(self._loop, sock, greeting.leftover)
         self._links.add(link)

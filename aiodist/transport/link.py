@@ -50,6 +50,29 @@ class Message:
         return pack(kind, *self.key, nbytes=nbytes, offset=start, total=total, word=word, signature=signature)
 
 
+class Waiting(Protocol):
+    """A reader of memory that peers write."""
+
+    def progress(self) -> bool:
+        """Go on with what is there → whether more may come."""
+
+    def failed(self, error: Exception) -> None:
+        """Give up: something raised that must not."""
+
+
+class Waking(Protocol):
+    """The process's part in sleeping and waking where words in shared memory say that something has come."""
+
+    def watch(self, waiting: Waiting) -> None:
+        """Have a reader look before the loop sleeps, and whenever it is woken."""
+
+    def awake(self) -> None:
+        """Have nobody wake this process until the loop's turn ends: the caller polls."""
+
+    def wake(self, rank: int) -> None:
+        """Wake the loop of a local peer, if it sleeps: something was written that it may wait for."""
+
+
 class LinkUser(Protocol):
     """The user of a link, called from the loop; any method of the link may be called meanwhile."""
 

@@ -4,6 +4,11 @@ A fragment is copied into a free block of the sender's segment, which the receiv
 frame says where. The receiver reads it there, straight into its sink, and gives the block back. So a rank
 writes its own memory only, and one that is out of blocks waits as it would for a full socket.
 
+A small message goes by a ring in the same memory (`shm.ring`), and its receiver is woken only where it
+sleeps: so one that polls needs no call to the system. What the ring has no room for goes over the socket.
+Which of two messages arrives first does not matter, because they are matched by their numbers; and what a
+ring holds is taken before the link's end is told.
+
 A link takes its blocks when a fragment needs one, and says where they begin. Where the segment has no room
 for somebody else, and when the link ends, it gives them back, if the receiver has given back all. Else they
 stay taken, because the receiver may still read them: after the link's end until the segment is closed.
@@ -14,14 +19,17 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from aiodist.errors import WireError
+from aiodist.errors import Tampered, WireError
 from aiodist.shm.arena import PAGE
 from aiodist.shm.blocks import BlockPool
+from aiodist.shm.heap import ALIGN
+from aiodist.shm.ring import RING, RING_BYTES, Appender, Taker
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import FRAGMENT
-from aiodist.transport.link import Message
+from aiodist.transport.ending import Event
+from aiodist.transport.link import Message, Waking
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import Frame, Type, pack, payload_bytes
+from aiodist.wire.frame import HEADER, Frame, Type, pack, parse, payload_bytes
 
 BLOCKS = 8
 """Blocks of FRAGMENT bytes of a link."""
@@ -30,7 +38,11 @@ INLINE = 4 * 1024
 """Bytes of the largest fragment that goes over the socket: a block costs more than the copy."""
 
 _RELEASE_AT = 2  # blocks given back at a time, so that sender and receiver copy at the same time
-_DATA, _MAPPED, _RELEASE, _BLOCKS = int(Type.DATA), int(Type.MAPPED), int(Type.RELEASE), int(Type.BLOCKS)
+_TELL_AT = RING // 4  # bytes taken from a ring that are told together
+_LOOKS = 8  # looks at a ring for one at the socket
+_EAGER, _DATA, _MAPPED, _RELEASE = int(Type.EAGER), int(Type.DATA), int(Type.MAPPED), int(Type.RELEASE)
+_BLOCKS, _RING, _TAKEN = int(Type.BLOCKS), int(Type.RING), int(Type.TAKEN)
+_EMPTY = memoryview(b"")
 
 
 class MappedLink(StreamLink):
@@ -38,6 +50,7 @@ class MappedLink(StreamLink):
 
     Args:
         memory: at the sending end this process's segment; at the receiving end the peer's.
+        rank: global rank of the peer.
     """
 
     fragment = FRAGMENT
@@ -48,6 +61,8 @@ class MappedLink(StreamLink):
         sock: socket.socket,
         memory: Segment | PeerSegment,
         leftover: bytes = b"",
+        *,
+        rank: int = 0,
     ) -> None:
         super().__init__(loop, sock, leftover)
         self._memory: Segment | PeerSegment | None = memory
@@ -57,8 +72,47 @@ class MappedLink(StreamLink):
         self._blocks_at = 0  # where they begin
         self._starved = False  # room is False for want of a block
         self._to_release = 0
+        self._rank = rank
+        self._waking: Waking | None = None
+        self._ring_at = 0  # of the sender's ring; 0: none yet
+        self._appender: Appender | None = None
+        self._taker: Taker | None = None
+        self._taking = False
+        self._told = 0  # bytes taken from the ring that the sender knows of
+        self._looks = 0
+
+    def wake_by(self, waking: Waking | None) -> None:
+        """Use a ring from now on; None: no more."""
+        self._waking = waking
+        if waking is not None and self._taker is not None:
+            waking.watch(self)
 
     # Sending end.
+
+    def post(self, header: bytes, payload: memoryview | None = None, sealed: bool = False) -> None:
+        if header[0] == _EAGER and self._waking is not None and self._out.is_open:
+            ring = self._appender or self._take_ring()
+            if ring is not None and ring.append(header, _EMPTY if payload is None else payload):
+                self._waking.wake(self._rank)
+                return
+        super().post(header, payload, sealed)
+
+    def _take_ring(self) -> Appender | None:
+        """Take a ring, and say where it is; None where the segment has no room for it now."""
+        if not isinstance(self._memory, Segment):
+            return None
+        try:
+            self._ring_at = self._memory.heap.take(RING_BYTES)
+        except MemoryError:
+            return None
+        self._appender = Appender(self._view, self._ring_at)
+        super().post(pack(_RING, word=self._ring_at))
+        return self._appender
+
+    def _taken(self, total: int) -> None:
+        if self._appender is None:
+            raise WireError("a TAKEN frame, and there is no ring")
+        self._appender.took(total)
 
     def write(self, message: Message, start: int, stop: int) -> bool:
         nbytes = stop - start
@@ -100,6 +154,7 @@ class MappedLink(StreamLink):
     def _make_room(self) -> None:
         if self._to_release:
             self._give_back()
+        self._tell_taken()
         if not self._starved:
             super()._make_room()
 
@@ -126,6 +181,10 @@ class MappedLink(StreamLink):
             self._learn_blocks(frame.word)
         elif kind == _MAPPED:
             self._mapped(frame)
+        elif kind == _RING:
+            self._learn_ring(frame.word)
+        elif kind == _TAKEN:
+            self._taken(frame.word)
         else:
             super()._dispatch(frame, payload)
 
@@ -164,11 +223,80 @@ class MappedLink(StreamLink):
             blocks, self._to_release = self._to_release, 0
             self.post(pack(_RELEASE, word=blocks))
 
+    def _learn_ring(self, at: int) -> None:
+        """Note where the sender's ring is."""
+        if self._sends or self._taker is not None:
+            raise WireError("a RING frame from a receiver, or a second one")
+        if at < PAGE or at % ALIGN or at + RING_BYTES > len(self._view):
+            raise WireError(f"a ring at {at} of a segment of {len(self._view)} bytes")
+        self._taker = Taker(self._view, at)
+        if self._waking is not None:
+            self._waking.watch(self)
+        self._take()
+
+    def poll(self) -> None:
+        if self._taker is not None:
+            if self._waking is not None:
+                self._waking.awake()
+            self._take()
+            self._looks += 1
+            if self._looks % _LOOKS:
+                return
+        super().poll()
+
+    def progress(self) -> bool:
+        """See `Waiting`."""
+        self._take()
+        return self._taker is not None
+
+    def failed(self, error: Exception) -> None:
+        """See `Waiting`."""
+        self._finish(Event.FAILED, f"{type(error).__name__}: {error}")
+
+    def _take(self) -> None:
+        """Take what is in the ring."""
+        taker = self._taker
+        if taker is None or self._taking or not taker.waiting():
+            return
+        self._taking = True
+        stop = taker.taken + RING  # then others have their turn
+        try:
+            while taker.waiting() and taker.taken < stop and self._user is not None:
+                record = taker.first()
+                if len(record) < HEADER:
+                    raise WireError(f"a record of {len(record)} bytes in a ring")
+                frame = parse(record)
+                size = HEADER + frame.nbytes
+                if frame.type != _EAGER or size > len(record):
+                    raise WireError(f"a {Type(frame.type).name} frame of {frame.nbytes} bytes in a ring")
+                taker.took(size)  # the sender is told later: until then the record stays as it is
+                self._guard(self._user.received, frame, record[HEADER:size])
+        except WireError as error:
+            self._finish(Event.FAILED, f"protocol error: {error.message}")
+        finally:
+            self._taking = False
+        self._tell_taken()
+
+    def _tell_taken(self) -> None:
+        """Tell the sender what was taken, once it is much; unless it does not read."""
+        taker = self._taker
+        if taker is not None and taker.taken - self._told >= _TELL_AT and self.idle:
+            self._told = taker.taken
+            self.post(pack(_TAKEN, word=taker.taken))
+
     # Ending.
+
+    def _finish(self, event: Event, cause: str | Tampered = "") -> None:
+        if event is not Event.ALTERED:
+            self._take()  # what the peer sent before counts
+        super()._finish(event, cause)
 
     def _release(self) -> None:
         super()._release()
         self.reclaim()
+        if isinstance(self._memory, Segment) and self._appender is not None and self._appender.empty:
+            self._memory.heap.free(self._ring_at)
+        self._appender = self._taker = self._waking = None
         if isinstance(self._memory, Segment):
             self._memory.holders.discard(self)
         self._memory, self._view, self._pool = None, memoryview(b""), None

@@ -13,6 +13,7 @@ from aiodist.errors import GroupBroken, Tampered, UsageError
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import Key, Observer, Route
 from aiodist.transport.control_link import ControlLink
+from aiodist.transport.link import Waking
 from aiodist.transport.receiving import Incoming
 from aiodist.transport.sending import Outgoing
 
@@ -120,6 +121,9 @@ class Endpoint(ABC):
         """The segments of the local peers, by global rank, without this process's own. One of a peer that is
         lost or has said goodbye stays until the endpoint closes: what it published can still be read."""
         return {}
+
+    def wake_by(self, waking: Waking | None) -> None:  # noqa: B027
+        """Have links with local peers use rings in shared memory; None: no more, it is about to go."""
 
     @abstractmethod
     async def prove_local(

@@ -127,6 +127,7 @@ class Incoming:
         self._retired = set() if retired is None else retired
         self._cancelled: set[int] = set()
         self._arriving: _Receive | None = None  # its fragment is being received piecemeal
+        self._arriving_at = 0  # where in the message what `place` gave begins
         self._scratch: memoryview | None = None
 
     # Incoming.
@@ -168,6 +169,30 @@ class Incoming:
         elif nbytes > EAGER_MESSAGE or self._forgot:
             self._say_ahead(receive)
         return False
+
+    def withdraw(self, key: Key) -> bool:
+        """Take back the receive of a message of which nothing is known here, nor at the peer of the receive
+        → whether that could be. Its `done` is not called then, and its sink not touched any more."""
+        receive = self._posted.get(key)
+        if receive is None or receive.announced or receive.ready or receive.asked:
+            return False
+        del self._posted[key]
+        return True
+
+    def redirect(self, key: Key, into: Into) -> None:
+        """Have the bytes of a message, of which some may be here, go into another sink of the same size. What
+        is in the old one by now the caller has copied, all of it: some bytes may lie there uncounted."""
+        receive = self._posted.get(key)
+        if receive is not None:
+            receive.sink = into
+            if self._arriving is receive and self.link is not None:
+                self.link.divert(into.view[self._arriving_at :])
+
+    def post_again(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:
+        """Post the receive of a message as one of another size, instead of one that may be posted. No byte of
+        it has come yet. Otherwise like `recv`."""
+        self._posted.pop(key, None)
+        return self.recv(key, nbytes, sink, done)
 
     def ask(self, key: Key) -> None:
         """Ask for a message of any size, for which no receive can be posted before it arrives. Only needed
@@ -267,6 +292,7 @@ class Incoming:
         if not at:
             self._arriving = self._expect(frame)
         receive = self._arriving
+        self._arriving_at = frame.offset + at
         if receive is not None and isinstance(receive.sink, Into):
             return receive.sink.view[frame.offset + at : frame.offset + frame.nbytes]
         return self._scratch_of(min(frame.nbytes - at, FRAGMENT))

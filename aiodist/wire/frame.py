@@ -46,8 +46,8 @@ assert _HEADER.size == HEADER
 class Type(enum.IntEnum):
     """The kind of a frame.
 
-    The sender of a channel says EAGER, OFFER, DATA, MAPPED, BLOCKS; the receiver READY, CREDIT, RELEASE; both
-    say GOODBYE.
+    The sender of a channel says EAGER, OFFER, DATA, MAPPED, BLOCKS, RING; the receiver READY, CREDIT,
+    RELEASE, TAKEN; both say GOODBYE.
     """
 
     EAGER = 1  # a whole message; the receiver may have no place for it yet
@@ -59,6 +59,8 @@ class Type(enum.IntEnum):
     RELEASE = 7  # the blocks in the bit set `word` are free again
     BLOCKS = 8  # the sender's blocks begin at `word` of its segment; once, before the first MAPPED
     GOODBYE = 9  # nothing follows; this end is closed on purpose
+    RING = 10  # EAGER frames come also by the ring at `word` of the sender's segment; once
+    TAKEN = 11  # `word` bytes were taken from the ring since the beginning
 
 
 class Word(enum.IntFlag):
@@ -77,8 +79,8 @@ class Frame(NamedTuple):
         nbytes: payload bytes that follow the header.
         offset: of the payload in its message.
         total: bytes of the whole message; for CREDIT those that are free again in all contexts together.
-        word: for MAPPED the offset in the segment, for CREDIT bytes, for RELEASE a bit set of blocks, for
-            BLOCKS their offset in the segment, for READY and OFFER a `Word`.
+        word: for MAPPED the offset in the segment, for CREDIT and TAKEN bytes, for RELEASE a bit set of
+            blocks, for BLOCKS and RING their offset in the segment, for READY and OFFER a `Word`.
         signature: 32 bytes; given with EAGER, OFFER, DATA and MAPPED.
     """
 
@@ -96,9 +98,7 @@ class Frame(NamedTuple):
 
 _EAGER, _OFFER, _READY, _DATA, _MAPPED = Type.EAGER, Type.OFFER, Type.READY, Type.DATA, Type.MAPPED
 _TYPES = frozenset(int(kind) for kind in Type)
-_WITHOUT_PAYLOAD = frozenset(
-    int(kind) for kind in (Type.OFFER, Type.READY, Type.CREDIT, Type.RELEASE, Type.BLOCKS, Type.GOODBYE)
-)
+_WITHOUT_PAYLOAD = frozenset(int(kind) for kind in Type if kind not in (Type.EAGER, Type.DATA, Type.MAPPED))
 
 
 def pack(

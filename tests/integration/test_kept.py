@@ -170,6 +170,11 @@ async def test_what_messages_carried_is_given_up_when_it_has_ended(pg: ProcessGr
 @spmd(world_size=3, transport="shm")
 async def test_memory_of_a_group_that_a_member_never_made_is_freed(pg: ProcessGroup, how: str) -> None:
     hub: Any = pg._core.backend.resources.hub  # type: ignore[attr-defined]
+    others = [rank for rank in range(3) if rank != pg.rank]
+    works: list[Any] = [pg.send(np.zeros(1), other, async_op=True) for other in others]
+    works += [pg.recv(np.zeros(1), other, async_op=True) for other in others]
+    for work in works:
+        await work  # from now on each pair has its ring
     before = hub.taken()
     for turn in range(6):
         odd = turn % 3

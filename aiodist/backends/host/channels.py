@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from aiodist.backends.base import Reports
+from aiodist.backends.host.driving import ChannelDriver
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.release import Release
 from aiodist.errors import GroupBroken
 from aiodist.transport import Incoming, Outgoing
 from aiodist.types import Call, describe_signature
+from aiodist.work import Work
 
 
 class Channels:
@@ -67,6 +69,12 @@ class Channels:
         if channel is None:
             channel = self._incoming[peer] = self.resources.endpoint.incoming(self.ranks[peer])
         return channel
+
+    def drive(self, work: Work[Any], channel: Outgoing | Incoming) -> None:
+        """Have an await of a message's Work poll the channel that it goes over."""
+        poller = self.resources.poller
+        if poller.polls:
+            work._driven_by(ChannelDriver(poller, channel, work))
 
     def off_loop(self, cost_ns: float, job: Callable[[], None], done: Callable[[], None]) -> bool:
         """Do a job on an operation's buffers, and hold the group's release meanwhile. A job that fails breaks

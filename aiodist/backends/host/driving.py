@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextvars
 import os
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiodist.net.turn import Turn
 from aiodist.transport import Incoming, Outgoing
+from aiodist.work import Work
 
 LOST = 100e-6
 """Seconds. A process that offers its core and gets it back so late shares it, and had better sleep: a
@@ -30,11 +31,37 @@ class Driven(Protocol):
 
     Attributes:
         channels: what it waits for now.
-        idle: it waits for nothing any more.
     """
 
     channels: list[Incoming | Outgoing]
-    idle: bool
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for nothing any more."""
+
+
+class ChannelDriver:
+    """The driver of a Work that waits for one channel.
+
+    Attributes:
+        channels: that one.
+    """
+
+    __slots__ = ("_poller", "_work", "channels")
+
+    def __init__(self, poller: Poller, channel: Incoming | Outgoing, work: Work[Any]) -> None:
+        self._poller = poller
+        self._work = work
+        self.channels = [channel]
+
+    @property
+    def idle(self) -> bool:
+        """Whether the Work is done."""
+        return self._work.done()
+
+    def poll(self) -> None:
+        """See `work.Driver`."""
+        self._poller.drive(self)
 
 
 class Poller:

@@ -76,6 +76,7 @@ class Resources:
             peer_segments = {rank: self.endpoint.peer_segments[rank] for rank in mine if rank != self.rank}
             self.hub = Hub(segment, peer_segments, self.loop, len(mine), poll)
             self.bulk = Bulk(self.hub, self.loop)
+            self.endpoint.wake_by(self.hub)
 
     def all_here(self, ranks: Sequence[int]) -> bool:
         """Whether global ranks are all on this host, more than one, and share memory."""
@@ -98,5 +99,6 @@ class Resources:
             self.bulk.close()
             self.bulk = None
         if self.hub is not None:
+            self.endpoint.wake_by(None)
             self.hub.close()
             self.hub = None

@@ -370,6 +370,14 @@ class Hub:
             if memory.words[ASLEEP_LOOP]:
                 memory.peer_segment.ring_loop()
 
+    def wake(self, rank: int) -> None:
+        """Wake a peer if its loop sleeps: something was written that it may wait for (`link.Waking`)."""
+        memory = self.memories.get(rank)
+        if memory is not None and memory.words[ASLEEP_LOOP]:
+            memory.peer_segment.ring_loop()
+        if not self.rest_due:
+            self.rest_soon()  # which looks again, with a fence
+
     def fence_bulk(self) -> None:
         """Make a fence for the bulk thread."""
         self._bulk_gate.acquire()
@@ -393,13 +401,17 @@ class Hub:
             self._loop.call_soon(self._rest)
 
     def start_polling(self) -> float:
-        """The deadline (time.monotonic) of the caller's polling (`Turn`). It is awake: nobody need ring."""
+        """The deadline (time.monotonic) of the caller's polling (`Turn`)."""
+        self.awake()
+        return self.turn.start_polling(self._poll)
+
+    def awake(self) -> None:
+        """Have nobody ring until this turn of the loop ends: the caller polls."""
         if not self._polled:
             self._polled = True
             self.rest_soon()
             if self.words[ASLEEP_LOOP]:
                 self.words[ASLEEP_LOOP] = 0
-        return self.turn.start_polling(self._poll)
 
     def _rest(self) -> None:
         """Stop polling, once a turn, and sleep if nothing more comes."""
