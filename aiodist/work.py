@@ -157,6 +157,7 @@ class Work(Generic[T]):
         "_result",
         "_seq",
         "_state",
+        "_take_back",
         "_waiters",
     )
 
@@ -190,6 +191,7 @@ class Work(Generic[T]):
         self._callbacks: list[tuple[Callable[[Work[T]], object], Context]] | None = None
         self._completion: Completion | None = None  # on a device
         self._held_back = False  # numbered, and not begun: inside coalesce()
+        self._take_back: Callable[[], None] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
 
     @property
@@ -219,19 +221,26 @@ class Work(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self._held_back:
             raise self._not_begun("Await it")
+        if self._awaited:
+            self._take_back = None  # the caller holds it
         self._awaited = True
-        if self._state == _PENDING:
-            driver, issuer = self._driver, self._issuer
-            if driver is not None and get_ident() == issuer.thread and issuer.running():  # as `here`
-                driver.poll()
-                if self._state == _PENDING:
-                    yield from self._poll_on()
+        try:
             if self._state == _PENDING:
-                yield from self._suspend()
-                return self.result()
-        since = self._issuer.turn.since  # as `overdue`, written out
-        if (since is None or monotonic() - since > PULSE) and self._issuer.turn.overdue(PULSE):
-            yield
+                driver, issuer = self._driver, self._issuer
+                if driver is not None and get_ident() == issuer.thread and issuer.running():  # as `here`
+                    driver.poll()
+                    if self._state == _PENDING:
+                        yield from self._poll_on()
+                if self._state == _PENDING:
+                    yield from self._suspend()
+                    return self.result()
+            since = self._issuer.turn.since  # as `overdue`, written out
+            if (since is None or monotonic() - since > PULSE) and self._issuer.turn.overdue(PULSE):
+                yield
+        except asyncio.CancelledError:
+            self._give_up()
+            raise
+        self._take_back = None
         if self._state == _DONE:
             result: T = self._result  # no cast: this is where the time goes
             return result
@@ -292,6 +301,7 @@ class Work(Generic[T]):
             TimeoutError: the time is over. The operation goes on and can be awaited again; an
                 operation's own `timeout=` is what breaks the group.
         """
+        self._take_back = None
         if timeout is None:
             return await self
         async with asyncio.timeout(seconds(timeout)):
@@ -307,6 +317,7 @@ class Work(Generic[T]):
         Raises:
             asyncio.InvalidStateError: the operation has not ended yet.
         """
+        self._take_back = None
         if self._state == _DONE:
             self._awaited = True
             return cast("T", self._result)
@@ -339,6 +350,7 @@ class Work(Generic[T]):
         It runs in the context (`contextvars`) of this call, as callbacks of futures do.
         """
         self._awaited = True
+        self._take_back = None
         if self._state != _PENDING:
             self._issuer.loop.call_soon(fn, self)
         elif self._callbacks is None:
@@ -410,7 +422,7 @@ class Work(Generic[T]):
                 error = error.during(self.op, self.seq, self.group.name, self.group.epoch)
             self._error = error
             self._state = _FAILED
-            self._driver = None  # as in `_finish`
+            self._driver = self._take_back = None  # as in `_finish`
             if self._issuer.failures is not None:
                 self._issuer.failures.note(error)
             self._wake()
@@ -422,6 +434,25 @@ class Work(Generic[T]):
     def _let_be_dropped(self, may: bool = True) -> None:
         """Count the Work as awaited, so that dropping it is no mistake; or as one that is not."""
         self._awaited = may
+
+    def _taken_back_by(self, take_back: Callable[[], None]) -> None:
+        """Note what takes a receive back, whose message goes to another one then: called if the one await of
+        it is cancelled, unless the caller holds the handle."""
+        if not self._awaited:
+            self._take_back = take_back
+
+    def _give_up(self) -> None:
+        """Take the operation back where that can be: the await of it was cancelled."""
+        take_back, self._take_back = self._take_back, None
+        if take_back is None or self._state == _FAILED:
+            return
+        take_back()
+        self._result = self._driver = None
+        self._state = _FAILED
+        self._error = UsageError(
+            f"{self.op} #{self.seq} was taken back when the await of it was cancelled",
+            hint="To await it again, hold it with async_op=True",
+        )
 
     def _driven_by(self, driver: Driver) -> None:
         """Note what brings the operation on while it is awaited."""

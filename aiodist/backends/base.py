@@ -43,6 +43,7 @@ class Operation:
             differ; None: equal parts. Known also where there is no source, unless each pair has its own.
         target_sizes: elements of the part from each member in the target, likewise.
         place: where the user's tensors lie, 'cpu' or 'cuda'; '' where there are none.
+        convert: makes what the Work gives of the result; what it raises fails the Work, and nothing else.
 
     Attributes:
         noted: what the backend noted of it in the user's own call (`Backend.hold`); None: nothing yet.
@@ -61,6 +62,7 @@ class Operation:
     source_sizes: Sequence[int] | None = None
     target_sizes: Sequence[int] | None = None
     place: str = ""
+    convert: Callable[[Any], Any] | None = None
     noted: Any = field(default=None, init=False)
 
     @property
@@ -72,7 +74,15 @@ class Operation:
     def succeed(self) -> None:
         """End the operation well. The buffers are the user's again."""
         self.ended(self)
-        self.work._finish(self.result)
+        if self.convert is None:
+            self.work._finish(self.result)
+            return
+        try:
+            result = self.convert(self.result)
+        except Exception as error:
+            self.work._fail(error)
+        else:
+            self.work._finish(result)
 
 
 class Reports(Protocol):

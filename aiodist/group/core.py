@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,7 +36,7 @@ from aiodist.group.places import HOST_PLACE, place_of
 from aiodist.group.requests import Request
 from aiodist.group.roster import Roster
 from aiodist.group.watch import Watch
-from aiodist.roles import ROLES
+from aiodist.roles import ROLES, Kind
 from aiodist.timeouts import Timeout, seconds
 from aiodist.types import Call
 from aiodist.work import Failures, Issuer, Work
@@ -317,8 +318,9 @@ class GroupCore:
         if mark:
             detail = f"{detail}, {mark}" if detail else mark
         check.staging(source, target)
-        limit = self.timeout if timeout is None else seconds(timeout)
         kind, (dtype, shape) = asked.kind, asked.agreed
+        usual = math.inf if kind is Kind.recv else self.timeout  # a sender may take as long as it likes
+        limit = usual if timeout is None else seconds(timeout)
         if ROLES[kind].message:
             number = self.numbers.next_of((kind, asked.peer, asked.tag, mark))  # each backend matches its own
             call = Call(kind, number, dtype, shape, None, asked.peer)
@@ -343,6 +345,7 @@ class GroupCore:
             asked.source_sizes,
             asked.target_sizes,
             place,
+            asked.convert,
         )
         if self.batches.open and reserved is None:
             begin = partial(self._begin, operation, limit)

@@ -139,13 +139,13 @@ class Objects:
         self._check_pickle(allow_pickle)
         peer = source_rank(src, self._rank, self._size)
         number = check.message_tag(tag) + OBJECT_TAGS
-        work = self._core.issue(Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number), timeout, True)
 
-        async def rest() -> Any:
-            sender, data = await work._as_step()
+        def decoded(received: tuple[int, Array]) -> Any:
+            sender, data = received
             return result(sender, decode(data.data, allow_pickle=allow_pickle))
 
-        return self._core.compose(work, rest, async_op)
+        asked = Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number, convert=decoded)
+        return self._core.issue(asked, timeout, async_op)
 
     def _check_pickle(self, allowed: bool) -> None:
         if allowed and self._core.control.exposed:

@@ -43,6 +43,7 @@ class Request:
         source_sizes, target_sizes: elements of the parts, where they may differ.
         peer, tag, senders: of a message.
         own: the arrays are the group's own, not the caller's: the host engine carries it out.
+        convert: makes what the Work gives of `result`, once it is there (`Operation`).
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Request:
     tag: int = 0
     senders: Sequence[int] = ()
     own: bool = False
+    convert: Callable[[Any], Any] | None = None
 
 
 def internal(kind: Kind, array: Array, target: Array | None = None, **more: Any) -> Request:

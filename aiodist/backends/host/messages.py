@@ -4,6 +4,8 @@ Message k from a to b with a tag is the k-th send there and the k-th receive her
 source claims its number when it is posted, so that its memory is ready before the message comes. A
 receive from any source, or of any size, can claim only what has arrived; what is posted behind it waits
 in its queue, so that among receives which could take a message the first posted gets it.
+
+A receive whose await is cancelled is taken back, whatever its message is doing: see `claims`.
 """
 
 from __future__ import annotations
@@ -12,19 +14,23 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from aiodist.backends.base import Operation, as_bytes
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
-from aiodist.transport import Into, Key
+from aiodist.backends.host.claims import Claim, Claims, move_up
+from aiodist.kernels.cost import copy_cost_ns
+from aiodist.transport import Incoming, Into, Key
 from aiodist.types import Call, Kind, agree
 
 ANY = -1
 
 
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
+_NO_PLACE = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,7 @@ class Messages:
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        self._claimed: dict[tuple[int, int], int] = {}
-        self._posted: dict[tuple[int, int, int], Operation] = {}
+        self._claims = Claims()
         self._queues: dict[int, deque[Operation]] = {}
         self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
         self._came = itertools.count()
@@ -68,26 +73,35 @@ class Messages:
             key = Key(channels.context, 1 + tag, number, 0)
             if channel.send(key, signature, as_bytes(part), operation.succeed, operation.sealed):
                 operation.succeed()
+            else:
+                channels.drive(operation.work, channel)
 
         # Staging a large strided tensor takes a thread; the number is taken, so order is kept.
         self._run(made.fill_ns(), made.fill, go)
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
+        operation.work._taken_back_by(partial(self._take_back, operation))
         if not self._serve(operation, blocked=operation.tag in self._queues):
             self._queues.setdefault(operation.tag, deque()).append(operation)
+            if operation.peer != ANY:
+                self._channels.drive(operation.work, self._channels.incoming(operation.peer))
             if self._channels.crowded:
                 self._ask(operation.tag, {operation.peer})
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """Take a message that came in or was offered."""
-        operation = self._posted.get((source, tag, number))
-        if operation is not None:
-            self._check(operation, source, number, signature)
+        claim = self._claims.find(source, tag, number)
+        if claim is not None:
+            claim.signature = signature
+            if claim.receiver is None:
+                self._match(source, tag)
+            elif self._check(claim.receiver, source, number, signature) and claim.place.nbytes != nbytes:
+                self._post(claim, again=True)  # its receiver is of another size than the first one
             return
         arrivals = self._arrivals.setdefault(tag, {})
         arrivals.setdefault((source, number), Arrival(next(self._came), source, number, signature, nbytes))
-        if number == self._claimed.get((source, tag), 0):  # what overtook another waits for its turn
+        if number == self._claims.next(source, tag):  # what overtook another waits for its turn
             self._match(source, tag)
 
     def halt(self) -> None:
@@ -96,15 +110,15 @@ class Messages:
 
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
-        self._posted.clear()
+        self._claims.forget()
         self._queues.clear()
         self._arrivals.clear()
 
     def waits_for(self, source: int) -> Operation | None:
         """A receive that waits for a message from `source` that has not begun to arrive, or None."""
-        for (peer, _tag, _number), operation in self._posted.items():
-            if peer == source:
-                return operation
+        operation = self._claims.waiting_for(source)
+        if operation is not None:
+            return operation
         for queue in self._queues.values():
             for operation in queue:
                 if operation.peer == source:
@@ -126,13 +140,17 @@ class Messages:
         Returns:
             Whether that could be.
         """
-        arrival = self._first(operation.peer, operation.tag)
-        if arrival is not None:
+        found = self._first(operation.peer, operation.tag)
+        if type(found) is Claim:
+            self._adopt(found, operation)
+            self._claims.count(found.source, found.tag)
+            self._settle(found)
+        elif type(found) is Arrival:
             arrivals = self._arrivals[operation.tag]
-            del arrivals[arrival.source, arrival.number]
+            del arrivals[found.source, found.number]
             if not arrivals:
                 del self._arrivals[operation.tag]
-            self._claim(operation, arrival.source, arrival)
+            self._claim(operation, found.source, found)
         elif operation.peer != ANY and operation.target is not None and not blocked:
             self._claim(operation, operation.peer, None)
         else:
@@ -147,14 +165,17 @@ class Messages:
             if at is None:
                 break
             self._serve(self._take(tag, at), blocked=True)
-            # One that disagrees with its message has broken the group by now.
-            while not self._dead and tag in self._queues:
-                operation = self._take(tag, 0)
-                if not self._serve(operation, blocked=False):
-                    self._queues.setdefault(tag, deque()).appendleft(operation)
-                    break
+            self._advance(tag)
         if self._channels.crowded and tag in self._queues:
             self._ask(tag, {operation.peer for operation in self._queues[tag]})
+
+    def _advance(self, tag: int) -> None:
+        """Serve the first ones of a queue. One that disagrees with its message has broken the group then."""
+        while not self._dead and tag in self._queues:
+            operation = self._take(tag, 0)
+            if not self._serve(operation, blocked=False):
+                self._queues.setdefault(tag, deque()).appendleft(operation)
+                break
 
     def _take(self, tag: int, at: int) -> Operation:
         """Take a receive out of its queue, which goes with its last one: there may be any number of tags."""
@@ -173,32 +194,41 @@ class Messages:
     def _ask(self, tag: int, waiting: set[int]) -> None:
         channels = self._channels
         for source in channels.crowded if ANY in waiting else channels.crowded & waiting:
-            number = self._claimed.get((source, tag), 0)
+            number = self._claims.next(source, tag)
             channels.incoming(source).ask(Key(channels.context, 1 + tag, number, 0))
 
-    def _next(self, source: int, tag: int) -> Arrival | None:
-        """The arrival from a source that is the next which a receive may claim."""
-        return self._arrivals.get(tag, _NOTHING).get((source, self._claimed.get((source, tag), 0)))
+    def _next(self, source: int, tag: int) -> Arrival | Claim | None:
+        """The message from a source that a receive from anybody gets next; None where it is not here."""
+        claim = self._claims.unowned(source, tag)
+        if claim is not None:
+            return claim if claim.signature is not None else None
+        return self._arrivals.get(tag, _NOTHING).get((source, self._claims.next(source, tag)))
 
-    def _first(self, peer: int, tag: int) -> Arrival | None:
-        """The arrival that a receive claims now.
+    def _first(self, peer: int, tag: int) -> Arrival | Claim | None:
+        """The message that a receive gets now.
 
         One that overtook another (which is being staged in the sender's thread) waits for its turn. However
         many a peer has sent, this takes a look at each source at most.
         """
+        claims = self._claims
         if peer != ANY:
-            return self._next(peer, tag)
-        arrivals, claimed = self._arrivals.get(tag, _NOTHING), self._claimed
-        if len(arrivals) <= self._channels.size:
-            return next((a for a in arrivals.values() if a.number == claimed.get((a.source, tag), 0)), None)
+            return claims.unowned(peer, tag) or self._next(peer, tag)
+        unowned = claims.unowned_sources(tag)
+        arrivals = self._arrivals.get(tag, _NOTHING)
+        if not unowned and len(arrivals) <= self._channels.size:
+            return next((a for a in arrivals.values() if a.number == claims.next(a.source, tag)), None)
         heads = (self._next(source, tag) for source in range(self._channels.size))
         return min((head for head in heads if head is not None), key=_order, default=None)
 
     def _claim(self, operation: Operation, source: int, arrival: Arrival | None) -> None:
+        """Claim the next message of a source for a receive.
+
+        Args:
+            arrival: it, where it is here.
+        """
         channels = self._channels
         tag = operation.tag
-        number = self._claimed.get((source, tag), 0)
-        self._claimed[source, tag] = number + 1
+        number = self._claims.next(source, tag)
         if operation.target is None:  # of a size that the message tells: its bytes are the result
             assert arrival is not None
             try:
@@ -206,23 +236,162 @@ class Messages:
             except MemoryError as error:  # so large a message was only offered: it may be a lie
                 channels.failed(error)
                 return
-            operation.result = (source, operation.target)
-        else:
-            operation.result = operation.senders[source]
-        if arrival is not None and not self._check(operation, source, number, arrival.signature):
+        place = _NO_PLACE if operation.senders else operation.target
+        assert isinstance(place, np.ndarray)
+        claim = Claim(source, tag, number, None, place, None, None if arrival is None else arrival.signature)
+        self._claims.enter(claim)
+        self._adopt(claim, operation)
+        if arrival is None or self._check(operation, source, number, arrival.signature):
+            self._post(claim)
+
+    # ── receiving ────────────────────────────────────────────────────────────────────────────────────
+
+    def _adopt(self, claim: Claim, operation: Operation) -> None:
+        """Note that a receive gets a message."""
+        claim.receiver = operation
+        operation.noted = claim
+        if operation.senders:
+            operation.result = operation.senders[claim.source]
+        else:  # of any size: the message's bytes are the result
+            operation.target = claim.place
+            operation.result = (claim.source, claim.place)
+
+    def _settle(self, claim: Claim) -> None:
+        """Go on with a message that has got another receiver."""
+        receiver = claim.receiver
+        assert receiver is not None
+        target = receiver.target
+        assert isinstance(target, np.ndarray)
+        if claim.signature is not None and not self._check(
+            receiver, claim.source, claim.number, claim.signature
+        ):
             return
-        made = buffers(operation, channels.rank, channels.size)
-        (part,) = made.recv
-        posted = (source, tag, number)
-        self._posted[posted] = operation
+        if claim.complete:
+            self._deliver(claim)
+            return
+        channel, key = self._channel(claim), self._key(claim)
+        if target.nbytes != claim.place.nbytes and (claim.signature is not None or channel.withdraw(key)):
+            self._post(claim, again=True)
+        else:
+            self._channels.drive(receiver.work, channel)
 
-        def received() -> None:
-            self._posted.pop(posted, None)
-            self._run(made.empty_ns(), made.empty, operation.succeed)
+    def _post(self, claim: Claim, again: bool = False) -> None:
+        """Have a message received where its receiver wants it.
 
-        key = Key(channels.context, 1 + tag, number, 0)
-        if channels.incoming(source).recv(key, part.nbytes, Into(as_bytes(part)), received):
-            received()
+        Args:
+            again: it is posted, perhaps, for a receiver of another size.
+        """
+        channels, receiver, channel = self._channels, claim.receiver, self._channel(claim)
+        assert receiver is not None
+        made = buffers(receiver, channels.rank, channels.size)
+        (claim.place,) = made.recv
+        claim.made = made if receiver.senders else None
+        place = as_bytes(claim.place)
+        post = channel.post_again if again else channel.recv
+        if post(self._key(claim), len(place), Into(place), partial(self._received, claim)):
+            self._received(claim)
+        else:
+            channels.drive(receiver.work, channel)
+
+    def _received(self, claim: Claim) -> None:
+        claim.complete = True
+        if claim.receiver is not None:
+            self._deliver(claim)
+
+    def _deliver(self, claim: Claim) -> None:
+        """Give a message that is here to its receiver."""
+        receiver, made = claim.receiver, claim.made
+        assert receiver is not None
+        self._claims.remove(claim)
+        if made is None and receiver.senders:
+            target = receiver.target
+            assert isinstance(target, np.ndarray)
+            data = claim.place.view(target.dtype).reshape(target.shape)
+            self._copied(claim, copy_cost_ns(target.nbytes), partial(np.copyto, target, data))
+        elif made is not None and made.after:
+            self._copied(claim, made.empty_ns(), made.empty)
+        else:
+            receiver.succeed()
+
+    def _copied(self, claim: Claim, cost: float, copies: Callable[[], None]) -> None:
+        """Copy a message to its receiver's tensor, which has it then, unless it was taken back meanwhile."""
+        receiver = claim.receiver
+        assert receiver is not None
+
+        def over() -> None:
+            if claim.receiver is receiver:
+                receiver.succeed()
+            else:
+                self._restore(claim)
+
+        self._run(cost, copies, over)
+
+    # ── taking receives back ─────────────────────────────────────────────────────────────────────────
+
+    def _take_back(self, operation: Operation) -> None:
+        """Take back a receive that nobody waits for any more. Its message goes to the next one."""
+        claim, tag = operation.noted, operation.tag
+        if self._dead:
+            return
+        if operation.work.done():  # and nobody was given the result
+            self._restore(claim)
+            return
+        operation.ended(operation)
+        if claim is None:
+            queue = self._queues[tag]
+            queue.remove(operation)
+            if not queue:
+                del self._queues[tag]
+            self._advance(tag)
+        elif self._claims.find(claim.source, tag, claim.number) is None:
+            claim.receiver = None  # it is being copied
+        else:
+            self._leave(claim)
+            claim.receiver = None
+            self._move_up(claim.source, tag)
+
+    def _restore(self, claim: Claim) -> None:
+        """Keep a message that was delivered, for the next receive."""
+        claim.receiver = None
+        if claim.made is not None:
+            claim.sever()
+        self._claims.restore(claim)
+        self._move_up(claim.source, claim.tag)
+
+    def _leave(self, claim: Claim) -> None:
+        """Have a message that is on its way come into memory of its own: it does not go to its receiver."""
+        if claim.made is not None:
+            self._channel(claim).redirect(self._key(claim), Into(claim.sever()))
+
+    def _move_up(self, source: int, tag: int) -> None:
+        """Have the receives of a source and tag move up, now that one of them is gone."""
+        claims = self._claims.of(source, tag)
+        moved = move_up(claims)
+        for claim, _ in moved:
+            self._leave(claim)
+        for claim, receiver in moved:
+            if receiver is None:
+                claim.receiver = None
+            else:
+                self._adopt(claim, receiver)
+        for claim in reversed(claims):
+            if claim.receiver is not None or claim.signature is not None:
+                break
+            if not self._channel(claim).withdraw(self._key(claim)):
+                break  # the sender knows that there is a place
+            self._claims.give_back(claim)
+        self._claims.count(source, tag)
+        for claim, receiver in moved:
+            if receiver is not None and claim.receiver is receiver and not self._dead:
+                self._settle(claim)
+        if not self._dead:
+            self._match(source, tag)
+
+    def _channel(self, claim: Claim) -> Incoming:
+        return self._channels.incoming(claim.source)
+
+    def _key(self, claim: Claim) -> Key:
+        return Key(self._channels.context, 1 + claim.tag, claim.number, 0)
 
     def _check(self, operation: Operation, source: int, number: int, theirs: bytes) -> bool:
         mine = _signature(operation, number)
@@ -240,8 +409,8 @@ class Messages:
             done()
 
 
-def _order(arrival: Arrival) -> int:
-    return arrival.order
+def _order(head: Arrival | Claim) -> int:
+    return head.order
 
 
 def _signature(operation: Operation, number: int) -> bytes:

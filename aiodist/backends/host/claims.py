@@ -1,0 +1,150 @@
+"""The messages that receives have claimed, and which receive gets which.
+
+Message k of a source and tag goes to the k-th receive that claims one of them. A receive that is taken back
+(the await of it was cancelled) leaves its message to the next one, and so on: the receives move up, in their
+order. What no receive is left for stays, and the next receive of that source and tag gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation, as_bytes
+from aiodist.backends.buffers import Buffers
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One message that was claimed.
+
+    Args:
+        source: group rank of the sender.
+        number: of the message, among those of its source and tag.
+        receiver: the receive that gets it; None: nobody for now.
+        place: where its bytes go, contiguous and of one axis.
+        made: the receiver's memory, where `place` is a part of that; None: `place` is memory of its own.
+        signature: the message's, once it is known.
+
+    Attributes:
+        complete: all bytes are in `place`.
+        order: -1: it came before all that nobody has claimed (`messages.Arrival`).
+    """
+
+    source: int
+    tag: int
+    number: int
+    receiver: Operation | None
+    place: Array
+    made: Buffers | None
+    signature: bytes | None
+    complete: bool = False
+    order: int = -1
+
+    def sever(self) -> memoryview:
+        """Go on in memory of its own, with what is in the receiver's by now → that memory."""
+        own = np.empty(self.place.nbytes, np.uint8)
+        own[:] = self.place.view(np.uint8)
+        self.place, self.made = own, None
+        return as_bytes(own)
+
+
+def move_up(claims: Iterable[Claim]) -> list[tuple[Claim, Operation | None]]:
+    """Which claims of one source and tag, given in order, get another receiver, and whom: the receivers keep
+    their order, and the first ones have the first messages. Nothing is changed."""
+    all_claims = list(claims)
+    receivers = [claim.receiver for claim in all_claims if claim.receiver is not None]
+    nobody = repeat(None, len(all_claims) - len(receivers))
+    return [
+        (claim, receiver)
+        for claim, receiver in zip(all_claims, chain(receivers, nobody), strict=True)
+        if claim.receiver is not receiver
+    ]
+
+
+class Claims:
+    """The claims of one group on one rank that are not fulfilled, by source and tag."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, int], int] = {}
+        self._open: dict[tuple[int, int], dict[int, Claim]] = {}
+        self._unowned: dict[tuple[int, int], int] = {}  # how many have no receiver
+
+    def next(self, source: int, tag: int) -> int:
+        """The number of the message that is claimed next."""
+        return self._next.get((source, tag), 0)
+
+    def find(self, source: int, tag: int, number: int) -> Claim | None:
+        """The claim of a message."""
+        claims = self._open.get((source, tag))
+        return None if claims is None else claims.get(number)
+
+    def enter(self, claim: Claim) -> None:
+        """Enter the claim of the next message."""
+        stream = claim.source, claim.tag
+        self._next[stream] = claim.number + 1
+        claims = self._open.get(stream)
+        if claims is None:
+            claims = self._open[stream] = {}
+        claims[claim.number] = claim
+
+    def remove(self, claim: Claim) -> None:
+        """Take out a claim that is fulfilled."""
+        stream = claim.source, claim.tag
+        claims = self._open[stream]
+        del claims[claim.number]
+        if not claims:
+            del self._open[stream]
+
+    def restore(self, claim: Claim) -> None:
+        """Enter a claim again that was fulfilled: its receive was taken back all the same."""
+        stream = claim.source, claim.tag
+        claims = {**self._open.get(stream, {}), claim.number: claim}
+        self._open[stream] = dict(sorted(claims.items()))
+
+    def give_back(self, claim: Claim) -> None:
+        """Take out the last claim, which its source knows nothing of: its number is the next again."""
+        self.remove(claim)
+        self._next[claim.source, claim.tag] = claim.number
+
+    def of(self, source: int, tag: int) -> list[Claim]:
+        """All open claims of a source and tag, in order."""
+        return list(self._open.get((source, tag), {}).values())
+
+    def unowned(self, source: int, tag: int) -> Claim | None:
+        """The first message of a source and tag that has no receiver."""
+        if not self._unowned or (source, tag) not in self._unowned:
+            return None
+        return next(claim for claim in self._open[source, tag].values() if claim.receiver is None)
+
+    def unowned_sources(self, tag: int) -> list[int]:
+        """Sources that have messages without a receiver."""
+        return [source for source, of in self._unowned if of == tag] if self._unowned else []
+
+    def count(self, source: int, tag: int) -> None:
+        """Count again those without a receiver, after one has changed."""
+        unowned = sum(claim.receiver is None for claim in self._open.get((source, tag), {}).values())
+        if unowned:
+            self._unowned[source, tag] = unowned
+        else:
+            self._unowned.pop((source, tag), None)
+
+    def waiting_for(self, source: int) -> Operation | None:
+        """A receive that waits for a message of a source, of which not all has come."""
+        for (peer, _), claims in self._open.items():
+            if peer == source:
+                for claim in claims.values():
+                    if claim.receiver is not None and not claim.complete:
+                        return claim.receiver
+        return None
+
+    def forget(self) -> None:
+        """Let go of all."""
+        self._open.clear()
+        self._unowned.clear()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._open.values()))
