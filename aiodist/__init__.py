@@ -27,7 +27,7 @@ _HOME = {
     "aiodist.ddp": "GradientSync",
     "aiodist.errors": """
         AiodistError AuthenticationError BackendUnavailable CollectiveMismatch CollectiveTimeout Evicted
-        GroupAborted GroupBroken GroupClosed LeaseLost PeerLost QuorumLost RendezvousError
+        GroupAborted GroupBroken GroupClosed LeaseLost PeerClosed PeerLost QuorumLost RendezvousError
         RendezvousTimeout StoreFull StoreReplaced Tampered UsageError WireError
     """,
     "aiodist.functional.collectives": """

@@ -14,6 +14,7 @@ from aiodist.errors import GroupAborted as GroupAborted
 from aiodist.errors import GroupBroken as GroupBroken
 from aiodist.errors import GroupClosed as GroupClosed
 from aiodist.errors import LeaseLost as LeaseLost
+from aiodist.errors import PeerClosed as PeerClosed
 from aiodist.errors import PeerLost as PeerLost
 from aiodist.errors import QuorumLost as QuorumLost
 from aiodist.errors import RendezvousError as RendezvousError

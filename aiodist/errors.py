@@ -9,6 +9,7 @@
     │   ├── StoreFull                    the store holds as much as it may
     │   └── LeaseLost                    a lease ended before its holder did
     ├── GroupClosed                      you closed the group
+    │   └── PeerClosed                   a rank closed it, and all that it sent is here
     ├── GroupBroken                      the world broke the group
     │   ├── PeerLost                     a process died or became unreachable; names its ranks
     │   ├── CollectiveTimeout (TimeoutError)   an operation ran out of time; names who had not arrived
@@ -131,7 +132,22 @@ class LeaseLost(RendezvousError):
 
 
 class GroupClosed(AiodistError):
-    """The group was closed by this process."""
+    """The group was closed, by this process unless it says another."""
+
+
+class PeerClosed(GroupClosed):
+    """Nothing more comes from a rank, or from any: they have closed the group, and what they sent is here.
+
+    A receive that waits ends by this; nothing else does, and the group is not broken.
+
+    Attributes:
+        ranks: global ranks.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        closed = "has closed its group" if len(ranks) == 1 else "have closed their groups"
+        super().__init__(f"{name_ranks(ranks)} {closed}: nothing more comes from there")
+        self.ranks = tuple(sorted(ranks))
 
 
 class GroupBroken(AiodistError):

@@ -101,11 +101,12 @@ class Issuer:
 
     Attributes:
         group: what users hold of the group.
+        trouble: given the group rank of a message's other side, says in a few words why it may be late.
         turn: the present turn of the loop.
         thread, running: the loop's thread, and whether it runs: in that thread no other does, then.
     """
 
-    __slots__ = ("failures", "group", "loop", "running", "thread", "turn")
+    __slots__ = ("failures", "group", "loop", "running", "thread", "trouble", "turn")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, failures: Failures | None = None, group: Any = None
@@ -114,12 +115,17 @@ class Issuer:
         self.loop = loop
         self.turn = Turn.of(loop)
         self.failures = failures
+        self.trouble: Callable[[int], str] = _no_trouble
         self.thread = get_ident()
         self.running = loop.is_running
 
     def here(self) -> bool:
         """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
         return get_ident() == self.thread and self.running()
+
+
+def _no_trouble(_peer: int) -> str:
+    return ""
 
 
 POLL_TURNS = 4
@@ -392,6 +398,9 @@ class Work(Generic[T]):
 
     def __repr__(self) -> str:
         state = ("pending", "done", f"failed: {self._error}")[self._state]
+        if self._state == _PENDING and self.call.message:
+            trouble = self._issuer.trouble(self.call.root)
+            state += f": {trouble}" if trouble else ""
         return f"<Work {self.op} #{self.seq} {state}>"
 
     def __del__(self) -> None:
@@ -440,6 +449,11 @@ class Work(Generic[T]):
         it is cancelled, unless the caller holds the handle."""
         if not self._awaited:
             self._take_back = take_back
+
+    @property
+    def _awaited_directly(self) -> bool:
+        """Whether a task awaits it that does not hold the handle, and it can be taken back."""
+        return self._awaited and self._take_back is not None
 
     def _give_up(self) -> None:
         """Take the operation back where that can be: the await of it was cancelled."""

@@ -91,7 +91,7 @@ SECTIONS = {
     "Errors": words(
         """
         AiodistError UsageError RendezvousError RendezvousTimeout AuthenticationError
-        StoreReplaced StoreFull LeaseLost GroupClosed GroupBroken
+        StoreReplaced StoreFull LeaseLost GroupClosed PeerClosed GroupBroken
         PeerLost CollectiveTimeout CollectiveMismatch GroupAborted Tampered Evicted
         QuorumLost WireError BackendUnavailable
         """

@@ -71,6 +71,11 @@ class Operation:
         detail = self.call.detail
         return self.tag >= OBJECT_TAGS or (bool(detail) and (OF_OBJECTS in detail or OF_SPLIT in detail))
 
+    def give_up(self, error: BaseException) -> None:
+        """End a receive for which nothing has come, and which its backend has taken back already."""
+        self.ended(self)
+        self.work._fail(error)
+
     def succeed(self) -> None:
         """End the operation well. The buffers are the user's again."""
         self.ended(self)
@@ -223,6 +228,9 @@ class Backend(Protocol):
     def take_in(self) -> None:
         """End what peers have done their part of already. Called before a loss, or another rank's abort, is
         told: what that rank did before counts, and others may have a result of it."""
+
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives that a task awaits directly and for which nothing has come: the group closes."""
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one, in this place among its operations.

@@ -115,6 +115,10 @@ class Dispatch:
         """The members that the host backend, which knows every collective, has seen to begin one."""
         return self._host.seen(seq)
 
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """Have the host backend end its receives; those of other engines have a deadline."""
+        self._host.close_receives(error)
+
     def take_in(self) -> None:
         """Have the host backend end what peers have done; other engines report by themselves."""
         self._host.take_in()

@@ -110,6 +110,7 @@ class GroupCore:
     def start(self, owner: object) -> None:
         """Begin to listen, for what users hold; from now on others may abort and close the group, too."""
         self.issuer.group = owner
+        self.issuer.trouble = self._watch.trouble
         self.short = self._flight.short = self.backend.short_way(self.issuer, self.numbers, self._note)
         self._watch.start()
         self.family.add(self)
@@ -270,6 +271,8 @@ class GroupCore:
                 for group in self._ending():
                     if group is not self:
                         await group.close()
+                self.backend.close_receives(self._closed_here)
+                self._flight.bound(self.timeout)
                 await self.drain()
             except asyncio.CancelledError:
                 for group in self._ending():
@@ -279,6 +282,9 @@ class GroupCore:
                 await self._end()
         finally:
             self._closing.set_result(None)
+
+    def _closed_here(self) -> GroupClosed:
+        return GroupClosed(f"group '{self.roster.name}' was closed here while this receive waited")
 
     def _ending(self) -> list[GroupCore]:
         """The groups that end with this one."""

@@ -113,6 +113,15 @@ class Flight:
         self._catch_up()
         return [operation.call.seq for operation in self._open if not operation.call.message]
 
+    def bound(self, limit: float) -> None:
+        """Give all that has no deadline one, in so many seconds: the group closes."""
+        now = self._loop.time()
+        for entry in self._open.values():
+            if entry.deadline == math.inf and entry.timeout == math.inf:
+                entry.timeout, entry.deadline = limit, now + limit
+        if self._open and now + limit < self._due:
+            self._arm(now + limit)
+
     def peers(self) -> set[int]:
         """Group ranks that messages in flight go to, or come from."""
         return {operation.peer for operation in self._open if operation.peer >= 0}

@@ -183,6 +183,12 @@ class Watch:
             trouble.insert(0, "no other side of the message was seen" if message else "all had arrived")
         return CollectiveTimeout(timeout, missing, unheard, "; ".join(trouble[:SHOWN]))
 
+    def trouble(self, peer: int) -> str:
+        """The reason why a message of, or to, a group rank may be late: its loop does not turn; or ''."""
+        rank = self._roster.ranks[peer] if peer >= 0 else -1
+        blocked = self._control.blocked()
+        return f"{self._name(rank)} {blocked[rank]}" if rank in blocked else ""
+
     def _other_side(self, operation: Operation, blocked: Mapping[int, str]) -> Absence:
         """Ranks that had not arrived at a message, as far as is known here: nobody asks about those. A rank
         whose loop does not turn, or has been silent of late, may have issued its side."""

@@ -245,6 +245,25 @@ async def test_all_ranks_are_busy_at_once(pg: ProcessGroup) -> None:
     await pg.barrier()
 
 
+@spmd(world_size=2, env=QUICK)
+async def test_a_receive_says_whose_loop_does_not_turn(pg: ProcessGroup) -> None:
+    over = Path(await pg.broadcast_object(tempfile.mktemp()))
+    await pg.barrier()
+    if pg.rank == 1:
+        while not over.exists():
+            evaluate(LONG)
+        await pg.send(np.arange(3.0), 0)
+        return
+    warnings = Warnings()
+    work = pg.recv(np.zeros(3), 1, async_op=True)
+    why = r"rank 1 \(\S+\) has not turned its event loop for [\d.]+ s: \S*test_detection\.py:\d+ in \w+"
+    await warnings.until(f"{why}; group 'world' waits")
+    assert re.fullmatch(f"<Work recv #0 pending: {why}>", repr(work))
+    over.touch()
+    assert await work == 1
+    over.unlink()
+
+
 @spmd(world_size=3, env=QUICK)
 async def test_an_operations_own_deadline_holds_and_says_whose_loop_does_not_turn(pg: ProcessGroup) -> None:
     await pg.barrier()

@@ -19,7 +19,7 @@ from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.resources import Resources
 from aiodist.backends.host.wired import Collective
-from aiodist.errors import GroupBroken, PeerLost, Tampered
+from aiodist.errors import GroupBroken, PeerClosed, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
 from aiodist.schedules.select import UNKNOWN, select
 from aiodist.schedules.steps import Schedule, chunk_bounds
@@ -61,8 +61,8 @@ class Groups(Protocol):
     def renounce(self, context: int) -> None:
         """Note that this process never makes a group that others may have made."""
 
-    def departed(self, rank: int) -> None:
-        """Note a receive from `rank`: if that rank has closed already, nobody will answer."""
+    def judge_departures(self) -> None:
+        """Note a new receive: if those that it is from have closed already, nobody will answer."""
 
 
 class HostBackend:
@@ -160,8 +160,7 @@ class HostBackend:
             return
         if call.kind is Kind.recv:
             self._messages.recv(operation)
-            if operation.peer >= 0:
-                self.groups.departed(self.ranks[operation.peer])
+            self.groups.judge_departures()
             return
         reserved = call.seq in self._reserved
         self._reserved.discard(call.seq)
@@ -391,10 +390,25 @@ class HostBackend:
         if rank in self.ranks and not self._dead:
             self.reports.broken(error)
 
-    def departed(self, rank: int) -> None:
-        """Note that a peer closed, and all that it sent has arrived: nobody will answer a receive from it."""
-        peer = self.channels.group_rank(rank)
-        waiting = None if peer is None or self._dead else self._messages.waits_for(peer)
-        if waiting is not None:
-            what = "receiving what is sent" if waiting.work.op == "send" else "sending what is awaited"
-            self.reports.broken(PeerLost([rank], f"it closed its group without {what} here"))
+    def departed(self, gone: set[int]) -> None:
+        """Note which ranks have closed, and all that they sent has arrived: nobody answers a receive then."""
+        if self._dead:
+            return
+        for operation in self._messages.waiting():
+            peers = [operation.peer] if operation.peer >= 0 else range(self.size)
+            ranks = [self.ranks[peer] for peer in peers if peer != self.rank]
+            if not gone.issuperset(ranks):
+                continue
+            if type(operation) is not Operation:  # it is a part of another engine's, which may be under way
+                what = "receiving what is sent" if operation.work.op == "send" else "sending what is awaited"
+                self.reports.broken(PeerLost(ranks, f"it closed its group without {what} here"))
+                return
+            self._messages.take_back(operation)
+            operation.give_up(PeerClosed(ranks))
+
+    def close_receives(self, error: Callable[[], BaseException]) -> None:
+        """End the receives that a task awaits directly and for which nothing has come."""
+        for operation in self._messages.waiting():
+            if type(operation) is Operation and operation.work._awaited_directly:
+                self._messages.take_back(operation)
+                operation.give_up(error())

@@ -132,14 +132,14 @@ class Claims:
         else:
             self._unowned.pop((source, tag), None)
 
-    def waiting_for(self, source: int) -> Operation | None:
-        """A receive that waits for a message of a source, of which not all has come."""
-        for (peer, _), claims in self._open.items():
-            if peer == source:
-                for claim in claims.values():
-                    if claim.receiver is not None and not claim.complete:
-                        return claim.receiver
-        return None
+    def waiting(self) -> list[Operation]:
+        """The receives whose messages are not known yet."""
+        return [
+            claim.receiver
+            for claims in self._open.values()
+            for claim in claims.values()
+            if claim.receiver is not None and claim.signature is None
+        ]
 
     def forget(self) -> None:
         """Let go of all."""

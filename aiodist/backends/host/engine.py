@@ -48,6 +48,7 @@ class HostEngine:
         self._backends: dict[int, HostBackend] = {}
         self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
         self._departed: set[int] = set()
+        self._judging: asyncio.TimerHandle | None = None
         endpoint.observer = self
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
@@ -77,6 +78,8 @@ class HostEngine:
 
     def close(self) -> None:
         """End the thread."""
+        if self._judging is not None:
+            self._judging.cancel()
         self.resources.offload.close()
 
     # ── Observer ─────────────────────────────────────────────────────────────────────────────────────
@@ -115,13 +118,14 @@ class HostEngine:
     def goodbye(self, rank: int) -> None:
         """Note that a peer closed on purpose; all it sent has arrived."""
         self._departed.add(rank)
-        self._loop.call_later(NEWS, self._judge_departure, rank)
+        self.judge_departures()
 
-    def departed(self, rank: int) -> None:
-        """Note a receive from `rank`: if that rank has closed already, nobody will answer."""
-        if rank in self._departed:
-            self._loop.call_later(NEWS, self._judge_departure, rank)
+    def judge_departures(self) -> None:
+        """End, soon, the receives that nobody will answer, since ranks have closed."""
+        if self._departed and self._judging is None:
+            self._judging = self._loop.call_later(NEWS, self._judge)
 
-    def _judge_departure(self, rank: int) -> None:
+    def _judge(self) -> None:
+        self._judging = None
         for backend in list(self._backends.values()):
-            backend.departed(rank)
+            backend.departed(self._departed)

@@ -81,7 +81,8 @@ class Messages:
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
-        operation.work._taken_back_by(partial(self._take_back, operation))
+        if type(operation) is Operation:  # a part of another engine's goes on with that
+            operation.work._taken_back_by(partial(self._given_up, operation))
         if not self._serve(operation, blocked=operation.tag in self._queues):
             self._queues.setdefault(operation.tag, deque()).append(operation)
             if operation.peer != ANY:
@@ -114,16 +115,10 @@ class Messages:
         self._queues.clear()
         self._arrivals.clear()
 
-    def waits_for(self, source: int) -> Operation | None:
-        """A receive that waits for a message from `source` that has not begun to arrive, or None."""
-        operation = self._claims.waiting_for(source)
-        if operation is not None:
-            return operation
-        for queue in self._queues.values():
-            for operation in queue:
-                if operation.peer == source:
-                    return operation
-        return None
+    def waiting(self) -> list[Operation]:
+        """The receives for which nothing has come."""
+        queued = [operation for queue in self._queues.values() for operation in queue]
+        return [*self._claims.waiting(), *queued]
 
     # ── matching ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -328,7 +323,7 @@ class Messages:
 
     # ── taking receives back ─────────────────────────────────────────────────────────────────────────
 
-    def _take_back(self, operation: Operation) -> None:
+    def take_back(self, operation: Operation) -> None:
         """Take back a receive that nobody waits for any more. Its message goes to the next one."""
         claim, tag = operation.noted, operation.tag
         if self._dead:
@@ -336,7 +331,6 @@ class Messages:
         if operation.work.done():  # and nobody was given the result
             self._restore(claim)
             return
-        operation.ended(operation)
         if claim is None:
             queue = self._queues[tag]
             queue.remove(operation)
@@ -349,6 +343,12 @@ class Messages:
             self._leave(claim)
             claim.receiver = None
             self._move_up(claim.source, tag)
+
+    def _given_up(self, operation: Operation) -> None:
+        """Take back a receive whose await was cancelled."""
+        if not operation.work.done():
+            operation.ended(operation)
+        self.take_back(operation)
 
     def _restore(self, claim: Claim) -> None:
         """Keep a message that was delivered, for the next receive."""

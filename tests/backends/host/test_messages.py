@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from array import array
 from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
@@ -43,6 +44,8 @@ class Bench:
         self.off_loop = self._run
         self.drive = lambda work, channel: None
         self.take_back: dict[int, Callable[[], None]] = {}
+        self.ready: set[Key] = set()  # the sender knows that there is a place
+        self.targets: dict[int, Any] = {}
         self.results: dict[int, int] = {}
         self.numbers = count()
         self.crowded: set[int] = set()
@@ -61,7 +64,19 @@ class Bench:
             self.posted[source, key] = (sink.view, done)
             return False
 
-        return SimpleNamespace(recv=recv, ask=lambda key: self.asked.append((source, key)))
+        def withdraw(key: Key) -> bool:
+            return key not in self.ready and self.posted.pop((source, key), None) is not None
+
+        def redirect(key: Key, into: Into) -> None:
+            self.posted[source, key] = into.view, self.posted[source, key][1]
+
+        return SimpleNamespace(
+            recv=recv,
+            post_again=recv,
+            withdraw=withdraw,
+            redirect=redirect,
+            ask=lambda key: self.asked.append((source, key)),
+        )
 
     def outgoing(self, peer: int) -> Any:
         def send(
@@ -90,6 +105,7 @@ class Bench:
     def recv(self, peer: int, tag: int = 0, items: int = 2) -> int:
         """Post a receive → its name."""
         name, operation = self.operation(Kind.recv, peer, 0, tag, items)
+        self.targets[name] = operation.target
         self.messages.recv(operation)
         return name
 
@@ -104,7 +120,8 @@ class Bench:
 
     def deliver(self, source: int, number: int, tag: int = 0) -> None:
         """The bytes of a claimed message are in."""
-        _, done = self.posted.pop((source, Key(self.context, 1 + tag, number, 0)))
+        place, done = self.posted.pop((source, Key(self.context, 1 + tag, number, 0)))
+        place.cast("d")[:] = array("d", [100 * source + number] * (len(place) // 8))
         done()
 
 
@@ -313,18 +330,17 @@ def test_nothing_is_received_after_a_disagreement(behind: int) -> None:
     assert not bench.posted
 
 
-def test_who_waits_for_a_source() -> None:
+def test_receives_for_which_nothing_has_come() -> None:
     bench = Bench()
     bench.recv(ANY)
-    assert bench.messages.waits_for(1) is None
     bench.recv(1)
-    assert bench.messages.waits_for(1) is not None
-    assert bench.messages.waits_for(2) is None
+    bench.recv(2, tag=5)
     bench.arrive(4, 0)
+    waiting = bench.messages.waiting()
+    assert {(operation.peer, operation.tag) for operation in waiting} == {(1, 0), (2, 5)}
+    bench.recv(ANY)
     bench.arrive(1, 0)
-    bench.deliver(4, 0)
-    bench.deliver(1, 0)
-    assert bench.messages.waits_for(1) is None
+    assert [operation.peer for operation in bench.messages.waiting()] == [2, ANY]
 
 
 def test_nothing_is_sent_that_was_still_copied_when_the_group_ended() -> None:
@@ -398,3 +414,139 @@ async def test_any_source_gets_each_message_once_in_order_by_source() -> None:
         assert seen == {rank: [0, 1, 2, 3, 4] for rank in (1, 2, 3)}
 
     await run_cluster(4, main)
+
+
+# ── receives that are taken back ─────────────────────────────────────────────────────────────────────
+
+
+def test_the_number_of_a_receive_that_is_taken_back_is_claimed_again() -> None:
+    bench = Bench()
+    first = bench.recv(1)
+    bench.take_back[first]()
+    assert not bench.posted
+    second = bench.recv(1)
+    bench.arrive(1, 0)
+    bench.deliver(1, 0)
+    assert bench.results == {second: 11}
+    assert list(bench.targets[second]) == [100, 100]
+
+
+@pytest.mark.parametrize("ready", [(), (0,), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("announced", [0, 1, 2, 3])
+def test_later_receives_move_up(ready: tuple[int, ...], announced: int) -> None:
+    """However much their senders know."""
+    bench = Bench()
+    bench.ready = {Key(bench.context, 1, number, 0) for number in ready}
+    names = [bench.recv(1) for _ in range(3)]
+    for number in range(announced):
+        bench.arrive(1, number)
+    bench.take_back[names[0]]()
+    last = bench.recv(1)
+    for number in range(announced, 3):
+        bench.arrive(1, number)
+    for number in range(3):
+        bench.deliver(1, number)
+    assert bench.results == {names[1]: 11, names[2]: 11, last: 11}
+    assert [bench.targets[name][0] for name in (*names, last)] == [0, 100, 101, 102]
+    assert not bench.messages._claims._open and not bench.messages._claims._unowned
+
+
+@pytest.mark.parametrize("peer", [1, ANY])
+def test_a_message_that_is_on_its_way_goes_to_the_next_receive(peer: int) -> None:
+    bench = Bench()
+    bench.arrive(1, 0)
+    bench.arrive(1, 1)
+    first = bench.recv(peer)
+    bench.take_back[first]()
+    second, third = bench.recv(peer), bench.recv(1)
+    bench.deliver(1, 1)
+    bench.deliver(1, 0)
+    assert bench.results == {second: 11, third: 11}
+    assert [bench.targets[name][0] for name in (first, second, third)] == [0, 100, 101]
+
+
+def test_a_message_that_was_given_and_not_told_goes_to_the_next_receive() -> None:
+    bench = Bench()
+    first, waiting = bench.recv(1), bench.recv(ANY, tag=5)
+    bench.arrive(1, 0)
+    bench.deliver(1, 0)
+    bench.arrive(2, 0, tag=5)
+    bench.deliver(2, 0, tag=5)
+    for name in (first, waiting):
+        bench.take_back[name]()
+        bench.targets[name][:] = -1  # it is the user's again
+    assert bench.results.pop(first) == 11
+    second, other = bench.recv(1), bench.recv(ANY, tag=5)
+    assert bench.results[second] == 11 and bench.results[other] == 12
+    assert list(bench.targets[second]) == [100, 100] and list(bench.targets[other]) == [200, 200]
+
+
+def test_a_receive_that_is_taken_back_holds_nobody_up() -> None:
+    bench = Bench()
+    anybody, known = bench.recv(ANY), bench.recv(1)
+    assert not bench.posted
+    bench.take_back[anybody]()
+    assert [(source, key.seq) for source, key in bench.posted] == [(1, 0)]
+    bench.arrive(1, 0)
+    bench.deliver(1, 0)
+    assert bench.results == {known: 11}
+
+
+def test_a_message_that_is_left_goes_to_a_receive_that_waits_already() -> None:
+    bench = Bench()
+    first, anybody = bench.recv(1), bench.recv(ANY)
+    bench.arrive(1, 0)
+    bench.take_back[first]()
+    bench.deliver(1, 0)
+    assert bench.results == {anybody: 11}
+    assert list(bench.targets[anybody]) == [100, 100]
+
+
+def test_a_receive_that_moves_up_to_a_message_of_another_size_is_posted_again() -> None:
+    bench = Bench()
+    first, second = bench.recv(1, items=2), bench.recv(1, items=5)
+    bench.take_back[first]()
+    bench.arrive(1, 0, items=5)
+    bench.deliver(1, 0)
+    assert bench.results == {second: 11}
+    assert list(bench.targets[second]) == [100] * 5
+
+
+def test_a_receive_that_moves_up_where_the_sender_knew_another_size() -> None:
+    bench = Bench()
+    bench.ready = {Key(bench.context, 1, number, 0) for number in range(2)}
+    first, second = bench.recv(1, items=2), bench.recv(1, items=5)
+    bench.take_back[first]()
+    bench.arrive(1, 0, items=5)
+    bench.deliver(1, 0)
+    assert bench.results == {second: 11}
+    assert list(bench.targets[second]) == [100] * 5
+
+
+def test_a_receive_that_moves_up_to_a_message_that_does_not_fit_says_so() -> None:
+    bench = Bench()
+    first = bench.recv(1, items=2)
+    bench.recv(1, items=5)
+    bench.arrive(1, 0, items=2)
+    bench.take_back[first]()
+    assert bench.mismatches == [{1: "send(float64[2])", 3: "recv(float64[5])"}]
+
+
+def test_a_strided_receive_that_is_taken_back_while_it_is_copied_keeps_its_message() -> None:
+    bench = Bench()
+    bench.slow = True
+    first = bench.recv(1)
+    bench.arrive(1, 0)
+    bench.deliver(1, 0)
+    [(job, done)] = bench.jobs
+    bench.take_back[first]()
+    second = bench.recv(1)
+    job()
+    done()
+    bench.jobs.pop(0)
+    assert not bench.results
+    for job, done in bench.jobs:
+        job()
+        done()
+    assert bench.results == {second: 11}
+    assert list(bench.targets[second]) == [100, 100]
