@@ -19,6 +19,7 @@ from aiodist.errors import (
     Evicted,
     GroupAborted,
     GroupBroken,
+    PeerClosed,
     PeerLost,
     QuorumLost,
     RendezvousTimeout,
@@ -179,10 +180,11 @@ EVERY: list[AiodistError] = [
     *(error for error, _, _ in BROKEN),
     *(error.during("all_reduce", 7, "world") for error, _, _ in BROKEN),
     RendezvousTimeout("rank 2 did not come", missing=[2], hint="Start it"),
+    PeerClosed([2, 1]),
     *(
         kind("what happened", hint="what to do")
         for kind in (vars(errors)[name] for name in drawn())
-        if not issubclass(kind, GroupBroken | RendezvousTimeout)
+        if not issubclass(kind, GroupBroken | RendezvousTimeout | PeerClosed)
     ),
 ]
 
