@@ -11,7 +11,8 @@ import enum
 import struct
 import zlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -139,6 +140,7 @@ OF_SPLIT = "of a split"
 OBJECT_TAGS = 2**31
 """The first tag of messages that are objects: apart from those of tensors."""
 
+_SEND = int(Kind.send)
 _SIGNATURE = struct.Struct("<BBBBiQQII")
 SIGNATURE_BYTES = _SIGNATURE.size
 NO_ROOT = -1
@@ -225,6 +227,17 @@ class Call:
         if self.detail:
             parts.append(self.detail)
         return f"{self.kind.name}({', '.join(parts)})"
+
+
+def message_signature(dtype: np.dtype[Any], count: int, number: int) -> bytes:
+    """The signature of a message, the same on both sides: `Call.signature` of a send of so many elements."""
+    code, shape_sum = _of_message(dtype, count)
+    return _SIGNATURE.pack(_SEND, code, 0, 1, NO_ROOT, count, number, shape_sum, 0)
+
+
+@lru_cache(1024)
+def _of_message(dtype: np.dtype[Any], count: int) -> tuple[int, int]:
+    return DTYPE_CODES[dtype], zlib.crc32(f"{(count,)}".encode())
 
 
 def agree(mine: bytes, theirs: bytes) -> bool:

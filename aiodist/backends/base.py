@@ -7,7 +7,7 @@ it reports what broke, and the group, which knows all that is in flight, aborts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -112,6 +112,9 @@ class Numbers(Protocol):
 
     issued: int
 
+    def next_of(self, stream: Hashable) -> int:
+        """Take the next number of what is counted apart."""
+
 
 class ShortWay(Protocol):
     """A backend's way around `submit` for what is issued again and again.
@@ -146,6 +149,25 @@ class ShortWay(Protocol):
 
     def call(self, seq: int) -> Call | None:
         """The call that was started here under a number, unless that is long ago."""
+
+
+class ShortMessages(Protocol):
+    """A backend's way around `submit` for small messages; like `ShortWay`."""
+
+    def send(self, tensor: Any, dst: Any, tag: Any, held: bool) -> Work[None] | None:
+        """A send, which is done then. Nothing was checked of what the caller passed."""
+
+    def recv(self, tensor: Any, src: Any, tag: Any, held: bool) -> Work[int] | None:
+        """A receive, likewise."""
+
+    def send_bytes(self, data: Array, dst: int, tag: int, held: bool) -> Work[None] | None:
+        """A send of bytes that are checked: an array of one axis, which nobody changes."""
+
+    def recv_bytes(self, src: int, tag: int, held: bool, convert: Callable[[Any], Any]) -> Work[Any] | None:
+        """A receive of any number of bytes; `convert` makes the result of (sender, array)."""
+
+    def note_all(self) -> None:
+        """Enter what is pending in flight now."""
 
 
 class Backend(Protocol):
@@ -206,6 +228,21 @@ class Backend(Protocol):
             issuer: what the group's Works have in common.
             numbers: which it takes.
             note: makes the operation of a Work and enters it in flight.
+        """
+
+    def short_messages(
+        self,
+        issuer: Issuer,
+        numbers: Numbers,
+        enter: Callable[[Operation], None],
+        ended: Callable[[Operation], None],
+    ) -> ShortMessages | None:
+        """A way around `submit` for messages, or None.
+
+        Args:
+            issuer, numbers: as of `short_way`.
+            enter: enters a receive in flight.
+            ended: called when one has ended, in flight or not.
         """
 
     def statistics(self) -> dict[str, dict[str, int]]:

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Backend, Numbers, Operation, Reports, ShortWay
+from aiodist.backends.base import (
+    CAPABILITIES,
+    Array,
+    Backend,
+    Numbers,
+    Operation,
+    Reports,
+    ShortMessages,
+    ShortWay,
+)
 from aiodist.backends.foreign import ForeignBackend
 from aiodist.backends.host.backend import HostBackend
 from aiodist.backends.staged import StagedBackend
@@ -110,6 +119,16 @@ class Dispatch:
     ) -> ShortWay | None:
         """The host backend's, where it takes users' tensors."""
         return self._host.short_way(issuer, numbers, note) if self._takes_host else None
+
+    def short_messages(
+        self,
+        issuer: Issuer,
+        numbers: Numbers,
+        enter: Callable[[Operation], None],
+        ended: Callable[[Operation], None],
+    ) -> ShortMessages | None:
+        """The host backend's, likewise."""
+        return self._host.short_messages(issuer, numbers, enter, ended) if self._takes_host else None
 
     def seen(self, seq: int) -> set[int]:
         """The members that the host backend, which knows every collective, has seen to begin one."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.backends.base import Backend, Operation, Reports, ShortWay
+from aiodist.backends.base import Backend, Operation, Reports, ShortMessages, ShortWay
 from aiodist.control.plane import ControlPlane
 from aiodist.errors import (
     CollectiveTimeout,
@@ -62,7 +62,8 @@ class GroupCore:
         loop: where the group lives.
         numbers: of its operations.
         backend: carries its operations out.
-        short: the backend's short way; None where there is none, and once the group has broken or is closed.
+        short, short_messages: the backend's short ways; None where there is none, and once the group has
+            broken or is closed.
         batches: the open `coalesce` blocks.
         failures: of Works, that nobody was told.
         lineage: the groups of other epochs in whose place it came, or which came in its place.
@@ -89,6 +90,7 @@ class GroupCore:
         self.failures = Failures()
         self.error: GroupBroken | None = None
         self.short: ShortWay | None = None
+        self.short_messages: ShortMessages | None = None
         self._closer = closer
         self.issuer = Issuer(loop, self.failures)
         self._quiet = False  # the Works have failed: nothing touches their buffers
@@ -112,6 +114,9 @@ class GroupCore:
         self.issuer.group = owner
         self.issuer.trouble = self._watch.trouble
         self.short = self._flight.short = self.backend.short_way(self.issuer, self.numbers, self._note)
+        self.short_messages = self._flight.short_messages = self.backend.short_messages(
+            self.issuer, self.numbers, self._enter, self._flight.ended
+        )
         self._watch.start()
         self.family.add(self)
         _alive.add(self)
@@ -264,7 +269,7 @@ class GroupCore:
             await asyncio.shield(self._closing)
             return
         self._closing = self.loop.create_future()
-        self.short = None
+        self.short = self.short_messages = None
         self.batches.begin()
         try:
             try:
@@ -379,6 +384,10 @@ class GroupCore:
             if gone is not None:
                 self.break_group(gone)
 
+    def _enter(self, operation: Operation) -> None:
+        """Enter in flight a receive that the backend has started by itself."""
+        self._flight.issue(operation, math.inf)
+
     def _note(self, work: Work[Any]) -> Operation:
         """Enter in flight what the backend has started by itself."""
         array = work._result
@@ -454,7 +463,7 @@ class GroupCore:
         if self.error is not None:
             return
         self.error = error
-        self.short = None
+        self.short = self.short_messages = None
         logger.debug("group '%s' breaks on rank %d: %s", self.roster.name, self.roster.me, error)
         self._watch.rest()
         if tell:
@@ -484,7 +493,7 @@ class GroupCore:
 def _after_fork() -> None:
     for group in list(_alive):
         group._forked = True
-        group.short = None
+        group.short = group.short_messages = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from time import thread_time
 
-from aiodist.backends.base import Operation, ShortWay
+from aiodist.backends.base import Operation, ShortMessages, ShortWay
 from aiodist.types import Call
 
 STALL = 0.1  # seconds without progress after which an operation asks which ranks are missing (law 4)
@@ -69,6 +69,7 @@ class Flight:
         self._moves = False  # an operation has ended since the last questions
         self._idle = asyncio.Event()
         self.short: ShortWay | None = None  # it enters what it started only when the loop turns
+        self.short_messages: ShortMessages | None = None
 
     def __len__(self) -> int:
         self._catch_up()
@@ -77,6 +78,8 @@ class Flight:
     def _catch_up(self) -> None:
         if self.short is not None:
             self.short.note_all()
+        if self.short_messages is not None:
+            self.short_messages.note_all()
 
     def issue(self, operation: Operation, timeout: float) -> None:
         """Enter an operation that begins."""

@@ -352,7 +352,13 @@ class ProcessGroup:
         Returns:
             → None.
         """
-        return self._core.issue(sending(self._roster, tensor, dst, tag), timeout, async_op)
+        core = self._core
+        short = core.short_messages
+        if short is not None and timeout is None and not core.batches.open:
+            sent = short.send(tensor, dst, tag, async_op)
+            if sent is not None:
+                return sent
+        return core.issue(sending(self._roster, tensor, dst, tag), timeout, async_op)
 
     def recv(
         self,
@@ -377,7 +383,13 @@ class ProcessGroup:
         Returns:
             → the group rank of the sender.
         """
-        return self._core.issue(receiving(self._roster, tensor, src, tag), timeout, async_op)
+        core = self._core
+        short = core.short_messages
+        if short is not None and timeout is None and not core.batches.open:
+            posted = short.recv(tensor, src, tag, async_op)
+            if posted is not None:
+                return posted
+        return core.issue(receiving(self._roster, tensor, src, tag), timeout, async_op)
 
     # ── objects ──────────────────────────────────────────────────────────────────────────────────────
 

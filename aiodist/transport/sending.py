@@ -114,6 +114,19 @@ class Outgoing:
             return False
         return self._start(self.link, key, signature, data, done, sealed)
 
+    def takes(self, context: int, nbytes: int) -> bool:
+        """Whether a message of so many bytes, at most EAGER_MESSAGE, would leave inside `send`."""
+        size = nbytes + HEADER
+        return not (
+            self.link is None
+            or self.over
+            or self._closing
+            or self._spent.get(context, 0) + size > self._budget
+            or self._spent_all + size > self._budgets
+            or context in self._cancelled
+            or context in self._retired
+        )
+
     def poll(self) -> None:
         """Move now what can be moved, as the loop would later; callbacks are called from in here. For a
         caller that could only wait."""

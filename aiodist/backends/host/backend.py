@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortWay
+from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortMessages, ShortWay
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
@@ -18,6 +18,7 @@ from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.resources import Resources
+from aiodist.backends.host.short_messages import ShortMessages as Short
 from aiodist.backends.host.wired import Collective
 from aiodist.errors import GroupBroken, PeerClosed, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
@@ -259,6 +260,16 @@ class HostBackend:
     ) -> ShortWay | None:
         """A way around `submit` for what is issued again and again, where there is one."""
         return None if self._local is None else self._local.short_way(issuer, numbers, note)
+
+    def short_messages(
+        self,
+        issuer: Issuer,
+        numbers: Numbers,
+        enter: Callable[[Operation], None],
+        ended: Callable[[Operation], None],
+    ) -> ShortMessages | None:
+        """A way around `submit` for small messages."""
+        return Short(self.channels, self.submit, issuer, numbers, enter, ended)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts of the local engine, the shared segment, the channels and the links."""

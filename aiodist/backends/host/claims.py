@@ -26,7 +26,8 @@ class Claim:
         number: of the message, among those of its source and tag.
         receiver: the receive that gets it; None: nobody for now.
         place: where its bytes go, contiguous and of one axis.
-        made: the receiver's memory, where `place` is a part of that; None: `place` is memory of its own.
+        lent: `place` is the receiver's tensor, or `made` copies it there.
+        made: copies `place` to the receiver's tensor, where that is not contiguous.
         signature: the message's, once it is known.
 
     Attributes:
@@ -39,6 +40,7 @@ class Claim:
     number: int
     receiver: Operation | None
     place: Array
+    lent: bool
     made: Buffers | None
     signature: bytes | None
     complete: bool = False
@@ -48,7 +50,7 @@ class Claim:
         """Go on in memory of its own, with what is in the receiver's by now → that memory."""
         own = np.empty(self.place.nbytes, np.uint8)
         own[:] = self.place.view(np.uint8)
-        self.place, self.made = own, None
+        self.place, self.lent, self.made = own, False, None
         return as_bytes(own)
 
 

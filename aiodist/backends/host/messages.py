@@ -18,13 +18,13 @@ from functools import partial
 
 import numpy as np
 
-from aiodist.backends.base import Operation, as_bytes
+from aiodist.backends.base import Array, Operation, as_bytes, flat
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.claims import Claim, Claims, move_up
 from aiodist.kernels.cost import copy_cost_ns
 from aiodist.transport import Incoming, Into, Key
-from aiodist.types import Call, Kind, agree
+from aiodist.types import agree, message_signature
 
 ANY = -1
 
@@ -64,11 +64,11 @@ class Messages:
         channels = self._channels
         peer, tag = operation.peer, operation.tag
         number = operation.call.seq
-        made = buffers(operation, channels.rank, channels.size)
-        (part,) = made.send
-        signature = _signature(operation, number)
+        source = operation.source
+        assert isinstance(source, np.ndarray)
+        signature = message_signature(source.dtype, source.size, number)
 
-        def go() -> None:
+        def go(part: Array) -> None:
             channel = channels.outgoing(peer)
             key = Key(channels.context, 1 + tag, number, 0)
             if channel.send(key, signature, as_bytes(part), operation.succeed, operation.sealed):
@@ -76,8 +76,13 @@ class Messages:
             else:
                 channels.drive(operation.work, channel)
 
+        if source.flags.c_contiguous:
+            go(flat(source))
+            return
+        made = buffers(operation, channels.rank, channels.size)
+        (part,) = made.send
         # Staging a large strided tensor takes a thread; the number is taken, so order is kept.
-        self._run(made.fill_ns(), made.fill, go)
+        self._run(made.fill_ns(), made.fill, partial(go, part))
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
@@ -233,7 +238,8 @@ class Messages:
                 return
         place = _NO_PLACE if operation.senders else operation.target
         assert isinstance(place, np.ndarray)
-        claim = Claim(source, tag, number, None, place, None, None if arrival is None else arrival.signature)
+        signature = None if arrival is None else arrival.signature
+        claim = Claim(source, tag, number, None, place, False, None, signature)
         self._claims.enter(claim)
         self._adopt(claim, operation)
         if arrival is None or self._check(operation, source, number, arrival.signature):
@@ -278,9 +284,14 @@ class Messages:
         """
         channels, receiver, channel = self._channels, claim.receiver, self._channel(claim)
         assert receiver is not None
-        made = buffers(receiver, channels.rank, channels.size)
-        (claim.place,) = made.recv
-        claim.made = made if receiver.senders else None
+        target = receiver.target
+        assert isinstance(target, np.ndarray)
+        if target.flags.c_contiguous:
+            claim.place, claim.made = flat(target), None
+        else:
+            claim.made = buffers(receiver, channels.rank, channels.size)
+            (claim.place,) = claim.made.recv
+        claim.lent = bool(receiver.senders)  # else it is the message's own
         place = as_bytes(claim.place)
         post = channel.post_again if again else channel.recv
         if post(self._key(claim), len(place), Into(place), partial(self._received, claim)):
@@ -298,12 +309,12 @@ class Messages:
         receiver, made = claim.receiver, claim.made
         assert receiver is not None
         self._claims.remove(claim)
-        if made is None and receiver.senders:
+        if not claim.lent and receiver.senders:
             target = receiver.target
             assert isinstance(target, np.ndarray)
             data = claim.place.view(target.dtype).reshape(target.shape)
             self._copied(claim, copy_cost_ns(target.nbytes), partial(np.copyto, target, data))
-        elif made is not None and made.after:
+        elif made is not None:
             self._copied(claim, made.empty_ns(), made.empty)
         else:
             receiver.succeed()
@@ -353,14 +364,14 @@ class Messages:
     def _restore(self, claim: Claim) -> None:
         """Keep a message that was delivered, for the next receive."""
         claim.receiver = None
-        if claim.made is not None:
+        if claim.lent:
             claim.sever()
         self._claims.restore(claim)
         self._move_up(claim.source, claim.tag)
 
     def _leave(self, claim: Claim) -> None:
         """Have a message that is on its way come into memory of its own: it does not go to its receiver."""
-        if claim.made is not None:
+        if claim.lent:
             self._channel(claim).redirect(self._key(claim), Into(claim.sever()))
 
     def _move_up(self, source: int, tag: int) -> None:
@@ -394,7 +405,9 @@ class Messages:
         return Key(self._channels.context, 1 + claim.tag, claim.number, 0)
 
     def _check(self, operation: Operation, source: int, number: int, theirs: bytes) -> bool:
-        mine = _signature(operation, number)
+        target = operation.target
+        assert isinstance(target, np.ndarray)
+        mine = message_signature(target.dtype, target.size, number)
         if agree(mine, theirs):
             return True
         self._channels.unfit(source, mine, theirs)
@@ -411,10 +424,3 @@ class Messages:
 
 def _order(head: Arrival | Claim) -> int:
     return head.order
-
-
-def _signature(operation: Operation, number: int) -> bytes:
-    """The signature of a message, the same on both sides: its number, dtype and element count."""
-    array = operation.source if operation.source is not None else operation.target
-    assert isinstance(array, np.ndarray)
-    return Call(Kind.send, number, array.dtype, (array.size,)).signature
