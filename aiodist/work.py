@@ -255,9 +255,10 @@ class Work(Generic[T]):
     def _poll_on(self) -> Generator[Any, None, None]:
         """Poll in a few more turns of the loop, others running in between (law 7)."""
         for _ in range(POLL_TURNS):
+            if self._driver is None:
+                return  # polling is of no use now
             yield
-            driver = self._driver
-            if self._state != _PENDING or driver is None:
+            if self._state != _PENDING or (driver := self._driver) is None:
                 return
             driver.poll()
             if self._state != _PENDING:
@@ -468,8 +469,8 @@ class Work(Generic[T]):
             hint="To await it again, hold it with async_op=True",
         )
 
-    def _driven_by(self, driver: Driver) -> None:
-        """Note what brings the operation on while it is awaited."""
+    def _driven_by(self, driver: Driver | None) -> None:
+        """Note what brings the operation on while it is awaited; None: nothing, an await sleeps at once."""
         self._driver = driver
 
     def _completes_by(self, completion: Completion) -> None:

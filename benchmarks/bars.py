@@ -106,6 +106,7 @@ class Limited:
 Bar = Compared | Limited
 
 _REDUCE = ("all_reduce",)
+_MESSAGES = ("p2p",)
 BARS: tuple[Bar, ...] = (
     Compared(
         "all_reduce ≤ 1 KiB: time / Open MPI",
@@ -219,6 +220,25 @@ BARS: tuple[Bar, ...] = (
         2,
         unit="ratio",
     ),
+    Compared(
+        "messages ≤ 1 KiB, half there and back: time / Open MPI",
+        _MESSAGES,
+        "openmpi",
+        6,
+        3,
+        faster=False,
+        sizes=(0, _KIB),
+    ),
+    Compared("messages ≤ 1 KiB: speed / gloo", _MESSAGES, "gloo", 15, sizes=(0, _KIB)),
+    Compared(
+        "messages ≤ 1 KiB: time / asyncio's streams",
+        _MESSAGES,
+        "streams",
+        0.5,
+        faster=False,
+        sizes=(0, _KIB),
+    ),
+    Compared("messages 64 MiB: speed / Open MPI", _MESSAGES, "openmpi", 1, sizes=(64 * _MIB, 64 * _MIB)),
     Compared("64 all_reduces of 1 KiB in flight: rate / gloo", ("inflight",), "gloo", 50),
     Limited("lateness of a 1 ms ticker, p99", "lateness", ("p99",), 5e-3, 2e-3),
     Compared(

@@ -51,6 +51,7 @@ AIODIST_TCP = Peer("aiodist-tcp", "aiodist", AIODIST_CALLS, env={"AIODIST_TRANSP
 GLOO = Peer("gloo", "gloo", "dist.all_reduce(tensor), all_gather_into_tensor, all_to_all_single, …")
 PASSES = Peer("passes", "passes", "np.add and np.copyto over shared memory, in blocks, without any waiting")
 SOCKETS = Peer("sockets", "sockets", "send and recv_into on one connection, both ways at the same time")
+STREAMS = Peer("streams", "streams", "a Unix stream of asyncio: write, drain, readexactly; with uvloop")
 AIODIST_STORE = Peer("aiodist", "aiodist-store", "await store.get(key), …")
 TORCH_STORE = Peer("tcpstore", "torch-store", "store.get(key), …")
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiodist.bench.measures import show_bandwidth, show_seconds, show_size, show_value
 from aiodist.bench.table import table
 from benchmarks.bars import bars_table, evaluate
-from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, Peer
+from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, STREAMS, Peer
 from benchmarks.results import Record, Results
 from benchmarks.suites.sweeps import NAMES
 
@@ -100,7 +100,8 @@ def _others(records: Sequence[Record]) -> str:
 
 def _method(peers: Sequence[Peer]) -> str:
     lines = [
-        f"- {peer.name}: `{peer.calls}`" for peer in (*peers, AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS)
+        f"- {peer.name}: `{peer.calls}`"
+        for peer in (*peers, AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, STREAMS)
     ]
     return (
         "Medians over all turns of the time per operation on rank 0. Peers take turns within each size; "

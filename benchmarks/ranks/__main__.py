@@ -26,10 +26,11 @@ PEERS = {
     "aiodist-mpi": ("with_aiodist_mpi", "AiodistMpiPeer"),
     "passes": ("passes", "PassesPeer"),
     "sockets": ("sockets", "SocketsPeer"),
+    "streams": ("streams", "StreamsPeer"),
     "aiodist-store": ("stores", "AiodistStore"),
     "torch-store": ("stores", "TorchStore"),
 }
-ON_A_LOOP = ("aiodist", "aiodist-mpi", "aiodist-store")
+ON_A_LOOP = ("aiodist", "aiodist-mpi", "aiodist-store", "streams")
 
 
 def main() -> None:

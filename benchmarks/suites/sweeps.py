@@ -7,7 +7,7 @@ from functools import partial
 
 from aiodist.bench.cases import SWEPT, Case
 from aiodist.bench.measures import show_size
-from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, Peer
+from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, STREAMS, Peer
 from benchmarks.run import Run, Step
 from benchmarks.turns import measure
 
@@ -25,6 +25,8 @@ def collective(what: str) -> Callable[[Run], list[Step]]:
             peers.insert(1, AIODIST_EMPTY)
         if what == "all_reduce":
             peers.append(PASSES)
+        if what == "p2p":
+            peers.append(STREAMS)
         ranks = (2,) if what == "p2p" else run.settings.ranks
         sizes = (0,) if what == "barrier" else run.settings.sizes
         return [_step(run, what, Case(what, nbytes), size, peers) for size in ranks for nbytes in sizes]

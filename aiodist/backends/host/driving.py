@@ -61,7 +61,8 @@ class ChannelDriver:
 
     def poll(self) -> None:
         """See `work.Driver`."""
-        self._poller.drive(self)
+        if not self._poller.drive(self):
+            self._work._driven_by(None)
 
 
 class Poller:
@@ -81,16 +82,19 @@ class Poller:
         self._rests = 0.0
         self._inside = False
 
-    def drive(self, operation: Driven) -> None:
-        """Bring an operation on until it is over, or this turn's budget is."""
-        if self._inside or time.monotonic() < self._rests:
-            return
+    def drive(self, operation: Driven) -> bool:
+        """Bring an operation on until it is over, or this turn's budget is → False where it rests instead."""
+        if time.monotonic() < self._rests:
+            return False
+        if self._inside:
+            return True
         self._inside = True
         try:
             self._context.run(self._poll, operation, self._turn.start_polling(self._limit))
         finally:
             self._turn.stop_polling()
             self._inside = False
+        return True
 
     def _poll(self, operation: Driven, ends: float) -> None:
         while operation.channels:

@@ -142,6 +142,8 @@ class Messages:
         """
         found = self._first(operation.peer, operation.tag)
         if type(found) is Claim:
+            if blocked and found.signature is None:
+                return False  # when it comes, the receive before this one may have it
             self._adopt(found, operation)
             self._claims.count(found.source, found.tag)
             self._settle(found)

@@ -492,6 +492,20 @@ def test_a_receive_that_is_taken_back_holds_nobody_up() -> None:
     assert bench.results == {known: 11}
 
 
+def test_a_message_that_is_left_goes_to_the_receive_that_was_posted_first() -> None:
+    bench = Bench()
+    bench.ready = {Key(bench.context, 1, 0, 0)}
+    first = bench.recv(1)
+    bench.take_back[first]()  # the sender knows of its place
+    anybody, known = bench.recv(ANY), bench.recv(1)
+    bench.arrive(1, 0)
+    bench.arrive(1, 1)
+    bench.deliver(1, 0)
+    bench.deliver(1, 1)
+    assert bench.results == {anybody: 11, known: 11}
+    assert [bench.targets[name][0] for name in (anybody, known)] == [100, 101]
+
+
 def test_a_message_that_is_left_goes_to_a_receive_that_waits_already() -> None:
     bench = Bench()
     first, anybody = bench.recv(1), bench.recv(ANY)

@@ -421,10 +421,13 @@ class Hub:
             return  # closed meanwhile
         self.ring(self.memories.values())  # for what was finished in this turn without ringing
         if not self._progress():
+            self.words[ASLEEP_LOOP] = 0
             return
         if polled:  # an await polls, and will in the next turn
             self.rest_soon()
             return
+        if self.words[ASLEEP_LOOP]:
+            return  # it was so before this look, too: peers have rung for what they wrote since
         self.words[ASLEEP_LOOP] = 1
         self._gate.acquire()
         self._gate.release()
@@ -439,9 +442,8 @@ class Hub:
             os.eventfd_read(self.segment.loop_bell)
         except BlockingIOError:
             return
-        self.words[ASLEEP_LOOP] = 0
-        if self._progress():
-            self.rest_soon()
+        if not self._progress():
+            self.words[ASLEEP_LOOP] = 0  # nothing waits: nobody need ring
 
     def _progress(self) -> bool:
         """Go on with all groups → whether anything waits."""
