@@ -56,6 +56,7 @@ class _Receive:
     """A posted receive.
 
     Attributes:
+        signature: of the message that is expected; b"": any.
         got: bytes that its sink has.
         announced: the observer knows of the message.
         ready: READY was said, so that the sender may have remembered it.
@@ -66,6 +67,7 @@ class _Receive:
     nbytes: int
     sink: Sink
     done: Done
+    signature: bytes = b""
     got: int = 0
     announced: bool = False
     ready: bool = False
@@ -132,7 +134,7 @@ class Incoming:
 
     # Incoming.
 
-    def recv(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:
+    def recv(self, key: Key, nbytes: int, sink: Sink, done: Done, signature: bytes = b"") -> bool:
         """Post the receive of one message.
 
         Args:
@@ -141,6 +143,8 @@ class Incoming:
             sink: where the bytes go; borrowed until the receive is over.
             done: called once, later, if this returns False, unless the context is cancelled or the
                 peer is lost first.
+            signature: of the message that the caller expects. A small one that bears it is not told to the
+                observer first.
 
         Returns:
             True if the message was here already and is in the sink.
@@ -160,7 +164,7 @@ class Incoming:
                 self._deliver(sink, memoryview(stored.data))
                 self._credit(key[0], nbytes)
                 return True
-        receive = self._posted[key] = _Receive(key, nbytes, sink, done)
+        receive = self._posted[key] = _Receive(key, nbytes, sink, done, signature)
         if stored is not None:
             receive.announced = True
             receive.asked = stored.asked
@@ -188,11 +192,11 @@ class Incoming:
             if self._arriving is receive and self.link is not None:
                 self.link.divert(into.view[self._arriving_at :])
 
-    def post_again(self, key: Key, nbytes: int, sink: Sink, done: Done) -> bool:
+    def post_again(self, key: Key, nbytes: int, sink: Sink, done: Done, signature: bytes = b"") -> bool:
         """Post the receive of a message as one of another size, instead of one that may be posted. No byte of
         it has come yet. Otherwise like `recv`."""
         self._posted.pop(key, None)
-        return self.recv(key, nbytes, sink, done)
+        return self.recv(key, nbytes, sink, done, signature)
 
     def ask(self, key: Key) -> None:
         """Ask for a message of any size, for which no receive can be posted before it arrives. Only needed
@@ -333,9 +337,10 @@ class Incoming:
         receive = self._posted.get(key)
         if key in self._stored or (receive is not None and receive.announced):
             raise WireError(f"a second message under {key}")
-        self._questions.discard(key)
-        self._arrived(self.rank, key, frame.signature, nbytes)
-        receive = self._posted.get(key)
+        if receive is None or receive.signature != frame.signature:
+            self._questions.discard(key)
+            self._arrived(self.rank, key, frame.signature, nbytes)
+            receive = self._posted.get(key)
         if receive is not None and receive.nbytes == nbytes:
             del self._posted[key]
             self._deliver(receive.sink, payload)

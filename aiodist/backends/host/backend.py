@@ -154,14 +154,21 @@ class HostBackend:
         except Exception as error:
             self.failed(error)
 
+    def _receive(self, operation: Operation) -> None:
+        """Post a receive."""
+        try:
+            self._messages.recv(operation)
+            self.groups.judge_departures()
+        except Exception as error:
+            self.failed(error)
+
     def _begin(self, operation: Operation) -> None:
         call = operation.call
         if call.kind is Kind.send:
             self._messages.send(operation)
             return
         if call.kind is Kind.recv:
-            self._messages.recv(operation)
-            self.groups.judge_departures()
+            self._receive(operation)
             return
         reserved = call.seq in self._reserved
         self._reserved.discard(call.seq)
@@ -269,7 +276,7 @@ class HostBackend:
         ended: Callable[[Operation], None],
     ) -> ShortMessages | None:
         """A way around `submit` for small messages."""
-        return Short(self.channels, self.submit, issuer, numbers, enter, ended)
+        return Short(self.channels, self._receive, issuer, numbers, enter, ended)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts of the local engine, the shared segment, the channels and the links."""

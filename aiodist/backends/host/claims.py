@@ -68,12 +68,16 @@ def move_up(claims: Iterable[Claim]) -> list[tuple[Claim, Operation | None]]:
 
 
 class Claims:
-    """The claims of one group on one rank that are not fulfilled, by source and tag."""
+    """The claims of one group on one rank that are not fulfilled, by source and tag.
+
+    Attributes:
+        unowned_counts: by source and tag, how many claims have no receiver; nothing where all have.
+    """
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, int], int] = {}
         self._open: dict[tuple[int, int], dict[int, Claim]] = {}
-        self._unowned: dict[tuple[int, int], int] = {}  # how many have no receiver
+        self.unowned_counts: dict[tuple[int, int], int] = {}
 
     def next(self, source: int, tag: int) -> int:
         """The number of the message that is claimed next."""
@@ -118,21 +122,21 @@ class Claims:
 
     def unowned(self, source: int, tag: int) -> Claim | None:
         """The first message of a source and tag that has no receiver."""
-        if not self._unowned or (source, tag) not in self._unowned:
+        if not self.unowned_counts or (source, tag) not in self.unowned_counts:
             return None
         return next(claim for claim in self._open[source, tag].values() if claim.receiver is None)
 
     def unowned_sources(self, tag: int) -> list[int]:
         """Sources that have messages without a receiver."""
-        return [source for source, of in self._unowned if of == tag] if self._unowned else []
+        return [source for source, of in self.unowned_counts if of == tag] if self.unowned_counts else []
 
     def count(self, source: int, tag: int) -> None:
         """Count again those without a receiver, after one has changed."""
         unowned = sum(claim.receiver is None for claim in self._open.get((source, tag), {}).values())
         if unowned:
-            self._unowned[source, tag] = unowned
+            self.unowned_counts[source, tag] = unowned
         else:
-            self._unowned.pop((source, tag), None)
+            self.unowned_counts.pop((source, tag), None)
 
     def waiting(self) -> list[Operation]:
         """The receives whose messages are not known yet."""
@@ -146,7 +150,7 @@ class Claims:
     def forget(self) -> None:
         """Let go of all."""
         self._open.clear()
-        self._unowned.clear()
+        self.unowned_counts.clear()
 
     def __len__(self) -> int:
         return sum(map(len, self._open.values()))

@@ -88,7 +88,10 @@ class Messages:
         """Post a receive."""
         if type(operation) is Operation:  # a part of another engine's goes on with that
             operation.work._taken_back_by(partial(self._given_up, operation))
-        if not self._serve(operation, blocked=operation.tag in self._queues):
+        quiet = not (self._queues or self._arrivals or self._claims.unowned_counts)
+        if quiet and operation.peer != ANY and operation.target is not None:
+            self._claim(operation, operation.peer, None)  # as `_serve` would
+        elif not self._serve(operation, blocked=operation.tag in self._queues):
             self._queues.setdefault(operation.tag, deque()).append(operation)
             if operation.peer != ANY:
                 self._channels.drive(operation.work, self._channels.incoming(operation.peer))
@@ -295,8 +298,9 @@ class Messages:
             (claim.place,) = claim.made.recv
         claim.lent = bool(receiver.senders)  # else it is the message's own
         place = as_bytes(claim.place)
+        signature = message_signature(target.dtype, target.size, claim.number) if claim.lent else b""
         post = channel.post_again if again else channel.recv
-        if post(self._key(claim), len(place), Into(place), partial(self._received, claim)):
+        if post(self._key(claim), len(place), Into(place), partial(self._received, claim), signature):
             self._received(claim)
         else:
             channels.drive(receiver.work, channel)

@@ -60,7 +60,7 @@ class Bench:
         return True
 
     def incoming(self, source: int) -> Any:
-        def recv(key: Key, nbytes: int, sink: Into, done: Callable[[], None]) -> bool:
+        def recv(key: Key, nbytes: int, sink: Into, done: Callable[[], None], signature: bytes = b"") -> bool:
             self.posted[source, key] = (sink.view, done)
             return False
 
@@ -448,7 +448,7 @@ def test_later_receives_move_up(ready: tuple[int, ...], announced: int) -> None:
         bench.deliver(1, number)
     assert bench.results == {names[1]: 11, names[2]: 11, last: 11}
     assert [bench.targets[name][0] for name in (*names, last)] == [0, 100, 101, 102]
-    assert not bench.messages._claims._open and not bench.messages._claims._unowned
+    assert not bench.messages._claims._open and not bench.messages._claims.unowned_counts
 
 
 @pytest.mark.parametrize("peer", [1, ANY])
