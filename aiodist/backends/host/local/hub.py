@@ -419,8 +419,9 @@ class Hub:
         polled, self._polled = self._polled, False
         if not self.words:
             return  # closed meanwhile
-        self.ring(self.memories.values())  # for what was finished in this turn without ringing
-        if not self._progress():
+        waits = self._progress()
+        self.ring(self.memories.values())  # for what was written in this turn, and just now, without a fence
+        if not waits:
             self.words[ASLEEP_LOOP] = 0
             return
         if polled:  # an await polls, and will in the next turn
@@ -444,6 +445,8 @@ class Hub:
             return
         if not self._progress():
             self.words[ASLEEP_LOOP] = 0  # nothing waits: nobody need ring
+        if not self.rest_due:
+            self.ring(self.memories.values())  # as in `_rest`
 
     def _progress(self) -> bool:
         """Go on with all groups → whether anything waits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from typing import Any
@@ -112,7 +113,42 @@ async def test_who_falls_asleep_while_a_word_is_written_is_rung_before_the_loop_
     mine.watch(Waiter(ready))
     while not mine.words[ASLEEP_LOOP]:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert rung == [len(asked)]
+    assert rung[-1] == len(asked)
+
+
+@pytest.mark.parametrize("how", ["rung", "its turn ends"])
+@pytest.mark.parametrize("waits", [True, False])
+async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
+    hubs: Any, how: str, waits: bool
+) -> None:
+    """Also where nothing is to be said of this process's own sleep."""
+    mine, theirs = hubs(2)
+    asked: list[int] = []
+    rung: list[int] = []
+    armed = False
+
+    def ready() -> bool:
+        if armed:
+            asked.append(1)
+            theirs.words[ASLEEP_LOOP] = 1  # just after the word was written here
+        return armed and not waits
+
+    mine.watch(Waiter(ready))
+    while not mine.words[ASLEEP_LOOP] or mine.rest_due:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    theirs.words[ASLEEP_LOOP] = 0
+    for memory in mine.memories.values():
+        memory.peer_segment.ring_loop = lambda: rung.append(len(asked))
+    armed = True
+    if how == "rung":
+        os.eventfd_write(mine.segment.loop_bell, 1)
+    else:
+        mine.rest_soon()
+    while not asked:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert rung and rung[-1] == len(asked)
+    assert bool(mine.words[ASLEEP_LOOP]) == waits
 
 
 async def test_polling_has_one_budget_a_turn(hubs: Any) -> None:
