@@ -419,16 +419,12 @@ class Hub:
         polled, self._polled = self._polled, False
         if not self.words:
             return  # closed meanwhile
-        waits = self._progress()
-        self.ring(self.memories.values())  # for what was written in this turn, and just now, without a fence
-        if not waits:
-            self.words[ASLEEP_LOOP] = 0
+        self.ring(self.memories.values())  # for what was finished in this turn without ringing
+        if not self._progress():
             return
         if polled:  # an await polls, and will in the next turn
             self.rest_soon()
             return
-        if self.words[ASLEEP_LOOP]:
-            return  # it was so before this look, too: peers have rung for what they wrote since
         self.words[ASLEEP_LOOP] = 1
         self._gate.acquire()
         self._gate.release()
@@ -443,10 +439,9 @@ class Hub:
             os.eventfd_read(self.segment.loop_bell)
         except BlockingIOError:
             return
-        if not self._progress():
-            self.words[ASLEEP_LOOP] = 0  # nothing waits: nobody need ring
-        if not self.rest_due:
-            self.ring(self.memories.values())  # as in `_rest`
+        self.words[ASLEEP_LOOP] = 0
+        if self._progress():
+            self.rest_soon()
 
     def _progress(self) -> bool:
         """Go on with all groups → whether anything waits."""
