@@ -452,9 +452,9 @@ class Work(Generic[T]):
             self._take_back = take_back
 
     @property
-    def _awaited_directly(self) -> bool:
-        """Whether a task awaits it that does not hold the handle, and it can be taken back."""
-        return self._awaited and self._take_back is not None
+    def _can_be_taken_back(self) -> bool:
+        """Whether it is a receive whose handle nobody holds."""
+        return self._take_back is not None
 
     def _give_up(self) -> None:
         """Take the operation back where that can be: the await of it was cancelled."""

@@ -266,6 +266,9 @@ class Backend(Protocol):
         """End what peers have done their part of already. Called before a loss, or another rank's abort, is
         told: what that rank did before counts, and others may have a result of it."""
 
+    def rank_left(self, rank: int, whole: bool) -> None:
+        """Note that a member (a global rank) has closed this group, or, where `whole`, all its groups."""
+
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives that a task awaits directly and for which nothing has come: the group closes."""
 

@@ -134,6 +134,10 @@ class Dispatch:
         """The members that the host backend, which knows every collective, has seen to begin one."""
         return self._host.seen(seq)
 
+    def rank_left(self, rank: int, whole: bool) -> None:
+        """Tell the host backend, which matches all messages."""
+        self._host.rank_left(rank, whole)
+
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """Have the host backend end its receives; those of other engines have a deadline."""
         self._host.close_receives(error)

@@ -105,6 +105,7 @@ class GroupCore:
             begun=self.numbers.begun,
             seen=lambda seq: self.backend.seen(seq),
             breaks=self.break_group,
+            left=lambda rank, whole: self.backend.rank_left(rank, whole),
         )
         self.backend = make_backend(roster.context, roster.ranks, self._watch)
         self.batches = Batches(self.backend, self.numbers)

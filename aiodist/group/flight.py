@@ -118,6 +118,7 @@ class Flight:
 
     def bound(self, limit: float) -> None:
         """Give all that has no deadline one, in so many seconds: the group closes."""
+        self._catch_up()
         now = self._loop.time()
         for entry in self._open.values():
             if entry.deadline == math.inf and entry.timeout == math.inf:

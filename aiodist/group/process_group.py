@@ -373,7 +373,8 @@ class ProcessGroup:
 
         It waits as long as the sender takes, unless `timeout` is given. If the one await of it is cancelled,
         and nobody holds its Work, it is taken back: the tensor is not touched any more, and the message goes
-        to the next receive. (In groups whose tensors go by MPI or NCCL it goes on.)
+        to the next receive. (In groups whose tensors go by MPI or NCCL it goes on. A large tensor that is not
+        contiguous, into which a thread copies the message at that moment, is yours when that is done.)
 
         Args:
             tensor: of the message's dtype and number of elements; overwritten.
@@ -494,7 +495,8 @@ class ProcessGroup:
         `asyncio.wait_for(pg.recv_object(0), 0.2)` in a loop loses nothing.
 
         Raises:
-            PeerClosed: from the Work: that rank has closed its group (where `src` is None: all have).
+            PeerClosed: from the Work: that rank has closed its group (where `src` is None: all have). That
+                is known at once, or 3 s later where no message came from there or it works on in others.
             GroupClosed: from the Work: the group was closed here meanwhile.
 
         Returns:

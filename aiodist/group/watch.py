@@ -76,6 +76,10 @@ class Noted(dict[int, V]):
         self[seq] = value
 
 
+def _ignore(_rank: int, _whole: bool) -> None:
+    pass
+
+
 class Watch:
     """The listener and speaker of one group, to which its backend also reports. Ranks are global.
 
@@ -87,6 +91,7 @@ class Watch:
         begun: whether this rank has begun the collective of a number.
         seen: other members, by group rank, that are seen to have begun it.
         breaks: breaks the group.
+        left: told who has left this group, or, where that is True, all groups.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Watch:
         begun: Callable[[int], bool],
         seen: Callable[[int], set[int]],
         breaks: Breaks,
+        left: Callable[[int, bool], None] = _ignore,
     ) -> None:
         self._roster = roster
         self._flight = flight
@@ -106,6 +112,7 @@ class Watch:
         self._begun = begun
         self._seen = seen
         self._breaks = breaks
+        self._tell_left = left
         self._context = roster.context
         self._members = frozenset(roster.ranks)
         self._inquiries: dict[int, Inquiry] = {}
@@ -256,12 +263,15 @@ class Watch:
 
     def rank_left(self, rank: int) -> None:
         """Note that a rank has left all groups. It said so before of those it had; this one it never made."""
+        if rank in self._members:
+            self._tell_left(rank, True)
         if rank in self._members and rank not in self._left:
             self._leaves(rank, 0)
 
     def _leaves(self, rank: int, issued: int) -> None:
         logger.debug("group '%s': rank %s left after %s collectives", self._roster.name, rank, issued)
         self._left[rank] = issued
+        self._tell_left(rank, False)
         if any(seq >= issued for seq in self._flight.collectives()):
             # Others may wait for this rank in an earlier one, and have no reason of their own to end it.
             self._breaks(self._departure([rank]))

@@ -63,6 +63,9 @@ class Waiting(Protocol):
 class Waking(Protocol):
     """The process's part in sleeping and waking where words in shared memory say that something has come."""
 
+    def knows(self, rank: int) -> bool:
+        """Whether a rank is a local peer that can be woken, and wakes this process."""
+
     def watch(self, waiting: Waiting) -> None:
         """Have a reader look before the loop sleeps, and whenever it is woken."""
 

@@ -83,9 +83,9 @@ class MappedLink(StreamLink):
 
     def wake_by(self, waking: Waking | None) -> None:
         """Use a ring from now on; None: no more."""
-        self._waking = waking
-        if waking is not None and self._taker is not None:
-            waking.watch(self)
+        self._waking = waking if waking is not None and waking.knows(self._rank) else None
+        if self._waking is not None and self._taker is not None:
+            self._waking.watch(self)
 
     # Sending end.
 

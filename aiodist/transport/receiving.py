@@ -144,7 +144,7 @@ class Incoming:
             done: called once, later, if this returns False, unless the context is cancelled or the
                 peer is lost first.
             signature: of the message that the caller expects. A small one that bears it is not told to the
-                observer first.
+                observer at all.
 
         Returns:
             True if the message was here already and is in the sink.
@@ -189,6 +189,7 @@ class Incoming:
         receive = self._posted.get(key)
         if receive is not None:
             receive.sink = into
+            receive.signature = b""  # it may go to another receive: the caller has to compare
             if self._arriving is receive and self.link is not None:
                 self.link.divert(into.view[self._arriving_at :])
 

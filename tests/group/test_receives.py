@@ -121,3 +121,63 @@ def test_closing_waits_no_longer_than_the_groups_timeout() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         run_virtual(run_cluster(2, main, timeout=30))
     assert caught.group_contains(dist.CollectiveTimeout, match="no completion within 30 s")
+
+
+def test_a_rank_that_closes_one_group_ends_what_waits_for_it_there() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        group = await pg.new_group()
+        assert group is not None
+        if pg.rank == 1:
+            await group.aclose()
+            await asyncio.sleep(1000)
+        else:
+            with pytest.raises(dist.PeerClosed, match="rank 1 has closed its group"):
+                await group.recv(np.zeros(3), 1)
+            with pytest.raises(dist.PeerClosed):
+                await group.recv_object()
+        await pg.barrier(timeout=2000)
+
+    run_virtual(run_cluster(2, main))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+def test_closing_right_after_a_receive_was_posted_is_bounded_too(turns: int) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        if pg.rank:
+            await asyncio.sleep(1000)
+            return
+        held = pg.recv(np.zeros(3), 1, async_op=True)
+        dropped = asyncio.ensure_future(asyncio.wait_for(pg.recv_object(1), 500))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(dist.CollectiveTimeout):
+            await pg.aclose()
+        assert held.done()
+        assert asyncio.get_running_loop().time() - began < 31
+        with pytest.raises(dist.GroupClosed):
+            await dropped
+
+    run_virtual(run_cluster(2, main, timeout=30, return_exceptions=True))
+
+
+def test_a_receive_that_moves_up_compares_what_it_gets() -> None:
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank:
+            await asyncio.sleep(1)
+            await pg.send(np.arange(4, dtype=np.int32), 0)
+            return
+        task = asyncio.ensure_future(_of(pg.recv(np.zeros(4, np.int32), 1)))
+        await asyncio.sleep(0)
+        work = pg.recv(np.zeros(4, np.float32), 1, async_op=True)
+        task.cancel()
+        with pytest.raises(dist.CollectiveMismatch):
+            await work
+
+    results = run_virtual(run_cluster(2, main, return_exceptions=True))
+    assert results[0] is None
+
+
+async def _of(work: dist.Work[int]) -> int:
+    return await work

@@ -34,6 +34,9 @@ class Woken:
         self.woken: list[int] = []
         self.polls = 0
 
+    def knows(self, rank: int) -> bool:
+        return rank != 77
+
     def watch(self, waiting: Waiting) -> None:
         self.readers.append(waiting)
 
@@ -154,6 +157,16 @@ async def test_nobody_uses_a_ring_whose_memory_is_about_to_go(make: Callable[...
     await turn_until(lambda: len(pair.arrived) == 2)
     assert pair.woken.woken == [2]
     assert pair.recv(1) == (sent, True)
+
+
+async def test_there_is_no_ring_to_a_rank_that_cannot_be_woken(make: Callable[..., Pair]) -> None:
+    pair = make()
+    pair.out._rank = 77
+    pair.out.wake_by(pair.woken)
+    sent = pair.send(0)
+    await turn_until(lambda: pair.arrived == [0])
+    assert not pair.woken.woken
+    assert pair.recv(0) == (sent, True)
 
 
 async def test_where_the_segment_is_full_there_is_no_ring(make: Callable[..., Pair]) -> None:

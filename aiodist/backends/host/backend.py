@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,6 +28,13 @@ from aiodist.schedules.steps import Schedule, chunk_bounds
 from aiodist.transport import Key
 from aiodist.types import Call, Kind, agree
 from aiodist.work import Issuer, Work
+
+NEWS = 0.1
+"""Seconds from a goodbye until nobody waits for that rank. Why it left comes over the control links (it
+aborted, say), may come a little later, and is the better answer."""
+
+ON_ITS_WAY = 3.0
+"""Seconds in which what a member sent before it closed a group arrives, where no goodbye comes behind it."""
 
 LAYOUTS = 128
 """Layouts that a group remembers; then it begins anew."""
@@ -62,8 +70,10 @@ class Groups(Protocol):
     def renounce(self, context: int) -> None:
         """Note that this process never makes a group that others may have made."""
 
-    def judge_departures(self) -> None:
-        """Note a new receive: if those that it is from have closed already, nobody will answer."""
+    departed: set[int]
+
+    def goodbye(self, rank: int) -> None:
+        """Note that a rank has closed its groups, and all that it sent has arrived."""
 
 
 class HostBackend:
@@ -110,6 +120,8 @@ class HostBackend:
         self._reserved: set[int] = set()
         self._messages = Messages(channels)
         self._dead = False
+        self._gone = set(groups.departed)  # members that send nothing more
+        self._timers: set[asyncio.TimerHandle] = set()
         self._halted = False  # members disagree: the group will break, and goes no further until it does
         self._local = self._in_shared_memory()
         self._hierarchy = None if self._local is not None else self._over_hosts()
@@ -158,7 +170,8 @@ class HostBackend:
         """Post a receive."""
         try:
             self._messages.recv(operation)
-            self.groups.judge_departures()
+            if self._gone:
+                self._later(NEWS, self.departed)
         except Exception as error:
             self.failed(error)
 
@@ -251,6 +264,9 @@ class HostBackend:
 
     def retire(self) -> None:
         """Forget the group; what still comes for it is dropped."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
         if self._local is not None:
             self._local.retire()
             self._local = None
@@ -408,8 +424,25 @@ class HostBackend:
         if rank in self.ranks and not self._dead:
             self.reports.broken(error)
 
-    def departed(self, gone: set[int]) -> None:
-        """Note which ranks have closed, and all that they sent has arrived: nobody answers a receive then."""
+    def rank_left(self, rank: int, whole: bool) -> None:
+        """Note that a member has closed this group, or, where that is `whole`, all its groups."""
+        self._later(ON_ITS_WAY, self._left, rank, whole)
+
+    def _left(self, rank: int, whole: bool) -> None:
+        if not whole:
+            self.departed([rank])
+        elif self.resources.endpoint.incoming(rank).link is None:  # else a goodbye comes on that
+            self.groups.goodbye(rank)
+
+    def _later(self, delay: float, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call something, unless the group is retired by then."""
+        self._timers = {timer for timer in self._timers if timer.when() > self.channels.loop.time()}
+        self._timers.add(self.channels.loop.call_later(delay, callback, *arguments))
+
+    def departed(self, ranks: Iterable[int] = ()) -> None:
+        """End the receives that wait for ranks which have closed, these and those before, and nobody else."""
+        self._gone.update(ranks)
+        gone = self._gone
         if self._dead:
             return
         for operation in self._messages.waiting():
@@ -425,8 +458,8 @@ class HostBackend:
             operation.give_up(PeerClosed(ranks))
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
-        """End the receives that a task awaits directly and for which nothing has come."""
+        """End the receives whose handles nobody holds and for which nothing has come."""
         for operation in self._messages.waiting():
-            if type(operation) is Operation and operation.work._awaited_directly:
+            if type(operation) is Operation and operation.work._can_be_taken_back:
                 self._messages.take_back(operation)
                 operation.give_up(error())

@@ -6,14 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from aiodist.backends.base import Reports
-from aiodist.backends.host.backend import HostBackend
+from aiodist.backends.host.backend import NEWS, HostBackend
 from aiodist.backends.host.resources import Resources
 from aiodist.errors import GroupBroken, Tampered
 from aiodist.transport import Endpoint, Key
-
-# Seconds between a peer's goodbye on its data channels and the judgement on what still waits for it. Why it
-# left comes over the control links (it aborted, say), may come a little later, and is the better answer.
-NEWS = 0.1
 
 
 class HostEngine:
@@ -47,8 +43,8 @@ class HostEngine:
         self._fail = fail
         self._backends: dict[int, HostBackend] = {}
         self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
-        self._departed: set[int] = set()
-        self._judging: asyncio.TimerHandle | None = None
+        self.departed: set[int] = set()
+        self._departing: set[int] = set()
         endpoint.observer = self
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
@@ -78,8 +74,6 @@ class HostEngine:
 
     def close(self) -> None:
         """End the thread."""
-        if self._judging is not None:
-            self._judging.cancel()
         self.resources.offload.close()
 
     # ── Observer ─────────────────────────────────────────────────────────────────────────────────────
@@ -116,16 +110,13 @@ class HostEngine:
                 backend.reports.broken(error)
 
     def goodbye(self, rank: int) -> None:
-        """Note that a peer closed on purpose; all it sent has arrived."""
-        self._departed.add(rank)
-        self.judge_departures()
+        """Note that a peer closed on purpose; all it sent has arrived. Heard on its data link, where it has
+        one, and on its control link, which it closes later."""
+        if rank not in self._departing:
+            self._departing.add(rank)
+            self._loop.call_later(NEWS, self._departed, rank)
 
-    def judge_departures(self) -> None:
-        """End, soon, the receives that nobody will answer, since ranks have closed."""
-        if self._departed and self._judging is None:
-            self._judging = self._loop.call_later(NEWS, self._judge)
-
-    def _judge(self) -> None:
-        self._judging = None
+    def _departed(self, rank: int) -> None:
+        self.departed.add(rank)
         for backend in list(self._backends.values()):
-            backend.departed(self._departed)
+            backend.departed([rank])

@@ -394,6 +394,8 @@ class Messages:
         for claim in reversed(claims):
             if claim.receiver is not None or claim.signature is not None:
                 break
+            if claim.number + 1 != self._claims.next(source, tag):
+                break  # a later message has overtaken it, and is gone
             if not self._channel(claim).withdraw(self._key(claim)):
                 break  # the sender knows that there is a place
             self._claims.give_back(claim)

@@ -564,3 +564,18 @@ def test_a_strided_receive_that_is_taken_back_while_it_is_copied_keeps_its_messa
         done()
     assert bench.results == {second: 11}
     assert list(bench.targets[second]) == [100, 100]
+
+
+def test_a_number_is_not_claimed_again_where_a_later_message_has_overtaken_it() -> None:
+    bench = Bench()
+    first, second = bench.recv(1), bench.recv(1)
+    bench.arrive(1, 1)
+    bench.deliver(1, 1)
+    bench.take_back[first]()
+    third, fourth = bench.recv(1), bench.recv(1)
+    bench.arrive(1, 0)
+    bench.arrive(1, 2)
+    bench.deliver(1, 0)
+    bench.deliver(1, 2)
+    assert bench.results == {second: 11, third: 11, fourth: 11}
+    assert [bench.targets[name][0] for name in (second, third, fourth)] == [101, 100, 102]

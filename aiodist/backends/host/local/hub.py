@@ -33,7 +33,8 @@ Work polls for a while (`start_polling`).
 # `_rest` is a callback of the loop (call_soon) and not a timer or a selector hook, so that it works on
 # every loop: asyncio's and uvloop's. It is queued by whoever writes or waits (`rest_due`), runs after
 # the callbacks that were ready before it, and queues itself again only while awaits poll. A process in
-# which nothing waits runs no code of the hub at all.
+# which nothing waits runs no code of the hub at all; one that was sent a message by a ring always waits for
+# the next.
 #
 # Sleeping is one word for the whole process and not one for each group. A peer that finishes anything
 # rings everybody who sleeps, also for a group that the sleeper does not wait in. To find out who waits
@@ -369,6 +370,10 @@ class Hub:
         for memory in memories:
             if memory.words[ASLEEP_LOOP]:
                 memory.peer_segment.ring_loop()
+
+    def knows(self, rank: int) -> bool:
+        """Whether a rank is a local peer (`link.Waking`)."""
+        return rank in self.memories
 
     def wake(self, rank: int) -> None:
         """Wake a peer if its loop sleeps: something was written that it may wait for (`link.Waking`)."""
