@@ -429,6 +429,8 @@ class HostBackend:
         self._later(ON_ITS_WAY, self._left, rank, whole)
 
     def _left(self, rank: int, whole: bool) -> None:
+        if self._dead:
+            return  # with its world, perhaps, whose endpoint is closed
         if not whole:
             self.departed([rank])
         elif self.resources.endpoint.incoming(rank).link is None:  # else a goodbye comes on that
