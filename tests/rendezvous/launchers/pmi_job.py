@@ -9,7 +9,9 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -91,10 +93,20 @@ async def one_stays() -> None:
 
 
 async def one_cannot_start() -> None:
-    """Rank 0 fails before it has told anything; the others would wait for long."""
+    """Rank 0 fails before it has told anything; the others, which wait already, would do so for long.
+
+    Where it fails while mpirun still starts the others, mpirun may kill those that it has, and wait for the
+    last one.
+    """
     pmi = await Pmi.connect(os.environ, 3600)
+    came = [Path(tempfile.gettempdir(), f"aiodist-pmi-{os.getppid()}-{rank}") for rank in (1, 2)]
     if RANK == 0:
+        while not all(path.exists() for path in came):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for path in came:
+            path.unlink()
         raise SystemExit("rank 0 has no address")
+    came[RANK - 1].touch()
     await pmi.ask()
 
 
