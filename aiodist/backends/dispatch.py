@@ -135,11 +135,13 @@ class Dispatch:
         return self._host.seen(seq)
 
     def rank_left(self, rank: int, whole: bool) -> None:
-        """Tell the host backend, which matches all messages."""
-        self._host.rank_left(rank, whole)
+        """Tell all: the messages of some go by internal groups."""
+        for part in self._all:
+            part.rank_left(rank, whole)
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
-        """Have the host backend end its receives; those of other engines have a deadline."""
+        """Have the host backend end its receives. Those of other engines may be under way: they have the
+        deadline of closing."""
         self._host.close_receives(error)
 
     def take_in(self) -> None:

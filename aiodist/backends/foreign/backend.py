@@ -155,6 +155,10 @@ class ForeignBackend:
         self._level.retire()
         self.engine.close()
 
+    def rank_left(self, rank: int, whole: bool) -> None:
+        """Note that a member has closed this group: the envelopes of its messages go by the internal one."""
+        self._level.rank_left(rank, whole)
+
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one."""
         entry = Entry(next(self._places), -1)

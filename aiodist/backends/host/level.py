@@ -47,6 +47,7 @@ class Inner(Protocol):
     def halt(self) -> None: ...
     def abort(self, quiet: Callable[[], None]) -> None: ...
     def retire(self) -> None: ...
+    def rank_left(self, rank: int, whole: bool) -> None: ...
 
 
 class Groups(Protocol):
@@ -117,6 +118,11 @@ class Level:
         """Take part in nothing any more."""
         if self._backend is not None:
             self._backend.halt()
+
+    def rank_left(self, rank: int, whole: bool) -> None:
+        """Note that a member has closed the user's group; see `Backend`."""
+        if rank in self.ranks:
+            self.backend.rank_left(rank, whole)
 
     def abort(self) -> None:
         """Stop everything; the user's group's release is held while anything here touches a buffer."""

@@ -88,6 +88,9 @@ class StagedBackend:
         """Forget the group, which is gone for good."""
         self._copier.leave()
 
+    def rank_left(self, rank: int, whole: bool) -> None:
+        """Do nothing: the host backend matches its messages."""
+
     def child(self, host: HostBackend, whole: bool) -> StagedBackend:
         """The backend of a group made of this one's members."""
         return StagedBackend(host, self._device, self._copier)

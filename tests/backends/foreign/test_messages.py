@@ -16,7 +16,7 @@ from aiodist.backends.foreign.messages import Messages
 from aiodist.backends.foreign.task import Task, prepare
 from aiodist.backends.inner import InnerOperation
 from aiodist.group import ProcessGroup
-from aiodist.testing import run_cluster
+from aiodist.testing import run_cluster, run_virtual
 from aiodist.types import Call, Kind
 from tests.backends.foreign.postbox import BesidePostbox, PostboxEngine
 
@@ -189,6 +189,27 @@ async def test_peer_that_has_closed_is_named(backend: str) -> None:
         assert "without sending" in str(caught.value)
 
     await run_cluster(2, main, backend=backend)
+
+
+@ENGINES
+@pytest.mark.parametrize("before", [False, True])
+def test_peer_that_has_closed_this_group_and_works_on_is_named(backend: str, before: bool) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        group = await pg.new_group()
+        assert group is not None
+        if pg.rank == 1:
+            if before:
+                await group.send(np.arange(3.0), 0)
+            await group.aclose()
+        else:
+            if before:
+                await group.recv(np.zeros(3), 1)
+            with pytest.raises(dist.PeerLost, match="without sending") as caught:
+                await group.recv(np.zeros(3), 1)
+            assert caught.value.ranks == (1,)
+        await pg.barrier()
+
+    run_virtual(run_cluster(2, main, backend=backend))
 
 
 async def test_send_to_a_peer_that_has_closed_does_not_wait_for_its_ready_message() -> None:
