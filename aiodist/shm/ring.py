@@ -5,7 +5,7 @@
               is left there is skipped, and a record whose first byte is 0 says so
 
 The head is written after the record, and read before it: on x86-64 stores and loads stay in that order. The
-taker writes nothing here. It tells, by other means, how much it has taken.
+consumer writes nothing here. It tells, by other means, how much it has taken.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ RING = 64 * 1024
 RING_BYTES = ALIGN + RING
 """Bytes of memory that a ring takes."""
 
-Memory = memoryview
 
-
-class Appender:
-    """The end that appends, in this process's own segment.
+class Producer:
+    """The end of a ring that appends, in this process's own segment.
 
     Args:
         view: the segment.
@@ -32,12 +30,12 @@ class Appender:
 
     __slots__ = ("_head", "_records", "_taken", "_word")
 
-    def __init__(self, view: Memory, at: int) -> None:
+    def __init__(self, view: memoryview, at: int) -> None:
         self._word = view[at : at + 8].cast("Q")
         self._records = view[at + ALIGN : at + RING_BYTES]
         self._head = self._taken = self._word[0] = 0
 
-    def append(self, header: bytes, payload: Memory) -> bool:
+    def append(self, header: bytes, payload: memoryview) -> bool:
         """Append a record → False where there is no room for it now.
 
         Args:
@@ -62,7 +60,7 @@ class Appender:
         return True
 
     def took(self, total: int) -> None:
-        """Note how much the taker has taken, in bytes since the beginning.
+        """Note how much the consumer has taken, in bytes since the beginning.
 
         Raises:
             WireError: it cannot have.
@@ -73,12 +71,12 @@ class Appender:
 
     @property
     def empty(self) -> bool:
-        """Whether all was taken, as far as the taker has told."""
+        """Whether all was taken, as far as the consumer has told."""
         return self._taken == self._head
 
 
-class Taker:
-    """The end that takes, in another process's segment.
+class Consumer:
+    """The end of a ring that takes, in another process's segment.
 
     Args:
         view: the segment.
@@ -90,7 +88,7 @@ class Taker:
 
     __slots__ = ("_records", "_word", "taken")
 
-    def __init__(self, view: Memory, at: int) -> None:
+    def __init__(self, view: memoryview, at: int) -> None:
         self._word = view[at : at + 8].cast("Q")
         self._records = view[at + ALIGN : at + RING_BYTES]
         self.taken = 0
@@ -99,7 +97,7 @@ class Taker:
         """Whether there is something to take."""
         return self._word[0] != self.taken
 
-    def first(self) -> Memory:
+    def first(self) -> memoryview:
         """The memory from the first record on that was not taken, to its end at least; only while `waiting`.
 
         Valid until `took`. The other process could change it meanwhile, by mistake.

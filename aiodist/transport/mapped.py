@@ -23,7 +23,7 @@ from aiodist.errors import Tampered, WireError
 from aiodist.shm.arena import PAGE
 from aiodist.shm.blocks import BlockPool
 from aiodist.shm.heap import ALIGN
-from aiodist.shm.ring import RING, RING_BYTES, Appender, Taker
+from aiodist.shm.ring import RING, RING_BYTES, Consumer, Producer
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import FRAGMENT
 from aiodist.transport.ending import Event
@@ -41,7 +41,7 @@ _RELEASE_AT = 2  # blocks given back at a time, so that sender and receiver copy
 _TELL_AT = RING // 4  # bytes taken from a ring that are told together
 _LOOKS = 8  # looks at a ring for one at the socket
 _EAGER, _DATA, _MAPPED, _RELEASE = int(Type.EAGER), int(Type.DATA), int(Type.MAPPED), int(Type.RELEASE)
-_BLOCKS, _RING, _TAKEN = int(Type.BLOCKS), int(Type.RING), int(Type.TAKEN)
+_BLOCKS, _RING, _CONSUMED = int(Type.BLOCKS), int(Type.RING), int(Type.CONSUMED)
 _EMPTY = memoryview(b"")
 
 
@@ -75,8 +75,8 @@ class MappedLink(StreamLink):
         self._rank = rank
         self._waking: Waking | None = None
         self._ring_at = 0  # of the sender's ring; 0: none yet
-        self._appender: Appender | None = None
-        self._taker: Taker | None = None
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
         self._taking = False
         self._told = 0  # bytes taken from the ring that the sender knows of
         self._looks = 0
@@ -84,20 +84,20 @@ class MappedLink(StreamLink):
     def wake_by(self, waking: Waking | None) -> None:
         """Use a ring from now on; None: no more."""
         self._waking = waking if waking is not None and waking.knows(self._rank) else None
-        if self._waking is not None and self._taker is not None:
+        if self._waking is not None and self._consumer is not None:
             self._waking.watch(self)
 
     # Sending end.
 
     def post(self, header: bytes, payload: memoryview | None = None, sealed: bool = False) -> None:
         if header[0] == _EAGER and self._waking is not None and self._out.is_open:
-            ring = self._appender or self._take_ring()
+            ring = self._producer or self._take_ring()
             if ring is not None and ring.append(header, _EMPTY if payload is None else payload):
                 self._waking.wake(self._rank)
                 return
         super().post(header, payload, sealed)
 
-    def _take_ring(self) -> Appender | None:
+    def _take_ring(self) -> Producer | None:
         """Take a ring, and say where it is; None where the segment has no room for it now."""
         if not isinstance(self._memory, Segment):
             return None
@@ -105,14 +105,14 @@ class MappedLink(StreamLink):
             self._ring_at = self._memory.heap.take(RING_BYTES)
         except MemoryError:
             return None
-        self._appender = Appender(self._view, self._ring_at)
+        self._producer = Producer(self._view, self._ring_at)
         super().post(pack(_RING, word=self._ring_at))
-        return self._appender
+        return self._producer
 
     def _taken(self, total: int) -> None:
-        if self._appender is None:
-            raise WireError("a TAKEN frame, and there is no ring")
-        self._appender.took(total)
+        if self._producer is None:
+            raise WireError("a CONSUMED frame, and there is no ring")
+        self._producer.took(total)
 
     def write(self, message: Message, start: int, stop: int) -> bool:
         nbytes = stop - start
@@ -183,7 +183,7 @@ class MappedLink(StreamLink):
             self._mapped(frame)
         elif kind == _RING:
             self._learn_ring(frame.word)
-        elif kind == _TAKEN:
+        elif kind == _CONSUMED:
             self._taken(frame.word)
         else:
             super()._dispatch(frame, payload)
@@ -225,17 +225,17 @@ class MappedLink(StreamLink):
 
     def _learn_ring(self, at: int) -> None:
         """Note where the sender's ring is."""
-        if self._sends or self._taker is not None:
+        if self._sends or self._consumer is not None:
             raise WireError("a RING frame from a receiver, or a second one")
         if at < PAGE or at % ALIGN or at + RING_BYTES > len(self._view):
             raise WireError(f"a ring at {at} of a segment of {len(self._view)} bytes")
-        self._taker = Taker(self._view, at)
+        self._consumer = Consumer(self._view, at)
         if self._waking is not None:
             self._waking.watch(self)
         self._take()
 
     def poll(self) -> None:
-        if self._taker is not None:
+        if self._consumer is not None:
             if self._waking is not None:
                 self._waking.awake()
             self._take()
@@ -247,7 +247,7 @@ class MappedLink(StreamLink):
     def progress(self) -> bool:
         """See `Waiting`."""
         self._take()
-        return self._taker is not None
+        return self._consumer is not None
 
     def failed(self, error: Exception) -> None:
         """See `Waiting`."""
@@ -255,21 +255,21 @@ class MappedLink(StreamLink):
 
     def _take(self) -> None:
         """Take what is in the ring."""
-        taker = self._taker
-        if taker is None or self._taking or not taker.waiting():
+        consumer = self._consumer
+        if consumer is None or self._taking or not consumer.waiting():
             return
         self._taking = True
-        stop = taker.taken + RING  # then others have their turn
+        stop = consumer.taken + RING  # then others have their turn
         try:
-            while taker.waiting() and taker.taken < stop and self._user is not None:
-                record = taker.first()
+            while consumer.waiting() and consumer.taken < stop and self._user is not None:
+                record = consumer.first()
                 if len(record) < HEADER:
                     raise WireError(f"a record of {len(record)} bytes in a ring")
                 frame = parse(record)
                 size = HEADER + frame.nbytes
                 if frame.type != _EAGER or size > len(record):
                     raise WireError(f"a {Type(frame.type).name} frame of {frame.nbytes} bytes in a ring")
-                taker.took(size)  # the sender is told later: until then the record stays as it is
+                consumer.took(size)  # the sender is told later: until then the record stays as it is
                 self._guard(self._user.received, frame, record[HEADER:size])
         except WireError as error:
             self._finish(Event.FAILED, f"protocol error: {error.message}")
@@ -279,10 +279,10 @@ class MappedLink(StreamLink):
 
     def _tell_taken(self) -> None:
         """Tell the sender what was taken, once it is much; unless it does not read."""
-        taker = self._taker
-        if taker is not None and taker.taken - self._told >= _TELL_AT and self.idle:
-            self._told = taker.taken
-            self.post(pack(_TAKEN, word=taker.taken))
+        consumer = self._consumer
+        if consumer is not None and consumer.taken - self._told >= _TELL_AT and self.idle:
+            self._told = consumer.taken
+            self.post(pack(_CONSUMED, word=consumer.taken))
 
     # Ending.
 
@@ -294,9 +294,9 @@ class MappedLink(StreamLink):
     def _release(self) -> None:
         super()._release()
         self.reclaim()
-        if isinstance(self._memory, Segment) and self._appender is not None and self._appender.empty:
+        if isinstance(self._memory, Segment) and self._producer is not None and self._producer.empty:
             self._memory.heap.free(self._ring_at)
-        self._appender = self._taker = self._waking = None
+        self._producer = self._consumer = self._waking = None
         if isinstance(self._memory, Segment):
             self._memory.holders.discard(self)
         self._memory, self._view, self._pool = None, memoryview(b""), None

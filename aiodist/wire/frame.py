@@ -47,7 +47,7 @@ class Type(enum.IntEnum):
     """The kind of a frame.
 
     The sender of a channel says EAGER, OFFER, DATA, MAPPED, BLOCKS, RING; the receiver READY, CREDIT,
-    RELEASE, TAKEN; both say GOODBYE.
+    RELEASE, CONSUMED; both say GOODBYE.
     """
 
     EAGER = 1  # a whole message; the receiver may have no place for it yet
@@ -60,7 +60,7 @@ class Type(enum.IntEnum):
     BLOCKS = 8  # the sender's blocks begin at `word` of its segment; once, before the first MAPPED
     GOODBYE = 9  # nothing follows; this end is closed on purpose
     RING = 10  # EAGER frames come also by the ring at `word` of the sender's segment; once
-    TAKEN = 11  # `word` bytes were taken from the ring since the beginning
+    CONSUMED = 11  # `word` bytes were taken from the ring since the beginning
 
 
 class Word(enum.IntFlag):
@@ -79,7 +79,7 @@ class Frame(NamedTuple):
         nbytes: payload bytes that follow the header.
         offset: of the payload in its message.
         total: bytes of the whole message; for CREDIT those that are free again in all contexts together.
-        word: for MAPPED the offset in the segment, for CREDIT and TAKEN bytes, for RELEASE a bit set of
+        word: for MAPPED the offset in the segment, for CREDIT and CONSUMED bytes, for RELEASE a bit set of
             blocks, for BLOCKS and RING their offset in the segment, for READY and OFFER a `Word`.
         signature: 32 bytes; given with EAGER, OFFER, DATA and MAPPED.
     """

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.errors import WireError
-from aiodist.shm.ring import RING, RING_BYTES, Appender, Taker
+from aiodist.shm.ring import RING, RING_BYTES, Consumer, Producer
 
 AT = 128
 
 
-def pair() -> tuple[Appender, Taker, memoryview]:
+def pair() -> tuple[Producer, Consumer, memoryview]:
     view = memoryview(bytearray(b"\xaa" * (AT + RING_BYTES)))
-    return Appender(view, AT), Taker(view.toreadonly(), AT), view
+    return Producer(view, AT), Consumer(view.toreadonly(), AT), view
 
 
 def record(number: int, size: int) -> tuple[bytes, bytes]:
@@ -25,11 +25,11 @@ def record(number: int, size: int) -> tuple[bytes, bytes]:
     return header, bytes((number + at * 7) % 256 for at in range(size))
 
 
-def take(taker: Taker) -> bytes:
-    memory = taker.first()
+def take(consumer: Consumer) -> bytes:
+    memory = consumer.first()
     size = 16 + int.from_bytes(memory[1:8], "little")
     taken = bytes(memory[:size])
-    taker.took(size)
+    consumer.took(size)
     return taken
 
 
@@ -44,64 +44,64 @@ def take(taker: Taker) -> bytes:
     )
 )
 def test_what_is_taken_is_what_was_appended(steps: list[tuple[str, int]]) -> None:
-    appender, taker, _ = pair()
+    producer, consumer, _ = pair()
     held: deque[bytes] = deque()
     told = number = 0
     for step, value in steps:
         if step == "append":
             header, payload = record(number, value)
-            if appender.append(header, memoryview(payload)):
+            if producer.append(header, memoryview(payload)):
                 held.append(header + payload)
                 number += 1
             else:
-                assert taker.taken - told or held  # one that is empty takes any, wherever it stands
+                assert consumer.taken - told or held  # one that is empty takes any, wherever it stands
         elif step == "take":
             for _ in range(value):
-                if taker.waiting():
-                    assert take(taker) == held.popleft()
-        elif taker.taken > told:
-            told = taker.taken
-            appender.took(told)
-        assert taker.waiting() == bool(held)
+                if consumer.waiting():
+                    assert take(consumer) == held.popleft()
+        elif consumer.taken > told:
+            told = consumer.taken
+            producer.took(told)
+        assert consumer.waiting() == bool(held)
     while held:
-        assert take(taker) == held.popleft()
-    assert not taker.waiting()
+        assert take(consumer) == held.popleft()
+    assert not consumer.waiting()
 
 
 def test_what_is_taken_and_not_told_is_not_overwritten() -> None:
-    appender, taker, _ = pair()
+    producer, consumer, _ = pair()
     header, payload = record(1, 8192 - 16)
     for _ in range(RING // 8192):
-        assert appender.append(header, memoryview(payload))
-    assert not appender.append(header, memoryview(payload))
-    first = taker.first()
-    taker.took(8192)
-    assert not appender.append(header, memoryview(payload))
+        assert producer.append(header, memoryview(payload))
+    assert not producer.append(header, memoryview(payload))
+    first = consumer.first()
+    consumer.took(8192)
+    assert not producer.append(header, memoryview(payload))
     assert bytes(first[:8192]) == header + payload
-    appender.took(8192)
-    assert appender.append(header, memoryview(payload))
+    producer.took(8192)
+    assert producer.append(header, memoryview(payload))
 
 
 @pytest.mark.parametrize("total", [0, -8, 8, 1 << 62])
 def test_more_cannot_be_taken_than_there_is_nor_less_than_before(total: int) -> None:
-    appender, _, _ = pair()
-    appender.append(*map(memoryview, record(1, 8)))  # type: ignore[arg-type]
-    appender.took(24)
+    producer, _, _ = pair()
+    producer.append(*map(memoryview, record(1, 8)))  # type: ignore[arg-type]
+    producer.took(24)
     with pytest.raises(WireError, match="of a ring taken, after 24, of 24"):
-        appender.took(24 + total)
+        producer.took(24 + total)
 
 
 @pytest.mark.parametrize("head", [4, RING + 8, 1 << 63, -8 % 2**64])
 def test_a_head_that_cannot_be_is_refused(head: int) -> None:
-    _, taker, view = pair()
+    _, consumer, view = pair()
     view[AT : AT + 8] = head.to_bytes(8, "little")
     with pytest.raises(WireError, match="a ring whose head is"):
-        taker.first()
+        consumer.first()
 
 
 def test_nothing_is_left_of_a_ring_that_is_only_skipped() -> None:
-    _, taker, view = pair()
+    _, consumer, view = pair()
     view[AT + 64] = 0
     view[AT : AT + 8] = RING.to_bytes(8, "little")
     with pytest.raises(WireError, match="a ring whose head is 0 bytes ahead"):
-        taker.first()
+        consumer.first()

@@ -10,7 +10,7 @@ import pytest
 
 from aiodist.shm.arena import PAGE, available
 from aiodist.shm.heap import Heap
-from aiodist.shm.ring import RING, RING_BYTES, Appender
+from aiodist.shm.ring import RING, RING_BYTES, Producer
 from aiodist.testing.channel_pair import turn_until
 from aiodist.transport.base import EAGER_MESSAGE, Into, Key
 from aiodist.transport.link import Waiting
@@ -213,7 +213,7 @@ async def test_a_ring_is_given_back_at_the_end_unless_the_peer_may_read_it(make:
     for seq in range(1, RING // 4 // (HEADER + 32)):
         other.send(seq)
         other.receiver.poll()
-    await turn_until(lambda: other.out._appender is not None and other.out._appender.empty)
+    await turn_until(lambda: other.out._producer is not None and other.out._producer.empty)
     other.sender.kill()
     assert other.segment.heap.taken() == 0
 
@@ -260,8 +260,8 @@ async def test_a_ring_comes_once_and_from_a_sender(make: Callable[..., Pair]) ->
 
 async def test_nothing_can_be_taken_of_a_ring_that_is_not(make: Callable[..., Pair]) -> None:
     pair = make()
-    pair.into._sock.send(pack(Type.TAKEN, word=8))
-    assert "a TAKEN frame, and there is no ring" in await refused(pair)
+    pair.into._sock.send(pack(Type.CONSUMED, word=8))
+    assert "a CONSUMED frame, and there is no ring" in await refused(pair)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ async def test_nonsense_in_a_ring_ends_the_link(
 ) -> None:
     pair = make()
     at = pair.segment.heap.take(RING_BYTES)
-    Appender(pair.segment.view, at).append(header, memoryview(bytes(payload)))
+    Producer(pair.segment.view, at).append(header, memoryview(bytes(payload)))
     pair.out._sock.send(pack(Type.RING, word=at))
     assert await refused(pair) == f"protocol error: {cause}"
 
