@@ -132,7 +132,7 @@ class LeaseLost(RendezvousError):
 
 
 class GroupClosed(AiodistError):
-    """The group was closed, by this process unless it says another."""
+    """The group was closed: by this process, or, where it is a `PeerClosed`, by a peer."""
 
 
 class PeerClosed(GroupClosed):

@@ -334,7 +334,7 @@ class GroupCore:
         usual = math.inf if kind is Kind.recv else self.timeout  # a sender may take as long as it likes
         limit = usual if timeout is None else seconds(timeout)
         if ROLES[kind].message:
-            number = self.numbers.next_of((kind, asked.peer, asked.tag, mark))  # each backend matches its own
+            number = self.numbers.next_message(kind, asked.peer, asked.tag, mark)
             call = Call(kind, number, dtype, shape, None, asked.peer)
         else:
             seq = self.numbers.issue() if reserved is None else reserved
@@ -384,6 +384,10 @@ class GroupCore:
             gone = self._watch.gone(call.seq)
             if gone is not None:
                 self.break_group(gone)
+
+    def short_for(self, timeout: Timeout) -> ShortMessages | None:
+        """The short way of messages, if a call with this timeout may take it now."""
+        return None if timeout is not None or self.batches.open else self.short_messages
 
     def _enter(self, operation: Operation) -> None:
         """Enter in flight a receive that the backend has started by itself."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from aiodist.roles import Kind
+
 
 @dataclass(slots=True)
 class Numbers:
@@ -52,8 +54,17 @@ class Numbers:
         self.issued = max(self.issued, seq + 1)
         self.unbegun.discard(seq)
 
+    def next_message(self, kind: Kind, peer: int, tag: int, mark: str = "") -> int:
+        """Take the next number, from 0 on, of sends to, or receives from, a peer with a tag.
+
+        Args:
+            peer: -1: from anybody.
+            mark: of the backend that carries it out, which matches its own (`Backend.places`).
+        """
+        return self.next_of((kind, peer, tag, mark))
+
     def next_of(self, stream: Hashable) -> int:
-        """Take the next number, from 0 on, of what is counted apart: the messages of a peer and tag, say."""
+        """Take the next number, from 0 on, of what is counted apart."""
         number = self._counts.get(stream, 0)
         self._counts[stream] = number + 1
         return number

@@ -115,15 +115,14 @@ class Objects:
         """See `ProcessGroup.send_object`."""
         self._check_pickle(allow_pickle)
         peer = check.peer_rank(dst, self._rank, self._size, "dst")
-        number = check.message_tag(tag)
+        number = check.message_tag(tag) + OBJECT_TAGS
         data = _encoded(obj, allow_pickle)
-        core = self._core
-        if core.short_messages is not None and timeout is None and not core.batches.open:
-            sent = core.short_messages.send_bytes(data, peer, number + OBJECT_TAGS, async_op)
-            if sent is not None:
-                return sent
-        asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number + OBJECT_TAGS, own=True)
-        return core.issue(asked, timeout, async_op)
+        short = self._core.short_for(timeout)
+        sent = None if short is None else short.send_bytes(data, peer, number, async_op)
+        if sent is not None:
+            return sent
+        asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number, own=True)
+        return self._core.issue(asked, timeout, async_op)
 
     def recv(
         self, src: int | None, tag: int, allow_pickle: bool, timeout: Timeout, async_op: bool
@@ -149,13 +148,12 @@ class Objects:
             sender, data = received
             return result(sender, decode(data.data, allow_pickle=allow_pickle))
 
-        core = self._core
-        if core.short_messages is not None and timeout is None and not core.batches.open:
-            posted = core.short_messages.recv_bytes(peer, number, async_op, decoded)
-            if posted is not None:
-                return posted
+        short = self._core.short_for(timeout)
+        posted = None if short is None else short.recv_bytes(peer, number, async_op, decoded)
+        if posted is not None:
+            return posted
         asked = Request(Kind.recv, (_BYTES, (0,)), peer=peer, tag=number, convert=decoded)
-        return core.issue(asked, timeout, async_op)
+        return self._core.issue(asked, timeout, async_op)
 
     def _check_pickle(self, allowed: bool) -> None:
         if allowed and self._core.control.exposed:

@@ -353,11 +353,10 @@ class ProcessGroup:
             → None.
         """
         core = self._core
-        short = core.short_messages
-        if short is not None and timeout is None and not core.batches.open:
-            sent = short.send(tensor, dst, tag, async_op)
-            if sent is not None:
-                return sent
+        short = core.short_for(timeout)
+        sent = None if short is None else short.send(tensor, dst, tag, async_op)
+        if sent is not None:
+            return sent
         return core.issue(sending(self._roster, tensor, dst, tag), timeout, async_op)
 
     def recv(
@@ -385,11 +384,10 @@ class ProcessGroup:
             → the group rank of the sender.
         """
         core = self._core
-        short = core.short_messages
-        if short is not None and timeout is None and not core.batches.open:
-            posted = short.recv(tensor, src, tag, async_op)
-            if posted is not None:
-                return posted
+        short = core.short_for(timeout)
+        posted = None if short is None else short.recv(tensor, src, tag, async_op)
+        if posted is not None:
+            return posted
         return core.issue(receiving(self._roster, tensor, src, tag), timeout, async_op)
 
     # ── objects ──────────────────────────────────────────────────────────────────────────────────────
@@ -636,7 +634,7 @@ class ProcessGroup:
             - `local`, between ranks of one host: `plans` (calls that differ and are remembered),
               `kept_exchanges`, `running`, `waiting` (for a slot or for room), `in_thread`.
             - `segment`, of the process: `bytes` of address space, `taken_bytes`, `arrays` (of `pg.empty`,
-              views counted once), `waiting_groups`.
+              views counted once), `waiting` (groups, and links by which small messages come).
             - `channels`: `running` (collectives over them), `early` (numbers that peers began before us).
             - `links`, of the process: `outgoing`, of these `outgoing_shm`, `incoming`, `control`.
         """

@@ -51,7 +51,7 @@ class Message:
 
 
 class Waiting(Protocol):
-    """A reader of memory that peers write."""
+    """Something that waits for words which peers write in shared memory: a group, or a link's ring."""
 
     def progress(self) -> bool:
         """Go on with what is there → whether more may come."""

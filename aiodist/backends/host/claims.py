@@ -151,6 +151,3 @@ class Claims:
         """Let go of all."""
         self._open.clear()
         self.unowned_counts.clear()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._open.values()))

@@ -30,14 +30,12 @@ class Case(NamedTuple):
 
     Attributes:
         call: but for its number.
-        counted: what its number is counted by.
         channel: of a send.
         stream: of its key.
         items: elements.
     """
 
     call: Call
-    counted: tuple[Kind, int, int, str]
     channel: Outgoing | None
     stream: int
     items: int
@@ -97,7 +95,7 @@ class ShortMessages:
         assert channel is not None
         if not channel.takes(self._context, tensor.nbytes):
             return None
-        number = self._numbers.next_of(case.counted)
+        number = self._numbers.next_message(Kind.send, dst, tag)
         key = Key(self._context, case.stream, number, 0)
         signature = message_signature(tensor.dtype, case.items, number)
         channel.send(key, signature, as_bytes(flat(tensor)), _never)
@@ -114,7 +112,7 @@ class ShortMessages:
             case = self._found(self._receives, Kind.recv, tensor, src, tag)
         if case is None or not tensor.flags.carray or not self._issuer.here():
             return None
-        number = self._numbers.next_of(case.counted)
+        number = self._numbers.next_message(Kind.recv, src, tag)
         work: Work[int] = Work(self._issuer, case.call, held, None, None, number)
         ended, senders = self._ended, self._senders
         operation = Operation(case.call, work, None, tensor, None, ended, src, tag, senders, place=_HOST)
@@ -127,7 +125,7 @@ class ShortMessages:
         small = nbytes <= EAGER_MESSAGE and channel.takes(self._context, nbytes)
         if not small or not self._issuer.here():
             return None
-        number = self._numbers.next_of((Kind.send, dst, tag, ""))
+        number = self._numbers.next_message(Kind.send, dst, tag)
         key = Key(self._context, 1 + tag, number, 0)
         channel.send(key, message_signature(_BYTE, nbytes, number), data.data, _never, sealed=True)
         work: Work[None] = Work(self._issuer, Call(Kind.send, number, _BYTE, (nbytes,), None, dst), held)
@@ -138,7 +136,7 @@ class ShortMessages:
         """Post a receive of bytes, of any number; `convert` makes the result of (sender, array)."""
         if not self._issuer.here():
             return None
-        number = self._numbers.next_of((Kind.recv, src, tag, ""))
+        number = self._numbers.next_message(Kind.recv, src, tag)
         call = Call(Kind.recv, number, _BYTE, (0,), None, src)
         work: Work[Any] = Work(self._issuer, call, held)
         ended = self._ended
@@ -176,7 +174,7 @@ class ShortMessages:
         if fits:
             call = Call(kind, 0, dtype, shape, None, peer)
             channel = channels.outgoing(peer) if kind is Kind.send else None
-            case = Case(call, (kind, peer, tag, ""), channel, 1 + tag, tensor.size)
+            case = Case(call, channel, 1 + tag, tensor.size)
         if len(cases) >= _SHAPES:
             cases.clear()
         cases[dtype, shape, peer, tag] = case

@@ -206,7 +206,7 @@ class LocalGroup:
             return
         self._running[exchange.seq] = exchange
         hub = self.hub
-        if not hub.rest_due or self not in hub.groups:
+        if not hub.rest_due or self not in hub.waiting:
             hub.watch(self)
         if exchange.operation is not None and not self.step(exchange) and not exchange.ended:
             exchange.work._driven_by(exchange)

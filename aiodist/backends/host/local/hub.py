@@ -57,7 +57,7 @@ import platform
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,6 +66,7 @@ from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.net.turn import Turn
 from aiodist.shm.segment import HEAD, Holder, PeerSegment, Segment
+from aiodist.transport.link import Waiting
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
 """Words of a segment: its loop sleeps, its bulk thread sleeps. A cache line each, after the nonce's page."""
@@ -88,16 +89,6 @@ _NOTHING, _NO_BYTES, _NO_WORDS = memoryview(b""), np.empty(0, np.uint8), np.empt
 def supported() -> bool:
     """Whether a flag that Python writes to shared memory is ordered by the hardware: on x86-64."""
     return platform.machine().lower() in ("x86_64", "amd64")
-
-
-class Group(Protocol):
-    """A group that the hub drives."""
-
-    def progress(self) -> bool:
-        """Go on with what waits → whether anything still does."""
-
-    def failed(self, error: Exception) -> None:
-        """Break the group: something raised that must not."""
 
 
 class PeerMemory:
@@ -191,7 +182,7 @@ class Hub:
         segment.on_idle = self._room_again
         self._short = False  # an operation waits for room
         self._returned: list[int] = []  # by finalizers, which may run anywhere
-        self.groups: set[Group] = set()
+        self.waiting: set[Waiting] = set()  # groups, and the rings of links
         self._entries: dict[int, int] = {}
         self.leases = 0  # arrays in the segment that are held
         self._reusable: deque[int] = deque()  # entries of groups that are gone, the longest gone first
@@ -262,7 +253,7 @@ class Hub:
             "bytes": self.room,
             "taken_bytes": self.taken(),
             "arrays": self.leases,
-            "waiting_groups": len(self.groups),
+            "waiting": len(self.waiting),
         }
 
     def _clear_away(self, most: int = _LOOKS) -> None:
@@ -392,9 +383,9 @@ class Hub:
         """Have the loop call something; from any thread. A closed loop is told nothing."""
         post(self._loop, function, *args)
 
-    def watch(self, group: Group) -> None:
-        """Drive a group, in which something waits."""
-        self.groups.add(group)
+    def watch(self, waiting: Waiting) -> None:
+        """Drive a group, or a link, in which something waits."""
+        self.waiting.add(waiting)
         if not self.rest_due:
             self.rest_due = True
             self._loop.call_soon(self._rest)
@@ -449,23 +440,23 @@ class Hub:
             self.rest_soon()
 
     def _progress(self) -> bool:
-        """Go on with all groups → whether anything waits."""
-        for group in list(self.groups):
+        """Go on with all → whether anything still waits."""
+        for waiting in list(self.waiting):
             try:
-                waits = group.progress()
-            except Exception as error:  # of one group: the others go on
-                group.failed(error)
+                waits = waiting.progress()
+            except Exception as error:  # of one: the others go on
+                waiting.failed(error)
                 waits = False
             if not waits:
-                self.groups.discard(group)
-        return bool(self.groups)
+                self.waiting.discard(waiting)
+        return bool(self.waiting)
 
     def close(self) -> None:
         """Stop listening, and let go of the memory: a mapping holds a descriptor as long as anybody looks."""
         self._loop.remove_reader(self.segment.loop_bell)
         self.segment.on_idle = lambda: None
         del self.segment  # or an array of a user's, which knows the hub, would keep it mapped for ever
-        self.groups.clear()
+        self.waiting.clear()
         self.boards.clear()
         for _, release in self._left_groups:
             release()

@@ -202,7 +202,7 @@ class Short:
         exchange.begin()  # and what `LocalGroup.run` does with one that is on the loop and not in flight
         self._on_loop[seq] = exchange
         hub = self._hub
-        if not hub.rest_due or self._running not in hub.groups:
+        if not hub.rest_due or self._running not in hub.waiting:
             hub.watch(self._running)
         return work
 

@@ -56,7 +56,7 @@ async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> 
     await woken.wait()
     assert waiter.asked > asked
     assert mine.words[ASLEEP_LOOP] == 0
-    assert not mine.groups
+    assert not mine.waiting
 
 
 async def test_a_group_that_raises_costs_the_others_no_look(hubs: Any) -> None:
@@ -82,7 +82,7 @@ async def test_a_group_that_raises_costs_the_others_no_look(hubs: Any) -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert sorted(asked) == ["asked", "asked", "failed: inside", "failed: inside"]
-    assert not hub.groups
+    assert not hub.waiting
 
 
 async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
