@@ -341,6 +341,7 @@ class Work(Generic[T]):
         if self._state == _PENDING:
             raise asyncio.InvalidStateError(f"{self.op} #{self.seq} has not ended yet: await it first")
         self._awaited = True
+        self._take_back = None
         return None if self._state == _DONE else self._told()
 
     def _told(self) -> BaseException:

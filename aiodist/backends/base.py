@@ -7,7 +7,7 @@ it reports what broke, and the group, which knows all that is in flight, aborts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,8 +71,9 @@ class Operation:
         detail = self.call.detail
         return self.tag >= OBJECT_TAGS or (bool(detail) and (OF_OBJECTS in detail or OF_SPLIT in detail))
 
-    def give_up(self, error: BaseException) -> None:
-        """End a receive for which nothing has come, and which its backend has taken back already."""
+    def fail(self, error: BaseException) -> None:
+        """End a receive for which nothing has come, and which its backend has taken back already. (What
+        fails otherwise fails with its group.)"""
         self.ended(self)
         self.work._fail(error)
 
@@ -112,8 +113,8 @@ class Numbers(Protocol):
 
     issued: int
 
-    def next_of(self, stream: Hashable) -> int:
-        """Take the next number of what is counted apart."""
+    def next_message(self, kind: Kind, peer: int, tag: int) -> int:
+        """Take the next number of sends to, or receives from, a peer with a tag."""
 
 
 class ShortWay(Protocol):
@@ -270,7 +271,7 @@ class Backend(Protocol):
         """Note that a member (a global rank) has closed this group, or, where `whole`, all its groups."""
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
-        """End the receives that a task awaits directly and for which nothing has come: the group closes."""
+        """End the receives whose handles nobody holds and for which nothing has come: the group closes."""
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one, in this place among its operations.

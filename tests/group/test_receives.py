@@ -36,7 +36,9 @@ def test_a_receive_has_the_deadline_that_it_is_given() -> None:
         else:
             await asyncio.sleep(10)
 
-    run_virtual(run_cluster(2, main, timeout=5, return_exceptions=True))
+    mine, theirs = run_virtual(run_cluster(2, main, timeout=5, return_exceptions=True))
+    assert mine is None  # it has seen what it had to
+    assert isinstance(theirs, dist.CollectiveTimeout | None)
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -158,7 +160,8 @@ def test_closing_right_after_a_receive_was_posted_is_bounded_too(turns: int) -> 
         with pytest.raises(dist.GroupClosed):
             await dropped
 
-    run_virtual(run_cluster(2, main, timeout=30, return_exceptions=True))
+    mine, _ = run_virtual(run_cluster(2, main, timeout=30, return_exceptions=True))
+    assert mine is None  # it has seen what it had to
 
 
 def test_a_receive_that_moves_up_compares_what_it_gets() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortMessages, ShortWay
+from aiodist.backends.base import CAPABILITIES, Array, Numbers, Operation, Reports, ShortWay
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.chunks import Chunks, chunks
@@ -19,7 +19,7 @@ from aiodist.backends.host.layout import Layout
 from aiodist.backends.host.local.group import LocalGroup
 from aiodist.backends.host.messages import Messages
 from aiodist.backends.host.resources import Resources
-from aiodist.backends.host.short_messages import ShortMessages as Short
+from aiodist.backends.host.short_messages import ShortMessages
 from aiodist.backends.host.wired import Collective
 from aiodist.errors import GroupBroken, PeerClosed, PeerLost, Tampered
 from aiodist.roles import ROLES, Uneven
@@ -57,9 +57,11 @@ class Groups(Protocol):
 
     Attributes:
         crowding: global ranks that offer more messages than are remembered.
+        gone: those that have closed their groups, and all that they sent has arrived.
     """
 
     crowding: set[int]
+    gone: set[int]
 
     def backend(self, context: int, ranks: Sequence[int], reports: Reports) -> HostBackend:
         """Make the backend of a group, and hand over what arrived for it before."""
@@ -69,8 +71,6 @@ class Groups(Protocol):
 
     def renounce(self, context: int) -> None:
         """Note that this process never makes a group that others may have made."""
-
-    departed: set[int]
 
     def goodbye(self, rank: int) -> None:
         """Note that a rank has closed its groups, and all that it sent has arrived."""
@@ -120,7 +120,7 @@ class HostBackend:
         self._reserved: set[int] = set()
         self._messages = Messages(channels)
         self._dead = False
-        self._gone = set(groups.departed)  # members that send nothing more
+        self._gone = set(groups.gone)  # ranks that send nothing more
         self._timers: set[asyncio.TimerHandle] = set()
         self._halted = False  # members disagree: the group will break, and goes no further until it does
         self._local = self._in_shared_memory()
@@ -170,8 +170,8 @@ class HostBackend:
         """Post a receive."""
         try:
             self._messages.recv(operation)
-            if self._gone:
-                self._later(NEWS, self.departed)
+            if self._gone and self._gone.issuperset(self._senders(operation)):
+                self.channels.loop.call_soon(self.end_receives)
         except Exception as error:
             self.failed(error)
 
@@ -290,9 +290,9 @@ class HostBackend:
         numbers: Numbers,
         enter: Callable[[Operation], None],
         ended: Callable[[Operation], None],
-    ) -> ShortMessages | None:
+    ) -> ShortMessages:
         """A way around `submit` for small messages."""
-        return Short(self.channels, self._receive, issuer, numbers, enter, ended)
+        return ShortMessages(self.channels, self._receive, issuer, numbers, enter, ended)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts of the local engine, the shared segment, the channels and the links."""
@@ -432,7 +432,7 @@ class HostBackend:
         if self._dead:
             return  # with its world, perhaps, whose endpoint is closed
         if not whole:
-            self.departed([rank])
+            self.end_receives([rank])
         elif self.resources.endpoint.incoming(rank).link is None:  # else a goodbye comes on that
             self.groups.goodbye(rank)
 
@@ -441,27 +441,34 @@ class HostBackend:
         self._timers = {timer for timer in self._timers if timer.when() > self.channels.loop.time()}
         self._timers.add(self.channels.loop.call_later(delay, callback, *arguments))
 
-    def departed(self, ranks: Iterable[int] = ()) -> None:
-        """End the receives that wait for ranks which have closed, these and those before, and nobody else."""
-        self._gone.update(ranks)
-        gone = self._gone
-        if self._dead:
-            return
+    def _senders(self, receive: Operation) -> list[int]:
+        """The global ranks that a receive may get its message from."""
+        if receive.peer >= 0:
+            return [self.ranks[receive.peer]]
+        return [rank for rank in self.ranks if rank != self.resources.rank]
+
+    def end_receives(self, gone: Iterable[int] = ()) -> None:
+        """End the receives that nobody can answer: all that they may be from has closed, now or before.
+
+        Args:
+            gone: ranks that have closed, and all that they sent has arrived.
+        """
+        self._gone.update(gone)
         for operation in self._messages.waiting():
-            peers = [operation.peer] if operation.peer >= 0 else range(self.size)
-            ranks = [self.ranks[peer] for peer in peers if peer != self.rank]
-            if not gone.issuperset(ranks):
+            ranks = self._senders(operation)
+            if self._dead or operation.work.done() or not self._gone.issuperset(ranks):
                 continue
             if type(operation) is not Operation:  # it is a part of another engine's, which may be under way
                 what = "receiving what is sent" if operation.work.op == "send" else "sending what is awaited"
                 self.reports.broken(PeerLost(ranks, f"it closed its group without {what} here"))
                 return
             self._messages.take_back(operation)
-            operation.give_up(PeerClosed(ranks))
+            operation.fail(PeerClosed(ranks))
 
     def close_receives(self, error: Callable[[], BaseException]) -> None:
         """End the receives whose handles nobody holds and for which nothing has come."""
         for operation in self._messages.waiting():
-            if type(operation) is Operation and operation.work._can_be_taken_back:
+            work = operation.work
+            if type(operation) is Operation and work._can_be_taken_back and not work.done():
                 self._messages.take_back(operation)
-                operation.give_up(error())
+                operation.fail(error())

@@ -43,8 +43,8 @@ class HostEngine:
         self._fail = fail
         self._backends: dict[int, HostBackend] = {}
         self._early: dict[int, list[tuple[int, Key, bytes, int]]] = {}
-        self.departed: set[int] = set()
-        self._departing: set[int] = set()
+        self.gone: set[int] = set()
+        self._going: set[int] = set()
         endpoint.observer = self
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────
@@ -112,11 +112,11 @@ class HostEngine:
     def goodbye(self, rank: int) -> None:
         """Note that a peer closed on purpose; all it sent has arrived. Heard on its data link, where it has
         one, and on its control link, which it closes later."""
-        if rank not in self._departing:
-            self._departing.add(rank)
-            self._loop.call_later(NEWS, self._departed, rank)
+        if rank not in self._going:
+            self._going.add(rank)
+            self._loop.call_later(NEWS, self._is_gone, rank)
 
-    def _departed(self, rank: int) -> None:
-        self.departed.add(rank)
+    def _is_gone(self, rank: int) -> None:
+        self.gone.add(rank)
         for backend in list(self._backends.values()):
-            backend.departed([rank])
+            backend.end_receives([rank])

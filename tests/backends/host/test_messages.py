@@ -516,19 +516,11 @@ def test_a_message_that_is_left_goes_to_a_receive_that_waits_already() -> None:
     assert list(bench.targets[anybody]) == [100, 100]
 
 
-def test_a_receive_that_moves_up_to_a_message_of_another_size_is_posted_again() -> None:
+@pytest.mark.parametrize("ready", [(), (0, 1)])
+def test_a_receive_that_moves_up_to_a_message_of_another_size_is_posted_again(ready: tuple[int, ...]) -> None:
+    """Also where the sender knew the size that was posted first."""
     bench = Bench()
-    first, second = bench.recv(1, items=2), bench.recv(1, items=5)
-    bench.take_back[first]()
-    bench.arrive(1, 0, items=5)
-    bench.deliver(1, 0)
-    assert bench.results == {second: 11}
-    assert list(bench.targets[second]) == [100] * 5
-
-
-def test_a_receive_that_moves_up_where_the_sender_knew_another_size() -> None:
-    bench = Bench()
-    bench.ready = {Key(bench.context, 1, number, 0) for number in range(2)}
+    bench.ready = {Key(bench.context, 1, number, 0) for number in ready}
     first, second = bench.recv(1, items=2), bench.recv(1, items=5)
     bench.take_back[first]()
     bench.arrive(1, 0, items=5)
