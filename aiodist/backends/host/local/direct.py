@@ -14,6 +14,9 @@ class Meet(Exchange):
     __slots__ = ()
     alike = True
 
+    def begin(self) -> None:
+        self.publish_code()
+
     def look(self) -> bool:
         """Whether all ranks have published the operation."""
         return self.arrived()
@@ -52,13 +55,7 @@ class ReduceEach(Exchange):
             self._inputs = None
             words[base + SOURCE] = place_word(at, exposed=False)
         own[...] = send
-        if self.slot in board.unseen:  # as in `publish`
-            self.plan.owner.reuse(self.slot)
-        # Peers that find the code find all the rest.
-        if board.signed[self.slot] is not self.signature:
-            board.sign(self.seq, self.signature)
-        words[base] = self.code
-        board.ring_loops()
+        self.publish_code()
 
     def look(self) -> bool:
         """Reduce when all ranks' payloads are there → whether they are."""

@@ -7,10 +7,16 @@ from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.plan import Path
 from aiodist.backends.host.local.reduce_all import ReduceAll
 from aiodist.backends.host.local.share import Share
+from aiodist.backends.host.local.small import Small
 from aiodist.backends.host.local.wired import Wired
 from aiodist.roles import ROLES, Kind
 
-_BY_PATH: dict[Path, type[Exchange]] = {Path.meet: Meet, Path.direct: ReduceEach, Path.wired: Wired}
+_BY_PATH: dict[Path, type[Exchange]] = {
+    Path.meet: Meet,
+    Path.direct: ReduceEach,
+    Path.slot: Small,
+    Path.wired: Wired,
+}
 
 
 def exchange_for(kind: Kind, path: Path) -> type[Exchange]:

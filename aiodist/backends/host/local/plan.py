@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiodist.backends.base import Array
-from aiodist.backends.host.local.board import SLOTS, Board, Peer, theirs, view
+from aiodist.backends.host.local.board import PAYLOAD, SLOTS, Board, Peer, theirs, view
 from aiodist.environment.thresholds import Thresholds
 from aiodist.kernels import INLINE_NS, combiner, cost_ns, finish
 from aiodist.roles import ROLES, Parts
@@ -26,6 +26,7 @@ class Path(enum.Enum):
 
     meet = "nothing but signatures"
     direct = "every rank reduces everything, on the loop"
+    slot = "through the slots, on the loop"
     inline = "on the loop"
     bulk = "in many blocks, in the thread"
     wired = "over the channels"
@@ -213,9 +214,17 @@ def path_of(
         cost = cost_ns(reduced, call.dtype, call.reduce, anywhere=True) * (size - 1)
     if nbytes > limits.inline or cost > INLINE_NS:
         return Path.bulk
-    if call.kind is Kind.all_reduce and nbytes <= limits.direct:
-        return Path.direct
-    return Path.inline
+    if call.kind is Kind.all_reduce:
+        return Path.direct if nbytes <= limits.direct else Path.inline
+    return Path.slot if given(call, size, nbytes, sizes) <= min(PAYLOAD, limits.direct) else Path.inline
+
+
+def given(call: Call, size: int, nbytes: int, sizes: Sequence[int] | None = None) -> int:
+    """Bytes that one rank gives at most; arguments as of `path_of`."""
+    roles = ROLES[call.kind]
+    if roles.source is roles.target or roles.source is Parts.EACH:
+        return nbytes
+    return nbytes // size if sizes is None else max(sizes) * call.dtype.itemsize
 
 
 def most_staged(size: int, limits: Thresholds) -> int:

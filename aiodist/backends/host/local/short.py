@@ -65,9 +65,10 @@ class Case:
         plan: of the exchange.
         other_shape: of the other tensor, where one is passed.
         alone: one tensor is given and overwritten, unless there is another.
+        joined: parts of all members stay in one array.
     """
 
-    __slots__ = ("alone", "each_from", "each_to", "gets", "gives", "other_shape", "plan", "size")
+    __slots__ = ("alone", "each_from", "each_to", "gets", "gives", "joined", "other_shape", "plan", "size")
 
     def __init__(self, plan: Plan, other_shape: tuple[int, ...], rank: int, size: int) -> None:
         roles, root = ROLES[plan.call.kind], plan.call.root
@@ -77,7 +78,12 @@ class Case:
         self.each_from = roles.source is Parts.EACH
         self.each_to = roles.target is Parts.EACH
         self.size = size
+        self.joined = plan.path is Path.slot
         self.alone = roles.source is roles.target is Parts.ONE and not roles.rooted
+
+    def parts(self, array: Array) -> list[Array]:
+        """The parts of all members, of an array in which they lie side by side."""
+        return [array] if self.joined else cut(array, None, self.size)
 
 
 class Short:
@@ -245,8 +251,7 @@ class Short:
         if kind is _SCATTER:
             if case.gives != (other is not None):
                 return None
-            send = [] if other is None else cut(other.reshape(-1), None, self._size)
-            return send, [one], lead
+            return [] if other is None else case.parts(other.reshape(-1)), [one], lead
         if not case.gets:
             return None if other is not None else ([one], [], None)
         if not (case.each_from or case.each_to):
@@ -256,8 +261,8 @@ class Short:
             return [one], [other.reshape(-1)], other
         into = np.empty(case.other_shape, lead.dtype) if other is None else other
         flat = into.reshape(-1)
-        send = cut(one, None, self._size) if case.each_from else [one]
-        return send, cut(flat, None, self._size) if case.each_to else [flat], into
+        send = case.parts(one) if case.each_from else [one]
+        return send, case.parts(flat) if case.each_to else [flat], into
 
     # ── once for each dtype, shape and op ────────────────────────────────────────────────────────────
 
@@ -290,7 +295,7 @@ class Short:
         nbytes = call.nbytes * self._size if roles.agrees_on_part else call.nbytes
         plan = self._running.plan(call, nbytes)
         case = None
-        if plan.path in (Path.direct, Path.inline):
+        if plan.path in (Path.direct, Path.slot, Path.inline):
             case = Case(plan, other_shape, self._rank, self._size)
         cases = self._cases[kind][op]
         if len(cases) >= _SHAPES:

@@ -156,7 +156,7 @@ async def test_what_is_halted_is_withdrawn_and_what_has_ended_stays(hubs: Any) -
     local = hubs(2)
     first, second = (Member(hub, rank) for rank, hub in enumerate(local))
     first.broadcast(0, np.arange(50))  # small: its root need not wait
-    first.broadcast(1, put(local[0], 50))
+    first.broadcast(1, put(local[0], 1500))  # its root waits until peers have read it there
     first.broadcast(2, put(local[0], 5000))
     first.broadcast(SLOTS, np.arange(50))  # waits for a slot that peers still read
     assert first.calls == ["finished 0"]
@@ -168,7 +168,7 @@ async def test_what_is_halted_is_withdrawn_and_what_has_ended_stays(hubs: Any) -
     second.broadcast(0, target := np.zeros(50, np.int64))
     assert np.array_equal(target, np.arange(50))
     for seq in (1, 2):
-        second.broadcast(seq, np.zeros(50 if seq == 1 else 5000, np.int64))
+        second.broadcast(seq, np.zeros(1500 if seq == 1 else 5000, np.int64))
     for _ in range(100):
         second.group.progress()
     assert second.calls == ["finished 0"]

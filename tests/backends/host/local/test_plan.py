@@ -46,7 +46,7 @@ def all_reduce(nbytes: int, dtype: np.dtype[np.generic] = FLOAT32, seq: int = 0)
         (all_reduce(DEFAULTS.direct + 4), Path.inline),
         (all_reduce(DEFAULTS.inline), Path.inline),
         (all_reduce(DEFAULTS.inline + 4), Path.bulk),
-        (Call(Kind.all_gather, 0, FLOAT32, (100,)), Path.inline),
+        (Call(Kind.all_gather, 0, FLOAT32, (100,)), Path.slot),
         (Call(Kind.broadcast, 0, FLOAT32, (16 * MIB,), None, 0), Path.bulk),
     ],
 )
