@@ -1,11 +1,14 @@
-"""Rings of records in a shared segment: one process appends, one other takes, in order. Pure.
+"""Rings of records in shared memory: one process appends, one other takes, in order. Pure.
 
-    at        8 bytes: the head, which counts all bytes that were ever appended
-    at + 64   `RING` bytes of records, each padded to a multiple of 8, none of which goes around the end: what
-              is left there is skipped, and a record whose first byte is 0 says so
+Two processes that exchange records have an *area* each, in their own memory, which the other maps read-only:
 
-The head is written after the record, and read before it: on x86-64 stores and loads stay in that order. The
-consumer writes nothing here. It tells, by other means, how much it has taken.
+    at         8 bytes: the head, which counts all bytes that were ever appended to this ring
+    at + 8     8 bytes: 1 while the producer waits for room
+    at + 64    8 bytes: how many bytes this process has taken of the other's ring
+    at + 128   the records, each padded to a multiple of 8, none of which goes around the end: what is left
+               there is skipped, and a record whose first byte is 0 says so
+
+The head is written after the record, and read before it: on x86-64 stores and loads stay in that order.
 """
 
 from __future__ import annotations
@@ -14,40 +17,52 @@ from aiodist.errors import WireError
 from aiodist.shm.heap import ALIGN
 
 RING = 64 * 1024
-"""Bytes of records that a ring has room for."""
+"""Bytes of records that a ring has room for, where it bears messages."""
 
-RING_BYTES = ALIGN + RING
-"""Bytes of memory that a ring takes."""
+_WAITS, _TAKEN, _RECORDS = 8, ALIGN, 2 * ALIGN
+
+
+def area_bytes(size: int) -> int:
+    """Bytes of an area with a ring of `size` bytes."""
+    return _RECORDS + size
 
 
 class Producer:
-    """The end of a ring that appends, in this process's own segment.
+    """The end of a ring that appends.
 
     Args:
-        view: the segment.
-        at: offset of the ring, a multiple of `ALIGN`; its memory may hold anything.
+        view, at: this process's memory, and its area there, a multiple of `ALIGN`; cleared here.
+        size: bytes of records, a multiple of 8.
+        theirs, theirs_at: the consumer's memory and its area.
     """
 
-    __slots__ = ("_head", "_records", "_taken", "_word")
+    __slots__ = ("_head", "_records", "_size", "_taken", "_taken_word", "_waits", "_word")
 
-    def __init__(self, view: memoryview, at: int) -> None:
+    def __init__(self, view: memoryview, at: int, size: int, theirs: memoryview, theirs_at: int) -> None:
         self._word = view[at : at + 8].cast("Q")
-        self._records = view[at + ALIGN : at + RING_BYTES]
-        self._head = self._taken = self._word[0] = 0
+        self._waits = view[at + _WAITS : at + _WAITS + 8].cast("Q")
+        self._records = view[at + _RECORDS : at + _RECORDS + size]
+        self._size = size
+        self._taken_word = theirs[theirs_at + _TAKEN : theirs_at + _TAKEN + 8].cast("Q")
+        self._head = self._taken = 0
 
     def append(self, header: bytes, payload: memoryview) -> bool:
         """Append a record → False where there is no room for it now.
 
         Args:
             header: its first byte is not 0, and its length a multiple of 8.
-            payload: the rest of the record; copied. In all it is at most half of `RING`: an empty ring has
+            payload: the rest of the record; copied. In all it is at most half of the ring: an empty one has
                 room for that, wherever it stands.
+
+        Raises:
+            WireError: the consumer says that it has taken what is not there.
         """
-        head, begin = self._head, self._head % RING
+        head, whole = self._head, self._size
+        begin = head % whole
         size = len(header) + len(payload)
         padded = (size + 7) & ~7
-        skipped = RING - begin if begin + padded > RING else 0
-        if head + skipped + padded - self._taken > RING:
+        skipped = whole - begin if begin + padded > whole else 0
+        if head + skipped + padded - self._taken > whole and not self._room(skipped + padded):
             return False
         records = self._records
         if skipped:
@@ -59,38 +74,39 @@ class Producer:
         self._head = self._word[0] = head + skipped + padded
         return True
 
-    def took(self, total: int) -> None:
-        """Note how much the consumer has taken, in bytes since the beginning.
+    def _room(self, nbytes: int) -> bool:
+        """Look what was taken → whether there is room for so many bytes."""
+        taken = self._taken_word[0]
+        if not self._taken <= taken <= self._head:
+            raise WireError(f"{taken} bytes of a ring taken, after {self._taken}, of {self._head}")
+        self._taken = taken
+        return self._head + nbytes - taken <= self._size
 
-        Raises:
-            WireError: it cannot have.
-        """
-        if not self._taken < total <= self._head:
-            raise WireError(f"{total} bytes of a ring taken, after {self._taken}, of {self._head}")
-        self._taken = total
-
-    @property
-    def empty(self) -> bool:
-        """Whether all was taken, as far as the consumer has told."""
-        return self._taken == self._head
+    def wait(self, waits: bool) -> None:
+        """Say whether this end waits for room. Who says so looks again afterwards."""
+        self._waits[0] = waits
 
 
 class Consumer:
-    """The end of a ring that takes, in another process's segment.
+    """The end of a ring that takes.
 
     Args:
-        view: the segment.
-        at: offset of the ring.
+        view, at: the producer's memory, and its area there.
+        size: bytes of records.
+        mine, mine_at: this process's memory and its area.
 
     Attributes:
         taken: bytes taken since the beginning.
     """
 
-    __slots__ = ("_records", "_word", "taken")
+    __slots__ = ("_records", "_size", "_taken_word", "_waits", "_word", "taken")
 
-    def __init__(self, view: memoryview, at: int) -> None:
+    def __init__(self, view: memoryview, at: int, size: int, mine: memoryview, mine_at: int) -> None:
         self._word = view[at : at + 8].cast("Q")
-        self._records = view[at + ALIGN : at + RING_BYTES]
+        self._waits = view[at + _WAITS : at + _WAITS + 8].cast("Q")
+        self._records = view[at + _RECORDS : at + _RECORDS + size]
+        self._size = size
+        self._taken_word = mine[mine_at + _TAKEN : mine_at + _TAKEN + 8].cast("Q")
         self.taken = 0
 
     def waiting(self) -> bool:
@@ -105,17 +121,28 @@ class Consumer:
         Raises:
             WireError: no ring can look like this.
         """
+        whole = self._size
         ahead = self._word[0] - self.taken
-        begin = self.taken % RING
-        if 0 < ahead <= RING and not ahead & 7:
+        begin = self.taken % whole
+        if 0 < ahead <= whole and not ahead & 7:
             if not self._records[begin]:
-                ahead -= RING - begin
-                self.taken += RING - begin
+                ahead -= whole - begin
+                self.taken += whole - begin
                 begin = 0
             if ahead > 0:
-                return self._records[begin : begin + min(ahead, RING - begin)]
+                return self._records[begin : begin + min(ahead, whole - begin)]
         raise WireError(f"a ring whose head is {ahead} bytes ahead")
 
     def took(self, nbytes: int) -> None:
-        """Take a record of so many bytes, at most as many as `first` gave."""
+        """Take a record of so many bytes, at most as many as `first` gave: its memory is the producer's."""
         self.taken += (nbytes + 7) & ~7
+        self._taken_word[0] = self.taken
+
+    def awaited(self) -> bool:
+        """Whether the producer waits for room."""
+        return bool(self._waits[0])
+
+
+def clear(view: memoryview, at: int) -> None:
+    """Make an area of this process's memory empty, before the other process hears of it."""
+    view[at : at + _RECORDS] = bytes(_RECORDS)

@@ -371,9 +371,10 @@ class SocketEndpoint(Endpoint):
         if purpose is Purpose.control:
             return self._control(sock, rank, greeting.leftover)
         theirs = self.peer_segments.get(rank) if greeting.is_unix else None
-        memory = self.segment if dialed and theirs is not None else theirs
-        if memory is not None:
-            mapped = MappedLink(self._loop, sock, memory, greeting.leftover, rank=rank)
+        if theirs is not None and self.segment is not None:
+            mapped = MappedLink(
+                self._loop, sock, self.segment, theirs, greeting.leftover, rank=rank, dialed=dialed
+            )
             mapped.wake_by(self._waking)
             link: StreamLink = mapped
         else:

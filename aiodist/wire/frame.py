@@ -46,8 +46,8 @@ assert _HEADER.size == HEADER
 class Type(enum.IntEnum):
     """The kind of a frame.
 
-    The sender of a channel says EAGER, OFFER, DATA, MAPPED, BLOCKS, RING; the receiver READY, CREDIT,
-    RELEASE, CONSUMED; both say GOODBYE.
+    The sender of a channel says EAGER, OFFER, DATA, MAPPED, BLOCKS; the receiver READY, CREDIT, RELEASE; both
+    say RING and GOODBYE.
     """
 
     EAGER = 1  # a whole message; the receiver may have no place for it yet
@@ -59,8 +59,7 @@ class Type(enum.IntEnum):
     RELEASE = 7  # the blocks in the bit set `word` are free again
     BLOCKS = 8  # the sender's blocks begin at `word` of its segment; once, before the first MAPPED
     GOODBYE = 9  # nothing follows; this end is closed on purpose
-    RING = 10  # EAGER frames come also by the ring at `word` of the sender's segment; once
-    CONSUMED = 11  # `word` bytes were taken from the ring since the beginning
+    RING = 10  # there is a ring of `total` bytes at `word` of this end's segment; 0: see `transport.rings`
 
 
 class Word(enum.IntFlag):
@@ -78,8 +77,9 @@ class Frame(NamedTuple):
         type: see `Type`; kept as a plain int, because this is made for every frame.
         nbytes: payload bytes that follow the header.
         offset: of the payload in its message.
-        total: bytes of the whole message; for CREDIT those that are free again in all contexts together.
-        word: for MAPPED the offset in the segment, for CREDIT and CONSUMED bytes, for RELEASE a bit set of
+        total: bytes of the whole message; for CREDIT those that are free again in all contexts together; for
+            RING those of the ring.
+        word: for MAPPED the offset in the segment, for CREDIT bytes, for RELEASE a bit set of
             blocks, for BLOCKS and RING their offset in the segment, for READY and OFFER a `Word`.
         signature: 32 bytes; given with EAGER, OFFER, DATA and MAPPED.
     """

@@ -295,7 +295,7 @@ def open_mapped() -> Iterator[Run]:
         try:
             receiver = Incoming(1, _arrived, ends.on_end)
             posted = Posted(receiver, False)
-            link = MappedLink(ends.loop, ends.near, peer)  # type: ignore[arg-type]
+            link = MappedLink(ends.loop, ends.near, segment, peer, dialed=False)  # type: ignore[arg-type]
             receiver.attach(link)
             ends.feed(sequence)
             posted.check()
@@ -345,7 +345,7 @@ def open_sender(mapped: bool) -> Open:
             try:
                 sender = Outgoing(1, lambda _rank: None, ends.on_end)
                 link = (
-                    MappedLink(ends.loop, ends.near, memory[0])  # type: ignore[arg-type]
+                    MappedLink(ends.loop, ends.near, *memory, dialed=True)  # type: ignore[arg-type]
                     if memory
                     else StreamLink(ends.loop, ends.near)  # type: ignore[arg-type]
                 )

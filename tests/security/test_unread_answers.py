@@ -59,7 +59,7 @@ async def victim(mapped: bool) -> AsyncIterator[Victim]:
             segment, peer = shared()
             stack.callback(segment.close)
             stack.callback(peer.close)
-            link: StreamLink = MappedLink(loop, mine, peer)
+            link: StreamLink = MappedLink(loop, mine, segment, peer, dialed=False)
         else:
             link = StreamLink(loop, mine)
         one = Victim(link, theirs)

@@ -30,7 +30,7 @@ class Made:
         mine, self.theirs = socket.socketpair()
         mine.setblocking(False)
         self.segment, self.peer = shared()
-        self.link = MappedLink(asyncio.get_running_loop(), mine, self.segment if sends else self.peer)
+        self.link = MappedLink(asyncio.get_running_loop(), mine, self.segment, self.peer, dialed=sends)
 
     def close(self) -> None:
         self.link.kill()

@@ -63,12 +63,12 @@ class Case:
             sources = [source[low:high] for source in sources]
         return np.sum(sources, axis=0) if roles.reduces else np.concatenate(sources)
 
-    def begin(self, member: Member, place: str) -> tuple[Any, Array | None, Array | None]:
+    def begin(self, member: Member, place: str) -> tuple[Any, Any, Any]:
         """Begin it → the exchange, its target, and what that must hold in the end."""
         roles, expected = ROLES[self.kind], self.got(member.rank)
         source, target = self.given(member.rank), None if expected is None else np.full(expected.size, -1)
         source, target = (None if array is None else member.put(array, place) for array in (source, target))
-        more = {}
+        more: dict[str, Any] = {}
         if self.uneven:
             more["source_sizes" if roles.source is Parts.EACH else "target_sizes"] = self.sizes
         passed = target if roles.one_tensor and source is None else source

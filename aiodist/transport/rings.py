@@ -1,0 +1,297 @@
+"""The frames of a link between local processes by two rings in shared memory, instead of its socket.
+
+A frame in a ring needs no call to the system, where its reader polls; where the reader sleeps it is woken.
+All frames go by the rings once both ends have agreed on them, in the order in which they are posted. The
+socket stays for the agreement, for the goodbye, and to tell of a peer's death.
+
+    dialed end                                      other end
+      RING where its area is        ──socket──▶
+                                    ◀──socket──     RING where its area is; its frames go by its ring now
+      RING ON; its frames now, too  ──socket──▶
+      ...
+      RING OFF; back to the socket  ──socket──▶     it does the same, if it has not yet
+
+Order is kept over these changes by two rules. Who reads a RING frame has read all that came over the socket
+before it, and looks into the ring from then on. And who reads anything of the socket takes what is in the
+ring first.
+
+A frame for which the ring has no room waits here, and those behind it, until the peer has taken some.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Protocol
+
+from aiodist.errors import WireError
+from aiodist.shm.arena import PAGE
+from aiodist.shm.heap import ALIGN
+from aiodist.shm.ring import RING, Consumer, Producer, area_bytes, clear
+from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.transport.link import BURST, Waiting, Waking
+from aiodist.wire.frame import HEADER, Frame, Type, pack, parse, payload_bytes
+
+ANSWERS = 16 * 1024
+"""Bytes of the ring of an end that sends no messages, only answers."""
+
+_LARGEST = 1 << 20
+_RING, _GOODBYE = int(Type.RING), int(Type.GOODBYE)
+_EMPTY = memoryview(b"")
+
+
+class Word(enum.IntEnum):
+    """What `total` says in a RING frame whose `word` is no offset."""
+
+    OFF = 0  # what follows comes over the socket; the receiver of this does the same
+    ON = 1  # what follows comes by the ring
+
+
+class Owner(Waiting, Protocol):
+    """The link."""
+
+    def say(self, header: bytes) -> None:
+        """Send a frame over the socket."""
+
+    def take_frame(self, frame: Frame, payload: memoryview) -> None:
+        """Act on a frame that came. The payload is valid during the call only."""
+
+    def listens(self) -> bool:
+        """Whether there is somebody for whom frames are taken."""
+
+    def flowed(self) -> None:
+        """Write on: nothing waits here any more."""
+
+    def broke(self, error: WireError) -> None:
+        """End the link: the peer has broken the protocol."""
+
+    def broke_soon(self, error: WireError) -> None:
+        """The same, later."""
+
+
+class Rings:
+    """The two rings of one link, at one end.
+
+    Args:
+        owner: the link.
+        segment, peer: this process's memory and the peer's.
+        rank: global rank of the peer.
+        dialed: this end has dialed, and sends the messages; it asks for the rings.
+
+    Attributes:
+        waiting: frames for which there is no room now, first to last.
+        on: what is posted goes by the ring.
+        taking: a frame of the ring is being acted on, further up the stack.
+    """
+
+    def __init__(self, owner: Owner, segment: Segment, peer: PeerSegment, rank: int, dialed: bool) -> None:
+        self.waiting: deque[bytes] = deque()
+        self.on = self.taking = False
+        self._owner = owner
+        self._segment = segment
+        self._peer = peer
+        self._rank = rank
+        self._dialed = dialed
+        self._waking: Waking | None = None
+        self._at = 0  # of this end's area; 0: none yet
+        self._size = RING if dialed else ANSWERS
+        self._theirs: tuple[int, int] | None = None  # offset and size of the peer's
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+        self._over = False  # there are no rings any more
+
+    def wake_by(self, waking: Waking | None) -> None:
+        """Use rings from now on, if the peer does; None: no more."""
+        self._waking = waking if waking is not None and waking.knows(self._rank) else None
+        if self._waking is None:
+            self.turn_off()
+        elif self._consumer is not None:
+            self._waking.watch(self._owner)
+        elif self._theirs is not None and not self._dialed:
+            self._answer()
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+
+    def post(self, header: bytes, payload: memoryview | None) -> bool:
+        """Send a frame by the ring; the payload is copied → False where it has to go over the socket."""
+        producer, waking = self._producer, self._waking
+        if producer is None or waking is None:
+            if self._dialed and not self._at:
+                self._ask()
+            return False
+        try:
+            took = not self.waiting and producer.append(header, _EMPTY if payload is None else payload)
+        except WireError as error:
+            self._owner.broke_soon(error)  # not from inside a call of the user's
+            return True
+        if not took:
+            self.waiting.append(header if payload is None else header + payload)
+            if len(self.waiting) == 1:
+                producer.wait(True)
+                waking.watch(self._owner)  # which looks again: there may be room by now
+        waking.wake(self._rank)
+        return True
+
+    def flow(self) -> None:
+        """Send on what waits."""
+        producer, waking = self._producer, self._waking
+        if not self.waiting or producer is None or waking is None:
+            return
+        try:
+            while self.waiting and producer.append(self.waiting[0], _EMPTY):
+                self.waiting.popleft()
+        except WireError as error:
+            self._owner.broke_soon(error)
+            return
+        waking.wake(self._rank)
+        if not self.waiting:
+            producer.wait(False)
+            self._owner.flowed()
+
+    def turn_off(self) -> None:
+        """Go back to the socket for good, with what waits."""
+        if self._over:
+            return
+        self._over = True
+        if self._producer is not None:
+            self._producer, self.on = None, False
+            waiting, self.waiting = self.waiting, deque()
+            for frame in waiting:
+                self._owner.say(frame)
+            if waiting:
+                self._owner.flowed()
+        if self._at or self._theirs is not None:
+            self._owner.say(pack(_RING, total=Word.OFF))
+
+    # ── agreeing ─────────────────────────────────────────────────────────────────────────────────────
+
+    def learn(self, frame: Frame) -> None:
+        """Act on a RING frame, which came over the socket."""
+        if frame.word:
+            self._meet(frame.word, frame.total)
+        elif frame.total == Word.OFF:
+            self._consumer = None  # all that was in it has been taken
+            self.turn_off()
+        elif frame.total == Word.ON and not self._dialed and self._at and self._consumer is None:
+            self._listen()
+        else:
+            raise WireError("a RING frame out of place")
+
+    def _ask(self) -> None:
+        if not self._over and self._waking is not None and self._take_area():
+            self._owner.say(pack(_RING, word=self._at, total=self._size))
+
+    def _meet(self, at: int, size: int) -> None:
+        """Note where the peer's area is."""
+        if self._theirs is not None or (self._dialed and not self._at):
+            raise WireError("a second RING frame, or one that nobody asked for")
+        fits = not size % 8 and 2 * HEADER <= size <= _LARGEST
+        if at < PAGE or at % ALIGN or not fits or at + area_bytes(size) > len(self._peer.view):
+            raise WireError(f"a ring of {size} bytes at {at} of a segment of {len(self._peer.view)} bytes")
+        self._theirs = at, size
+        if not self._dialed:
+            self._answer()
+            return
+        self._listen()
+        if not self._over:
+            self._owner.say(pack(_RING, total=Word.ON))
+            self._produce()
+
+    def _answer(self) -> None:
+        if not self._over and self._waking is not None and not self._at and self._take_area():
+            self._owner.say(pack(_RING, word=self._at, total=self._size))
+            self._produce()
+
+    def _take_area(self) -> bool:
+        """Take an area of this process's segment, if there is room."""
+        try:
+            self._at = self._segment.heap.take(area_bytes(self._size))
+        except MemoryError:
+            self._over = True
+            return False
+        clear(self._segment.view, self._at)
+        return True
+
+    def _produce(self) -> None:
+        assert self._theirs is not None
+        self._producer = Producer(self._segment.view, self._at, self._size, self._peer.view, self._theirs[0])
+        self.on = True
+
+    def _listen(self) -> None:
+        assert self._theirs is not None
+        self._consumer = Consumer(self._peer.view, *self._theirs, self._segment.view, self._at)
+        if self._waking is not None:
+            self._waking.watch(self._owner)
+        self.take()
+
+    # ── receiving ────────────────────────────────────────────────────────────────────────────────────
+
+    def poll(self) -> bool:
+        """Take what is there, for a caller that polls → whether there is a ring at all."""
+        if self._consumer is None:
+            return False
+        if self._waking is not None:
+            self._waking.awake()
+        self.take()
+        return True
+
+    def progress(self) -> bool:
+        """Take what is there, and send on what waits → whether more may come."""
+        self.take()
+        if self.waiting:
+            self.flow()
+        return self._consumer is not None or bool(self.waiting)
+
+    def take(self) -> None:
+        """Take what is in the ring, for about BURST bytes; then others have their turn."""
+        consumer = self._consumer
+        if consumer is None or self.taking or not consumer.waiting():
+            return
+        self.taking = True
+        moved = 0
+        try:
+            while moved < BURST and consumer.waiting() and self._owner.listens():
+                record = consumer.first()
+                if len(record) < HEADER:
+                    raise WireError(f"a record of {len(record)} bytes in a ring")
+                frame = parse(record)
+                size = HEADER + payload_bytes(frame)
+                if frame.type in (_RING, _GOODBYE) or size > len(record):
+                    raise WireError(f"a {Type(frame.type).name} frame of {frame.nbytes} bytes in a ring")
+                self._owner.take_frame(frame, record[HEADER:size])
+                if self._consumer is not consumer:
+                    return  # the link ended by it
+                consumer.took(size)
+                moved += size + frame.nbytes
+        except WireError as error:
+            self._owner.broke(error)
+            return
+        finally:
+            self.taking = False
+        if self._waking is not None:
+            if consumer.awaited():
+                self._waking.wake(self._rank)
+            if consumer.waiting():
+                self._waking.watch(self._owner)
+        if self.waiting:
+            self.flow()
+
+    def drain(self) -> None:
+        """Take all that is in the ring."""
+        consumer = self._consumer
+        while consumer is not None and not self.taking and consumer.waiting() and self._owner.listens():
+            self.take()
+            consumer = self._consumer
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self, parted: bool) -> None:
+        """Let go of the memory. The area is given back only where the peer has said goodbye (`parted`): else
+        it may look there still, and would find what others write."""
+        self._over = True
+        self.on = False
+        self._producer = self._consumer = self._waking = None
+        self.waiting.clear()
+        if self._at and parted:
+            self._segment.heap.free(self._at)
+        self._at = 0
