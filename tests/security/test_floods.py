@@ -35,8 +35,9 @@ def resident() -> int:
 
 
 def write(channel: Any, frames: bytes) -> None:
-    """Put frames on a channel's connection, behind all that was said there."""
-    channel.link.post(frames[:HEADER], memoryview(frames)[HEADER:])
+    """Put frames without payloads on a channel's connection, behind all that was said there."""
+    for start in range(0, len(frames), HEADER):
+        channel.link.post(frames[start : start + HEADER])
 
 
 def many(header: bytes, count: int, place: str) -> bytes:
