@@ -254,21 +254,21 @@ class Board:
         """
         for memory in self.memories:
             if memory.words[ASLEEP_LOOP]:
-                memory.peer_segment.ring_loop()
+                memory.wake_loop()
 
     def ring_all(self) -> None:
         """Wake peers' loops and threads that may wait for a word that was written, on the loop."""
         self.hub.ring(self.memories)
         for memory in self.memories:
             if memory.words[ASLEEP_BULK]:
-                memory.peer_segment.ring_bulk()
+                memory.wake_bulk()
 
     def ring_bulks(self) -> None:
         """Wake peers' threads that may wait for a word that was written, in the bulk thread."""
         self.hub.fence_bulk()
         for memory in self.memories:
             if memory.words[ASLEEP_BULK]:
-                memory.peer_segment.ring_bulk()
+                memory.wake_bulk()
 
     # ── memory for what does not fit a slot ──────────────────────────────────────────────────────────
 

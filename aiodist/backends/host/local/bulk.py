@@ -50,6 +50,7 @@ class Bulk:
         self._inbox: deque[tuple[Exchange, Ended]] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._sleeps = 0
 
     def submit(self, exchange: Exchange, ended: Ended) -> None:
         """Run an operation's steps. `ended(exchange, error)` is called on the loop when they are over, or
@@ -126,7 +127,8 @@ class Bulk:
 
     def _sleep(self, bell: select.poll, active: list[tuple[Exchange, Ended]]) -> None:
         hub = self._hub
-        hub.words[ASLEEP_BULK] = 1
+        self._sleeps += 1
+        hub.words[ASLEEP_BULK] = self._sleeps
         hub.fence_bulk()
         if not (self._inbox or self._closing or (active and self._go_on(active))):
             bell.poll()

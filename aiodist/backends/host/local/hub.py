@@ -36,6 +36,11 @@ Work polls for a while (`start_polling`).
 # which nothing waits runs no code of the hub at all; one that was sent a message by a ring always waits for
 # the next.
 #
+# A sleeper is rung once. What stands in ASLEEP counts how often the process went to sleep, and who has rung
+# it for that number does not do so again: to write to an eventfd is a call, and on a busy core that call
+# lets the other process run at once. Nothing is lost by it. The bell stays rung until the sleeper has heard
+# it, and before it sleeps again, under another number, it looks once more.
+#
 # Sleeping is one word for the whole process and not one for each group. A peer that finishes anything
 # rings everybody who sleeps, also for a group that the sleeper does not wait in. To find out who waits
 # for what would take longer than to wake one process too many, and could forget somebody.
@@ -69,7 +74,8 @@ from aiodist.shm.segment import HEAD, Holder, PeerSegment, Segment
 from aiodist.transport.link import Waiting
 
 ASLEEP_LOOP, ASLEEP_BULK = 512, 520
-"""Words of a segment: its loop sleeps, its bulk thread sleeps. A cache line each, after the nonce's page."""
+"""Words of a segment: its loop sleeps, its bulk thread sleeps. 0, or which sleep it is, counted from 1. Each
+has a cache line, after the nonce's page."""
 
 _DIRECTORY, _ENTRIES = 8192, 4096  # (context, offset of its region) from here on; the lowest bit: it has left
 assert _DIRECTORY + _ENTRIES * 16 == HEAD
@@ -99,7 +105,16 @@ class PeerMemory:
         bytes: all of it as an array.
     """
 
-    __slots__ = ("_contexts", "_offsets", "bytes", "peer_segment", "view", "words")
+    __slots__ = (
+        "_bulk_rung",
+        "_contexts",
+        "_loop_rung",
+        "_offsets",
+        "bytes",
+        "peer_segment",
+        "view",
+        "words",
+    )
 
     def __init__(self, peer_segment: PeerSegment) -> None:
         self.peer_segment = peer_segment
@@ -109,6 +124,21 @@ class PeerMemory:
         self.bytes: Array = np.frombuffer(self.view, np.uint8)
         table = self.bytes[_DIRECTORY:HEAD].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
+        self._loop_rung = self._bulk_rung = 0  # for which sleep it was rung last
+
+    def wake_loop(self) -> None:
+        """Ring its loop, if that sleeps and was not rung yet."""
+        asleep = self.words[ASLEEP_LOOP]
+        if asleep and asleep != self._loop_rung:
+            self._loop_rung = asleep
+            self.peer_segment.ring_loop()
+
+    def wake_bulk(self) -> None:
+        """Ring its bulk thread, likewise."""
+        asleep = self.words[ASLEEP_BULK]
+        if asleep and asleep != self._bulk_rung:
+            self._bulk_rung = asleep
+            self.peer_segment.ring_bulk()
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -191,6 +221,7 @@ class Hub:
         self._bulk_gate = threading.Lock()
         self.rest_due = False
         self._polled = False
+        self._sleeps = 0
         self._left_groups: deque[_Left] = deque()  # perhaps still read
         table = self.bytes[_DIRECTORY:HEAD].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
@@ -360,7 +391,7 @@ class Hub:
         self._gate.release()
         for memory in memories:
             if memory.words[ASLEEP_LOOP]:
-                memory.peer_segment.ring_loop()
+                memory.wake_loop()
 
     def knows(self, rank: int) -> bool:
         """Whether a rank is a local peer (`link.Waking`)."""
@@ -370,7 +401,7 @@ class Hub:
         """Wake a peer if its loop sleeps: something was written that it may wait for (`link.Waking`)."""
         memory = self.memories.get(rank)
         if memory is not None and memory.words[ASLEEP_LOOP]:
-            memory.peer_segment.ring_loop()
+            memory.wake_loop()
         if not self.rest_due:
             self.rest_soon()  # which looks again, with a fence
 
@@ -421,7 +452,8 @@ class Hub:
         if polled:  # an await polls, and will in the next turn
             self.rest_soon()
             return
-        self.words[ASLEEP_LOOP] = 1
+        self._sleeps += 1
+        self.words[ASLEEP_LOOP] = self._sleeps
         self._gate.acquire()
         self._gate.release()
         if not self._progress():

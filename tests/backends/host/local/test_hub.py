@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.backends.host.local.hub import _ENTRIES, ASLEEP_LOOP
+from aiodist.backends.host.local.hub import _ENTRIES, ASLEEP_BULK, ASLEEP_LOOP
 from aiodist.errors import UsageError
 
 
@@ -97,6 +97,37 @@ async def test_nobody_is_rung_who_is_awake(hubs: Any) -> None:
     assert rung == [1]
 
 
+async def test_a_sleeper_is_rung_once_for_each_sleep(hubs: Any) -> None:
+    mine, theirs = hubs(2)
+    (memory,) = mine.memories.values()
+    rung: list[str] = []
+    memory.peer_segment.ring_loop = lambda: rung.append("loop")
+    memory.peer_segment.ring_bulk = lambda: rung.append("thread")
+    for sleep in (1, 2):
+        theirs.words[ASLEEP_LOOP] = theirs.words[ASLEEP_BULK] = sleep
+        for _ in range(3):
+            mine.ring([memory])
+            mine.wake(1)
+            memory.wake_bulk()
+        assert rung == ["loop", "thread"] * sleep
+        theirs.words[ASLEEP_LOOP] = theirs.words[ASLEEP_BULK] = 0
+        mine.ring([memory])
+
+
+async def test_every_sleep_has_a_number_of_its_own(hubs: Any) -> None:
+    mine, _ = hubs(2)
+    slept = []
+    mine.watch(Waiter(lambda: False))
+    for _ in range(3):
+        while not mine.words[ASLEEP_LOOP]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        slept.append(mine.words[ASLEEP_LOOP])
+        os.eventfd_write(mine.segment.loop_bell, 1)
+        while mine.words[ASLEEP_LOOP] == slept[-1]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert slept == sorted(set(slept))
+
+
 async def test_who_falls_asleep_while_a_word_is_written_is_rung_before_the_loop_sleeps(hubs: Any) -> None:
     """A word that is written while the loop goes on is told without a fence: that look may come too early."""
     mine, theirs = hubs(2)
@@ -105,7 +136,7 @@ async def test_who_falls_asleep_while_a_word_is_written_is_rung_before_the_loop_
 
     def ready() -> bool:
         asked.append(1)
-        theirs.words[ASLEEP_LOOP] = 1
+        theirs.words[ASLEEP_LOOP] = len(asked)  # again and again
         return False
 
     for memory in mine.memories.values():
@@ -126,7 +157,7 @@ async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
     def ready() -> bool:
         if armed:
             asked.append(1)
-            theirs.words[ASLEEP_LOOP] = 1  # just after the word was written here
+            theirs.words[ASLEEP_LOOP] = len(asked)  # just after the word was written here
         return False
 
     mine.watch(Waiter(ready))
