@@ -143,6 +143,9 @@ OBJECT_TAGS = 2**31
 _SEND = int(Kind.send)
 _SIGNATURE = struct.Struct("<BBBBiQQII")
 SIGNATURE_BYTES = _SIGNATURE.size
+NUMBER_AT = 16
+"""Where a signature has the operation's number: 8 bytes, little-endian."""
+
 NO_ROOT = -1
 
 

@@ -145,6 +145,23 @@ class Link(ABC):
     def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
         """Read and write now what can be, as the loop would later. May call the user back."""
 
+    @property
+    def peeks(self) -> bool:
+        """Whether `peek` may find something."""
+        return False
+
+    def awake(self) -> None:  # noqa: B027
+        """Have the peer not wake this process in this turn of the loop: the caller polls by `peek`."""
+
+    def peek(self) -> memoryview | None:
+        """The next frame and its payload, and perhaps more, where they lie, before anybody has acted on them;
+        None where there is none, or nothing can be seen of it."""
+        return None
+
+    def drop(self, nbytes: int) -> None:
+        """Go on behind a frame of so many bytes, its payload included, that `peek` has given."""
+        raise AssertionError("nothing was given")
+
     def later(self, callback: Callable[[], None]) -> None:
         """Have something done before the loop sleeps, but not before what was read already is acted on."""
         callback()

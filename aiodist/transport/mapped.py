@@ -219,6 +219,19 @@ class MappedLink(StreamLink):
                 return
         super().poll()
 
+    @property
+    def peeks(self) -> bool:
+        return self._rings.listening
+
+    def awake(self) -> None:
+        self._rings.awake()
+
+    def peek(self) -> memoryview | None:
+        return self._rings.peek() if self._user is not None else None
+
+    def drop(self, nbytes: int) -> None:
+        self._rings.drop(nbytes)
+
     # Of `rings.Owner`.
 
     def progress(self) -> bool:

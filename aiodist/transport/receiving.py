@@ -174,6 +174,30 @@ class Incoming:
             self._say_ahead(receive)
         return False
 
+    def peeks(self) -> bool:
+        """Whether `peek` may find a message before it is received."""
+        return self.link is not None and self.link.peeks and not self._forgot
+
+    def awake(self) -> None:
+        """Have the peer not wake this process in this turn of the loop: the caller polls by `peek`."""
+        if self.link is not None:
+            self.link.awake()
+
+    def peek(self) -> memoryview | None:
+        """The next frame and its payload where they lie: see `Link.peek`. None where this end cannot count an
+        eager message now."""
+        if self.link is None or self._spent_all + EAGER_MESSAGE + HEADER > self._budgets or self._forgot:
+            return None
+        return self.link.peek()
+
+    def took(self, context: int, nbytes: int) -> None:
+        """Count an eager message of a context, for which no receive is posted, and which the caller has taken
+        from what `peek` gave. The observer is not told."""
+        self._spent_all += nbytes + HEADER
+        if self.link is not None:
+            self.link.drop(nbytes + HEADER)
+        self._credit(context, nbytes)
+
     def withdraw(self, key: Key) -> bool:
         """Take back the receive of a message of which nothing is known here, nor at the peer of the receive
         → whether that could be. Its `done` is not called then, and its sink not touched any more."""

@@ -110,6 +110,11 @@ class Rings:
         elif self._theirs is not None and not self._dialed:
             self._answer()
 
+    @property
+    def listening(self) -> bool:
+        """Whether frames of the peer come by its ring."""
+        return self._consumer is not None
+
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
 
     def post(self, header: bytes, payload: memoryview | None) -> bool:
@@ -230,10 +235,32 @@ class Rings:
         """Take what is there, for a caller that polls → whether there is a ring at all."""
         if self._consumer is None:
             return False
-        if self._waking is not None:
-            self._waking.awake()
+        self.awake()
         self.take()
         return True
+
+    def awake(self) -> None:
+        """Have the peer not wake this process: the caller polls."""
+        if self._waking is not None:
+            self._waking.awake()
+
+    def peek(self) -> memoryview | None:
+        """The next frame, and its payload, where it lies; None where there is none."""
+        consumer = self._consumer
+        if consumer is None or self.taking or not consumer.waiting():
+            return None
+        try:
+            return consumer.first()
+        except WireError:
+            return None  # `take` says so
+
+    def drop(self, nbytes: int) -> None:
+        """Go on behind a frame that the caller has seen by `peek`, and has acted on."""
+        consumer = self._consumer
+        assert consumer is not None
+        consumer.took(nbytes)
+        if self._waking is not None and consumer.awaited():
+            self._waking.wake(self._rank)
 
     def progress(self) -> bool:
         """Take what is there, and send on what waits → whether more may come."""

@@ -127,6 +127,21 @@ class Outgoing:
             or context in self._retired
         )
 
+    def send_eager(self, header: bytes, context: int, payload: memoryview, sealed: bool = False) -> None:
+        """Send an eager message that `takes` has just allowed.
+
+        Args:
+            header: of its EAGER frame.
+            payload: its bytes, one at least; the buffer is free again when this returns.
+        """
+        link, size = self.link, len(payload) + HEADER
+        assert link is not None
+        self._spent[context] = self._spent.get(context, 0) + size
+        self._spent_all += size
+        if self._to_offer:
+            self._announce()  # what came first is heard of first
+        link.post(header, payload, sealed)
+
     def poll(self) -> None:
         """Move now what can be moved, as the loop would later; callbacks are called from in here. For a
         caller that could only wait."""

@@ -37,6 +37,9 @@ MESSAGE_LIMIT = 1 << 48
 NO_SIGNATURE = bytes(32)
 _ZEROS = bytes(3)
 
+SEQ_AT, NBYTES_AT, SIGNATURE_AT = 16, 28, 64
+"""Where a header has these fields."""
+
 _HEADER = struct.Struct("<B3sIQQIIQQQQ32s")
 _pack = _HEADER.pack
 _unpack_from = _HEADER.unpack_from

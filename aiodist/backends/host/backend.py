@@ -292,7 +292,7 @@ class HostBackend:
         ended: Callable[[Operation], None],
     ) -> ShortMessages:
         """A way around `submit` for small messages."""
-        return ShortMessages(self.channels, self._receive, issuer, numbers, enter, ended)
+        return ShortMessages(self.channels, self._messages, self._receive, issuer, numbers, enter, ended)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts of the local engine, the shared segment, the channels and the links."""

@@ -97,6 +97,10 @@ class Claims:
             claims = self._open[stream] = {}
         claims[claim.number] = claim
 
+    def pass_over(self, source: int, tag: int) -> None:
+        """Count a message that was received without a claim."""
+        self._next[source, tag] = self._next.get((source, tag), 0) + 1
+
     def remove(self, claim: Claim) -> None:
         """Take out a claim that is fulfilled."""
         stream = claim.source, claim.tag

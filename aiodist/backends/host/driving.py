@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import os
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from aiodist.net.turn import Turn
@@ -22,6 +23,8 @@ sleeper is woken ahead of others, a poller waits for its turn."""
 
 REST = 0.01
 """Seconds without polling after that."""
+
+_LOOKS = 4  # at shared memory, before the core is offered to others
 
 _yield_core = getattr(os, "sched_yield", None)  # the peer that we wait for may want this core
 
@@ -96,16 +99,35 @@ class Poller:
             self._inside = False
         return True
 
+    def until(self, look: Callable[[], bool]) -> None:
+        """Call `look` until it says True, or this turn's budget is over; once at least."""
+        if look() or time.monotonic() < self._rests or self._inside:
+            return
+        ends = self._turn.start_polling(self._limit)
+        try:
+            while True:
+                for _ in range(_LOOKS):
+                    if look():
+                        return
+                if self._late(ends):
+                    return
+        finally:
+            self._turn.stop_polling()
+
+    def _late(self, ends: float) -> bool:
+        """Offer the core to others → whether the budget is over."""
+        now = time.monotonic()
+        if now < ends and _yield_core is not None:
+            _yield_core()
+            if time.monotonic() > now + LOST:
+                self._rests = now + REST
+        return now >= ends
+
     def _poll(self, operation: Driven, ends: float) -> None:
         while operation.channels:
             for channel in operation.channels:
                 channel.poll()
             if operation.idle:
                 return
-            now = time.monotonic()
-            if now >= ends:
+            if self._late(ends):
                 return
-            if _yield_core is not None:
-                _yield_core()
-                if time.monotonic() > now + LOST:
-                    self._rests = now + REST

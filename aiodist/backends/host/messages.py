@@ -58,6 +58,43 @@ class Messages:
         self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
         self._came = itertools.count()
         self._dead = False
+        self._looking: Callable[[], None] | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing has come that waits for a receive, and no receive waits in a queue: the next
+        message of a source and tag is the next receive's."""
+        return not (self._queues or self._arrivals or self._claims.unowned_counts)
+
+    def look_first(self, post: Callable[[], None]) -> None:
+        """Note a receive that looks for its message before it is posted. `post` posts it; called before
+        anything else is posted, or changes the order in any other way."""
+        self.settle()
+        self._looking = post
+
+    def settle(self) -> None:
+        """Have the receive that looks for its message posted."""
+        if self._looking is not None:
+            post, self._looking = self._looking, None
+            post()
+
+    def forsake(self) -> None:
+        """Note that the receive that looks for its message does so no more."""
+        self._looking = None
+
+    def found(self, source: int, tag: int) -> None:
+        """Note that the receive that looks for its message has it: the next of a source and tag."""
+        self._looking = None
+        self._claims.pass_over(source, tag)
+
+    def next(self, source: int, tag: int) -> int:
+        """The number of the next message of a source and tag."""
+        return self._claims.next(source, tag)
+
+    def hand_back(self, claim: Claim) -> None:
+        """Keep a message for the next receive that was `found` by one whose await was cancelled in that very
+        turn of the loop."""
+        self._restore(claim)
 
     def send(self, operation: Operation) -> None:
         """Start a send."""
@@ -86,10 +123,10 @@ class Messages:
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
+        self.settle()
         if type(operation) is Operation:  # a part of another engine's goes on with that
-            operation.work._taken_back_by(partial(self._given_up, operation))
-        quiet = not (self._queues or self._arrivals or self._claims.unowned_counts)
-        if quiet and operation.peer != ANY and operation.target is not None:
+            operation.work._taken_back_by(partial(self.given_up, operation))
+        if self.quiet and operation.peer != ANY and operation.target is not None:
             self._claim(operation, operation.peer, None)  # as `_serve` would
         elif not self._serve(operation, blocked=operation.tag in self._queues):
             self._queues.setdefault(operation.tag, deque()).append(operation)
@@ -125,6 +162,7 @@ class Messages:
 
     def waiting(self) -> list[Operation]:
         """The receives for which nothing has come."""
+        self.settle()
         queued = [operation for queue in self._queues.values() for operation in queue]
         return [*self._claims.waiting(), *queued]
 
@@ -361,7 +399,7 @@ class Messages:
             claim.receiver = None
             self._move_up(claim.source, tag)
 
-    def _given_up(self, operation: Operation) -> None:
+    def given_up(self, operation: Operation) -> None:
         """Take back a receive whose await was cancelled."""
         if not operation.work.done():
             operation.ended(operation)
@@ -370,6 +408,8 @@ class Messages:
     def _restore(self, claim: Claim) -> None:
         """Keep a message that was delivered, for the next receive."""
         claim.receiver = None
+        if claim.signature is None:  # it bore the one that was expected, so nobody was told of it
+            claim.signature = message_signature(claim.place.dtype, claim.place.size, claim.number)
         if claim.lent:
             claim.sever()
         self._claims.restore(claim)

@@ -2,27 +2,57 @@
 
 As `local.short` is for collectives. What checks a call's arguments, makes a request, and enters the operation
 in flight takes longer than the message itself. What loops do again and again is the same call on contiguous
-arrays of one shape, so what follows from dtype, shape, rank and tag is kept. All checks are on, and a receive
-that is still pending when the loop turns is entered in flight then. The other side may go the long way.
+arrays of one shape, so what follows from dtype, shape, rank and tag is kept, with the header of its frame.
+All checks are on, and a receive that is still pending when the loop turns is entered in flight then. The
+other side may go the long way.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.backends.base import Array, Numbers, Operation, as_bytes, flat
+from aiodist.backends.base import Array, Numbers, Operation, contents
 from aiodist.backends.host.channels import Channels
+from aiodist.backends.host.looking import Looking
+from aiodist.backends.host.messages import ANY, Messages
 from aiodist.roles import Kind
-from aiodist.transport import EAGER_MESSAGE, Key, Outgoing
-from aiodist.types import DTYPE_CODES, OBJECT_TAGS, Call, message_signature
+from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
+from aiodist.types import DTYPE_CODES, NUMBER_AT, OBJECT_TAGS, Call, message_signature
+from aiodist.wire.frame import NBYTES_AT, SEQ_AT, SIGNATURE_AT, Type, pack
 from aiodist.work import Issuer, Work
 
 _SHAPES = 256  # that are remembered
 _BYTE = np.dtype(np.uint8)
 _HOST = "cpu"  # where their tensors lie
+_put_number = struct.Struct("<Q").pack_into
+
+
+class Header:
+    """The header of the EAGER frame of messages that are alike, but for their numbers.
+
+    Args:
+        context: of the group.
+        tag, dtype, count: of the messages.
+    """
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, context: int, tag: int, dtype: np.dtype[Any], count: int) -> None:
+        nbytes, signature = count * dtype.itemsize, message_signature(dtype, count, 0)
+        self._bytes = bytearray(
+            pack(Type.EAGER, context, 1 + tag, nbytes=nbytes, total=nbytes, signature=signature)
+        )
+
+    def numbered(self, number: int) -> bytes:
+        """The header of message `number`."""
+        header = self._bytes
+        _put_number(header, SEQ_AT, number)
+        _put_number(header, SIGNATURE_AT + NUMBER_AT, number)
+        return bytes(header)
 
 
 class Case(NamedTuple):
@@ -30,15 +60,16 @@ class Case(NamedTuple):
 
     Attributes:
         call: but for its number.
-        channel: of a send.
-        stream: of its key.
-        items: elements.
+        header: of the messages.
+        outgoing, incoming: the channel that they go over.
+        nbytes: of a message.
     """
 
     call: Call
-    channel: Outgoing | None
-    stream: int
-    items: int
+    header: Header
+    outgoing: Outgoing | None
+    incoming: Incoming | None
+    nbytes: int
 
 
 _NEW: Any = object()
@@ -48,7 +79,7 @@ class ShortMessages:
     """The short way of one group's messages.
 
     Args:
-        channels: of the group.
+        channels, messages: of the group.
         submit: starts a receive.
         issuer: what its Works have in common.
         numbers: of its operations.
@@ -59,6 +90,7 @@ class ShortMessages:
     def __init__(
         self,
         channels: Channels,
+        messages: Messages,
         submit: Callable[[Operation], None],
         issuer: Issuer,
         numbers: Numbers,
@@ -66,6 +98,8 @@ class ShortMessages:
         ended: Callable[[Operation], None],
     ) -> None:
         self._channels = channels
+        self._messages = messages
+        self._poller = channels.resources.poller
         self._submit = submit
         self._issuer = issuer
         self._numbers = numbers
@@ -76,6 +110,7 @@ class ShortMessages:
         self._sends: dict[Any, Case | None] = {}
         self._receives: dict[Any, Case | None] = {}
         self._posted: list[Operation] = []  # since the loop turned; most have ended
+        self._will_note = False
 
     def send(self, tensor: Any, dst: Any, tag: Any, held: bool) -> Work[None] | None:
         """Send a tensor, if it is a case for this and can leave at once; else None, and nothing has happened.
@@ -91,14 +126,12 @@ class ShortMessages:
             case = self._found(self._sends, Kind.send, tensor, dst, tag)
         if case is None or not tensor.flags.c_contiguous or not self._issuer.here():
             return None
-        channel = case.channel
+        channel = case.outgoing
         assert channel is not None
-        if not channel.takes(self._context, tensor.nbytes):
+        if not channel.takes(self._context, case.nbytes):
             return None
         number = self._numbers.next_message(Kind.send, dst, tag)
-        key = Key(self._context, case.stream, number, 0)
-        signature = message_signature(tensor.dtype, case.items, number)
-        channel.send(key, signature, as_bytes(flat(tensor)), _never)
+        channel.send_eager(case.header.numbered(number), self._context, contents(tensor))
         work: Work[None] = Work(self._issuer, case.call, held, None, None, number)
         work._finish(None)
         return work
@@ -114,10 +147,25 @@ class ShortMessages:
             return None
         number = self._numbers.next_message(Kind.recv, src, tag)
         work: Work[int] = Work(self._issuer, case.call, held, None, None, number)
-        ended, senders = self._ended, self._senders
-        operation = Operation(case.call, work, None, tensor, None, ended, src, tag, senders, place=_HOST)
-        self._begin(operation)
+        channel = case.incoming
+        assert channel is not None
+        if held or not self._may_look(channel):
+            self._begin(self._operation_on(tensor, case.call, src, tag, work))
+            return work
+        self._messages.settle()
+        following = self._messages.next(src, tag)
+        Looking(
+            *(self._messages, self._poller, channel, self._context, src, tag, following),
+            *(case.header.numbered(following), work, tensor, None),
+            lambda: self._operation_on(tensor, case.call, src, tag, work),
+            self._begin,
+        )
+        self._note_soon()
         return work
+
+    def _operation_on(self, tensor: Array, call: Call, src: int, tag: int, work: Work[int]) -> Operation:
+        ended, senders = self._ended, self._senders
+        return Operation(call, work, None, tensor, None, ended, src, tag, senders, place=_HOST)
 
     def send_bytes(self, data: Array, dst: int, tag: int, held: bool) -> Work[None] | None:
         """Send bytes that are checked: an array of one axis, which the caller does not change."""
@@ -126,8 +174,8 @@ class ShortMessages:
         if not small or not self._issuer.here():
             return None
         number = self._numbers.next_message(Kind.send, dst, tag)
-        key = Key(self._context, 1 + tag, number, 0)
-        channel.send(key, message_signature(_BYTE, nbytes, number), data.data, _never, sealed=True)
+        header = Header(self._context, tag, _BYTE, nbytes).numbered(number)
+        channel.send_eager(header, self._context, data.data, sealed=True)
         work: Work[None] = Work(self._issuer, Call(Kind.send, number, _BYTE, (nbytes,), None, dst), held)
         work._finish(None)
         return work
@@ -139,19 +187,45 @@ class ShortMessages:
         number = self._numbers.next_message(Kind.recv, src, tag)
         call = Call(Kind.recv, number, _BYTE, (0,), None, src)
         work: Work[Any] = Work(self._issuer, call, held)
-        ended = self._ended
-        self._begin(Operation(call, work, None, None, None, ended, src, tag, convert=convert))
+
+        def operation() -> Operation:
+            return Operation(call, work, None, None, None, self._ended, src, tag, convert=convert)
+
+        if held or src == ANY or not self._may_look(channel := self._channels.incoming(src)):
+            self._begin(operation())
+            return work
+        self._messages.settle()
+        following = self._messages.next(src, tag)
+        header = pack(Type.EAGER, self._context, 1 + tag, following)[:NBYTES_AT]
+        Looking(
+            *(self._messages, self._poller, channel, self._context, src, tag, following, header),
+            *(work, None, convert, operation, self._begin),
+        )
+        self._note_soon()
         return work
+
+    def _may_look(self, channel: Incoming) -> bool:
+        """Whether a receive may look for its message first."""
+        return self._poller.polls and channel.peeks()
 
     def _begin(self, operation: Operation) -> None:
         """Post a receive."""
-        if not self._posted:
-            self._channels.loop.call_soon(self.note_all)
+        self._note_soon()
         self._posted.append(operation)  # before it begins: its message may break the group right there
         self._submit(operation)
 
+    def _note_soon(self) -> None:
+        if not self._will_note:
+            self._will_note = True
+            self._channels.loop.call_soon(self._note)
+
+    def _note(self) -> None:
+        self._will_note = False
+        self.note_all()
+
     def note_all(self) -> None:
         """Enter in flight what is pending."""
+        self._messages.settle()
         posted, self._posted = self._posted, []
         for operation in posted:
             if not operation.work.done():
@@ -173,13 +247,11 @@ class ShortMessages:
         case = None
         if fits:
             call = Call(kind, 0, dtype, shape, None, peer)
-            channel = channels.outgoing(peer) if kind is Kind.send else None
-            case = Case(call, channel, 1 + tag, tensor.size)
+            header = Header(self._context, tag, dtype, tensor.size)
+            sends = kind is Kind.send
+            outgoing = channels.outgoing(peer) if sends else None
+            case = Case(call, header, outgoing, None if sends else channels.incoming(peer), tensor.nbytes)
         if len(cases) >= _SHAPES:
             cases.clear()
         cases[dtype, shape, peer, tag] = case
         return case
-
-
-def _never() -> None:
-    raise AssertionError("a message that leaves at once does not end later")

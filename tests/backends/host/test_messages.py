@@ -481,6 +481,16 @@ def test_a_message_that_was_given_and_not_told_goes_to_the_next_receive() -> Non
     assert list(bench.targets[second]) == [100, 100] and list(bench.targets[other]) == [200, 200]
 
 
+def test_what_nobody_was_told_of_and_is_taken_back_goes_to_anybody() -> None:
+    """A message that bore the expected signature was in its receive before anybody heard of it."""
+    bench = Bench()
+    first = bench.recv(1)
+    bench.deliver(1, 0)
+    bench.take_back[first]()
+    anybody = bench.recv(ANY)
+    assert bench.results[anybody] == 11
+
+
 def test_a_receive_that_is_taken_back_holds_nobody_up() -> None:
     bench = Bench()
     anybody, known = bench.recv(ANY), bench.recv(1)

@@ -1,0 +1,151 @@
+"""A receive that looks for its message before it is posted.
+
+Where a message is small, and its receive awaited when it comes, nothing has to remember either: the awaiting
+task looks into the ring of the sender, and where the next frame there is its message, it takes it. So most of
+a round trip between two local processes needs no matching at all. Such a receive is posted like any other as
+soon as the next frame is another one, another receive is posted, or the loop turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation, contents, flat
+from aiodist.backends.host.claims import Claim
+from aiodist.backends.host.driving import Poller
+from aiodist.backends.host.messages import Messages
+from aiodist.transport import EAGER_MESSAGE, Incoming
+from aiodist.types import message_signature
+from aiodist.wire.frame import HEADER, NBYTES_AT, SIGNATURE_AT
+from aiodist.work import Work
+
+_BYTE = np.dtype(np.uint8)
+
+
+class Looking:
+    """One receive, from one source, that is not posted yet. The driver of its Work (`work.Driver`).
+
+    Args:
+        messages, poller, channel: of the group, of the process, and from the source.
+        context: of the group.
+        source, tag, number: of the message, the next of that source and tag.
+        header: of its EAGER frame; where its size is not known, up to that.
+        work: the user's handle.
+        target: where it goes, contiguous; None: into memory of its own.
+        convert: makes what the Work gives of (source, memory of its own).
+        operation: makes the operation that is posted in its place, and `post` posts that.
+    """
+
+    __slots__ = (
+        *("_channel", "_context", "_convert", "_header", "_make", "_messages", "_number", "_operation"),
+        *("_place", "_poller", "_post", "_source", "_tag", "_target", "_work"),
+    )
+
+    def __init__(
+        self,
+        messages: Messages,
+        poller: Poller,
+        channel: Incoming,
+        context: int,
+        source: int,
+        tag: int,
+        number: int,
+        header: bytes,
+        work: Work[Any],
+        target: Array | None,
+        convert: Callable[[Any], Any] | None,
+        operation: Callable[[], Operation],
+        post: Callable[[Operation], None],
+    ) -> None:
+        self._messages = messages
+        self._poller = poller
+        self._channel = channel
+        self._context = context
+        self._source = source
+        self._tag = tag
+        self._number = number
+        self._header = header
+        self._work = work
+        self._target = target
+        self._convert = convert
+        self._make = operation
+        self._post = post
+        self._place: Array | None = None  # what it has received
+        self._operation: Operation | None = None  # once it is posted
+        work._driven_by(self)
+        work._taken_back_by(self._take_back)
+        messages.look_first(self._post_it)
+
+    def poll(self) -> None:
+        """Look for the message, for as long as this turn of the loop may."""
+        self._channel.awake()
+        self._poller.until(self._look)
+        driver = self._work._driver
+        if driver is not None and driver is not self:
+            driver.poll()
+
+    def _look(self) -> bool:
+        """Look once → whether it is over, or posted."""
+        messages = self._messages
+        if self._operation is None and messages.quiet:
+            record = self._channel.peek()
+            if record is None:
+                return False
+            if self._take(record):
+                return True
+        messages.settle()
+        return True
+
+    def _take(self, record: memoryview) -> bool:
+        """Take the message, if it is the next frame."""
+        place = self._target
+        if place is not None:
+            if bytes(record[:HEADER]) != self._header:
+                return False
+        else:
+            if bytes(record[:NBYTES_AT]) != self._header:
+                return False
+            nbytes = int.from_bytes(record[NBYTES_AT : NBYTES_AT + 4], "little")
+            signature = message_signature(_BYTE, nbytes, self._number)
+            if not 0 < nbytes <= EAGER_MESSAGE or bytes(record[SIGNATURE_AT:HEADER]) != signature:
+                return False
+            place = np.empty(nbytes, np.uint8)
+        into = contents(place)
+        nbytes = len(into)
+        into[:] = record[HEADER : HEADER + nbytes]
+        self._place = place
+        self._messages.found(self._source, self._tag)
+        self._channel.took(self._context, nbytes)
+        if self._convert is None:
+            self._work._finish(self._source)
+            return True
+        try:
+            result = self._convert((self._source, place))
+        except Exception as error:
+            self._work._fail(error)
+        else:
+            self._work._finish(result)
+        return True
+
+    def _post_it(self) -> None:
+        self._work._driven_by(None)
+        self._operation = self._make()
+        self._post(self._operation)
+
+    def _take_back(self) -> None:
+        """Take it back: the await of it was cancelled."""
+        if self._operation is not None:
+            self._messages.given_up(self._operation)
+        elif self._place is None:
+            self._messages.forsake()
+        else:
+            place = flat(self._place)
+            signature = message_signature(place.dtype, place.size, self._number)
+            lent = self._target is not None
+            claim = Claim(
+                *(self._source, self._tag, self._number, None, place, lent, None, signature), complete=True
+            )
+            self._messages.hand_back(claim)
