@@ -253,6 +253,26 @@ def test_a_wrong_command_line_gets_one_line(argv: list[str], message: str) -> No
 
 
 @pytest.mark.parametrize(
+    "option",
+    [
+        *("-n", "-np", "--np", "--nproc", "--nprocs", "--num-procs", "--num-processes", "--num_processes"),
+        *("--world-size", "--world_size"),
+    ],
+)
+def test_other_launchers_words_for_the_number_of_workers_are_understood(option: str) -> None:
+    with pytest.raises(UsageError) as info:
+        config(option, "4", "x.py")
+    assert str(info.value) == f"there is no option {option}. Did you mean --nproc-per-node?"
+
+
+@pytest.mark.parametrize("option", ["--nnode", "--nodes", "--num-nodes", "--num_machines"])
+def test_other_launchers_words_for_the_number_of_nodes_are_understood(option: str) -> None:
+    with pytest.raises(UsageError) as info:
+        config(option, "2", "x.py")
+    assert str(info.value) == f"there is no option {option}. Did you mean --nnodes?"
+
+
+@pytest.mark.parametrize(
     ("source", "message"),
     [
         ("x = 1\ndef f(:\n  pass", "train.py, line 2: invalid syntax: def f(:"),
