@@ -219,6 +219,21 @@ def test_no_such_script_or_program() -> None:
         config("--no-python", "no-such-command")
 
 
+def test_a_script_that_cannot_be_looked_at() -> None:
+    with pytest.raises(UsageError, match=r"xxx\.py' cannot be read: File name too long$"):
+        config("x" * 300 + ".py")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_script_in_a_folder_of_another_user(tmp_path: Path) -> None:
+    tmp_path.chmod(0)
+    try:
+        with pytest.raises(UsageError, match=r"train\.py' cannot be read: Permission denied$"):
+            config(str(tmp_path / "train.py"))
+    finally:
+        tmp_path.chmod(0o700)
+
+
 def test_program_that_cannot_be_run(tmp_path: Path) -> None:
     program = tmp_path / "plain.py"
     program.touch()
