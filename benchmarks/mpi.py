@@ -6,6 +6,7 @@ The wheels of Open MPI and MPICH lie in one prefix when both are installed, and 
 
 from __future__ import annotations
 
+import glob
 import os
 import subprocess
 import sys
@@ -91,7 +92,8 @@ def find(
 
 def _environment(flavour: Flavour, prefix: Path) -> dict[str, str]:
     env: dict[str, str] = {}
-    folders = [prefix / "lib", prefix / "lib64", *sorted((prefix / "lib").glob("*-linux-gnu"))]
+    several = sorted(glob.glob(f"{glob.escape(str(prefix))}/lib/*-linux-gnu"))
+    folders = [prefix / "lib", prefix / "lib64", *map(Path, several)]
     named = [folder / name for folder in folders for name in flavour.libraries]
     found = next(filter(os.path.exists, named), None)  # of folders that this user may look into
     if found:
