@@ -69,7 +69,8 @@ def __getattr__(name: str) -> object:
         return import_module(f"aiodist.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
-        raise AttributeError(f"module 'aiodist' has no attribute {name!r}")
+        torchs = "" if name.startswith("_") else import_module("aiodist.torch_names").hint(name)
+        raise AttributeError(f"module 'aiodist' has no attribute {name!r}{torchs}")
     found: object = getattr(import_module(module), name)
     globals()[name] = found
     return found

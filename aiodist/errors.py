@@ -107,12 +107,19 @@ class RendezvousTimeout(RendezvousError):
     """Some of the processes did not come in time.
 
     Attributes:
-        missing: the ranks that never arrived, of very many the first 256 (empty where that cannot be known).
+        missing: the ranks that never arrived, or the keys that nobody set in a store; of very many the first
+            256 (empty where that cannot be known).
+        missing_ranks: those of them that are ranks.
     """
 
-    def __init__(self, message: str, *, missing: Sequence[int] = (), hint: str = "") -> None:
+    def __init__(self, message: str, *, missing: Sequence[int | str] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.missing = tuple(missing)
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Those of `missing` that are ranks."""
+        return tuple(one for one in self.missing if isinstance(one, int))
 
 
 class AuthenticationError(RendezvousError):

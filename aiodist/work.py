@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import types
-import warnings
 from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from datetime import timedelta
@@ -18,6 +17,7 @@ from threading import get_ident
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from aiodist.callers import calling_line, warn_of_line
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.net.turn import Turn
 from aiodist.timeouts import seconds
@@ -104,9 +104,11 @@ class Issuer:
         trouble: given the group rank of a message's other side, says in a few words why it may be late.
         turn: the present turn of the loop.
         thread, running: the loop's thread, and whether it runs: in that thread no other does, then.
+        traces: whether Works note the lines that made them, which costs 2 to 10 % of a small operation: in
+            asyncio's debug mode, and once one was dropped that nobody had awaited.
     """
 
-    __slots__ = ("failures", "group", "loop", "running", "thread", "trouble", "turn")
+    __slots__ = ("failures", "group", "loop", "running", "thread", "traces", "trouble", "turn")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, failures: Failures | None = None, group: Any = None
@@ -118,6 +120,7 @@ class Issuer:
         self.trouble: Callable[[int], str] = _no_trouble
         self.thread = get_ident()
         self.running = loop.is_running
+        self.traces = loop.get_debug()
 
     def here(self) -> bool:
         """Whether the caller runs on the group's loop. Asking asyncio costs a system call (getpid)."""
@@ -160,6 +163,7 @@ class Work(Generic[T]):
         "_error",
         "_held_back",
         "_issuer",
+        "_line",
         "_result",
         "_seq",
         "_state",
@@ -199,6 +203,8 @@ class Work(Generic[T]):
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._take_back: Callable[[], None] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
+        if issuer.traces and not held:
+            self._line = calling_line()
 
     @property
     def group(self) -> Any:
@@ -407,12 +413,13 @@ class Work(Generic[T]):
 
     def __del__(self) -> None:
         if not self._awaited:
-            warnings.warn(
+            self._issuer.traces = True
+            warn_of_line(
                 f"{self.op} #{self.seq} was never awaited; write `await` before the call, "
                 "or async_op=True to hold its handle",
-                RuntimeWarning,
-                stacklevel=2,
-                source=self,
+                getattr(self, "_line", None),
+                "PYTHONASYNCIODEBUG=1 shows the line",
+                self,
             )
 
     # ── for the one who carries it out ───────────────────────────────────────────────────────────────

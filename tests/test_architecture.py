@@ -29,7 +29,7 @@ FLOORS: list[set[str]] = [
     {"environment", "wire", "schedules"},
     {"types"},
     {"roles"},
-    {"timeouts"},
+    {"timeouts", "callers", "torch_names"},
     {"errors"},
     {"sanitize"},
 ]

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+import aiodist
 from aiodist.group import ProcessGroup
 from aiodist.rendezvous import HashStore
 from aiodist.testing import run_cluster
+from aiodist.torch_names import HERE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning")  # torch warns of a mere look
 
@@ -169,3 +171,16 @@ async def test_the_attributes_that_rows_name_exist(maker: ModuleType) -> None:
 
 def test_the_page_is_as_generated(maker: ModuleType) -> None:
     assert maker.PAGE.read_text() == maker.page(), "run python docs/make_torch_table.py"
+
+
+def test_names_that_are_spelled_differently_say_how(maker: ModuleType) -> None:
+    calls = sys.modules["torch_calls"].CALLS
+    differ = [name for name, fate in calls.items() if fate.mark == "≈" and name not in aiodist.__all__]
+    assert differ and set(HERE) >= set(differ)
+    assert not set(HERE) & set(aiodist.__all__)
+    assert set(HERE) <= set(calls)
+    for name in HERE:
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'; torch's {name} is here"):
+            getattr(aiodist, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        _ = aiodist.nothing  # type: ignore[attr-defined]

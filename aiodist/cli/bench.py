@@ -58,10 +58,18 @@ def make_config(argv: Sequence[str], *, live: str) -> LaunchConfig:
         "live": live,
         "json": str(Path(args.json).absolute()) if args.json else None,
     }
-    if args.json and not Path(args.json).absolute().parent.is_dir():
-        raise UsageError(f"--json {args.json}: there is no such folder")
+    if args.json:
+        _check_place(Path(args.json).absolute(), args.json)
     return LaunchConfig(
         command=(sys.executable, "-m", "aiodist.bench", json.dumps(options)),
         nproc=workers_per_node(args.nproc_per_node, os.environ),
         prefix="",
     )
+
+
+def _check_place(path: Path, name: str) -> None:
+    """Refuse, before minutes of measuring, a file that cannot be written."""
+    if not os.path.isdir(path.parent):
+        raise UsageError(f"--json {name}: there is no such folder, or it is another user's")
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
+        raise UsageError(f"--json {name} cannot be written", hint="Name a file in a folder of yours")

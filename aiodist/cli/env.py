@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from aiodist.cli.parser import Parser
 from aiodist.cli.show import show
+from aiodist.errors import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
     rows = {name: str(value) for name, value in asdict(place).items()}
     if company is not None and not chosen(os.environ):
         rows["others"] = f"{company.said}: {'refused' if company.certain else 'warned of'}. {company.hint}"
+    else:
+        rows["meets"] = _meets(os.environ)
     rows["job"] = job_id(os.environ)
     store = os.environ.get("AIODIST_STORE", "")
     rows["store"] = shown("AIODIST_STORE", store) or "none: rank 0 hosts it"
@@ -35,3 +38,17 @@ def main(argv: Sequence[str]) -> int:
     width = max(map(len, rows))
     show("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items()))
     return 0
+
+
+def _meets(environ: Mapping[str, str]) -> str:
+    """Where `init_process_group()` would meet the others; or why it would be refused, and what to do."""
+    from aiodist.net.sockets import join_address
+    from aiodist.rendezvous.invitation import Invitation
+    from aiodist.rendezvous.meeting_point import meeting_point
+
+    try:
+        point = meeting_point(Invitation.of("env://", -1, -1, 300, environ))
+    except UsageError as error:
+        return f"nowhere, init_process_group() would be refused: {error}"
+    host, port = point.address
+    return f"{point.way.value}, {join_address(host, port)}" if host else point.way.value

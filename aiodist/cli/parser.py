@@ -11,7 +11,9 @@ from aiodist.cli.show import show
 from aiodist.environment import switch
 from aiodist.errors import UsageError
 
-_HABITS = {"-n": "--nproc-per-node", "-np": "--nproc-per-node"}  # mpirun's
+# mpirun's words for it, and those of other launchers and of torch.
+_WORKERS = ("-n", "-np", "--np", "--nprocs", "--num-procs", "--num-processes", "--world-size")
+_HABITS = dict.fromkeys(_WORKERS, "--nproc-per-node") | {"--num-machines": "--nnodes"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,10 +50,10 @@ class Parser(argparse.ArgumentParser):
     def _closest(self, option: str) -> str:
         """The option that was meant, perhaps; '' where nothing is close."""
         known = [name for name in self._option_string_actions if name.startswith("--") and "_" not in name]
-        habit = _HABITS.get(option, "")
+        spelled = option.replace("_", "-")
+        habit = _HABITS.get(spelled, "")
         if habit in known:
             return habit
-        spelled = option.replace("_", "-")
         begins = [name for name in known if len(spelled) > 3 and name.startswith(spelled)]
         return next(iter(begins or difflib.get_close_matches(spelled, known, 1)), "")
 

@@ -187,7 +187,10 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
         return (found, *rest)
     if args.module:
         return (sys.executable, "-u", "-m", script, *rest)
-    _check_script(Path(script))
+    try:
+        _check_script(Path(script))
+    except OSError as error:
+        raise UsageError(f"'{script}' cannot be read: {error.strerror}") from None
     return (sys.executable, "-u", script, *rest)
 
 
@@ -205,8 +208,6 @@ def _check_script(script: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the workers will say it
             compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
-    except OSError as error:
-        raise UsageError(f"'{script}' cannot be read: {error.strerror}") from None
     except SyntaxError as error:
         line = f": {error.text.strip()}" if error.text else ""
         raise UsageError(f"{script}, line {error.lineno or 1}: {error.msg}{line}") from None

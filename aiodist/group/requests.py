@@ -17,6 +17,7 @@ import numpy as np
 from aiodist.backends.base import Array, Given
 from aiodist.errors import UsageError
 from aiodist.group import arguments as check
+from aiodist.group import lists
 from aiodist.group.roster import Roster
 from aiodist.roles import ROLES, Kind, Parts, Roles
 from aiodist.tensors import check_shape
@@ -116,18 +117,23 @@ def request(
     member = check.group_rank(root, here.size, roles.root_name) if roles.rooted else NO_ROOT
     if roles.source is Parts.NONE:
         return Request(kind, NO_DATA)
-    if sizes is not None:
-        made = _uneven(kind, here, tensor, out, check.counts(sizes, here.size, "sizes"))
-        return _reducing(made, op) if roles.reduces else made
-    if not roles.cut:
-        source, target, result = _whole(roles, here, member, tensor, out, names)
-        one = source
-    elif roles.source is Parts.ONE:
-        source, target, result = _to_each(roles, here, member, tensor, out, names)
-        one = source
-    else:
-        source, target, result = _from_each(roles, here, member, tensor, out, names)
-        one = target
+    counts = None if sizes is None else check.counts(sizes, here.size, "sizes")
+    try:
+        if counts is not None:
+            made = _uneven(kind, here, tensor, out, counts)
+            return _reducing(made, op) if roles.reduces else made
+        if not roles.cut:
+            source, target, result = _whole(roles, here, member, tensor, out, names)
+            one = source
+        elif roles.source is Parts.ONE:
+            source, target, result = _to_each(roles, here, member, tensor, out, names)
+            one = source
+        else:
+            source, target, result = _from_each(roles, here, member, tensor, out, names)
+            one = target
+    except UsageError as error:
+        error.hint = lists.hint(kind, names.listed, tensor, out) or error.hint
+        raise
     assert isinstance(one, np.ndarray)
     shape = one.shape
     if roles.cut and not roles.agrees_on_part:
@@ -304,7 +310,11 @@ def exchange(
 ) -> Request:
     """Check an all_to_all of one tensor. Arguments as in `ProcessGroup.all_to_all`."""
     size = here.size
-    source = check.readable(tensor, "tensor")
+    try:
+        source = check.readable(tensor, "tensor")
+    except UsageError as error:
+        error.hint = lists.hint(Kind.all_to_all, False, tensor) or error.hint
+        raise
     sent = check.splits(source, in_splits, size, "tensor", "in_splits")
     if out is None:
         if out_splits is None and in_splits is not None:

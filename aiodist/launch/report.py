@@ -105,7 +105,7 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
     for ending in (*verdict.failures, *verdict.endings):
         if ending is verdict.culprit or any(ending in seen for seen in ways.values()):
             continue
-        ways.setdefault(_way(ending), []).append(ending)
+        ways.setdefault(_way(ending, verdict.culprit), []).append(ending)
     rows = []
     for way, endings in list(ways.items())[:_MOST_WAYS]:
         on = f" on {', '.join(sorted({e.host for e in endings}))}" if nnodes > 1 else ""
@@ -123,15 +123,17 @@ def _others(verdict: Verdict, nnodes: int) -> list[str]:
     return rows
 
 
-def _way(ending: Ending) -> str:
-    """The text on a rank, after its name."""
+def _way(ending: Ending, culprit: Ending | None) -> str:
+    """The text on a rank, after its name; an error that the box has shown already is not said again."""
     if (
         ending.symptom and not ending.restarted and ending.asked != signal.SIGKILL
     ):  # perhaps it was still on its way out
         return f" noticed: {_noticed(ending.error)}"
     if ending.failed:
         again = "; it was started again" if ending.restarted else ""
-        return f": {how_it_ended(ending)}{f' · {ending.error}' if ending.error else ''}{again}"
+        same = culprit is not None and ending.error == culprit.error
+        error = ", by the same error" if same else f" · {ending.error}"
+        return f": {how_it_ended(ending)}{error if ending.error else ''}{again}"
     if ending.stopped:
         ignored = ", since it did not end on SIGTERM" if ending.asked == signal.SIGKILL else ""
         return f": stopped by aiodist run ({signal_name(ending.asked)}{ignored})"

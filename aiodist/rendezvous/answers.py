@@ -14,7 +14,7 @@ _LONGEST = 4000  # characters of a failure
 
 
 def check_failure(value: Any) -> tuple[str, str, str, list[int]]:
-    """Kind, message, hint and missing ranks of a failure; `WireError` if it is none."""
+    """Kind, message, hint and what is missing of a failure; `WireError` if it is none."""
     match value:
         case [str(kind), str(message), str(hint), list(missing)] if all(
             type(rank) is int for rank in missing

@@ -75,7 +75,8 @@ class Failure:
     Args:
         kind: 'usage', 'timeout', 'conflict' (others contradict this request), 'full' (the store is), 'lease'
             (it has ended), 'lost' (the session is) or 'older' (so is the store than what it confirmed).
-        missing: for a gather's timeout, the ranks that had not come, at most `MAX_MISSING` of them.
+        missing: for a gather's timeout, the ranks that had not come; for that of a call that waited for keys,
+            the places of those that nobody set among its keys; at most `MAX_MISSING` of them.
     """
 
     client: bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.errors import name_ranks
+from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.rendezvous.shapes import MAX_KEY
 from aiodist.timeouts import spoken
 
@@ -76,12 +77,14 @@ def lease_ended(token: int) -> RefusedError:
     return RefusedError(f"lease {token} has ended", "Its keys are gone; begin a new one", "lease")
 
 
-def nobody_set(absent: Sequence[str], timeout: float) -> RefusedError:
-    """The refusal of a call that has waited in vain for keys."""
+def nobody_set(keys: Sequence[str], places: Sequence[int], timeout: float) -> RefusedError:
+    """The refusal of a call that has waited in vain for those of its keys that stand at these places."""
+    absent = list(dict.fromkeys(keys[place] for place in places))
     listed = ", ".join(f"'{key}'" for key in absent[:5])
     listed += f" and {len(absent) - 5} more" if len(absent) > 5 else ""
     message = f"nobody set {listed} within {spoken(timeout)}"
-    return RefusedError(message, "See whether the process that sets it runs", "timeout")
+    hint = "See whether the process that sets it runs"
+    return RefusedError(message, hint, "timeout", tuple(places[:MAX_MISSING]))
 
 
 def did_not_come(name: str, missing: tuple[int, ...], count: int, timeout: float) -> RefusedError:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
-from aiodist.errors import UsageError
+from aiodist.errors import RendezvousTimeout, UsageError
 from aiodist.rendezvous.lease import Lease
 from aiodist.rendezvous.shapes import Value, check_key, check_keys, check_value
 from aiodist.rendezvous.watch import Watch
@@ -31,7 +31,7 @@ class Store(ABC):
 
     Raises (every method):
         UsageError: a key, value or number without meaning.
-        RendezvousTimeout: it took too long; names the keys or ranks that were missing.
+        RendezvousTimeout: it took too long; `missing` has the keys or ranks that were missing.
         StoreFull: it holds as much as it may.
         RendezvousError: the store is closed or lost.
     """
@@ -50,6 +50,10 @@ class Store(ABC):
         Args:
             args: its arguments, as they go over the wire.
             timeout: seconds that it may wait, where the table says that it waits: its last argument.
+
+        Raises:
+            RendezvousTimeout: of a request that waits for keys: `missing` has the places of those that nobody
+                set among its keys; of one that waits for ranks, the ranks.
         """
 
     @abstractmethod
@@ -69,6 +73,15 @@ class Store(ABC):
     def _patience(self, timeout: Timeout) -> float:
         return self.timeout if timeout is None else seconds(timeout)
 
+    async def _await(self, method: str, keys: list[str], timeout: Timeout) -> Any:
+        """Have a request that waits for keys answered; its error names them as the caller did."""
+        try:
+            return await self._call(method, [keys], self._patience(timeout))
+        except RendezvousTimeout as error:
+            places = (place for place in error.missing_ranks if 0 <= place < len(keys))
+            error.missing = tuple(dict.fromkeys(keys[place] for place in places))
+            raise
+
     async def set(self, key: str, value: Value, *, ttl: float | None = None) -> None:
         """Set a key.
 
@@ -85,12 +98,12 @@ class Store(ABC):
 
     async def multi_get(self, keys: Sequence[str], timeout: Timeout = None) -> list[bytes]:
         """The values of several keys, in their order, as soon as all exist."""
-        values: list[bytes] = await self._call("multi_get", [check_keys(keys)], self._patience(timeout))
+        values: list[bytes] = await self._await("multi_get", check_keys(keys), timeout)
         return values
 
     async def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
         """Return as soon as all keys exist."""
-        await self._call("wait", [check_keys(keys)], self._patience(timeout))
+        await self._await("wait", check_keys(keys), timeout)
 
     async def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist now."""
@@ -155,7 +168,7 @@ class Store(ABC):
 
     async def get(self, key: str, timeout: Timeout = None) -> bytes:
         """The value of a key, as soon as it exists."""
-        values: list[bytes] = await self._call("multi_get", [[check_key(key)]], self._patience(timeout))
+        values: list[bytes] = await self._await("multi_get", [check_key(key)], timeout)
         return values[0]
 
     def lease(self, ttl: float) -> Lease:

@@ -74,8 +74,8 @@ def _array_of(obj: Any, what: str, device: bool) -> Array:
         return obj.view(np.ndarray)  # np.matrix, np.memmap… as what they hold
     if isinstance(obj, bool | int | float | complex | np.generic):
         raise UsageError(
-            f"{what} is a single {type(obj).__name__}, and has no memory to share",
-            hint=f"Wrap it in an array: np.array({shown(obj)})",
+            f"{what} is a single {type(obj).__name__}, not an array or tensor, and has no memory to share",
+            hint=f"Make an array of it first, np.array([{_number(obj)}]), or a torch tensor",
         )
     if isinstance(obj, str | list | tuple | dict | set) or obj is None:
         raise _no_tensor(obj, what)
@@ -86,6 +86,13 @@ def _array_of(obj: Any, what: str, device: bool) -> Array:
         if array is not None:
             return array
     raise _no_tensor(obj, what)
+
+
+def _number(obj: Any) -> str:
+    """A number, as Python code that keeps its type."""
+    if not isinstance(obj, np.generic):
+        return shown(obj)
+    return f"np.{type(obj).__name__}({shown(obj.item())})"
 
 
 def _torch_array(torch: Any, tensor: Any, what: str) -> Array:

@@ -91,6 +91,8 @@ async def timeouts(at: str, one: Store, two: Store, three: Store) -> None:
     error = await fails(one.multi_get([f"{at}here", f"{at}never"], timeout=_SOON), RendezvousTimeout)
     assert "never" in str(error)
     assert f"{at}here'" not in str(error)
+    assert isinstance(error, RendezvousTimeout)
+    assert error.missing == (f"{at}never",)
     error = await fails(two.wait([f"{at}neither"], timeout=_SOON), RendezvousTimeout)
     assert "neither" in str(error)
     assert await one.get(f"{at}here") == b"x"

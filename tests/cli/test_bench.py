@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,11 +39,27 @@ def test_sizes_ranks_and_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--sizes", "big"], ["--only", "everything"], ["--json", "/nowhere/at/all"], ["--speed"]]
+    "argv",
+    [
+        ["--sizes", "big"],
+        ["--only", "everything"],
+        ["--json", "/nowhere/at/all"],
+        ["--speed"],
+        ["--json", "/"],
+        ["--json", f"/{'x' * 300}/y"],
+    ],
 )
 def test_a_command_line_without_meaning_is_refused(argv: list[str]) -> None:
     with pytest.raises(UsageError):
         make_config(argv, live="")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write to any
+    with pytest.raises(UsageError, match=r"--json .*figures cannot be written\. Name a file in a folder of"):
+        make_config(["--json", str(tmp_path / "figures")], live="")
 
 
 def test_a_small_run(tmp_path: Path) -> None:

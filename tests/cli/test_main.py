@@ -89,6 +89,37 @@ def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     assert "RANK='x'" in capsys.readouterr().err
 
 
+_PLACES = ("AIODIST_", "TORCHELASTIC_", "PET_", "SLURM_", "PMI_", "OMPI_", "RANK", "WORLD_SIZE", "MASTER_")
+
+
+@pytest.mark.parametrize(
+    ("more", "meets"),
+    [
+        (
+            {},
+            "nowhere, init_process_group() would be refused: MASTER_ADDR is not set, and the world has 2 "
+            "processes. Start with `aiodist run`, or set MASTER_ADDR "
+            "to rank 0's host and MASTER_PORT to a port",
+        ),
+        ({"MASTER_ADDR": "h"}, "nowhere, init_process_group() would be refused: MASTER_PORT is not set, and"),
+        ({"MASTER_ADDR": "::1", "MASTER_PORT": "7"}, "at an address, [::1]:7"),
+        ({"AIODIST_STORE": "etcd://me:hush@h:2379"}, "in etcd"),
+        ({"WORLD_SIZE": "1"}, "alone"),
+    ],
+)
+def test_env_says_where_the_processes_would_meet(
+    more: dict[str, str], meets: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith(_PLACES)]:
+        monkeypatch.delenv(name)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", **more}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    rows = dict(line.split(None, 1) for line in out.splitlines())
+    assert rows["meets"].startswith(meets) and "hush" not in rows["meets"]
+
+
 def test_env_of_a_process_that_others_were_started_with(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

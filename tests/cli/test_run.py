@@ -219,6 +219,21 @@ def test_no_such_script_or_program() -> None:
         config("--no-python", "no-such-command")
 
 
+def test_a_script_that_cannot_be_looked_at() -> None:
+    with pytest.raises(UsageError, match=r"xxx\.py' cannot be read: File name too long$"):
+        config("x" * 300 + ".py")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_script_in_a_folder_of_another_user(tmp_path: Path) -> None:
+    tmp_path.chmod(0)
+    try:
+        with pytest.raises(UsageError, match=r"train\.py' cannot be read: Permission denied$"):
+            config(str(tmp_path / "train.py"))
+    finally:
+        tmp_path.chmod(0o700)
+
+
 def test_program_that_cannot_be_run(tmp_path: Path) -> None:
     program = tmp_path / "plain.py"
     program.touch()
@@ -250,6 +265,26 @@ def test_a_wrong_command_line_gets_one_line(argv: list[str], message: str) -> No
     with pytest.raises(UsageError) as info:
         config(*argv)
     assert str(info.value) == message
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("-n", "-np", "--np", "--nproc", "--nprocs", "--num-procs", "--num-processes", "--num_processes"),
+        *("--world-size", "--world_size"),
+    ],
+)
+def test_other_launchers_words_for_the_number_of_workers_are_understood(option: str) -> None:
+    with pytest.raises(UsageError) as info:
+        config(option, "4", "x.py")
+    assert str(info.value) == f"there is no option {option}. Did you mean --nproc-per-node?"
+
+
+@pytest.mark.parametrize("option", ["--nnode", "--nodes", "--num-nodes", "--num_machines"])
+def test_other_launchers_words_for_the_number_of_nodes_are_understood(option: str) -> None:
+    with pytest.raises(UsageError) as info:
+        config(option, "2", "x.py")
+    assert str(info.value) == f"there is no option {option}. Did you mean --nnodes?"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def test_pids_mean_nothing_where_the_boot_is_unknown(monkeypatch: pytest.MonkeyP
 
 @linux
 def test_a_process_in_numbers_whatever_its_name() -> None:
-    name = "import sys; open('/proc/self/comm', 'wb').write(b') \\xff R 1'); print(); sys.stdin.read()"
+    name = "import sys; open('/proc/self/comm', 'wb').write(b') \\xff R 1'); "
+    name += "print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
     ) as child:

@@ -90,6 +90,7 @@ def test_bytes_that_are_no_text() -> None:
     assert given_secret({"AIODIST_SECRET": os.fsdecode(b"caf\xe9")}) == b"caf\xe9"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, which needs root")
 def test_a_folder_in_a_home_of_all_is_not_another_users(tmp_path: Path, hand_over: HandOver) -> None:
     """As in /tmp: who made ~/.aiodist could have it lead to what everybody knows."""
     (tmp_path / "known").write_text("known to all")

@@ -179,10 +179,12 @@ def open_receiver() -> Iterator[Run]:
                     if part < size:
                         place = receiver.place(found, part)
             posted.check()
-        # What is left can still be used: by a receive that comes late, and by the next group.
+        # What is left can still be used: by a receive that comes late, and by the next group. There are no
+        # receives any more in a context that was cancelled.
         for key, stored in list(receiver._stored.items()):
             if (
                 stored.data is not None
+                and key.context != CANCELLED
                 and key not in receiver._posted
                 and not receiver.recv(
                     key, stored.nbytes, Into(memoryview(bytearray(stored.nbytes))), lambda: None

@@ -39,6 +39,7 @@ from aiodist.wire.messages import MAX_FRAME, Encoder, Status, encode_response, p
 from tests.fuzz.hand_loop import HandLoop
 from tests.fuzz.targets_control import CONTEXT, ERRORS, NEIGHBOUR, process
 from tests.fuzz.targets_store import STORE, Connection, Serving, running
+from tests.fuzz.targets_transport import CANCELLED, eager, open_receiver
 
 # ── lengths that lie ─────────────────────────────────────────────────────────────────────────────────
 
@@ -322,3 +323,9 @@ def test_a_message_that_is_offered_with_more_bytes_than_there_are() -> None:
 def test_the_loop_is_nobodys_afterwards() -> None:
     with pytest.raises(RuntimeError):
         asyncio.get_running_loop()
+
+
+def test_what_comes_late_in_a_cancelled_context_is_not_received() -> None:
+    """The target's own mistake: it took that for a message that is lost."""
+    with open_receiver() as run:
+        assert run(eager(Key(CANCELLED, 0, 0, 0), b"late") + pack_frame(Type.GOODBYE)) == ""

@@ -51,8 +51,8 @@ def test_splits_that_disagree_are_told_to_both_at_once(width: int, more: bool, f
         error, waited = await error_and_seconds(pg, work)
         assert isinstance(error, dist.CollectiveMismatch), error
         assert error.said == {
-            0: f"all_to_all sends {3 * width * 8} bytes to rank 1",
-            1: f"all_to_all expects {(4 if more else 2) * width * 8} bytes from rank 0",
+            0: f"all_to_all sends {3 * width} elements to rank 1",
+            1: f"all_to_all expects {(4 if more else 2) * width} elements from rank 0",
         }
         assert waited < 0.5
 

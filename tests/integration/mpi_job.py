@@ -175,8 +175,8 @@ async def splits() -> None:
                 await pair.barrier()
             except dist.CollectiveMismatch as error:
                 why = str(error)
-            assert f"sends {8 * sent} bytes to rank 1" in why, why
-            assert f"expects {8 * expected} bytes from rank 0" in why, why
+            assert f"sends {sent} elements to rank 1" in why, why
+            assert f"expects {expected} elements from rank 0" in why, why
         for pair in pairs:
             if pair is not None:
                 with contextlib.suppress(dist.GroupBroken):

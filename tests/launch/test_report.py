@@ -72,6 +72,18 @@ def test_box() -> None:
     assert "\x1b[31m" in render(verdict, colour=True)
 
 
+def test_one_mistake_of_all_ranks_is_shown_once() -> None:
+    said = "UsageError: tensor must be an array"
+    words = ("Traceback (most recent call last):", said)
+    endings = [ending(rank, 1, error=said, words=words) for rank in range(4)]
+    endings += [ending(4, 1, error="UsageError: another"), ending(5, 1)]
+    text = render(judge([NodeReport(0, "box", tuple(endings), turn=1)]))
+    assert text.count(said) == 1
+    assert "│ ranks 1, 2 and 3: exit code 1, by the same error\n" in text
+    assert "│ rank 4: exit code 1 · UsageError: another\n" in text
+    assert "│ rank 5: exit code 1\n" in text
+
+
 def test_a_silent_death_says_so() -> None:
     verdict = judge([NodeReport(0, "box", (ending(0, -9),), turn=1)])
     rows = render(verdict).splitlines()

@@ -16,7 +16,7 @@ import pytest
 from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net import admission
 from aiodist.net.sockets import describe, interface_address, port_owner
-from aiodist.rendezvous import StoreServer, TcpStore, WatchEvent
+from aiodist.rendezvous import PrefixStore, StoreServer, TcpStore, WatchEvent
 from aiodist.rendezvous import client as client_module
 from aiodist.rendezvous.connection import HANDSHAKE_SECONDS, Connection, _keep_alive
 from aiodist.testing.conformance_store import arrived
@@ -339,6 +339,21 @@ async def test_a_round_that_is_never_complete_names_who_is_missing(server: Store
             assert isinstance(error, RendezvousTimeout)
             assert error.missing == (1, 3)
             assert str(error).startswith("ranks 1 and 3 did not come to 'cards' within 0.1 s")
+
+
+async def test_a_wait_in_vain_names_the_keys_as_they_were_asked_for(server: StoreServer) -> None:
+    async with await connect(server) as store:
+        view = PrefixStore("mine", store)
+        await view.set("here", "x")
+        for call, missing in (
+            (view.get("a", 0.05), ("a",)),
+            (view.wait(["a", "here", "b", "a"], 0.05), ("a", "b")),
+            (view.multi_get(["here", "c"], 0.05), ("c",)),
+            (store.get("a", 0.05), ("a",)),
+        ):
+            with pytest.raises(RendezvousTimeout, match="nobody set") as info:
+                await call
+            assert info.value.missing == missing and info.value.missing_ranks == ()
 
 
 async def test_many_clients_meet(server: StoreServer) -> None:

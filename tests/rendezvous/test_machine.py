@@ -69,9 +69,13 @@ def test_a_deadline_names_what_is_missing() -> None:
     [failure] = bench.wait(0.2)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.message) == ("timeout", "nobody set 'x', 'y' within 5 s")
+    assert failure.missing == (1, 2)
     bench.ask(A, 3, "wait", [f"k{n}" for n in range(9)], 1.0)
     [failure] = bench.wait(2)
     assert isinstance(failure, Failure) and failure.message.endswith("'k4' and 4 more within 1 s")
+    bench.ask(A, 4, "multi_get", ["x", "here", *(f"k{n}" for n in range(900))], 1.0)
+    [failure] = bench.wait(2)
+    assert isinstance(failure, Failure) and failure.missing == (0, *range(2, 257))
 
 
 def test_wakes_follow_the_next_deadline() -> None:

@@ -200,6 +200,7 @@ def secrets(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, which needs root")
 def test_a_job_that_another_user_has_added_is_none(secrets: Path, hand_over: HandOver) -> None:
     (secrets / "theirs").touch(mode=0o600)
     (secrets / "theirs").write_bytes(b"known to them")
@@ -211,6 +212,7 @@ def test_a_job_that_another_user_has_added_is_none(secrets: Path, hand_over: Han
         JobSecrets(secrets)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, which needs root")
 def test_a_job_that_is_another_users_link_is_none(secrets: Path, precious: Path, hand_over: HandOver) -> None:
     precious.chmod(0o600)
     (secrets / "theirs").symlink_to(precious)

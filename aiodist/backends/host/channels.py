@@ -98,13 +98,13 @@ class Channels:
             self.failed(error)
 
     def differ(self, call: Call, peer: int, sent: int, expected: int | None) -> None:
-        """Report that a member sends so many bytes, and this rank expects so many others: agreed on all that
-        ranks must agree on, so it is the splits."""
-        name = call.kind.name
+        """Report that a member sends so many bytes, and this rank expects so many others, or nothing (None):
+        agreed on all that ranks must agree on, so it is the splits."""
+        name, itemsize = call.kind.name, call.dtype.itemsize
         self.reports.peer_mismatch(
             {
-                peer: f"{name} sends {sent} bytes to rank {self.ranks[self.rank]}",
-                self.rank: f"{name} expects {expected} bytes from rank {self.ranks[peer]}",
+                peer: f"{name} sends {_elements(sent, itemsize)} to rank {self.ranks[self.rank]}",
+                self.rank: f"{name} expects {_elements(expected, itemsize)} from rank {self.ranks[peer]}",
             }
         )
 
@@ -122,3 +122,13 @@ class Channels:
             broken.__cause__ = error
             error = broken
         self.reports.broken(error)
+
+
+def _elements(nbytes: int | None, itemsize: int) -> str:
+    """'1 element', '9 elements'; bytes, where they are no whole number of elements."""
+    if nbytes is None:
+        return "nothing"
+    count, rest = divmod(nbytes, itemsize)
+    if rest:
+        return f"{nbytes} bytes"
+    return f"{count} element{'' if count == 1 else 's'}"

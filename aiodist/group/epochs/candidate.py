@@ -110,7 +110,7 @@ class Candidate(Generic[R]):
     def _blame(self, error: AiodistError) -> Collection[bytes]:
         ranks: Collection[int] = ()
         if isinstance(error, RendezvousTimeout):
-            ranks = error.missing
+            ranks = error.missing_ranks
         elif isinstance(error, PeerLost):
             lost = self._lost
             ranks = lost[:1] or error.ranks  # the first of them: others may only have drawn the consequence

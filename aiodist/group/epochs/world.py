@@ -187,11 +187,12 @@ class World:
                 f"{self._place}/cards", self._size, self._endpoint.rank, packed, patience
             )
         except RendezvousTimeout as error:
-            if not error.missing:
+            missing = error.missing_ranks
+            if not missing:
                 raise
-            most = "at least " if len(error.missing) >= MAX_MISSING else ""
-            who = f"{most}{name_ranks(error.missing)} of {self._size} did not come within {patience:.3g} s"
-            raise RendezvousTimeout(who, missing=error.missing, hint=error.hint) from None
+            most = "at least " if len(missing) >= MAX_MISSING else ""
+            who = f"{most}{name_ranks(missing)} of {self._size} did not come within {patience:.3g} s"
+            raise RendezvousTimeout(who, missing=missing, hint=error.hint) from None
         cards = read_cards(answers, card)
         check_cards(cards)
         self._choice = settings.choice.settle([card["backend"] for card in cards], self._endpoint.rank == 0)

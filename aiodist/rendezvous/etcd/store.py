@@ -294,8 +294,8 @@ class EtcdStore(Store):
             return next((self._key(key) for key, item in zip(keys, items, strict=True) if item is None), None)
 
         if not await look_until(look, self._gateway, call):
-            absent = [key for key, item in zip(keys, items, strict=True) if item is None]
-            raise rules.nobody_set(list(dict.fromkeys(absent)), call.timeout)
+            absent = [place for place, item in enumerate(items) if item is None]
+            raise rules.nobody_set(keys, absent, call.timeout)
         return [item.value for item in items if item is not None]
 
     async def _gather(self, call: Call, name: str, rank: int, size: int, card: bytes) -> list[bytes]:

@@ -130,7 +130,7 @@ class Sessions:
 
     def refuse(self, call: Call, why: RefusedError) -> None:
         """Let a call fail that changed nothing: it is carried out again if it is asked again."""
-        self.effects.append(Failure(*call, why.kind, why.message, why.hint))
+        self.effects.append(Failure(*call, why.kind, why.message, why.hint, why.missing))
 
     def done(self, call: Call, value: Any = None) -> None:
         """Answer a change: the answer is kept until the client has it."""

@@ -97,7 +97,7 @@ class Waits:
     def time_out(self, call: Call) -> int:
         """Let a call fail whose time is up → how many keys it waited for."""
         waiter = self.calls[call]
-        absent = [key for key in waiter.keys if key not in self.entries]
+        absent = [place for place, key in enumerate(waiter.keys) if key not in self.entries]
         self.forget(call)
-        self.sessions.refuse(call, nobody_set(absent, waiter.timeout))
+        self.sessions.refuse(call, nobody_set(waiter.keys, absent, waiter.timeout))
         return len(waiter.keys)

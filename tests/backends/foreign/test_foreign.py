@@ -228,8 +228,8 @@ async def test_splits_that_do_not_fit_are_told_by_both_sides(backend: str) -> No
         with pytest.raises(dist.CollectiveMismatch) as caught:
             await pg.all_to_all(np.arange(6.0), None, sent, expected)
         assert caught.value.said == {
-            0: "all_to_all sends 24 bytes to rank 2",
-            2: "all_to_all expects 32 bytes from rank 0",
+            0: "all_to_all sends 3 elements to rank 2",
+            2: "all_to_all expects 4 elements from rank 0",
         }
 
     await run_cluster(3, main, backend=backend)

@@ -1,0 +1,51 @@
+"""The line of a program that called the library, for a warning that is given when the call is long over."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+_HERE = str(Path(__file__).parent / "_")[:-1]
+_ASYNCIO = str(Path(asyncio.__file__).parent / "_")[:-1]
+
+
+class Line(NamedTuple):
+    """A line of a program."""
+
+    file: str
+    number: int
+
+
+def calling_line() -> Line | None:
+    """The line that called the library; None where none did, such as in a callback of the loop."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename.startswith(_ASYNCIO):
+        return None
+    return Line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def warn_of_line(message: str, line: Line | None, otherwise: str, source: object) -> None:
+    """Warn, as a `__del__`, of what was done wrong at a line.
+
+    Args:
+        message: one line that says what.
+        line: where, if that is known. Else it is the line that let go of the object, if it is the program's.
+        otherwise: how to find the line, where neither is known.
+        source: the object.
+    """
+    if line is not None:
+        warnings.warn_explicit(message, RuntimeWarning, *line, source=source)
+        return
+    try:
+        by = sys._getframe(2).f_code.co_filename
+    except ValueError:  # the interpreter ends
+        by = _HERE
+    if by.startswith((_HERE, _ASYNCIO)):
+        message = f"{message}. {otherwise}"
+    warnings.warn(message, RuntimeWarning, stacklevel=3, source=source)
