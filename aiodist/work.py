@@ -203,8 +203,7 @@ class Work(Generic[T]):
         self._held_back = False  # numbered, and not begun: inside coalesce()
         self._take_back: Callable[[], None] | None = None
         self._awaited = held  # async_op=True: "I hold the handle", so dropping it is no mistake
-        if issuer.traces and not held:
-            self._line = calling_line()
+        self._line = calling_line() if issuer.traces and not held else None
 
     @property
     def group(self) -> Any:
@@ -417,7 +416,7 @@ class Work(Generic[T]):
             warn_of_line(
                 f"{self.op} #{self.seq} was never awaited; write `await` before the call, "
                 "or async_op=True to hold its handle",
-                getattr(self, "_line", None),
+                self._line,
                 "PYTHONASYNCIODEBUG=1 shows the line",
                 self,
             )
