@@ -18,7 +18,7 @@ BLOCKS_AT = -(-HEAD // PAGE) * PAGE
 
 def shared(more: int = 0) -> tuple[Segment, PeerSegment]:
     """A segment with room for one link's blocks, and `more` bytes, and what a peer sees of it. Close both."""
-    segment = Segment(BLOCKS_AT + BLOCKS * FRAGMENT - PAGE + more, bytes(NONCE_BYTES))
+    segment = Segment(BLOCKS_AT + BLOCKS * FRAGMENT + more, bytes(NONCE_BYTES))
     memory, loop_bell, bulk_bell = (os.dup(fd) for fd in segment.descriptors())
     return segment, PeerSegment(0, 0, (memory, loop_bell, bulk_bell), segment.nbytes, bytes(NONCE_BYTES))
 

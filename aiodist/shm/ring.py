@@ -4,8 +4,10 @@ Two processes that exchange records have an *area* each, in their own memory, wh
 
     at         8 bytes: the head, which counts all bytes that were ever appended to this ring
     at + 8     8 bytes: 1 while the producer waits for room
+    at + 16    8 bytes: where this process has its memory in its own address space
     at + 64    8 bytes: how many bytes this process has taken of the other's ring
-    at + 128   the records, each padded to a multiple of 8, none of which goes around the end: what is left
+    at + 128   8 words that are the user's
+    at + 192   the records, each padded to a multiple of 8, none of which goes around the end: what is left
                there is skipped, and a record whose first byte is 0 says so
 
 The head is written after the record, and read before it: on x86-64 stores and loads stay in that order.
@@ -19,7 +21,10 @@ from aiodist.shm.heap import ALIGN
 RING = 64 * 1024
 """Bytes of records that a ring has room for, where it bears messages."""
 
-_WAITS, _TAKEN, _RECORDS = 8, ALIGN, 2 * ALIGN
+WORDS = 8
+"""The words of an area that are the user's."""
+
+_WAITS, _ADDRESS, _TAKEN, _WORDS, _RECORDS = 8, 16, ALIGN, 2 * ALIGN, 3 * ALIGN
 
 
 def area_bytes(size: int) -> int:
@@ -143,6 +148,21 @@ class Consumer:
         return bool(self._waits[0])
 
 
-def clear(view: memoryview, at: int) -> None:
-    """Make an area of this process's memory empty, before the other process hears of it."""
+def clear(view: memoryview, at: int, address: int = 0) -> None:
+    """Make an area of this process's memory empty, before the other process hears of it.
+
+    Args:
+        address: of `view`.
+    """
     view[at : at + _RECORDS] = bytes(_RECORDS)
+    view[at + _ADDRESS : at + _ADDRESS + 8] = address.to_bytes(8, "little")
+
+
+def address_in(view: memoryview, at: int) -> int:
+    """Where the owner of an area has its memory in its address space."""
+    return int.from_bytes(view[at + _ADDRESS : at + _ADDRESS + 8], "little")
+
+
+def words_of(view: memoryview, at: int) -> memoryview:
+    """The user's words of an area, of 64 bits."""
+    return view[at + _WORDS : at + _WORDS + 8 * WORDS].cast("Q")

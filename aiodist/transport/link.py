@@ -7,6 +7,7 @@ on the same link.
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,14 @@ NO_GOODBYE = "connection ended without goodbye"
 """The cause of a loss that the other side gave no reason for: its process is gone."""
 
 
+class Handed(enum.IntEnum):
+    """What became of bytes that were given to a link."""
+
+    BORROWED = 0  # until `LinkUser.writable`, or `keep`
+    TAKEN = 1
+    LENT = 2  # until `LinkUser.returned`, or `withdraw`
+
+
 @dataclass(slots=True, eq=False)
 class Message:
     """A message on its way out.
@@ -32,6 +41,8 @@ class Message:
 
     Attributes:
         sent: bytes that were given to the link.
+        lent: fragments of it that are lent.
+        address: of its bytes, once it was needed.
         told: it was offered.
     """
 
@@ -42,6 +53,8 @@ class Message:
     sealed: bool = False
     sent: int = 0
     told: bool = False
+    lent: int = 0
+    address: int = 0
 
     def header(self, kind: int, start: int, stop: int, word: int = 0) -> bytes:
         """The header of a frame that bears the bytes from `start` to `stop`."""
@@ -92,6 +105,9 @@ class LinkUser(Protocol):
     def writable(self) -> None:
         """Write on: `room` is True again, and what was borrowed by `write` is free."""
 
+    def returned(self, message: Message) -> None:
+        """Note that a fragment of a message is lent no more."""
+
     def ended(self, goodbye: bool, cause: str | Tampered) -> None:
         """Note, once, that the peer closed on purpose (goodbye), or the connection is lost, or what it sent
         was altered on the path (`Tampered` as the cause): then nothing is known against the peer."""
@@ -128,13 +144,17 @@ class Link(ABC):
             sealed: its bytes have to be authenticated, where the link's frames are. Others need not.
         """
 
-    @abstractmethod
-    def write(self, message: Message, start: int, stop: int) -> bool:
-        """Send the bytes from `start` to `stop` of a message, as DATA; only while `room`. Never calls back.
+    def piece(self, message: Message) -> int:
+        """Bytes of the largest fragment that `write`, called next, takes of what is left of a message."""
+        return self.fragment
 
-        Returns:
-            True if they have been taken; False if they are borrowed until `writable` or `keep`.
-        """
+    @abstractmethod
+    def write(self, message: Message, start: int, stop: int) -> Handed:
+        """Send the bytes from `start` to `stop` of a message; only while `room`. Never calls back."""
+
+    def withdraw(self, context: int) -> None:  # noqa: B027 - what lends nothing has nothing to do here
+        """Withdraw all that is lent of a context. When this returns, what the peer has yet to read of it, or
+        is reading, counts nowhere: the owner may write to its memory, and free it."""
 
     def keep(self) -> None:  # noqa: B027 - what copies all at once has nothing to do here
         """Copy what is still borrowed; the owner's memory is not touched afterwards."""

@@ -1,8 +1,9 @@
 """Links between processes of one host: a Unix socket, and both processes' shared segments.
 
-A fragment is copied into a free block of the sender's segment, which the receiver has mapped read-only; the
-frame says where. The receiver reads it there, straight into its sink, and gives the block back. So a rank
-writes its own memory only, and one that is out of blocks waits as it would for a full socket.
+A large fragment is lent where the receiver can read the sender's memory (`lending`). Else it is copied into
+a free block of the sender's segment, which the receiver has mapped read-only; the frame says where. The
+receiver reads it there, straight into its sink, and gives the block back. So a rank writes its own memory
+only, and one that is out of blocks waits as it would for a full socket.
 
 Frames go by rings in the same memories, which need no call to the system (`rings`), once both ends have
 agreed on them.
@@ -20,10 +21,11 @@ import socket
 from aiodist.errors import Tampered, WireError
 from aiodist.shm.arena import PAGE
 from aiodist.shm.blocks import BlockPool
+from aiodist.shm.heap import ALIGN
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.base import FRAGMENT
 from aiodist.transport.ending import Event
-from aiodist.transport.link import Message, Waking
+from aiodist.transport.link import Handed, Message, Waking
 from aiodist.transport.rings import Rings
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import Frame, Type, pack, payload_bytes
@@ -38,6 +40,7 @@ _RELEASE_AT = 2  # blocks given back at a time, so that sender and receiver copy
 _LOOKS = 8  # looks at a ring for one at the socket
 _DATA, _MAPPED, _RELEASE = int(Type.DATA), int(Type.MAPPED), int(Type.RELEASE)
 _BLOCKS, _RING, _GOODBYE = int(Type.BLOCKS), int(Type.RING), int(Type.GOODBYE)
+_LENT, _RETURNED = int(Type.LENT), int(Type.RETURNED)
 
 
 class MappedLink(StreamLink):
@@ -70,6 +73,8 @@ class MappedLink(StreamLink):
         self._blocks_at = 0  # where they begin
         self._starved = False  # room is False for want of a block
         self._to_release = 0
+        self._to_return = 0  # so many lent fragments were read, which the sender has yet to hear of
+        self._lends = False  # the next fragment is lent
         self._rings = Rings(self, segment, peer, rank, dialed)
         self._looks = 0
         self._parted = False  # the peer has said goodbye
@@ -93,18 +98,32 @@ class MappedLink(StreamLink):
             return
         super().post(header, payload, sealed)
 
-    def write(self, message: Message, start: int, stop: int) -> bool:
+    def piece(self, message: Message) -> int:
+        lender = self._rings.lender
+        piece = 0 if lender is None else lender.piece(message)
+        self._lends = piece > 0
+        return piece or FRAGMENT
+
+    def write(self, message: Message, start: int, stop: int) -> Handed:
         nbytes = stop - start
+        lender = self._rings.lender
+        if self._lends and lender is not None:
+            self._lends = False
+            lender.lend(message)
+            self.post(message.header(_LENT, start, stop, message.address + start))
+            if lender.full:
+                self.room = False
+            return Handed.LENT
         pool = self._pool
         if nbytes > INLINE and pool is None:
             pool = self._take_blocks()
             if not self._out.is_open:
-                return False  # the peer is gone, and no block is out
+                return Handed.BORROWED  # the peer is gone, and no block is out
         if nbytes > INLINE and pool is None and self._rings.on:
             self._rings.turn_off()  # they have no room for such a fragment, and it must not overtake
         if nbytes <= INLINE and self._rings.on:
             self.post(message.header(_DATA, start, stop), message.data[start:stop])
-            return True
+            return Handed.TAKEN
         if nbytes <= INLINE or pool is None:
             return super().write(message, start, stop)
         at = self._blocks_at + pool.take() * FRAGMENT
@@ -113,12 +132,17 @@ class MappedLink(StreamLink):
         if not pool:
             self._starved = True
             self.room = False
-        return True
+        return Handed.TAKEN
+
+    def withdraw(self, context: int) -> None:
+        lender = self._rings.lender
+        if lender is not None:
+            lender.withdraw(lambda message: message.key.context == context)
 
     def _take_blocks(self) -> BlockPool | None:
         """Take the blocks, and say where they begin; None where the segment has no room for them now."""
         try:
-            self._blocks_at = self._segment.heap.take(BLOCKS * FRAGMENT, PAGE)
+            self._blocks_at = self._segment.heap.take_large(BLOCKS * FRAGMENT)
         except MemoryError:
             return None  # this fragment goes over the socket; the next one asks again
         self.post(pack(_BLOCKS, word=self._blocks_at))
@@ -134,9 +158,9 @@ class MappedLink(StreamLink):
             self._pool = None
 
     def _make_room(self) -> None:
-        if self._to_release:
-            self._give_back()
-        if not (self._starved or self._rings.waiting):
+        self._give_back_rest()
+        lender = self._rings.lender
+        if not (self._starved or self._rings.waiting or (lender is not None and lender.full)):
             super()._make_room()
 
     def _released(self, blocks: int) -> None:
@@ -147,8 +171,23 @@ class MappedLink(StreamLink):
             self._segment.on_idle()
         if self._starved:
             self._starved = False
-            if self.idle and self._out.is_open:
-                super()._make_room()
+            self._go_on()
+
+    def _returned(self, count: int) -> None:
+        lender = self._rings.lender
+        if lender is None:
+            raise WireError("a RETURNED frame, and nothing is lent")
+        full = lender.full
+        for message in lender.returned(count):
+            if self._user is not None:
+                self._guard(self._user.returned, message)
+        if full:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Write on, if nothing waits."""
+        if self.idle and self._out.is_open:
+            self._make_room()
 
     # Receiving end.
 
@@ -162,6 +201,10 @@ class MappedLink(StreamLink):
             self._learn_blocks(frame.word)
         elif kind == _MAPPED:
             self._mapped(frame)
+        elif kind == _LENT:
+            self._borrow(frame)
+        elif kind == _RETURNED:
+            self._returned(frame.word)
         elif kind == _RING:
             self._rings.learn(frame)
         else:
@@ -172,7 +215,7 @@ class MappedLink(StreamLink):
         """Note where the sender's blocks begin."""
         if self._sends or self._to_release:
             raise WireError("a BLOCKS frame from a receiver, or while blocks are out")
-        if at < PAGE or at % PAGE or at + BLOCKS * FRAGMENT > len(self._theirs):
+        if at < PAGE or at % ALIGN or at + BLOCKS * FRAGMENT > len(self._theirs):
             raise WireError(f"blocks at {at} of a segment of {len(self._theirs)} bytes")
         self._blocks_at = at
 
@@ -192,6 +235,18 @@ class MappedLink(StreamLink):
                 if self._to_release.bit_count() >= _RELEASE_AT:
                     self._give_back()
 
+    def _borrow(self, frame: Frame) -> None:
+        """Read a lent fragment."""
+        borrower = self._rings.borrower
+        if borrower is None:
+            raise WireError("a LENT frame, and the sender's memory cannot be read")
+        if not borrower.take(frame, self._user):
+            self._finish(Event.FAILED, f"its memory at {frame.word:#x} cannot be read from here")
+        if not self._ending.over:
+            self._to_return = borrower.done
+            if self.idle:
+                self._give_back()
+
     def _parse(self) -> None:
         self._rings.drain()  # what the peer put there came first
         if not self._ending.over:
@@ -200,14 +255,18 @@ class MappedLink(StreamLink):
 
     def _give_back_rest(self) -> None:
         """Give back the last blocks of several frames that were acted on together."""
-        if self._to_release:
+        if self._to_release or self._to_return:
             self._give_back()
 
     def _give_back(self) -> None:
-        """Give back blocks, unless the peer does not read: then it has no use for them."""
+        """Give back blocks and what was lent, unless the peer does not read: then it has no use for them."""
         if self.idle:
             blocks, self._to_release = self._to_release, 0
-            self.post(pack(_RELEASE, word=blocks))
+            count, self._to_return = self._to_return, 0
+            if blocks:
+                self.post(pack(_RELEASE, word=blocks))
+            if count:
+                self.post(pack(_RETURNED, word=count))
 
     def poll(self) -> None:
         if self._rings.taking:
@@ -275,6 +334,11 @@ class MappedLink(StreamLink):
         if event is not Event.ALTERED:
             self._rings.drain()  # what the peer sent before counts
         super()._finish(event, cause)
+
+    def _stop(self) -> None:
+        if self._rings.lender is not None:
+            self._rings.lender.withdraw(lambda message: True)
+        super()._stop()
 
     def _release(self) -> None:
         super()._release()

@@ -10,7 +10,7 @@ import asyncio
 
 from aiodist.errors import WireError
 from aiodist.transport.ending import Ending, Event, Stage
-from aiodist.transport.link import NO_GOODBYE, Link, LinkUser, Message
+from aiodist.transport.link import NO_GOODBYE, Handed, Link, LinkUser, Message
 from aiodist.transport.pipe import Delay, Pipe
 from aiodist.wire.frame import Type, pack, parse
 
@@ -47,11 +47,11 @@ class MemoryLink(Link):
         if not self._ending.over:
             self.out.push((header, b"" if payload is None else bytes(payload)))
 
-    def write(self, message: Message, start: int, stop: int) -> bool:
+    def write(self, message: Message, start: int, stop: int) -> Handed:
         self._in_flight += stop - start
         self.room = self._in_flight < WINDOW
         self.post(message.header(Type.DATA, start, stop), message.data[start:stop])
-        return True
+        return Handed.TAKEN
 
     def close(self) -> None:
         if self._ending.happened(Event.CLOSE) is not None:

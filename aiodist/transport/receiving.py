@@ -38,7 +38,7 @@ from aiodist.transport.base import (
     Key,
     Sink,
 )
-from aiodist.transport.link import Link
+from aiodist.transport.link import Link, Message
 from aiodist.wire.frame import HEADER, MESSAGE_LIMIT, PAYLOAD_LIMIT, Frame, Type, Word, pack
 
 _EAGER, _OFFER, _DATA = int(Type.EAGER), int(Type.OFFER), int(Type.DATA)
@@ -335,6 +335,9 @@ class Incoming:
         if not isinstance(receive.sink, Into):
             receive.sink.fold(self._scratch_of(nbytes), frame.offset + at)
         self._advance(receive, nbytes)
+
+    def returned(self, message: Message) -> None:
+        raise AssertionError
 
     def writable(self) -> None:
         for context in list(self._owed):  # the peer reads again

@@ -6,7 +6,8 @@ socket stays for the agreement, for the goodbye, and to tell of a peer's death.
 
     dialed end                                      other end
       RING where its area is        ──socket──▶
-                                    ◀──socket──     RING where its area is; its frames go by its ring now
+                                    ◀──socket──     RING where its area is, and whether it can read the
+                                                    other's memory; its frames go by its ring now
       RING ON; its frames now, too  ──socket──▶
       ...
       RING OFF; back to the socket  ──socket──▶     it does the same, if it has not yet
@@ -27,8 +28,10 @@ from typing import Protocol
 from aiodist.errors import WireError
 from aiodist.shm.arena import PAGE
 from aiodist.shm.heap import ALIGN
-from aiodist.shm.ring import RING, Consumer, Producer, area_bytes, clear
+from aiodist.shm.remote import Remote, address_of
+from aiodist.shm.ring import RING, Consumer, Producer, address_in, area_bytes, clear, words_of
 from aiodist.shm.segment import PeerSegment, Segment
+from aiodist.transport.lending import Borrower, Lender
 from aiodist.transport.link import BURST, Waiting, Waking
 from aiodist.wire.frame import HEADER, Frame, Type, pack, parse, payload_bytes
 
@@ -82,6 +85,8 @@ class Rings:
         waiting: frames for which there is no room now, first to last.
         on: what is posted goes by the ring.
         taking: a frame of the ring is being acted on, further up the stack.
+        lender, borrower: where the receiver can read the sender's memory, at the end that sends, and at the
+            one that receives.
     """
 
     def __init__(self, owner: Owner, segment: Segment, peer: PeerSegment, rank: int, dialed: bool) -> None:
@@ -92,6 +97,8 @@ class Rings:
         self._peer = peer
         self._rank = rank
         self._dialed = dialed
+        self.lender: Lender | None = None
+        self.borrower: Borrower | None = None
         self._waking: Waking | None = None
         self._at = 0  # of this end's area; 0: none yet
         self._size = RING if dialed else ANSWERS
@@ -173,7 +180,7 @@ class Rings:
     def learn(self, frame: Frame) -> None:
         """Act on a RING frame, which came over the socket."""
         if frame.word:
-            self._meet(frame.word, frame.total)
+            self._meet(frame.word, frame.total, frame.part == 1)
         elif frame.total == Word.OFF:
             self._consumer = None  # all that was in it has been taken
             self.turn_off()
@@ -186,7 +193,15 @@ class Rings:
         if not self._over and self._waking is not None and self._take_area():
             self._owner.say(pack(_RING, word=self._at, total=self._size))
 
-    def _meet(self, at: int, size: int) -> None:
+    def _borrow(self) -> None:
+        """Find out whether the peer's memory can be read."""
+        assert self._theirs is not None
+        peer, at = self._peer, self._theirs[0]
+        remote = Remote(peer.pid, address_in(peer.view, at), peer.window.nonce)
+        if remote.works:
+            self.borrower = Borrower(remote, words_of(peer.view, at))
+
+    def _meet(self, at: int, size: int, reads: bool) -> None:
         """Note where the peer's area is."""
         if self._theirs is not None or (self._dialed and not self._at):
             raise WireError("a second RING frame, or one that nobody asked for")
@@ -201,10 +216,13 @@ class Rings:
         if not self._over:
             self._owner.say(pack(_RING, total=Word.ON))
             self._produce()
+            if reads:
+                self.lender = Lender(words_of(self._segment.view, self._at))
 
     def _answer(self) -> None:
         if not self._over and self._waking is not None and not self._at and self._take_area():
-            self._owner.say(pack(_RING, word=self._at, total=self._size))
+            self._borrow()
+            self._owner.say(pack(_RING, word=self._at, total=self._size, part=self.borrower is not None))
             self._produce()
 
     def _take_area(self) -> bool:
@@ -214,7 +232,7 @@ class Rings:
         except MemoryError:
             self._over = True
             return False
-        clear(self._segment.view, self._at)
+        clear(self._segment.view, self._at, address_of(self._segment.view))
         return True
 
     def _produce(self) -> None:
@@ -318,6 +336,7 @@ class Rings:
         self._over = True
         self.on = False
         self._producer = self._consumer = self._waking = None
+        self.lender = self.borrower = None
         self.waiting.clear()
         if self._at and parted:
             self._segment.heap.free(self._at)

@@ -23,7 +23,8 @@ Why it is this way
     A message has no state of its own but where it stands; it goes through these from the left to the right:
 
         _backlog ──attach──▶ _offered ──READY──▶ _active ──last fragment──▶ done
-                               └ _to_offer: not told yet     └ _leaving: the link still borrows it
+                               └ _to_offer: not told yet     ├ _leaving: the link still borrows it
+                                                             └ lent: the peer has yet to read some of it
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from collections.abc import Callable
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import Tampered, WireError
 from aiodist.transport.base import EAGER_MESSAGE, EAGER_SHARES, FRAGMENT, REMEMBERED, Done, Key
-from aiodist.transport.link import Link, Message
+from aiodist.transport.link import Handed, Link, Message
 from aiodist.wire.frame import HEADER, Frame, Type, Word, pack
 
 _CREDIT, _READY = int(Type.CREDIT), int(Type.READY)
+_TAKEN, _LENT = int(Handed.TAKEN), int(Handed.LENT)
 _ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 
@@ -81,6 +83,7 @@ class Outgoing:
         self._forgot = False  # one that came before its send was not remembered
         self._active: deque[Message] = deque()
         self._leaving: Message | None = None  # the link still borrows its last fragment given
+        self._lent = 0  # fragments that the peer has yet to read where they lie
         self._retired = set() if retired is None else retired
         self._cancelled: set[int] = set()  # until they are retired
         self._pumping = False
@@ -162,6 +165,8 @@ class Outgoing:
             del self._offered[key]
         for key in [key for key in self._ready if key.context == context]:
             del self._ready[key]
+        if self._lent and self.link is not None:
+            self.link.withdraw(context)
         if self._leaving is not None and self._leaving.key.context == context:
             self._leaving = None
             if self.link is not None:
@@ -253,9 +258,17 @@ class Outgoing:
 
     def writable(self) -> None:
         message, self._leaving = self._leaving, None
-        if message is not None and message.sent == len(message.data):
+        if message is not None and message.sent == len(message.data) and not message.lent:
             message.done()
         self._pump()
+
+    def returned(self, message: Message) -> None:
+        self._lent -= 1
+        message.lent -= 1
+        borrowed = message.lent or message is self._leaving or message.sent < len(message.data)
+        if not borrowed and not self._dead(message.key.context):
+            message.done()
+        self._close_if_idle()
 
     def ended(self, goodbye: bool, cause: str | Tampered) -> None:
         self._forget()
@@ -335,12 +348,17 @@ class Outgoing:
     def _write(self, link: Link, message: Message) -> bool:
         """Give the next fragment to the link; True if that was the last and nothing of it is borrowed."""
         start, size = message.sent, len(message.data)
+        piece = link.piece(message)
         # What is authenticated is gone through on the loop: in pieces that do not hold it.
-        fragment = min(link.fragment, FRAGMENT) if message.sealed else link.fragment
-        stop = message.sent = min(start + fragment, size)
-        if link.write(message, start, stop):
-            return stop == size
-        self._leaving = message
+        stop = message.sent = min(start + (min(piece, FRAGMENT) if message.sealed else piece), size)
+        handed = link.write(message, start, stop)
+        if handed == _TAKEN:
+            return stop == size and not message.lent
+        if handed == _LENT:
+            self._lent += 1
+            message.lent += 1
+        else:
+            self._leaving = message
         return False
 
     def _pump(self) -> None:
@@ -361,7 +379,8 @@ class Outgoing:
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if not self._closing or self.over or self._active or self._backlog or self._leaving is not None:
+        busy = self._active or self._backlog or self._lent or self._leaving is not None
+        if not self._closing or self.over or busy:
             return
         link = self.link
         if link is not None:
@@ -378,6 +397,7 @@ class Outgoing:
         self._offered.clear()
         self._ready.clear()
         self._active.clear()
+        self._lent = 0
         self._spent.clear()
         on_closed, self.on_closed = self.on_closed, None
         if on_closed is not None:

@@ -22,7 +22,7 @@ from aiodist.errors import Tampered, WireError
 from aiodist.net.buffered import NOSIGNAL, BufferedSocket, may_be_offered_again
 from aiodist.transport.base import EAGER_MESSAGE
 from aiodist.transport.ending import Ending, Event, Stage
-from aiodist.transport.link import BURST, NO_GOODBYE, Link, LinkUser, Message
+from aiodist.transport.link import BURST, NO_GOODBYE, Handed, Link, LinkUser, Message
 from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Frame, Type, pack, parse
 
 _STAGING = 64 * 1024
@@ -124,26 +124,26 @@ class StreamLink(Link):
             self.room = False
             out.keep(memoryview(header if payload is None else header + payload)[sent:])
 
-    def write(self, message: Message, start: int, stop: int) -> bool:
+    def write(self, message: Message, start: int, stop: int) -> Handed:
         payload = message.data[start:stop]
         nbytes = stop - start
         header = message.header(_DATA, start, stop)
         sent = self._send(header, payload, message.sealed)
         if sent < 0:
-            return False
+            return Handed.BORROWED
         self._burst += sent
         if sent == HEADER + nbytes:
             if self._burst >= BURST:
                 self.room = False
                 self._out.arm()
-            return True
+            return Handed.TAKEN
         self.room = False
         if sent < HEADER:
             self._out.keep(memoryview(header)[sent:])
             sent = HEADER
         if nbytes:
             self._out.keep(payload[sent - HEADER :])
-        return not nbytes
+        return Handed.BORROWED if nbytes else Handed.TAKEN
 
     def keep(self) -> None:
         self._out.own()
@@ -318,8 +318,8 @@ class StreamLink(Link):
     @staticmethod
     def _payload_of(frame: Frame) -> int:
         """Bytes that follow a header on the socket."""
-        if frame.type == Type.MAPPED:
-            raise WireError("a MAPPED frame on a link without shared memory")
+        if frame.type in (Type.MAPPED, Type.LENT):
+            raise WireError(f"a {Type(frame.type).name} frame on a link without shared memory")
         return frame.nbytes
 
     def _dispatch(self, frame: Frame, payload: memoryview) -> None:

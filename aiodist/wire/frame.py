@@ -49,8 +49,8 @@ assert _HEADER.size == HEADER
 class Type(enum.IntEnum):
     """The kind of a frame.
 
-    The sender of a channel says EAGER, OFFER, DATA, MAPPED, BLOCKS; the receiver READY, CREDIT, RELEASE; both
-    say RING and GOODBYE.
+    The sender of a channel says EAGER, OFFER, DATA, MAPPED, BLOCKS, LENT; the receiver READY, CREDIT,
+    RELEASE, RETURNED; both say RING and GOODBYE.
     """
 
     EAGER = 1  # a whole message; the receiver may have no place for it yet
@@ -63,6 +63,8 @@ class Type(enum.IntEnum):
     BLOCKS = 8  # the sender's blocks begin at `word` of its segment; once, before the first MAPPED
     GOODBYE = 9  # nothing follows; this end is closed on purpose
     RING = 10  # there is a ring of `total` bytes at `word` of this end's segment; 0: see `transport.rings`
+    LENT = 11  # as DATA, but the bytes lie in the sender's memory at the address `word`; no payload
+    RETURNED = 12  # `word` LENT fragments were read since the beginning, or passed over
 
 
 class Word(enum.IntFlag):
@@ -82,9 +84,9 @@ class Frame(NamedTuple):
         offset: of the payload in its message.
         total: bytes of the whole message; for CREDIT those that are free again in all contexts together; for
             RING those of the ring.
-        word: for MAPPED the offset in the segment, for CREDIT bytes, for RELEASE a bit set of
-            blocks, for BLOCKS and RING their offset in the segment, for READY and OFFER a `Word`.
-        signature: 32 bytes; given with EAGER, OFFER, DATA and MAPPED.
+        word: for MAPPED, BLOCKS and RING an offset in the segment, for LENT an address, for CREDIT bytes, for
+            RELEASE a bit set of blocks, for RETURNED a count, for READY and OFFER a `Word`.
+        signature: 32 bytes; given with EAGER, OFFER, DATA, MAPPED and LENT.
     """
 
     type: int
@@ -101,7 +103,10 @@ class Frame(NamedTuple):
 
 _EAGER, _OFFER, _READY, _DATA, _MAPPED = Type.EAGER, Type.OFFER, Type.READY, Type.DATA, Type.MAPPED
 _TYPES = frozenset(int(kind) for kind in Type)
-_WITHOUT_PAYLOAD = frozenset(int(kind) for kind in Type if kind not in (Type.EAGER, Type.DATA, Type.MAPPED))
+_ELSEWHERE = frozenset((int(Type.MAPPED), int(Type.LENT)))  # where the bytes do not follow the header
+_WITHOUT_PAYLOAD = frozenset(
+    int(kind) for kind in Type if kind not in (Type.EAGER, Type.DATA, Type.MAPPED, Type.LENT)
+)
 
 
 def pack(
@@ -142,11 +147,11 @@ def parse(buffer: bytes | bytearray | memoryview, start: int = 0) -> Frame:
         raise WireError(f"a {Type(kind).name} frame with a payload of {nbytes} bytes")
     if kind == _EAGER and nbytes != total:
         raise WireError(f"an EAGER frame with {nbytes} of {total} bytes")
-    if not nbytes and (kind == _MAPPED or (kind == _DATA and total)):
+    if not nbytes and (kind in _ELSEWHERE or (kind == _DATA and total)):
         raise WireError(f"a {Type(kind).name} frame without bytes in a message of {total}")
     return Frame(kind, context, stream, seq, part, nbytes, offset, total, word, signature)
 
 
 def payload_bytes(frame: Frame) -> int:
     """The number of bytes that follow this header on the connection."""
-    return 0 if frame.type == _MAPPED else frame.nbytes
+    return 0 if frame.type in _ELSEWHERE else frame.nbytes

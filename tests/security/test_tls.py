@@ -264,6 +264,9 @@ class Frames:
     def placed(self, frame: Frame, at: int, nbytes: int) -> None:
         self.sizes.append(frame.nbytes)
 
+    def returned(self, message: object) -> None:
+        raise AssertionError("nothing is lent over a socket")
+
     def writable(self) -> None:
         raise AssertionError("it writes nothing")
 

@@ -116,7 +116,7 @@ def test_a_head_that_cannot_be_is_refused(head: int) -> None:
 
 def test_nothing_is_left_of_a_ring_that_is_only_skipped() -> None:
     _, consumer, mine, _ = pair()
-    mine[AT + 128] = 0
+    mine[AT + 192] = 0
     mine[AT : AT + 8] = SIZE.to_bytes(8, "little")
     with pytest.raises(WireError, match="a ring whose head is 0 bytes ahead"):
         consumer.first()

@@ -89,7 +89,7 @@ async def test_a_fragment_before_the_blocks_is_refused(make: Callable[[bool], Ma
     assert (await refused(make(False), fragment)).startswith("protocol error: a fragment of")
 
 
-@pytest.mark.parametrize("at", [0, 1, BLOCKS_AT + 1, BLOCKS_AT + PAGE, 1 << 63])
+@pytest.mark.parametrize("at", [0, 1, BLOCKS_AT + 1, BLOCKS_AT + 2 * PAGE, 1 << 63])
 async def test_blocks_that_are_not_in_the_segment_are_refused(make: Callable[[bool], Made], at: int) -> None:
     assert (await refused(make(False), blocks(at))).startswith(f"protocol error: blocks at {at} of a segment")
 
@@ -182,7 +182,7 @@ async def test_blocks_are_given_back_where_the_peer_is_gone_before_it_hears_of_t
 async def test_without_room_all_goes_over_the_socket(make: Callable[[bool], Made]) -> None:
     made = make(True)
     sender, _ = sender_of(made)
-    made.segment.heap.take(1)
+    made.segment.heap.take(2 * PAGE)
     data = bytes(i % 251 for i in range(FRAGMENT))
     sender.send(KEY, bytes(32), memoryview(data), lambda: None)
     made.theirs.send(pack(Type.READY, *KEY, total=FRAGMENT))

@@ -18,6 +18,8 @@ from aiodist.wire.frame import (
     payload_bytes,
 )
 
+WITH_BYTES = (Type.EAGER, Type.DATA, Type.MAPPED, Type.LENT)
+
 
 def unsigned(bits: int) -> st.SearchStrategy[int]:
     return st.integers(0, (1 << bits) - 1)
@@ -46,13 +48,13 @@ def test_round_trip(
     total = offset + nbytes + rest
     if kind is Type.EAGER:
         offset, total = 0, nbytes
-    elif kind not in (Type.DATA, Type.MAPPED):
+    elif kind not in WITH_BYTES:
         nbytes = 0
     packed = pack(kind, *key, nbytes=nbytes, offset=offset, total=total, word=word, signature=signature)
     assert len(packed) == HEADER
     frame = parse(bytes(start) + packed + b"next", start)
     assert frame == Frame(kind, *key, nbytes, offset, total, word, signature)
-    assert payload_bytes(frame) == (0 if kind is Type.MAPPED else nbytes)
+    assert payload_bytes(frame) == (0 if kind in (Type.MAPPED, Type.LENT) else nbytes)
 
 
 @given(st.binary(min_size=HEADER, max_size=HEADER))
@@ -82,7 +84,7 @@ def test_any_bytes_parse_or_are_refused(raw: bytes) -> None:
         pack(Type.MAPPED),
         pack(Type.EAGER, nbytes=8, total=16),
         pack(Type.EAGER, total=16),
-        *(pack(kind, nbytes=1, total=1) for kind in Type if kind not in (Type.EAGER, Type.DATA, Type.MAPPED)),
+        *(pack(kind, nbytes=1, total=1) for kind in Type if kind not in WITH_BYTES),
     ],
 )
 def test_nonsense_is_refused(raw: bytes) -> None:

@@ -100,7 +100,7 @@ class Board:
         self.low = (1 << NUMBER_BITS) - 1
         self.words = hub.words
         self.bytes = hub.bytes
-        self.at = hub.take(REGION, 4096)
+        self.at = hub.take(REGION)
         self.base = self.at // 8
         self.bytes[self.at : self.at + SLOTS * 8] = 0
         for slot in range(SLOTS):

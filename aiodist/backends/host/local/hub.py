@@ -70,6 +70,7 @@ from aiodist.backends.threads import post
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.net.turn import Turn
+from aiodist.shm.heap import PAGE
 from aiodist.shm.segment import HEAD, Holder, PeerSegment, Segment
 from aiodist.transport.link import Waiting
 
@@ -229,27 +230,29 @@ class Hub:
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, nbytes: int, align: int = 64, stop: int | None = None) -> int:
-        """A piece of the segment, below `stop` if that is given.
+    def take(self, nbytes: int, stop: int | None = None) -> int:
+        """A piece of the segment, below `stop` if that is given. It begins on a cache line; a large one lies
+        well for copies (`heap.APART`).
 
         Raises:
             MemoryError: there is no room, also where all that is idle is freed.
         """
         self._clear_away()
+        take = self._heap.take_large if nbytes >= PAGE else self._heap.take
         try:
-            return self._heap.take(nbytes, align, stop)
+            return take(nbytes, stop=stop)
         except MemoryError:
             for holder in (*self.boards, *self.segment.holders):
                 holder.reclaim()
             self._clear_away(len(self._left_groups))
-            return self._heap.take(nbytes, align, stop)
+            return take(nbytes, stop=stop)
 
     def stage(self, nbytes: int) -> int:
         """A piece for an operation's blocks; 0 where there is no room now. When a piece comes back the groups
         that wait (`watch`) are asked to go on."""
         for _ in range(2):
             try:
-                return self.take(nbytes, 4096)
+                return self.take(nbytes)
             except MemoryError:
                 self._short = True  # said before the last look: what another thread gives back is not missed
         return 0
@@ -311,7 +314,7 @@ class Hub:
             count *= extent
         nbytes = count * dtype.itemsize
         try:
-            at = self.take(nbytes, 4096 if nbytes >= 4096 else 64, self._users_stop)
+            at = self.take(nbytes, self._users_stop)
         except MemoryError:
             raise UsageError(
                 f"no room for {nbytes} bytes in shared memory: {self.taken()} of {self.room} are taken, and"
