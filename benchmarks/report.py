@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from aiodist.bench.cases import FIVE
 from aiodist.bench.measures import show_bandwidth, show_seconds, show_size, show_value
 from aiodist.bench.table import table
 from benchmarks.bars import bars_table, evaluate
@@ -14,6 +15,10 @@ from benchmarks.results import Record, Results
 from benchmarks.suites.sweeps import NAMES
 
 _BY_SIZE = (*NAMES, "halves", "tcp", "mpi", "inflight")
+_TITLES = {  # of what is several operations, and has no bandwidth
+    "inflight": "64 all_reduces in flight",
+    "five": f"five in a row ({', '.join(FIVE)})",
+}
 
 
 def report(results: Results, peers: Sequence[Peer]) -> str:
@@ -64,10 +69,10 @@ def _sweeps(results: Results, suite: str) -> list[str]:
     parts = []
     for (what, dtype, ranks), records in groups(results, suite).items():
         over = {"tcp": " over TCP", "mpi": " by the backend mpi"}.get(suite, "")
-        title = f"64 {'all_reduces in flight'}" if what == "inflight" else what
+        title = _TITLES.get(what, what)
         name = " ".join(filter(None, [title, dtype]))
         parts += [f"## {name}{over}, {ranks} ranks", "Time per operation:", by_size(records, _time)]
-        if any(record.nbytes for record in records) and what != "inflight":
+        if any(record.nbytes for record in records) and what not in _TITLES:
             parts += ["busbw, GB/s:", by_size(records, lambda record: show_bandwidth(record.busbw))]
     return parts
 

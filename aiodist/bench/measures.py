@@ -46,7 +46,7 @@ def bus_factor(what: str, size: int) -> float:
     match what:
         case "all_reduce":
             return 2 * (size - 1) / size
-        case "all_gather" | "reduce_scatter" | "all_to_all":
+        case "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter":
             return (size - 1) / size
         case _:
             return 1.0

@@ -10,7 +10,7 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -221,10 +221,26 @@ class Peak:
             self.most = max(self.most, resident())
 
 
+def in_a_row(calls: Sequence[Call]) -> None:
+    """Make some calls, one after the other."""
+    for call in calls:
+        call()
+
+
 def more_descriptors() -> None:
     """Allow as many descriptors as the system lets this process have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-__all__ = ["COMPUTE", "IN_FLIGHT", "AbsentError", "Call", "Peak", "Peer", "more_descriptors", "resident"]
+__all__ = [
+    "COMPUTE",
+    "IN_FLIGHT",
+    "AbsentError",
+    "Call",
+    "Peak",
+    "Peer",
+    "in_a_row",
+    "more_descriptors",
+    "resident",
+]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aiodist.bench.cases import SWEPT, Case
+from aiodist.bench.cases import COLLECTIVES, SWEPT, Case
 from aiodist.bench.measures import show_size
 from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, STREAMS, Peer
 from benchmarks.run import Run, Step
 from benchmarks.turns import measure
 
-NAMES = SWEPT
+NAMES = (*SWEPT, "five")
+_AT_MOST = {"five": 1 << 10}  # bytes
 _ALL = ("aiodist", "gloo", "openmpi", "mpich")
 _HALVES = ("float16", "bfloat16")
 
@@ -21,14 +22,17 @@ def collective(what: str) -> Callable[[Run], list[Step]]:
 
     def suite(run: Run) -> list[Step]:
         peers = run.peers(*_ALL)
-        if what in ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"):
+        if what in COLLECTIVES:
             peers.insert(1, AIODIST_EMPTY)
         if what == "all_reduce":
             peers.append(PASSES)
         if what == "p2p":
             peers.append(STREAMS)
         ranks = (2,) if what == "p2p" else run.settings.ranks
-        sizes = (0,) if what == "barrier" else run.settings.sizes
+        most = _AT_MOST.get(what, 1 << 62)
+        sizes = [nbytes for nbytes in run.settings.sizes if nbytes <= most]
+        if what == "barrier":
+            sizes = [0]
         return [_step(run, what, Case(what, nbytes), size, peers) for size in ranks for nbytes in sizes]
 
     return suite

@@ -51,7 +51,15 @@ def test_a_spread_has_the_median_between_its_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "factor"), [("all_reduce", 1.5), ("all_gather", 0.75), ("broadcast", 1.0), ("p2p", 1.0)]
+    ("what", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("gather", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("p2p", 1.0),
+    ],
 )
 def test_busbw_is_what_nccl_tests_define(what: str, factor: float) -> None:
     assert busbw(what, 1000, 4, 0.5) == pytest.approx(2000 * factor)
