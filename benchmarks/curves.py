@@ -18,7 +18,11 @@ _COLOURS = {
     "openmpi": "#27ae60",
     "mpich": "#8e44ad",
 }
-_LIMITS = {"passes": "NumPy passes, no waiting", "sockets": "raw sockets, both ways"}
+_LIMITS = {
+    "passes": "NumPy passes, no waiting",
+    "passes-staged": "the same, staged",
+    "sockets": "raw sockets, both ways",
+}
 
 
 def draw(results: Results, folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The peers that take part: aiodist, the peers that are installed here, and the two limits."""
+"""The peers that take part: aiodist, the peers that are installed here, and the limits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ AIODIST = Peer("aiodist", "aiodist", AIODIST_CALLS)
 AIODIST_EMPTY = Peer("aiodist-empty", "aiodist", f"{AIODIST_CALLS} on arrays of pg.empty", shared=True)
 AIODIST_TCP = Peer("aiodist-tcp", "aiodist", AIODIST_CALLS, env={"AIODIST_TRANSPORT": "tcp"})
 GLOO = Peer("gloo", "gloo", "dist.all_reduce(tensor), all_gather_into_tensor, all_to_all_single, …")
-PASSES = Peer("passes", "passes", "np.add and np.copyto over shared memory, in blocks, without any waiting")
+_PASSES = "the copies and sums of the operation by NumPy, in the engine's blocks, without any waiting"
+PASSES = Peer("passes", "passes", f"{_PASSES}; arrays that all map", shared=True)
+PASSES_STAGED = Peer("passes-staged", "passes", f"{_PASSES}; plain arrays, staged in memory that all map")
 SOCKETS = Peer("sockets", "sockets", "send and recv_into on one connection, both ways at the same time")
 STREAMS = Peer("streams", "streams", "a Unix stream of asyncio: write, drain, readexactly; with uvloop")
 AIODIST_STORE = Peer("aiodist", "aiodist-store", "await store.get(key), …")

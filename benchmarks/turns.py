@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any
 
 from aiodist.bench.calls import per_operation
@@ -41,7 +43,7 @@ def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) 
             run.results.note(f"{peer.name}, {case.what} {case.dtype}: {absent}")
         except CrewError as error:
             run.failed(peer, size, error)
-    taken: dict[str, list[float]] = {name: [] for name in plans}
+    taken: dict[str, list[list[list[float]]]] = {name: [] for name in plans}  # by rank, of each turn
     turns = run.settings.turns
     for turn in range(turns):
         for peer in peers:
@@ -50,16 +52,26 @@ def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) 
             run.progress.show(f"{peer.name} {turn + 1}/{turns}")
             samples, inner, _ = plans[peer.name]
             try:
-                taken[peer.name] += crews[peer.name].call("turn", samples=samples, inner=inner)[0]
+                taken[peer.name].append(crews[peer.name].call("turn", samples=samples, inner=inner))
             except CrewError as error:
                 run.failed(peer, size, error)
                 del plans[peer.name]
     for peer in peers:
         if peer.name in plans:
             crews[peer.name].call("drop")
-            values = [per_operation(case, seconds) for seconds in taken[peer.name]]
+            values = [per_operation(case, seconds) for seconds in slowest(taken[peer.name])]
             dtype = case.dtype if case.nbytes else ""
             run.results.add(suite, case.what, peer.name, values, ranks=size, nbytes=case.nbytes, dtype=dtype)
+
+
+def slowest(turns: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+    """The samples of all turns, of the rank whose median is the largest: a root may be done early.
+
+    Args:
+        turns: the samples of each rank, of each turn.
+    """
+    ranks = [list(chain.from_iterable(samples)) for samples in zip(*turns, strict=True)]
+    return max(ranks, key=statistics.median)
 
 
 def prepare(call: Order, case: Case, budget: float) -> tuple[int, int, int]:
@@ -82,7 +94,7 @@ def prepare(call: Order, case: Case, budget: float) -> tuple[int, int, int]:
     seconds = 0.0
     inner = 1
     for _ in range(3):
-        seconds = min(call("turn", samples=1, inner=inner)[0])
+        seconds = max(min(samples) for samples in call("turn", samples=1, inner=inner))
         inner = min(1000, repeats(seconds, budget)[1])
     samples, inner = repeats(seconds, budget)
     return samples, inner, _FEW if seconds > _SLOW else 1 << 30

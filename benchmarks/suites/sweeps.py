@@ -7,7 +7,8 @@ from functools import partial
 
 from aiodist.bench.cases import COLLECTIVES, SWEPT, Case
 from aiodist.bench.measures import show_size
-from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, STREAMS, Peer
+from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, SOCKETS, STREAMS, Peer
+from benchmarks.ranks.moves import KNOWN
 from benchmarks.run import Run, Step
 from benchmarks.turns import measure
 
@@ -23,9 +24,9 @@ def collective(what: str) -> Callable[[Run], list[Step]]:
     def suite(run: Run) -> list[Step]:
         peers = run.peers(*_ALL)
         if what in COLLECTIVES:
-            peers.insert(1, AIODIST_EMPTY)
-        if what == "all_reduce":
-            peers.append(PASSES)
+            peers = [*peers[:1], AIODIST_EMPTY, *peers[1:], PASSES]
+        if what in KNOWN:
+            peers.append(PASSES_STAGED)
         if what == "p2p":
             peers.append(STREAMS)
         ranks = (2,) if what == "p2p" else run.settings.ranks

@@ -11,7 +11,7 @@ from benchmarks.results import Results
 from benchmarks.run import Run, Settings, Step
 from benchmarks.suites import SUITES, steps
 from benchmarks.suites.beside import against_ideal
-from benchmarks.turns import measure
+from benchmarks.turns import measure, slowest
 
 
 def make_run(**settings: object) -> Run:
@@ -22,14 +22,19 @@ def test_two_limits_take_turns() -> None:
     run = make_run(turns=2, budget=0.0)
     try:
         measure(run, "tcp", Case("all_reduce", 1 << 16), 2, [PASSES, SOCKETS])
-        measure(run, "other", Case("broadcast", 8), 2, [PASSES])
+        measure(run, "other", Case("barrier"), 2, [PASSES])
     finally:
         run.close_crews()
     assert [(record.suite, record.peer, record.count) for record in run.results.records] == [
         ("tcp", "passes", 2),
         ("tcp", "sockets", 2),
     ]
-    assert run.results.notes == ["passes, broadcast float32: only for all_reduce of float32"]
+    assert run.results.notes == ["passes, barrier float32: there is no floor of barrier of float32"]
+
+
+def test_the_slowest_rank_counts() -> None:
+    turns = [[[1.0, 1.0], [2.0, 3.0]], [[9.0], [2.5]]]
+    assert slowest(turns) == [2.0, 3.0, 2.5]
 
 
 def test_a_rank_that_fails_is_named_with_its_error() -> None:
