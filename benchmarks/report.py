@@ -10,6 +10,7 @@ from aiodist.bench.cases import FIVE
 from aiodist.bench.measures import show_bandwidth, show_seconds, show_size, show_value
 from aiodist.bench.table import table
 from benchmarks.bars import bars_table, evaluate
+from benchmarks.goals import BARS
 from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, SOCKETS, STREAMS, Peer
 from benchmarks.results import Record, Results
 from benchmarks.suites.sweeps import NAMES
@@ -24,7 +25,7 @@ _TITLES = {  # of what is several operations, and has no bandwidth
 def report(results: Results, peers: Sequence[Peer]) -> str:
     """The whole page."""
     parts = ["# Benchmarks", machine(results.facts)]
-    parts += ["## Goals", bars_table(evaluate(results))]
+    parts += ["## Goals", f"On {processor(results.facts)}.", bars_table(evaluate(results, BARS))]
     for suite in _BY_SIZE:
         parts += _sweeps(results, suite)
     others = [record for record in results.records if record.suite not in _BY_SIZE]
@@ -47,7 +48,7 @@ def machine(facts: dict[str, Any]) -> str:
     rows = [
         ["date", facts.get("date", "")],
         ["commit", facts.get("commit", "")],
-        ["processor", f"{facts.get('cpu', '')}, {facts.get('cores', '?')} cores available"],
+        ["processor", processor(facts)],
         ["memory", show_size(facts.get("memory_bytes", 0))],
         ["system", f"{facts.get('kernel', '')}, Python {facts.get('python', '')}"],
         ["packages", packages],
@@ -55,6 +56,12 @@ def machine(facts: dict[str, Any]) -> str:
         ["load before", f"{facts.get('load_before', 0):.2f}"],
     ]
     return "\n".join(f"- {name}: {value}" for name, value in rows)
+
+
+def processor(facts: dict[str, Any]) -> str:
+    """The processor in one line: model, cores, caches."""
+    caches = "".join(f", {name} {show_size(nbytes)}" for name, nbytes in facts.get("caches", {}).items())
+    return f"{facts.get('cpu', '')}, {facts.get('cores', '?')} cores available{caches}"
 
 
 def groups(results: Results, suite: str) -> dict[tuple[str, str, int], list[Record]]:

@@ -94,9 +94,11 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_value(value: float, unit: str) -> str:
-    """A figure in seconds ('s'), bytes ('B') or as a ratio."""
+    """A figure in seconds ('s'), bytes ('B'), as a number ('') or as a ratio."""
     if unit == "s":
         return show_seconds(value)
+    if not unit:
+        return f"{value:,.4g}"
     return show_size(round(value)) if unit == "B" else f"{value:.3g}×"
 
 

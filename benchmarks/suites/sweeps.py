@@ -15,6 +15,7 @@ from benchmarks.turns import measure
 NAMES = (*SWEPT, "five")
 _AT_MOST = {"five": 1 << 10}  # bytes
 _ALL = ("aiodist", "gloo", "openmpi", "mpich")
+_MANY = 4  # ranks, above which there is only all_reduce
 _HALVES = ("float16", "bfloat16")
 
 
@@ -29,14 +30,33 @@ def collective(what: str) -> Callable[[Run], list[Step]]:
             peers.append(PASSES_STAGED)
         if what == "p2p":
             peers.append(STREAMS)
-        ranks = (2,) if what == "p2p" else run.settings.ranks
-        most = _AT_MOST.get(what, 1 << 62)
-        sizes = [nbytes for nbytes in run.settings.sizes if nbytes <= most]
-        if what == "barrier":
-            sizes = [0]
-        return [_step(run, what, Case(what, nbytes), size, peers) for size in ranks for nbytes in sizes]
+        ranks = {"p2p": (2,), "all_reduce": run.settings.ranks}.get(what, _few(run))
+        return [
+            _step(run, what, Case(what, nbytes), size, peers if size <= _MANY else _without_mpich(peers))
+            for size in ranks
+            for nbytes in _sizes(run, what, size)
+        ]
 
     return suite
+
+
+def _few(run: Run) -> list[int]:
+    """The world sizes of what is not measured on many ranks."""
+    return [size for size in run.settings.ranks if size <= _MANY]
+
+
+def _sizes(run: Run, what: str, size: int) -> Sequence[int]:
+    """The sizes of a sweep: fewer where ranks outnumber cores, for all of it has to fit into half an hour."""
+    if what == "barrier":
+        return [0]
+    most = _AT_MOST.get(what, 1 << 62)
+    sizes = [nbytes for nbytes in run.settings.sizes if nbytes <= most]
+    whole = run.settings.quick or size == 2 or (what == "all_reduce" and size <= _MANY)
+    return sizes if whole else sizes[::2]
+
+
+def _without_mpich(peers: Sequence[Peer]) -> list[Peer]:
+    return [peer for peer in peers if peer.name != "mpich"]  # whose ranks never give up a core
 
 
 def halves(run: Run) -> list[Step]:
@@ -45,7 +65,7 @@ def halves(run: Run) -> list[Step]:
     peers = run.peers("aiodist", "gloo")
     return [
         _step(run, "halves", Case("all_reduce", nbytes, dtype), size, peers)
-        for size in run.settings.ranks
+        for size in _few(run)
         for dtype in _HALVES
         for nbytes in sizes
     ]
@@ -56,13 +76,13 @@ def over_mpi(run: Run) -> list[Step]:
     sizes = run.settings.sizes[:: 1 if run.settings.quick else 2]
     peers = run.peers("aiodist-openmpi", "openmpi", "aiodist-mpich", "mpich")
     cases = [Case("all_reduce", nbytes) for nbytes in sizes] if peers else []
-    return [_step(run, "mpi", case, size, peers) for size in run.settings.ranks for case in cases]
+    return [_step(run, "mpi", case, size, peers) for size in _few(run) for case in cases]
 
 
 def in_flight(run: Run) -> list[Step]:
     """64 all_reduces of 1 KiB at once."""
     peers = run.peers(*_ALL)
-    return [_step(run, "inflight", Case("inflight", 1 << 10), size, peers) for size in run.settings.ranks]
+    return [_step(run, "inflight", Case("inflight", 1 << 10), size, peers) for size in _few(run)]
 
 
 def tcp(run: Run) -> list[Step]:
