@@ -39,6 +39,14 @@ SMALL: tuple[Bar, ...] = (
         sizes=(64 * _KIB, 64 * _KIB),
         floor=_STAGED,
     ),
+    Compared(
+        "a call of a new shape: time / the same call again",
+        ("all_reduce", "broadcast", "all_gather"),
+        "aiodist-warm",
+        3,
+        faster=False,
+        suite="cold",
+    ),
 )
 
 MESSAGES: tuple[Bar, ...] = (

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
+
+import numpy as np
 
 import aiodist as dist
 from aiodist.bench.calls import Bound, UnavailableError, timed
@@ -14,6 +18,9 @@ from aiodist.bench.lateness import Ticker
 from aiodist.bench.measures import quantile
 from aiodist.bench.sweep import lateness
 from benchmarks.ranks.base import Peer
+from benchmarks.ranks.shapes import shapes
+
+_WARM = (4, 4, 8)
 
 
 class AiodistPeer(Peer):
@@ -59,6 +66,22 @@ class AiodistPeer(Peer):
 
     async def drop(self) -> None:
         self.once = self.bound = None
+
+    async def cold(self, what: str, first: int, count: int, new: bool) -> float:
+        """Seconds for one call of `count` in a row: each of a shape that never came before, or all of one."""
+        wanted = shapes(first, count) if new else [_WARM] * count
+        tensors = [np.zeros(shape, np.float32) for shape in wanted]
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            partial(getattr(self.pg, what), tensor) for tensor in tensors
+        ]
+        if what == "all_gather":
+            outs = [np.zeros((self.size, *shape), np.float32) for shape in wanted]
+            calls = [partial(self.pg.all_gather, *both) for both in zip(tensors, outs, strict=True)]
+        await self.barrier()
+        began = time.perf_counter()
+        for call in calls:
+            await call()
+        return (time.perf_counter() - began) / count
 
     async def late(self, nbytes: int, seconds: float) -> dict[str, float]:
         """The lateness of a 1 ms ticker during all_reduces, and on the idle loop."""

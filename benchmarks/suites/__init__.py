@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.run import Run, Step
-from benchmarks.suites import beside, launch, memory, startup, store, sweeps
+from benchmarks.suites import beside, cold, launch, memory, startup, store, sweeps
 
 SUITES: dict[str, Callable[[Run], list[Step]]] = {
     **{name: sweeps.collective(name) for name in sweeps.NAMES},
+    "cold": cold.cold,
     "halves": sweeps.halves,
     "inflight": sweeps.in_flight,
     "tcp": sweeps.tcp,
