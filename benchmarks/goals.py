@@ -9,6 +9,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 _SMALL, _LARGE = (0, _KIB), (_MIB, ALL[1])
 _REDUCE = ("all_reduce",)
 _MESSAGES = ("p2p",)
+_REQUESTS = ("32 objects", "256 objects", "32 tensors", "256 tensors")
 _STAGED = Floor("passes-staged")
 
 SMALL: tuple[Bar, ...] = (
@@ -77,6 +78,17 @@ MESSAGES: tuple[Bar, ...] = (
         1,
         sizes=(64 * _MIB, 64 * _MIB),
         floor=_STAGED,
+    ),
+    Compared(
+        "32 and 256 requests at once: rate / asyncio's streams", _REQUESTS, "streams", 1.5, suite="service"
+    ),
+    Compared(
+        "32 and 256 requests at once: processor time / asyncio's streams",
+        tuple(f"{what}, processor" for what in _REQUESTS),
+        "streams",
+        1,
+        faster=False,
+        suite="service",
     ),
 )
 

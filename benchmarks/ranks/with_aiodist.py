@@ -18,6 +18,8 @@ from aiodist.bench.lateness import Ticker
 from aiodist.bench.measures import quantile
 from aiodist.bench.sweep import lateness
 from benchmarks.ranks.base import Peer
+from benchmarks.ranks.objects import OBJECTS, there_and_back
+from benchmarks.ranks.service import group_service, measured
 from benchmarks.ranks.shapes import shapes
 
 _WARM = (4, 4, 8)
@@ -50,7 +52,13 @@ class AiodistPeer(Peer):
         return self.pg.all_reduce(array, async_op=True).wait
 
     async def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
-        self.bound = Bound(self.pg, Case(**case))
+        wanted = Case(**case)
+        if wanted.what in OBJECTS:
+            pg, other = self.pg, 1 - self.rank
+            send, receive = partial(pg.send_object, dst=other), partial(pg.recv_object, other)
+            self.once = await there_and_back(wanted.what, self.rank, send, receive)
+            return {}
+        self.bound = Bound(self.pg, wanted)
         try:
             await self.bound.prepare()
         except UnavailableError as absent:
@@ -66,6 +74,11 @@ class AiodistPeer(Peer):
 
     async def drop(self) -> None:
         self.once = self.bound = None
+
+    async def requests(self, kind: str, at_once: int, count: int) -> list[float]:
+        """Ask, or serve, so many requests → [seconds, processor seconds] of this rank."""
+        service = group_service(self.pg, kind, at_once)
+        return await measured(service, self.rank, self.barrier, at_once, count)
 
     async def cold(self, what: str, first: int, count: int, new: bool) -> float:
         """Seconds for one call of `count` in a row: each of a shape that never came before, or all of one."""
