@@ -197,16 +197,46 @@ BESIDE: tuple[Bar, ...] = (
 )
 
 MEETING: tuple[Bar, ...] = (
-    Compared(
-        "init + first all_reduce, 2 and 16 ranks: time / gloo",
-        ("init + first all_reduce",),
-        "gloo",
-        1,
-        faster=False,
-        ranks=(2, 16),
-        suite="init",
+    *(
+        Compared(
+            f"init + first all_reduce, 2 to 128 ranks: time / gloo's {'best' if best else 'median'}",
+            ("init + first all_reduce",),
+            "gloo",
+            1,
+            faster=False,
+            ranks=(2, 16, 64, 128),
+            suite="init",
+            best=best,
+        )
+        for best in (False, True)
     ),
-    Limited("memory of a rank above its tensors, 4 ranks", "memory", ("above tensors",), 16 << 20, unit="B"),
+    Limited(
+        "descriptors of a rank for each peer of its host, 16 ranks",
+        "init",
+        ("descriptors for each peer, most",),
+        3,
+        unit="",
+    ),
+    Limited(
+        "ranks of 256 that meet and compute with 1,024 descriptors each",
+        "init",
+        ("ranks that met",),
+        256,
+        unit="",
+        faster=True,
+        ranks=(256,),
+    ),
+    *(
+        Limited(
+            f"memory of a rank above its tensors, {ranks} ranks",
+            "memory",
+            ("above tensors",),
+            16 << 20,
+            unit="B",
+            ranks=(ranks,),
+        )
+        for ranks in (4, 64)
+    ),
 )
 
 JOBS: tuple[Bar, ...] = (

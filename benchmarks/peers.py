@@ -115,6 +115,7 @@ def environment(peer: Peer) -> dict[str, str]:
     return {**os.environ, **COMMON, "PYTHONPATH": path, **peer.env}
 
 
-def rank_program(peer: Peer, socket_path: str, rank: int, size: int) -> list[str]:
-    """The command of one rank process."""
-    return [sys.executable, "-m", "benchmarks.ranks", peer.kind, socket_path, str(rank), str(size)]
+def rank_program(peer: Peer, socket_path: str, rank: int | None, size: int) -> list[str]:
+    """The command of one rank process, or, where `rank` is None, of one that forks them all."""
+    which = "all" if rank is None else str(rank)
+    return [sys.executable, "-m", "benchmarks.ranks", peer.kind, socket_path, which, str(size)]

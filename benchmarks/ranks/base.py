@@ -6,6 +6,7 @@ peer never suspend.
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import threading
@@ -15,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.bench.cases import IN_FLIGHT, Array, Case, check, fill
+from aiodist.bench.cases import IN_FLIGHT, Array, Case, WrongResultError, check, fill
 
 Call = Callable[[], Any]
+
+_SAMPLED = 2e-3  # seconds between looks at the memory of few ranks
 
 
 class AbsentError(Exception):
@@ -114,17 +117,30 @@ class Peer:
     async def init(self, port: int, at: float) -> float:
         """Make the group and all_reduce one number, at a given monotonic time → when the result was there."""
         tensor = self.zeros(1)
+        tensor += 1
         time.sleep(max(0.0, at - time.monotonic()))  # noqa: ASYNC251
         await self.connect(port)
         await self.all_reduce(tensor)
-        return time.monotonic()
+        now = time.monotonic()
+        if tensor[0] != self.size:
+            raise WrongResultError(f"the first all_reduce of {self.size} ones gave {tensor[0]}")
+        return now
+
+    async def descriptors(self) -> int:
+        """How many descriptors this process has."""
+        return len(os.listdir("/proc/self/fd"))
+
+    async def few_descriptors(self, most: int) -> None:
+        """Allow this process only so many descriptors."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
     async def memory(self, port: int, nbytes: int) -> int:
         """Bytes at the peak of some all_reduces, above what there was before `connect`, and the tensor."""
         before = resident()
         await self.connect(port)
         tensor = self.zeros(nbytes // 4)
-        with Peak() as peak:
+        with Peak(_SAMPLED * max(1, self.size / 4)) as peak:
             for _ in range(5):
                 await self.all_reduce(tensor)
         return max(peak.most, resident()) - before - nbytes
@@ -199,12 +215,16 @@ def resident() -> int:
 class Peak:
     """A sampler of `resident` in a thread while in its block.
 
+    Args:
+        every: seconds from one sample to the next.
+
     Attributes:
         most: the largest sample.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every: float) -> None:
         self.most = 0
+        self._every = every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -217,7 +237,7 @@ class Peak:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._over.wait(2e-3):
+        while not self._over.wait(self._every):
             self.most = max(self.most, resident())
 
 

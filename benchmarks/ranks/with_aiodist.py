@@ -36,7 +36,10 @@ class AiodistPeer(Peer):
 
     async def connect(self, port: int) -> None:
         self.pg = await dist.init_process_group(
-            init_method=f"tcp://127.0.0.1:{port}", rank=self.rank, world_size=self.size, timeout=60
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=self.rank,
+            world_size=self.size,
+            timeout=max(60, self.size),
         )
 
     async def disconnect(self) -> None:

@@ -30,7 +30,7 @@ class GlooPeer(Peer):
             init_method=f"tcp://127.0.0.1:{port}",
             rank=self.rank,
             world_size=self.size,
-            timeout=datetime.timedelta(seconds=60),
+            timeout=datetime.timedelta(seconds=max(60, self.size)),
         )
 
     async def disconnect(self) -> None:

@@ -37,6 +37,13 @@ def test_the_slowest_rank_counts() -> None:
     assert slowest(turns) == [2.0, 3.0, 2.5]
 
 
+def test_many_ranks_are_forks_of_one_process() -> None:
+    with Crew(PASSES, 3, forked=True) as crew:
+        assert len(crew.call("descriptors")) == 3
+        with pytest.raises(CrewError, match=r"passes: rank \d of 3 failed in 'dance'"):
+            crew.call("dance")
+
+
 def test_a_rank_that_fails_is_named_with_its_error() -> None:
     with Crew(PASSES, 2) as crew, pytest.raises(CrewError, match=r"passes: rank \d of 2 failed in 'dance'"):
         crew.call("dance")
