@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiodist.bench.cases import COLLECTIVES
-from benchmarks.bars import ALL, Bar, Compared, Floor, Limited
+from benchmarks.bars import ALL, Above, Bar, Compared, Floor, Limited
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SMALL, _LARGE = (0, _KIB), (_MIB, ALL[1])
@@ -177,6 +177,30 @@ TCP: tuple[Bar, ...] = (
     ),
 )
 
+MPI: tuple[Bar, ...] = (
+    Above(
+        "backend mpi, all_reduce of 8 B: time above a barrier of the host backend",
+        "mpi",
+        "all_reduce",
+        ("aiodist-openmpi", "aiodist-mpich"),
+        8,
+        ("barrier", "aiodist"),
+        10e-6,
+    ),
+    *(
+        Compared(
+            f"backend mpi, all_reduce ≥ 16 MiB: speed / {title}",
+            _REDUCE,
+            name,
+            0.95,
+            ours=f"aiodist-{name}",
+            suite="mpi",
+            sizes=(16 * _MIB, ALL[1]),
+        )
+        for name, title in (("openmpi", "Open MPI"), ("mpich", "MPICH"))
+    ),
+)
+
 BESIDE: tuple[Bar, ...] = (
     Limited(
         "all_reduce beside NumPy products: both / what the cores allow",
@@ -261,4 +285,4 @@ JOBS: tuple[Bar, ...] = (
     ),
 )
 
-BARS: tuple[Bar, ...] = (*SMALL, *MESSAGES, *LARGE, *CROWDED, *HALVES, *TCP, *BESIDE, *MEETING, *JOBS)
+BARS: tuple[Bar, ...] = (*SMALL, *MESSAGES, *LARGE, *CROWDED, *HALVES, *TCP, *MPI, *BESIDE, *MEETING, *JOBS)

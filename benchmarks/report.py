@@ -76,6 +76,8 @@ def _sweeps(results: Results, suite: str) -> list[str]:
     parts = []
     for (what, dtype, ranks), records in groups(results, suite).items():
         over = {"tcp": " over TCP", "mpi": " by the backend mpi"}.get(suite, "")
+        if (suite, what) == ("mpi", "barrier"):
+            over = " of the host backend, in the same turns"
         title = _TITLES.get(what, what)
         name = " ".join(filter(None, [title, dtype]))
         parts += [f"## {name}{over}, {ranks} ranks", "Time per operation:", by_size(records, _time)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
@@ -22,8 +22,20 @@ _FEW = 3
 Order = Callable[..., list[Any]]
 
 
-def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) -> None:
-    """Measure a case on `size` ranks of each peer, in turns, and record it."""
+def measure(
+    run: Run,
+    suite: str,
+    case: Case,
+    size: int,
+    peers: Sequence[Peer],
+    others: Mapping[str, Case] | None = None,
+) -> None:
+    """Measure a case on `size` ranks of each peer, in turns, and record it.
+
+    Args:
+        others: the cases of peers that do something else in their turns, by name.
+    """
+    cases = {peer.name: (others or {}).get(peer.name, case) for peer in peers}
     length, out = case.lengths(size)
     wanted = 2 * (length + out) * case.numpy_dtype.itemsize * size * len(peers)
     if wanted > memory_available():
@@ -37,10 +49,12 @@ def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) 
         run.progress.show(f"{peer.name} prepares")
         try:
             crew = run.crew(peer, size)
-            plans[peer.name] = prepare(crew.call, replace(case, shared=peer.shared), run.settings.budget)
+            plans[peer.name] = prepare(
+                crew.call, replace(cases[peer.name], shared=peer.shared), run.settings.budget
+            )
             crews[peer.name] = crew
         except AbsentError as absent:
-            run.results.note(f"{peer.name}, {case.what} {case.dtype}: {absent}")
+            run.results.note(f"{peer.name}, {cases[peer.name].what} {case.dtype}: {absent}")
         except CrewError as error:
             run.failed(peer, size, error)
     taken: dict[str, list[list[list[float]]]] = {name: [] for name in plans}  # by rank, of each turn
@@ -59,9 +73,10 @@ def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) 
     for peer in peers:
         if peer.name in plans:
             crews[peer.name].call("drop")
-            values = [per_operation(case, seconds) for seconds in slowest(taken[peer.name])]
-            dtype = case.dtype if case.nbytes else ""
-            run.results.add(suite, case.what, peer.name, values, ranks=size, nbytes=case.nbytes, dtype=dtype)
+            done = cases[peer.name]
+            values = [per_operation(done, seconds) for seconds in slowest(taken[peer.name])]
+            dtype = done.dtype if done.nbytes else ""
+            run.results.add(suite, done.what, peer.name, values, ranks=size, nbytes=done.nbytes, dtype=dtype)
 
 
 def slowest(turns: Sequence[Sequence[Sequence[float]]]) -> list[float]:

@@ -7,7 +7,16 @@ from functools import partial
 
 from aiodist.bench.cases import COLLECTIVES, SWEPT, Case
 from aiodist.bench.measures import show_size
-from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, SOCKETS, STREAMS, Peer
+from benchmarks.peers import (
+    AIODIST,
+    AIODIST_EMPTY,
+    AIODIST_TCP,
+    PASSES,
+    PASSES_STAGED,
+    SOCKETS,
+    STREAMS,
+    Peer,
+)
 from benchmarks.ranks.moves import KNOWN
 from benchmarks.run import Run, Step
 from benchmarks.turns import measure
@@ -15,6 +24,7 @@ from benchmarks.turns import measure
 NAMES = (*SWEPT, "five")
 _AT_MOST = {"five": 1 << 10}  # bytes
 _ALL = ("aiodist", "gloo", "openmpi", "mpich")
+_SMALL = 8  # bytes
 _MANY = 4  # ranks, above which there is only all_reduce
 _HALVES = ("float16", "bfloat16")
 
@@ -72,11 +82,24 @@ def halves(run: Run) -> list[Step]:
 
 
 def over_mpi(run: Run) -> list[Step]:
-    """all_reduce by aiodist's backend 'mpi', beside the same library called and waited for."""
+    """all_reduce by aiodist's backend 'mpi', beside the same library called and waited for.
+
+    The smallest also beside a barrier of aiodist's own: members compare what they issue by that.
+    """
     sizes = run.settings.sizes[:: 1 if run.settings.quick else 2]
     peers = run.peers("aiodist-openmpi", "openmpi", "aiodist-mpich", "mpich")
     cases = [Case("all_reduce", nbytes) for nbytes in sizes] if peers else []
-    return [_step(run, "mpi", case, size, peers) for size in _few(run) for case in cases]
+    return [
+        Step("mpi", _label(case, size), partial(_over_mpi, run, case, size, peers), size)
+        for size in _few(run)
+        for case in cases
+    ]
+
+
+def _over_mpi(run: Run, case: Case, size: int, peers: Sequence[Peer]) -> None:
+    small = case.nbytes <= _SMALL
+    others = {AIODIST.name: Case("barrier")}
+    measure(run, "mpi", case, size, [*peers, *[AIODIST] * small], others)
 
 
 def in_flight(run: Run) -> list[Step]:
@@ -92,6 +115,9 @@ def tcp(run: Run) -> list[Step]:
 
 
 def _step(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) -> Step:
+    return Step(suite, _label(case, size), partial(measure, run, suite, case, size, peers), size)
+
+
+def _label(case: Case, size: int) -> str:
     nbytes = f" {show_size(case.nbytes)}" if case.nbytes else ""
-    label = f"{case.what} {case.dtype}{nbytes}, {size} ranks"
-    return Step(suite, label, partial(measure, run, suite, case, size, peers), size)
+    return f"{case.what} {case.dtype}{nbytes}, {size} ranks"

@@ -23,11 +23,17 @@ def test_two_limits_take_turns() -> None:
     try:
         measure(run, "tcp", Case("all_reduce", 1 << 16), 2, [PASSES, SOCKETS])
         measure(run, "other", Case("barrier"), 2, [PASSES])
+        measure(run, "two", Case("all_reduce", 8), 2, [PASSES, SOCKETS], {"passes": Case("broadcast", 64)})
     finally:
         run.close_crews()
-    assert [(record.suite, record.peer, record.count) for record in run.results.records] == [
-        ("tcp", "passes", 2),
-        ("tcp", "sockets", 2),
+    assert [
+        (record.suite, record.what, record.nbytes, record.peer, record.count)
+        for record in run.results.records
+    ] == [
+        ("tcp", "all_reduce", 1 << 16, "passes", 2),
+        ("tcp", "all_reduce", 1 << 16, "sockets", 2),
+        ("two", "broadcast", 64, "passes", 2),
+        ("two", "all_reduce", 8, "sockets", 2),
     ]
     assert run.results.notes == ["passes, barrier float32: there is no floor of barrier of float32"]
 
