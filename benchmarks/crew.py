@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,25 @@ class Crew:
         peer: whose.
         size: number of ranks.
         forked: they are forks of one process that has imported everything: quicker where there are many.
+        enter: the words that a rank's command begins with, by rank: those that bring it to its host.
+        launch: the command that starts all ranks, from that of one; None: the peer's own launcher, if any.
 
     Attributes:
         versions: what rank 0 says about its software.
     """
 
-    def __init__(self, peer: Peer, size: int, *, forked: bool = False) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        size: int,
+        *,
+        forked: bool = False,
+        enter: Callable[[int], list[str]] = lambda rank: [],
+        launch: Callable[[list[str]], list[str]] | None = None,
+    ) -> None:
         self.peer = peer
+        self._enter = enter
+        self._launch = launch
         self._forked = forked
         self._patience = max(_ORDER, _ORDER_OF_EACH * size)
         self.size = size
@@ -141,9 +153,14 @@ class Crew:
         with socket.socket(socket.AF_UNIX) as listener, self._log.open("wb") as log:
             listener.bind(path)
             listener.listen(self.size)
-            programs = [rank_program(self.peer, path, rank, self.size) for rank in range(self.size)]
+            programs = [
+                [*self._enter(rank), *rank_program(self.peer, path, rank, self.size)]
+                for rank in range(self.size)
+            ]
             if self._forked:
                 programs = [rank_program(self.peer, path, None, self.size)]
+            elif self._launch is not None:
+                programs = [self._launch(rank_program(self.peer, path, 0, self.size))]
             elif self.peer.launcher is not None:
                 programs = [self.peer.command(programs[0], self.size)]
             for program in programs:

@@ -177,6 +177,18 @@ TCP: tuple[Bar, ...] = (
     ),
 )
 
+HOSTS: tuple[Bar, ...] = tuple(
+    Compared(
+        f"4 hosts × 2 ranks, cables of {rate}: speed / raw sockets",
+        ("all_reduce", "broadcast", "all_gather"),
+        "sockets",
+        0.95,
+        ranks=(8,),
+        suite=f"hosts, {rate}",
+    )
+    for rate in ("100 Mbit/s", "1 Gbit/s")
+)
+
 MPI: tuple[Bar, ...] = (
     Above(
         "backend mpi, all_reduce of 8 B: time above a barrier of the host backend",
@@ -285,4 +297,16 @@ JOBS: tuple[Bar, ...] = (
     ),
 )
 
-BARS: tuple[Bar, ...] = (*SMALL, *MESSAGES, *LARGE, *CROWDED, *HALVES, *TCP, *MPI, *BESIDE, *MEETING, *JOBS)
+BARS: tuple[Bar, ...] = (
+    *SMALL,
+    *MESSAGES,
+    *LARGE,
+    *CROWDED,
+    *HALVES,
+    *TCP,
+    *HOSTS,
+    *MPI,
+    *BESIDE,
+    *MEETING,
+    *JOBS,
+)

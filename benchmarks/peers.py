@@ -53,6 +53,9 @@ _PASSES = "the copies and sums of the operation by NumPy, in the engine's blocks
 PASSES = Peer("passes", "passes", f"{_PASSES}; arrays that all map", shared=True)
 PASSES_STAGED = Peer("passes-staged", "passes", f"{_PASSES}; plain arrays, staged in memory that all map")
 SOCKETS = Peer("sockets", "sockets", "send and recv_into on one connection, both ways at the same time")
+RING = Peer(
+    "sockets", "ring", "send and recv_into from each host to the next, of what the operation must carry"
+)
 STREAMS = Peer("streams", "streams", "a Unix stream of asyncio: write, drain, readexactly; with uvloop")
 AIODIST_STORE = Peer("aiodist", "aiodist-store", "await store.get(key), …")
 TORCH_STORE = Peer("tcpstore", "torch-store", "store.get(key), …")

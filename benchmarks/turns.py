@@ -101,11 +101,7 @@ def prepare(call: Order, case: Case, budget: float) -> tuple[int, int, int]:
     Raises:
         AbsentError: the peer has no such operation.
     """
-    answers = call("prepare", case=asdict(case))
-    if "absent" in answers[0]:
-        raise AbsentError(answers[0]["absent"])
-    if "share" in answers[0]:
-        call("attach", shares=[answer["share"] for answer in answers])
+    check(call, case)
     seconds = 0.0
     inner = 1
     for _ in range(3):
@@ -113,3 +109,16 @@ def prepare(call: Order, case: Case, budget: float) -> tuple[int, int, int]:
         inner = min(1000, repeats(seconds, budget)[1])
     samples, inner = repeats(seconds, budget)
     return samples, inner, _FEW if seconds > _SLOW else 1 << 30
+
+
+def check(call: Order, case: Case) -> None:
+    """Have a crew bind a case, run it once and check the result.
+
+    Raises:
+        AbsentError: the peer has no such operation.
+    """
+    answers = call("prepare", case=asdict(case))
+    if "absent" in answers[0]:
+        raise AbsentError(answers[0]["absent"])
+    if "share" in answers[0]:
+        call("attach", shares=[answer["share"] for answer in answers])

@@ -27,6 +27,7 @@ PEERS = {
     "aiodist-mpi": ("with_aiodist_mpi", "AiodistMpiPeer"),
     "passes": ("passes", "PassesPeer"),
     "sockets": ("sockets", "SocketsPeer"),
+    "ring": ("ring", "RingPeer"),
     "streams": ("streams", "StreamsPeer"),
     "aiodist-store": ("stores", "AiodistStore"),
     "torch-store": ("stores", "TorchStore"),

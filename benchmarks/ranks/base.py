@@ -20,6 +20,7 @@ from aiodist.bench.cases import IN_FLIGHT, Array, Case, WrongResultError, check,
 
 Call = Callable[[], Any]
 
+LOOPBACK = "127.0.0.1"
 _SAMPLED = 2e-3  # seconds between looks at the memory of few ranks
 
 
@@ -46,8 +47,8 @@ class Peer:
 
     # What a peer brings.
 
-    async def connect(self, port: int) -> None:
-        """Make the group, meeting on a free port of this host."""
+    async def connect(self, port: int, host: str = LOOPBACK) -> None:
+        """Make the group, meeting on a free port of rank 0's host."""
 
     async def disconnect(self) -> None:
         """End the group."""
@@ -256,6 +257,7 @@ def more_descriptors() -> None:
 __all__ = [
     "COMPUTE",
     "IN_FLIGHT",
+    "LOOPBACK",
     "AbsentError",
     "Call",
     "Peak",

@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 
 from aiodist.bench.cases import Array, Case
-from benchmarks.ranks.base import AbsentError, Call, Peer
+from benchmarks.ranks.base import LOOPBACK, AbsentError, Call, Peer
 from benchmarks.ranks.objects import OBJECTS, there_and_back
 from benchmarks.ranks.service import StreamService, measured
 
@@ -26,7 +26,7 @@ class StreamsPeer(Peer):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def connect(self, port: int) -> None:
+    async def connect(self, port: int, host: str = LOOPBACK) -> None:
         path = Path(tempfile.gettempdir(), f"aiodist-benchmark-{os.getuid()}-{port}")
         if self.size != 2:
             raise AbsentError("only for two ranks")

@@ -17,7 +17,7 @@ from aiodist.bench.cases import Case
 from aiodist.bench.lateness import Ticker
 from aiodist.bench.measures import quantile
 from aiodist.bench.sweep import lateness
-from benchmarks.ranks.base import Peer
+from benchmarks.ranks.base import LOOPBACK, Peer
 from benchmarks.ranks.objects import OBJECTS, there_and_back
 from benchmarks.ranks.service import group_service, measured
 from benchmarks.ranks.shapes import shapes
@@ -34,9 +34,9 @@ class AiodistPeer(Peer):
     def versions(self) -> dict[str, str]:
         return {"aiodist": version("aiodist"), "uvloop": version("uvloop")}
 
-    async def connect(self, port: int) -> None:
+    async def connect(self, port: int, host: str = LOOPBACK) -> None:
         self.pg = await dist.init_process_group(
-            init_method=f"tcp://127.0.0.1:{port}",
+            init_method=f"tcp://{host}:{port}",
             rank=self.rank,
             world_size=self.size,
             timeout=max(60, self.size),

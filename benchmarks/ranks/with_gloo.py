@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from aiodist.bench.cases import IN_FLIGHT, Array, Case, five
-from benchmarks.ranks.base import AbsentError, Call, Peer, in_a_row
+from benchmarks.ranks.base import LOOPBACK, AbsentError, Call, Peer, in_a_row
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -24,10 +24,10 @@ class GlooPeer(Peer):
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__}
 
-    async def connect(self, port: int) -> None:
+    async def connect(self, port: int, host: str = LOOPBACK) -> None:
         dist.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
+            init_method=f"tcp://{host}:{port}",
             rank=self.rank,
             world_size=self.size,
             timeout=datetime.timedelta(seconds=max(60, self.size)),

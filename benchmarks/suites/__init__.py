@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.run import Run, Step
-from benchmarks.suites import beside, cold, launch, memory, messages, startup, store, sweeps
+from benchmarks.suites import beside, cold, hosts, launch, memory, messages, startup, store, sweeps
 
 SUITES: dict[str, Callable[[Run], list[Step]]] = {
     **{name: sweeps.collective(name) for name in sweeps.NAMES},
@@ -15,6 +15,7 @@ SUITES: dict[str, Callable[[Run], list[Step]]] = {
     "halves": sweeps.halves,
     "inflight": sweeps.in_flight,
     "tcp": sweeps.tcp,
+    "hosts": hosts.hosts,
     "mpi": sweeps.over_mpi,
     "lateness": beside.lateness,
     "overlap": beside.overlap,
