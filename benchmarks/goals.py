@@ -230,6 +230,7 @@ BESIDE: tuple[Bar, ...] = (
     ),
     Compared("64 all_reduces of 1 KiB in flight: rate / gloo", ("inflight",), "gloo", 100),
     Limited("lateness of a 1 ms ticker, p99", "lateness", ("p99",), 5e-3, 2e-3),
+    Limited("lateness with 1,000 of 1 KiB in flight over 10 groups, p99", "load", ("p99",), 5e-3),
 )
 
 MEETING: tuple[Bar, ...] = (

@@ -18,10 +18,12 @@ from aiodist.bench.lateness import Ticker
 from aiodist.bench.measures import quantile
 from aiodist.bench.sweep import lateness
 from benchmarks.ranks.base import LOOPBACK, Peer
+from benchmarks.ranks.load import load
 from benchmarks.ranks.objects import OBJECTS, there_and_back
 from benchmarks.ranks.service import group_service, measured
 from benchmarks.ranks.shapes import shapes
 
+_SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 _WARM = (4, 4, 8)
 
 
@@ -99,6 +101,11 @@ class AiodistPeer(Peer):
             await call()
         return (time.perf_counter() - began) / count
 
+    async def loaded(self, groups: int, each: int, seconds: float) -> dict[str, float]:
+        """The lateness of a 1 ms ticker with many small all_reduces in flight, and what one takes."""
+        found, one = await load(self.pg, groups, each, seconds)
+        return {name: quantile(found, share) for name, share in _SHARES.items()} | {"one": one}
+
     async def late(self, nbytes: int, seconds: float) -> dict[str, float]:
         """The lateness of a 1 ms ticker during all_reduces, and on the idle loop."""
         await self.barrier()
@@ -108,8 +115,7 @@ class AiodistPeer(Peer):
         idle = ticker.stop()
         await self.barrier()
         found = await lateness(self.pg, nbytes, seconds)
-        shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-        return {name: quantile(found, share) for name, share in shares.items()} | {
+        return {name: quantile(found, share) for name, share in _SHARES.items()} | {
             "idle_p99": quantile(idle, 0.99),
             "ticks": float(len(found)),
         }

@@ -18,6 +18,7 @@ SUITES: dict[str, Callable[[Run], list[Step]]] = {
     "hosts": hosts.hosts,
     "mpi": sweeps.over_mpi,
     "lateness": beside.lateness,
+    "load": beside.loaded,
     "overlap": beside.overlap,
     "memory": memory.memory,
     "init": startup.init,
