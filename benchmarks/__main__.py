@@ -36,7 +36,7 @@ def parse(argv: Sequence[str], environ: dict[str, str]) -> tuple[argparse.Namesp
     parser.add_argument("--ranks", nargs="+", type=int, metavar="N", help="of the sweeps (2 4 8; quick: 2 4)")
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="of the sweeps: 8 64KiB 16MiB …")
     parser.add_argument("--quick", action="store_true", help="few sizes and turns: whether it all works")
-    parser.add_argument("--minutes", type=float, help="skip what is left after these (30; quick: 3)")
+    parser.add_argument("--minutes", type=float, help="skip what is left after these (30; quick: 4)")
     for flavour, title in (("openmpi", "Open MPI"), ("mpich", "MPICH")):
         variable = f"BENCHMARKS_{flavour.upper()}"
         default = environ.get(variable)

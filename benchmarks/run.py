@@ -43,7 +43,7 @@ QUICK = Settings(
     sizes=(8, 64 << 10, 1 << 20, 16 << 20),
     turns=2,
     budget=0.02,
-    minutes=3.0,
+    minutes=4.0,
     quick=True,
 )
 

@@ -15,15 +15,15 @@ SUITES: dict[str, Callable[[Run], list[Step]]] = {
     "halves": sweeps.halves,
     "inflight": sweeps.in_flight,
     "tcp": sweeps.tcp,
-    "hosts": hosts.hosts,
     "mpi": sweeps.over_mpi,
     "lateness": beside.lateness,
     "load": beside.loaded,
     "overlap": beside.overlap,
     "memory": memory.memory,
-    "init": startup.init,
     "store": store.store,
     "launch": launch.launch,
+    "init": startup.init,
+    "hosts": hosts.hosts,
 }
 
 

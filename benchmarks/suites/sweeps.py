@@ -25,7 +25,7 @@ NAMES = (*SWEPT, "five")
 _AT_MOST = {"five": 1 << 10}  # bytes
 _ALL = ("aiodist", "gloo", "openmpi", "mpich")
 _SMALL = 8  # bytes
-_MANY = 4  # ranks, above which there is only all_reduce
+_MANY = 4  # ranks, above which less is measured
 _HALVES = ("float16", "bfloat16")
 
 
@@ -50,19 +50,18 @@ def collective(what: str) -> Callable[[Run], list[Step]]:
     return suite
 
 
-def _few(run: Run) -> list[int]:
-    """The world sizes of what is not measured on many ranks."""
-    return [size for size in run.settings.ranks if size <= _MANY]
+def _few(run: Run) -> Sequence[int]:
+    """The world sizes of all but all_reduce: the first one, for everything has to fit into half an hour."""
+    return run.settings.ranks[:1]
 
 
 def _sizes(run: Run, what: str, size: int) -> Sequence[int]:
-    """The sizes of a sweep: fewer where ranks outnumber cores, for all of it has to fit into half an hour."""
+    """The sizes of a sweep; fewer where there are many ranks."""
     if what == "barrier":
         return [0]
     most = _AT_MOST.get(what, 1 << 62)
     sizes = [nbytes for nbytes in run.settings.sizes if nbytes <= most]
-    whole = run.settings.quick or size == 2 or (what == "all_reduce" and size <= _MANY)
-    return sizes if whole else sizes[::2]
+    return sizes if size <= _MANY else sizes[::2]
 
 
 def _without_mpich(peers: Sequence[Peer]) -> list[Peer]:
