@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from aiodist.bench.cases import SWEPT
 from aiodist.bench.measures import show_size
 from benchmarks.report import groups
 from benchmarks.results import Record, Results
-from benchmarks.suites.sweeps import NAMES
 
 _COLOURS = {
     "aiodist": "#c0392b",
@@ -36,7 +36,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     import matplotlib.pyplot as plt
 
     names = []
-    for suite in (*NAMES, "halves", "tcp"):
+    for suite in (*SWEPT, "halves", "tcp"):
         for (what, dtype, ranks), records in groups(results, suite).items():
             if len({record.nbytes for record in records}) < 2:
                 continue

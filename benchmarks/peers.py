@@ -54,7 +54,7 @@ PASSES = Peer("passes", "passes", f"{_PASSES}; arrays that all map", shared=True
 PASSES_STAGED = Peer("passes-staged", "passes", f"{_PASSES}; plain arrays, staged in memory that all map")
 SOCKETS = Peer("sockets", "sockets", "send and recv_into on one connection, both ways at the same time")
 RING = Peer(
-    "sockets", "ring", "send and recv_into from each host to the next, of what the operation must carry"
+    "sockets", "ring", "between hosts: the same from each to the next, of what the operation must carry"
 )
 STREAMS = Peer("streams", "streams", "a Unix stream of asyncio: write, drain, readexactly; with uvloop")
 AIODIST_STORE = Peer("aiodist", "aiodist-store", "await store.get(key), …")

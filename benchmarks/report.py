@@ -11,7 +11,7 @@ from aiodist.bench.measures import show_bandwidth, show_seconds, show_size, show
 from aiodist.bench.table import table
 from benchmarks.bars import bars_table, evaluate
 from benchmarks.goals import BARS
-from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, SOCKETS, STREAMS, Peer
+from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, RING, SOCKETS, STREAMS, Peer
 from benchmarks.results import Record, Results
 from benchmarks.suites.sweeps import NAMES
 
@@ -115,7 +115,7 @@ def _others(records: Sequence[Record]) -> str:
 def _method(peers: Sequence[Peer]) -> str:
     lines = [
         f"- {peer.name}: `{peer.calls}`"
-        for peer in (*peers, AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, SOCKETS, STREAMS)
+        for peer in (*peers, AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, SOCKETS, RING, STREAMS)
     ]
     return (
         "Medians over all turns of the time per operation on the slowest rank. Peers take turns within "

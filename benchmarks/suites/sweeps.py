@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiodist.bench.cases import COLLECTIVES, SWEPT, Case
-from aiodist.bench.measures import show_size
+from aiodist.bench.measures import SIZES, show_size
 from benchmarks.peers import (
     AIODIST,
     AIODIST_EMPTY,
@@ -25,6 +25,7 @@ NAMES = (*SWEPT, "five")
 _AT_MOST = {"five": 1 << 10}  # bytes
 _ALL = ("aiodist", "gloo", "openmpi", "mpich")
 _SMALL = 8  # bytes
+_FEWER = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)  # of `SIZES`, where there are many ranks
 _MANY = 4  # ranks, above which less is measured
 _HALVES = ("float16", "bfloat16")
 
@@ -61,7 +62,7 @@ def _sizes(run: Run, what: str, size: int) -> Sequence[int]:
         return [0]
     most = _AT_MOST.get(what, 1 << 62)
     sizes = [nbytes for nbytes in run.settings.sizes if nbytes <= most]
-    return sizes if size <= _MANY else sizes[::2]
+    return [nbytes for nbytes in sizes if size <= _MANY or nbytes in _FEWER or nbytes not in SIZES]
 
 
 def _without_mpich(peers: Sequence[Peer]) -> list[Peer]:

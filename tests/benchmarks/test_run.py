@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiodist.bench.cases import Case
+from aiodist.bench.measures import SIZES
 from benchmarks.crew import AbsentError, Crew, CrewError
 from benchmarks.peers import PASSES, SOCKETS, Found
 from benchmarks.results import Results
@@ -41,6 +42,16 @@ def test_two_limits_take_turns() -> None:
 def test_the_slowest_rank_counts() -> None:
     turns = [[[1.0, 1.0], [2.0, 3.0]], [[9.0], [2.5]]]
     assert slowest(turns) == [2.0, 3.0, 2.5]
+
+
+def test_many_ranks_have_fewer_sizes_unless_these_were_asked_for() -> None:
+    def sizes(ranks: int, **settings: object) -> list[str]:
+        run = make_run(only=("all_reduce",), ranks=(ranks,), **settings)
+        return [step.label.split(",")[0].removeprefix("all_reduce float32 ") for step in steps(run)[:-1]]
+
+    assert len(sizes(2)) == len(SIZES)
+    assert sizes(8) == ["8 B", "1 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB"]
+    assert sizes(8, sizes=(24, 1 << 30)) == ["24 B", "1 GiB"]
 
 
 def test_many_ranks_are_forks_of_one_process() -> None:
