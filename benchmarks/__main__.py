@@ -20,8 +20,9 @@ from aiodist.errors import UsageError
 from benchmarks import peers
 from benchmarks.bars import bars_table, evaluate
 from benchmarks.curves import draw
+from benchmarks.goals import BARS
 from benchmarks.machine import facts
-from benchmarks.report import report
+from benchmarks.report import processor, report
 from benchmarks.results import Results
 from benchmarks.run import QUICK, Run, Settings
 from benchmarks.suites import SUITES, steps
@@ -32,12 +33,10 @@ def parse(argv: Sequence[str], environ: dict[str, str]) -> tuple[argparse.Namesp
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument("--out", default="benchmark-results", metavar="DIR", help="where the results go")
     parser.add_argument("--only", nargs="+", default=[], choices=list(SUITES), metavar="NAME", help=_names())
-    parser.add_argument(
-        "--ranks", nargs="+", type=int, default=[2, 4], metavar="N", help="of the sweeps (2 4)"
-    )
+    parser.add_argument("--ranks", nargs="+", type=int, metavar="N", help="of the sweeps (2 4 8; quick: 2 4)")
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="of the sweeps: 8 64KiB 16MiB …")
     parser.add_argument("--quick", action="store_true", help="few sizes and turns: whether it all works")
-    parser.add_argument("--minutes", type=float, help="skip what is left after these (25; quick: 3)")
+    parser.add_argument("--minutes", type=float, help="skip what is left after these (30; quick: 4)")
     for flavour, title in (("openmpi", "Open MPI"), ("mpich", "MPICH")):
         variable = f"BENCHMARKS_{flavour.upper()}"
         default = environ.get(variable)
@@ -45,13 +44,11 @@ def parse(argv: Sequence[str], environ: dict[str, str]) -> tuple[argparse.Namesp
             f"--{flavour}", metavar="PREFIX", default=default, help=f"where {title} is ({variable})"
         )
     options = parser.parse_args(argv)
-    if any(size < 2 for size in options.ranks):
-        parser.error("--ranks: at least 2")
-    settings = replace(
-        QUICK if options.quick else Settings(),
-        ranks=tuple(dict.fromkeys(options.ranks)),
-        only=tuple(options.only),
-    )
+    settings = replace(QUICK if options.quick else Settings(), only=tuple(options.only))
+    if options.ranks:
+        if any(size < 2 for size in options.ranks):
+            parser.error("--ranks: at least 2")
+        settings = replace(settings, ranks=tuple(dict.fromkeys(options.ranks)))
     if options.sizes:
         try:
             settings = replace(settings, sizes=tuple(sorted({parse_size(size) for size in options.sizes})))
@@ -87,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
         code = 130
     results.facts["load_after"] = os.getloadavg()[0]
     write(results, found, folder)
-    print(bars_table(evaluate(results)))
+    print(f"{processor(results.facts)}\n\n{bars_table(evaluate(results, BARS))}")
     print(f"\n{len(results.records)} figures are in {folder}/")
     return code or int(not results.records)
 

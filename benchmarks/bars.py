@@ -1,21 +1,36 @@
-"""The project's goals, as a table, and whether a run meets them. Pure.
+"""A goal of the project, as something that a run's figures meet or miss. Pure; the goals are in `goals`.
 
 A goal over several sizes or operations is as good as its worst one. In brackets in the report: the wish,
-which goes further than the goal.
+which goes further than the goal. Where a goal has a floor, it is also met within that factor of the least
+that the operation can take: what counts is the easier of the two, at each size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiodist.bench.measures import show_size, show_value
 from aiodist.bench.table import table
 from benchmarks.results import Record, Results
 
-_KIB, _MIB = 1 << 10, 1 << 20
-_ALL = (0, 1 << 62)
-_OTHERS = ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
+ALL = (0, 1 << 62)
+
+
+class Figure(NamedTuple):
+    """What a goal looks at, at one place: a ratio or a figure, and the time over the floor's, if any."""
+
+    value: float
+    where: str
+    above: float | None = None
+
+
+class Floor(NamedTuple):
+    """The line that is the floor, and by how much a time may be above it."""
+
+    line: str
+    factor: float = 1.5
 
 
 @dataclass(frozen=True)
@@ -24,16 +39,18 @@ class Compared:
 
     Args:
         title: for people.
-        suite: where both were measured; '': the suite is named like the operation.
         what: operations.
-        ours: which of aiodist's lines.
         theirs: whose line it is compared with.
         goal: the ratio that is needed.
         wish: the ratio that would be better still, if any.
         faster: whether the ratio is theirs / ours (at least); else ours / theirs (at most).
-        ranks: world size; 0 for what has none, or one only.
+        ranks: world sizes; empty: any.
         sizes: smallest and largest size.
+        ours: which of aiodist's lines.
+        suite: where both were measured; '': the suite is named like the operation.
         dtypes: which dtypes; empty: whatever was measured.
+        floor: a size meets the goal, too, where our time is within a factor of this.
+        best: theirs is its best sample, not its median.
     """
 
     title: str
@@ -42,19 +59,38 @@ class Compared:
     goal: float
     wish: float | None = None
     faster: bool = True
-    ranks: int = 2
-    sizes: tuple[int, int] = _ALL
+    ranks: tuple[int, ...] = (2,)
+    sizes: tuple[int, int] = ALL
     ours: str = "aiodist"
     suite: str = ""
     dtypes: tuple[str, ...] = ()
+    floor: Floor | None = None
+    best: bool = False
 
-    def values(self, results: Results) -> Iterable[tuple[float, str]]:
-        """(ratio, where) for everything that both have measured."""
+    def figures(self, results: Results) -> Iterable[Figure]:
+        """One for everything that both have measured."""
+        named, several = len(self.what) > 1, len(self.ranks) != 1
+        theirs = {_key(record): record for record in self._records(results, self.theirs)}
+        floors = {} if self.floor is None else self._floors(results, self.floor.line)
         for mine in self._records(results, self.ours):
-            for other in self._records(results, self.theirs):
-                if (mine.what, mine.nbytes, mine.dtype) == (other.what, other.nbytes, other.dtype):
-                    ratio = other.value / mine.value if self.faster else mine.value / other.value
-                    yield ratio, _where(mine, len(self.what) > 1)
+            other = theirs.get(_key(mine))
+            if other is None:
+                continue
+            their_time = other.least if self.best else other.value
+            ratio = their_time / mine.value if self.faster else mine.value / their_time
+            least = floors.get(_key(mine))
+            above = mine.value / least.value if least is not None and least.value else None
+            yield Figure(ratio, _where(mine, named, several), above)
+
+    def margin(self, figure: Figure) -> float:
+        """By how much the goal is reached, at least 1 where it is: by the easier way."""
+        reached = _margin(figure.value, self.goal, self.faster)
+        if self.floor is None or figure.above is None:
+            return reached
+        return max(reached, self.floor.factor / figure.above)
+
+    def _floors(self, results: Results, line: str) -> dict[tuple[object, ...], Record]:
+        return {_key(record): record for record in self._records(results, line)}
 
     def _records(self, results: Results, peer: str) -> list[Record]:
         return [
@@ -62,7 +98,7 @@ class Compared:
             for record in results.select(peer=peer)
             if record.what in self.what
             and record.suite == (self.suite or record.what)
-            and record.ranks == (self.ranks or record.ranks)
+            and (not self.ranks or record.ranks in self.ranks)
             and self.sizes[0] <= record.nbytes <= self.sizes[1]
             and (not self.dtypes or record.dtype in self.dtypes)
         ]
@@ -74,7 +110,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Limited:
-    """A figure of aiodist's alone that must not be larger than something.
+    """A figure of aiodist's alone that must not be larger than something, or not smaller.
 
     Args:
         title: for people.
@@ -82,6 +118,9 @@ class Limited:
         what: its names there.
         goal: what it may be at most.
         wish: what would be better still, if anything.
+        unit: of the figure: 's', 'B', 'ratio', or '' for a number.
+        faster: it must be at least `goal`.
+        ranks: world sizes; empty: any.
     """
 
     title: str
@@ -91,222 +130,116 @@ class Limited:
     wish: float | None = None
     unit: str = "s"
     faster: bool = False
+    ranks: tuple[int, ...] = ()
+    floor: Floor | None = None
 
-    def values(self, results: Results) -> Iterable[tuple[float, str]]:
-        """(figure, where) for what was measured."""
+    def figures(self, results: Results) -> Iterable[Figure]:
+        """One for everything that was measured."""
         for record in results.select(suite=self.suite, peer="aiodist", unit=self.unit):
-            if record.what in self.what:
-                yield record.value, record.what if len(self.what) > 1 else ""
+            if record.what in self.what and (not self.ranks or record.ranks in self.ranks):
+                yield Figure(record.value, record.what if len(self.what) > 1 else "")
+
+    def margin(self, figure: Figure) -> float:
+        """By how much the goal is reached, at least 1 where it is."""
+        return _margin(figure.value, self.goal, self.faster)
 
     def show(self, value: float) -> str:
         """A figure in its unit."""
         return show_value(value, self.unit)
 
 
-Bar = Compared | Limited
+@dataclass(frozen=True)
+class Above:
+    """What one operation takes above another, in seconds, at most.
 
-_REDUCE = ("all_reduce",)
-_MESSAGES = ("p2p",)
-BARS: tuple[Bar, ...] = (
-    Compared(
-        "all_reduce ≤ 1 KiB: time / Open MPI",
-        _REDUCE,
-        "openmpi",
-        6,
-        3,
-        faster=False,
-        sizes=(0, _KIB),
-    ),
-    Compared("all_reduce ≤ 1 KiB: gloo's time / ours", _REDUCE, "gloo", 20, sizes=(0, _KIB)),
-    Compared(
-        "all_reduce 64 KiB: time / Open MPI",
-        _REDUCE,
-        "openmpi",
-        2,
-        1,
-        faster=False,
-        sizes=(64 * _KIB, 64 * _KIB),
-    ),
-    Compared("all_reduce 1 MiB: speed / Open MPI", _REDUCE, "openmpi", 1, sizes=(_MIB, _MIB)),
-    Compared("… from pg.empty", _REDUCE, "openmpi", 1.8, ours="aiodist-empty", sizes=(_MIB, _MIB)),
-    Compared(
-        "all_reduce 16 MiB: speed / Open MPI", _REDUCE, "openmpi", 0.8, 1.2, sizes=(16 * _MIB, 16 * _MIB)
-    ),
-    Compared("… from pg.empty", _REDUCE, "openmpi", 1.5, ours="aiodist-empty", sizes=(16 * _MIB, 16 * _MIB)),
-    Compared(
-        "all_reduce 64, 256 MiB: speed / Open MPI",
-        _REDUCE,
-        "openmpi",
-        2.5,
-        3.5,
-        sizes=(64 * _MIB, 256 * _MIB),
-    ),
-    Compared("… speed / gloo", _REDUCE, "gloo", 4, sizes=(64 * _MIB, 256 * _MIB)),
-    Compared(
-        "… from pg.empty, speed / Open MPI",
-        _REDUCE,
-        "openmpi",
-        4,
-        6,
-        ours="aiodist-empty",
-        sizes=(64 * _MIB, 256 * _MIB),
-    ),
-    Compared(
-        "… from pg.empty, speed / unsynchronised passes",
-        _REDUCE,
-        "passes",
-        0.8,
-        ours="aiodist-empty",
-        sizes=(64 * _MIB, 256 * _MIB),
-    ),
-    Compared(
-        "other collectives ≥ 64 MiB: speed / Open MPI", _OTHERS, "openmpi", 1.5, sizes=(64 * _MIB, _ALL[1])
-    ),
-    Compared("other collectives ≥ 1 MiB: speed / gloo", _OTHERS, "gloo", 3, sizes=(_MIB, _ALL[1])),
-    Compared("4 ranks, all_reduce, every size: speed / gloo", _REDUCE, "gloo", 5, ranks=4),
-    Compared(
-        "4 ranks, all_reduce ≥ 64 MiB: speed / Open MPI",
-        _REDUCE,
-        "openmpi",
-        1.5,
-        ranks=4,
-        sizes=(64 * _MIB, _ALL[1]),
-    ),
-    *(
-        Compared(
-            f"{dtype} all_reduce ≥ 1 MiB: busbw / gloo",
-            _REDUCE,
-            "gloo",
-            1,
-            3,
-            suite="halves",
-            dtypes=(dtype,),
-            sizes=(_MIB, _ALL[1]),
-        )
-        for dtype in ("float16", "bfloat16")
-    ),
-    Compared(
-        "TCP only ≤ 1 MiB: speed / gloo", _REDUCE, "gloo", 2, ours="aiodist-tcp", suite="tcp", sizes=(0, _MIB)
-    ),
-    Compared(
-        "TCP only > 1 MiB: speed / gloo",
-        _REDUCE,
-        "gloo",
-        1.2,
-        ours="aiodist-tcp",
-        suite="tcp",
-        sizes=(_MIB + 1, _ALL[1]),
-    ),
-    Compared(
-        "TCP only > 1 MiB: speed / raw sockets",
-        _REDUCE,
-        "sockets",
-        0.9,
-        ours="aiodist-tcp",
-        suite="tcp",
-        sizes=(_MIB + 1, _ALL[1]),
-    ),
-    Limited(
-        "all_reduce beside NumPy products: both / what the cores allow",
-        "overlap",
-        ("numpy 1×", "numpy 3×"),
-        1.3,
-        unit="ratio",
-    ),
-    Limited(
-        "all_reduce beside pure Python: both / what the cores allow",
-        "overlap",
-        ("python 1×", "python 3×"),
-        2,
-        unit="ratio",
-    ),
-    Compared(
-        "messages ≤ 1 KiB, half there and back: time / Open MPI",
-        _MESSAGES,
-        "openmpi",
-        6,
-        3,
-        faster=False,
-        sizes=(0, _KIB),
-    ),
-    Compared("messages ≤ 1 KiB: speed / gloo", _MESSAGES, "gloo", 15, sizes=(0, _KIB)),
-    Compared(
-        "messages ≤ 1 KiB: time / asyncio's streams",
-        _MESSAGES,
-        "streams",
-        0.5,
-        faster=False,
-        sizes=(0, _KIB),
-    ),
-    Compared("messages 64 MiB: speed / Open MPI", _MESSAGES, "openmpi", 1, sizes=(64 * _MIB, 64 * _MIB)),
-    Compared("64 all_reduces of 1 KiB in flight: rate / gloo", ("inflight",), "gloo", 50),
-    Limited("lateness of a 1 ms ticker, p99", "lateness", ("p99",), 5e-3, 2e-3),
-    Compared(
-        "init + first all_reduce, 16 ranks: time / gloo",
-        ("init + first all_reduce",),
-        "gloo",
-        1,
-        faster=False,
-        ranks=16,
-        suite="init",
-    ),
-    Compared("store get: rate / TCPStore", ("store_get",), "tcpstore", 2, ranks=0, suite="store"),
-    Compared("store add: rate / TCPStore", ("store_add",), "tcpstore", 1.3, ranks=0, suite="store"),
-    Limited("1,000 clients connect and pass a barrier", "store", ("1000 clients",), 1.0),
-    Compared(
-        "one-collective job: aiodist run / torchrun",
-        ("launch to exit",),
-        "gloo",
-        1 / 3,
-        faster=False,
-        suite="launch",
-    ),
-    Compared(
-        "one-collective job: aiodist run / mpirun (Open MPI)",
-        ("launch to exit",),
-        "openmpi",
-        0.7,
-        faster=False,
-        suite="launch",
-    ),
-    Limited("memory of a rank above its tensors, 4 ranks", "memory", ("above tensors",), 16 << 20, unit="B"),
-)
+    Args:
+        title: for people.
+        suite: where both were measured.
+        what: the operation.
+        ours: its lines.
+        nbytes: its size.
+        base: the operation whose time is subtracted, and its line.
+        goal: what may be left.
+        ranks: world size.
+    """
+
+    title: str
+    suite: str
+    what: str
+    ours: tuple[str, ...]
+    nbytes: int
+    base: tuple[str, str]
+    goal: float
+    ranks: int = 2
+    wish: float | None = None
+    faster: bool = False
+    floor: Floor | None = None
+
+    def figures(self, results: Results) -> Iterable[Figure]:
+        """One for each line."""
+        what, peer = self.base
+        for least in results.select(suite=self.suite, what=what, peer=peer, ranks=self.ranks):
+            for record in results.select(
+                suite=self.suite, what=self.what, nbytes=self.nbytes, ranks=self.ranks
+            ):
+                if record.peer in self.ours:
+                    yield Figure(record.value - least.value, record.peer)
+
+    def margin(self, figure: Figure) -> float:
+        """By how much the goal is reached, at least 1 where it is."""
+        return _margin(figure.value, self.goal, self.faster)
+
+    def show(self, value: float) -> str:
+        """Seconds."""
+        return show_value(value, "s")
+
+
+Bar = Compared | Limited | Above
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one goal. `value` None: not measured in this run."""
+    """The outcome of one goal. `figure` None: not measured in this run.
+
+    Attributes:
+        figure: the worst one.
+        wished: whether the wish is met, too, at every place; None where there is none.
+        several: there are others.
+    """
 
     bar: Bar
-    value: float | None
-    where: str = ""
+    figure: Figure | None
+    wished: bool | None = None
+    several: bool = False
+
+    @property
+    def value(self) -> float | None:
+        """The worst figure."""
+        return None if self.figure is None else self.figure.value
+
+    @property
+    def where(self) -> str:
+        """Which one that is, where there are several."""
+        return self.figure.where if self.figure is not None and self.several else ""
 
     @property
     def met(self) -> bool | None:
         """Whether the goal is met."""
-        return self._reaches(self.bar.goal)
-
-    @property
-    def wished(self) -> bool | None:
-        """Whether the wish is met, too; None where there is none."""
-        return None if self.bar.wish is None else self._reaches(self.bar.wish)
-
-    def _reaches(self, mark: float) -> bool | None:
-        if self.value is None:
-            return None
-        return self.value >= mark if self.bar.faster else self.value <= mark
+        return None if self.figure is None else self.bar.margin(self.figure) >= 1
 
 
-def evaluate(results: Results, bars: Sequence[Bar] = BARS) -> list[Outcome]:
-    """Each goal with its worst value."""
+def evaluate(results: Results, bars: Sequence[Bar]) -> list[Outcome]:
+    """Each goal with the figure that is furthest off it."""
     outcomes = []
     for bar in bars:
-        found = list(bar.values(results))
+        found = list(bar.figures(results))
         if not found:
             outcomes.append(Outcome(bar, None))
             continue
-        value, where = min(found) if bar.faster else max(found)
-        outcomes.append(Outcome(bar, value, where if len(found) > 1 else ""))
+        wished = None
+        if bar.wish is not None:
+            wished = all(_margin(figure.value, bar.wish, bar.faster) >= 1 for figure in found)
+        outcomes.append(Outcome(bar, min(found, key=bar.margin), wished, len(found) > 1))
     return outcomes
 
 
@@ -314,17 +247,41 @@ def bars_table(outcomes: Sequence[Outcome]) -> str:
     """The summary as Markdown."""
     rows = []
     for outcome in outcomes:
-        bar = outcome.bar
-        sign = "≥" if bar.faster else "≤"
-        goal = f"{sign} {bar.show(bar.goal)}" + (f" [{bar.show(bar.wish)}]" if bar.wish is not None else "")
-        value = "not measured" if outcome.value is None else bar.show(outcome.value)
         verdict = {None: "", True: "yes", False: "no"}[outcome.met]
         if outcome.wished:
             verdict = "yes, and the wish"
-        rows.append([bar.title, goal, value, outcome.where, verdict])
+        rows.append([outcome.bar.title, _needed(outcome.bar), _measured(outcome), outcome.where, verdict])
     return table(["goal", "needed [wished]", "measured", "at its worst", "met"], rows)
 
 
-def _where(record: Record, named: bool) -> str:
-    parts = [record.what if named else "", show_size(record.nbytes) if record.nbytes else ""]
+def _needed(bar: Bar) -> str:
+    wish = f" [{bar.show(bar.wish)}]" if bar.wish is not None else ""
+    floor = f", or ≤ {bar.floor.factor:g}× {bar.floor.line}" if bar.floor is not None else ""
+    return f"{'≥' if bar.faster else '≤'} {bar.show(bar.goal)}{wish}{floor}"
+
+
+def _measured(outcome: Outcome) -> str:
+    if outcome.figure is None:
+        return "not measured"
+    value, _, above = outcome.figure
+    return outcome.bar.show(value) + ("" if above is None else f", {show_value(above, 'ratio')}")
+
+
+def _margin(value: float, goal: float, faster: bool) -> float:
+    if faster:
+        return value / goal
+    return goal / value if value > 0 else float("inf")
+
+
+def _key(record: Record) -> tuple[object, ...]:
+    """What two records must have in common to be compared."""
+    return record.what, record.ranks, record.nbytes, record.dtype
+
+
+def _where(record: Record, named: bool, several: bool) -> str:
+    parts = [
+        record.what if named else "",
+        show_size(record.nbytes) if record.nbytes else "",
+        f"{record.ranks} ranks" if several else "",
+    ]
     return " ".join(filter(None, parts))

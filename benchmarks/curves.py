@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from aiodist.bench.cases import SWEPT
 from aiodist.bench.measures import show_size
 from benchmarks.report import groups
 from benchmarks.results import Record, Results
-from benchmarks.suites.sweeps import NAMES
 
 _COLOURS = {
     "aiodist": "#c0392b",
@@ -18,7 +18,11 @@ _COLOURS = {
     "openmpi": "#27ae60",
     "mpich": "#8e44ad",
 }
-_LIMITS = {"passes": "NumPy passes, no waiting", "sockets": "raw sockets, both ways"}
+_LIMITS = {
+    "passes": "NumPy passes, no waiting",
+    "passes-staged": "the same, staged",
+    "sockets": "raw sockets, both ways",
+}
 
 
 def draw(results: Results, folder: Path) -> list[str]:
@@ -32,7 +36,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     import matplotlib.pyplot as plt
 
     names = []
-    for suite in (*NAMES, "halves", "tcp"):
+    for suite in (*SWEPT, "halves", "tcp"):
         for (what, dtype, ranks), records in groups(results, suite).items():
             if len({record.nbytes for record in records}) < 2:
                 continue

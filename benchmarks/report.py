@@ -6,20 +6,26 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from aiodist.bench.cases import FIVE
 from aiodist.bench.measures import show_bandwidth, show_seconds, show_size, show_value
 from aiodist.bench.table import table
 from benchmarks.bars import bars_table, evaluate
-from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, STREAMS, Peer
+from benchmarks.goals import BARS
+from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, RING, SOCKETS, STREAMS, Peer
 from benchmarks.results import Record, Results
 from benchmarks.suites.sweeps import NAMES
 
 _BY_SIZE = (*NAMES, "halves", "tcp", "mpi", "inflight")
+_TITLES = {  # of what is several operations, and has no bandwidth
+    "inflight": "64 all_reduces in flight",
+    "five": f"five in a row ({', '.join(FIVE)})",
+}
 
 
 def report(results: Results, peers: Sequence[Peer]) -> str:
     """The whole page."""
     parts = ["# Benchmarks", machine(results.facts)]
-    parts += ["## Goals", bars_table(evaluate(results))]
+    parts += ["## Goals", f"On {processor(results.facts)}.", bars_table(evaluate(results, BARS))]
     for suite in _BY_SIZE:
         parts += _sweeps(results, suite)
     others = [record for record in results.records if record.suite not in _BY_SIZE]
@@ -42,7 +48,7 @@ def machine(facts: dict[str, Any]) -> str:
     rows = [
         ["date", facts.get("date", "")],
         ["commit", facts.get("commit", "")],
-        ["processor", f"{facts.get('cpu', '')}, {facts.get('cores', '?')} cores available"],
+        ["processor", processor(facts)],
         ["memory", show_size(facts.get("memory_bytes", 0))],
         ["system", f"{facts.get('kernel', '')}, Python {facts.get('python', '')}"],
         ["packages", packages],
@@ -50,6 +56,12 @@ def machine(facts: dict[str, Any]) -> str:
         ["load before", f"{facts.get('load_before', 0):.2f}"],
     ]
     return "\n".join(f"- {name}: {value}" for name, value in rows)
+
+
+def processor(facts: dict[str, Any]) -> str:
+    """The processor in one line: model, cores, caches."""
+    caches = "".join(f", {name} {show_size(nbytes)}" for name, nbytes in facts.get("caches", {}).items())
+    return f"{facts.get('cpu', '')}, {facts.get('cores', '?')} cores available{caches}"
 
 
 def groups(results: Results, suite: str) -> dict[tuple[str, str, int], list[Record]]:
@@ -64,10 +76,12 @@ def _sweeps(results: Results, suite: str) -> list[str]:
     parts = []
     for (what, dtype, ranks), records in groups(results, suite).items():
         over = {"tcp": " over TCP", "mpi": " by the backend mpi"}.get(suite, "")
-        title = f"64 {'all_reduces in flight'}" if what == "inflight" else what
+        if (suite, what) == ("mpi", "barrier"):
+            over = " of the host backend, in the same turns"
+        title = _TITLES.get(what, what)
         name = " ".join(filter(None, [title, dtype]))
         parts += [f"## {name}{over}, {ranks} ranks", "Time per operation:", by_size(records, _time)]
-        if any(record.nbytes for record in records) and what != "inflight":
+        if any(record.nbytes for record in records) and what not in _TITLES:
             parts += ["busbw, GB/s:", by_size(records, lambda record: show_bandwidth(record.busbw))]
     return parts
 
@@ -101,10 +115,11 @@ def _others(records: Sequence[Record]) -> str:
 def _method(peers: Sequence[Peer]) -> str:
     lines = [
         f"- {peer.name}: `{peer.calls}`"
-        for peer in (*peers, AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, STREAMS)
+        for peer in (*peers, AIODIST_EMPTY, AIODIST_TCP, PASSES, PASSES_STAGED, SOCKETS, RING, STREAMS)
     ]
     return (
-        "Medians over all turns of the time per operation on rank 0. Peers take turns within each size; "
-        "those that wait block in the kernel. Results are checked once for each size. busbw as nccl-tests "
-        "define it; p2p is half of there and back; in flight is per all_reduce.\n\n" + "\n".join(lines)
+        "Medians over all turns of the time per operation on the slowest rank. Peers take turns within "
+        "each size; those that wait block in the kernel. Results are checked once for each size. busbw as "
+        "nccl-tests define it; p2p is half of there and back; in flight is per all_reduce.\n\n"
+        + "\n".join(lines)
     )

@@ -11,7 +11,7 @@ from aiodist.bench.measures import busbw, spread
 
 @dataclass(frozen=True)
 class Record:
-    """One figure. Seconds per operation, or what `unit` says; the median, and the spread around it."""
+    """One figure. Seconds per operation, or what `unit` says; the median, the spread around it, the least."""
 
     suite: str
     what: str
@@ -24,6 +24,7 @@ class Record:
     low: float
     high: float
     count: int
+    least: float = 0.0
 
     @property
     def busbw(self) -> float:
@@ -72,6 +73,7 @@ class Results:
                 found.low,
                 found.high,
                 found.count,
+                min(values),
             )
         )
 

@@ -29,16 +29,23 @@ class Settings:
         quick: smaller and fewer of everything.
     """
 
-    ranks: tuple[int, ...] = (2, 4)
+    ranks: tuple[int, ...] = (2, 4, 8)
     only: tuple[str, ...] = ()
     sizes: tuple[int, ...] = SIZES
     turns: int = 5
     budget: float = 0.08
-    minutes: float = 25.0
+    minutes: float = 30.0
     quick: bool = False
 
 
-QUICK = Settings(sizes=(8, 64 << 10, 1 << 20, 16 << 20), turns=2, budget=0.02, minutes=3.0, quick=True)
+QUICK = Settings(
+    ranks=(2, 4),
+    sizes=(8, 64 << 10, 1 << 20, 16 << 20),
+    turns=2,
+    budget=0.02,
+    minutes=4.0,
+    quick=True,
+)
 
 
 @dataclass(frozen=True)

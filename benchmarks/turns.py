@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any
 
 from aiodist.bench.calls import per_operation
@@ -20,8 +22,20 @@ _FEW = 3
 Order = Callable[..., list[Any]]
 
 
-def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) -> None:
-    """Measure a case on `size` ranks of each peer, in turns, and record it."""
+def measure(
+    run: Run,
+    suite: str,
+    case: Case,
+    size: int,
+    peers: Sequence[Peer],
+    others: Mapping[str, Case] | None = None,
+) -> None:
+    """Measure a case on `size` ranks of each peer, in turns, and record it.
+
+    Args:
+        others: the cases of peers that do something else in their turns, by name.
+    """
+    cases = {peer.name: (others or {}).get(peer.name, case) for peer in peers}
     length, out = case.lengths(size)
     wanted = 2 * (length + out) * case.numpy_dtype.itemsize * size * len(peers)
     if wanted > memory_available():
@@ -35,13 +49,15 @@ def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) 
         run.progress.show(f"{peer.name} prepares")
         try:
             crew = run.crew(peer, size)
-            plans[peer.name] = prepare(crew.call, replace(case, shared=peer.shared), run.settings.budget)
+            plans[peer.name] = prepare(
+                crew.call, replace(cases[peer.name], shared=peer.shared), run.settings.budget
+            )
             crews[peer.name] = crew
         except AbsentError as absent:
-            run.results.note(f"{peer.name}, {case.what} {case.dtype}: {absent}")
+            run.results.note(f"{peer.name}, {cases[peer.name].what} {case.dtype}: {absent}")
         except CrewError as error:
             run.failed(peer, size, error)
-    taken: dict[str, list[float]] = {name: [] for name in plans}
+    taken: dict[str, list[list[list[float]]]] = {name: [] for name in plans}  # by rank, of each turn
     turns = run.settings.turns
     for turn in range(turns):
         for peer in peers:
@@ -50,16 +66,27 @@ def measure(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) 
             run.progress.show(f"{peer.name} {turn + 1}/{turns}")
             samples, inner, _ = plans[peer.name]
             try:
-                taken[peer.name] += crews[peer.name].call("turn", samples=samples, inner=inner)[0]
+                taken[peer.name].append(crews[peer.name].call("turn", samples=samples, inner=inner))
             except CrewError as error:
                 run.failed(peer, size, error)
                 del plans[peer.name]
     for peer in peers:
         if peer.name in plans:
             crews[peer.name].call("drop")
-            values = [per_operation(case, seconds) for seconds in taken[peer.name]]
-            dtype = case.dtype if case.nbytes else ""
-            run.results.add(suite, case.what, peer.name, values, ranks=size, nbytes=case.nbytes, dtype=dtype)
+            done = cases[peer.name]
+            values = [per_operation(done, seconds) for seconds in slowest(taken[peer.name])]
+            dtype = done.dtype if done.nbytes else ""
+            run.results.add(suite, done.what, peer.name, values, ranks=size, nbytes=done.nbytes, dtype=dtype)
+
+
+def slowest(turns: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+    """The samples of all turns, of the rank whose median is the largest: a root may be done early.
+
+    Args:
+        turns: the samples of each rank, of each turn.
+    """
+    ranks = [list(chain.from_iterable(samples)) for samples in zip(*turns, strict=True)]
+    return max(ranks, key=statistics.median)
 
 
 def prepare(call: Order, case: Case, budget: float) -> tuple[int, int, int]:
@@ -74,15 +101,24 @@ def prepare(call: Order, case: Case, budget: float) -> tuple[int, int, int]:
     Raises:
         AbsentError: the peer has no such operation.
     """
+    check(call, case)
+    seconds = 0.0
+    inner = 1
+    for _ in range(3):
+        seconds = max(min(samples) for samples in call("turn", samples=1, inner=inner))
+        inner = min(1000, repeats(seconds, budget)[1])
+    samples, inner = repeats(seconds, budget)
+    return samples, inner, _FEW if seconds > _SLOW else 1 << 30
+
+
+def check(call: Order, case: Case) -> None:
+    """Have a crew bind a case, run it once and check the result.
+
+    Raises:
+        AbsentError: the peer has no such operation.
+    """
     answers = call("prepare", case=asdict(case))
     if "absent" in answers[0]:
         raise AbsentError(answers[0]["absent"])
     if "share" in answers[0]:
         call("attach", shares=[answer["share"] for answer in answers])
-    seconds = 0.0
-    inner = 1
-    for _ in range(3):
-        seconds = min(call("turn", samples=1, inner=inner)[0])
-        inner = min(1000, repeats(seconds, budget)[1])
-    samples, inner = repeats(seconds, budget)
-    return samples, inner, _FEW if seconds > _SLOW else 1 << 30

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.bench.cases import IN_FLIGHT, Array, Case, check, fill
+from aiodist.bench.cases import IN_FLIGHT, Array, Case, check, fill, five
 from aiodist.group import ProcessGroup
 
 Once = Callable[[], Awaitable[Any]]
@@ -42,7 +42,7 @@ class Bound:
         pg, case = self.pg, self.case
         if case.what == "p2p" and pg.size < 2:
             raise UnavailableError("needs two ranks")
-        length, out_length = case.lengths(pg.size)
+        length, out_length = case.lengths(pg.size, pg.rank)
         self.tensor = self._empty(length)
         self.out = self._empty(out_length)
         fill(self.tensor, pg.rank)
@@ -59,8 +59,13 @@ class Bound:
 
     def once(self) -> Once:
         """The operation: call it and await what it returns."""
-        pg, tensor, out = self.pg, self.tensor, self.out
-        match self.case.what:
+        if self.case.what == "five":
+            return self._five()
+        return self._call(self.case.what, self.tensor, self.out)
+
+    def _call(self, what: str, tensor: Array, out: Array) -> Once:
+        pg = self.pg
+        match what:
             case "all_reduce":
                 return partial(pg.all_reduce, tensor)
             case "all_gather":
@@ -71,6 +76,12 @@ class Bound:
                 return partial(pg.broadcast, tensor)
             case "all_to_all":
                 return partial(pg.all_to_all, tensor, out)
+            case "reduce":
+                return partial(pg.reduce, tensor)
+            case "gather":
+                return partial(pg.gather, tensor, 0, None if pg.rank else out.reshape(pg.size, -1))
+            case "scatter":
+                return partial(pg.scatter, out, None if pg.rank else tensor.reshape(pg.size, -1))
             case "p2p":
                 return (self._ping, self._pong, self._idle)[min(pg.rank, 2)]
             case "barrier":
@@ -78,7 +89,17 @@ class Bound:
             case "inflight":
                 rows = [tensor.copy() for _ in range(IN_FLIGHT)]
                 return partial(self._in_flight, rows)
-        raise UnavailableError(f"there is no {self.case.what}")
+        raise UnavailableError(f"there is no {what}")
+
+    def _five(self) -> Once:
+        places = five(self.case, self.pg.size).items()
+        calls = [self._call(what, self.tensor[given], self.out[got]) for what, (given, got) in places]
+
+        async def in_a_row() -> None:
+            for call in calls:
+                await call()
+
+        return in_a_row
 
     async def _ping(self) -> None:
         await self.pg.send(self.tensor, 1)

@@ -46,7 +46,7 @@ def bus_factor(what: str, size: int) -> float:
     match what:
         case "all_reduce":
             return 2 * (size - 1) / size
-        case "all_gather" | "reduce_scatter" | "all_to_all":
+        case "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter":
             return (size - 1) / size
         case _:
             return 1.0
@@ -94,9 +94,11 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_value(value: float, unit: str) -> str:
-    """A figure in seconds ('s'), bytes ('B') or as a ratio."""
+    """A figure in seconds ('s'), bytes ('B'), as a number ('') or as a ratio."""
     if unit == "s":
         return show_seconds(value)
+    if not unit:
+        return f"{value:,.4g}"
     return show_size(round(value)) if unit == "B" else f"{value:.3g}×"
 
 

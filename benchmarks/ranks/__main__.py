@@ -1,6 +1,7 @@
 """One rank: takes the driver's orders until it is told to end, or the driver is gone.
 
-`python -m benchmarks.ranks PEER SOCKET RANK SIZE`. Between orders it waits in the kernel for the next.
+`python -m benchmarks.ranks PEER SOCKET RANK SIZE`. Between orders it waits in the kernel for the next. With
+'all' for RANK this process imports what they need, forks them all, and waits for their ends.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PEERS = {
     "aiodist-mpi": ("with_aiodist_mpi", "AiodistMpiPeer"),
     "passes": ("passes", "PassesPeer"),
     "sockets": ("sockets", "SocketsPeer"),
+    "ring": ("ring", "RingPeer"),
     "streams": ("streams", "StreamsPeer"),
     "aiodist-store": ("stores", "AiodistStore"),
     "torch-store": ("stores", "TorchStore"),
@@ -37,12 +39,24 @@ def main() -> None:
     """Serve the driver."""
     kind, path, rank, size = sys.argv[1:5]
     module, name = PEERS[kind]
+    found = getattr(importlib.import_module(f"benchmarks.ranks.{module}"), name)
+    if kind == "torch-store":
+        importlib.import_module("torch.distributed")
+    if kind in ON_A_LOOP:
+        importlib.import_module("aiodist.runtime.running")
+    if rank == "all":
+        for number in range(int(size)):
+            if not os.fork():
+                rank = str(number)
+                break
+        else:
+            for _ in range(int(size)):
+                os.wait()
+            return
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(path)
     threading.Thread(target=_die_with_driver, args=(sock,), daemon=True).start()
-    peer: Peer = getattr(importlib.import_module(f"benchmarks.ranks.{module}"), name)(int(rank), int(size))
-    if kind == "torch-store":
-        importlib.import_module("torch.distributed")
+    peer: Peer = found(int(rank), int(size))
     sock.sendall(
         pack({"rank": peer.rank, "size": peer.size, "pid": os.getpid(), "versions": peer.versions()})
     )

@@ -6,18 +6,22 @@ peer never suspend.
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from aiodist.bench.cases import IN_FLIGHT, Array, Case, check, fill
+from aiodist.bench.cases import IN_FLIGHT, Array, Case, WrongResultError, check, fill
 
 Call = Callable[[], Any]
+
+LOOPBACK = "127.0.0.1"
+_SAMPLED = 2e-3  # seconds between looks at the memory of few ranks
 
 
 class AbsentError(Exception):
@@ -43,8 +47,8 @@ class Peer:
 
     # What a peer brings.
 
-    async def connect(self, port: int) -> None:
-        """Make the group, meeting on a free port of this host."""
+    async def connect(self, port: int, host: str = LOOPBACK) -> None:
+        """Make the group, meeting on a free port of rank 0's host."""
 
     async def disconnect(self) -> None:
         """End the group."""
@@ -114,17 +118,30 @@ class Peer:
     async def init(self, port: int, at: float) -> float:
         """Make the group and all_reduce one number, at a given monotonic time → when the result was there."""
         tensor = self.zeros(1)
+        tensor += 1
         time.sleep(max(0.0, at - time.monotonic()))  # noqa: ASYNC251
         await self.connect(port)
         await self.all_reduce(tensor)
-        return time.monotonic()
+        now = time.monotonic()
+        if tensor[0] != self.size:
+            raise WrongResultError(f"the first all_reduce of {self.size} ones gave {tensor[0]}")
+        return now
+
+    async def descriptors(self) -> int:
+        """How many descriptors this process has."""
+        return len(os.listdir("/proc/self/fd"))
+
+    async def few_descriptors(self, most: int) -> None:
+        """Allow this process only so many descriptors."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
     async def memory(self, port: int, nbytes: int) -> int:
         """Bytes at the peak of some all_reduces, above what there was before `connect`, and the tensor."""
         before = resident()
         await self.connect(port)
         tensor = self.zeros(nbytes // 4)
-        with Peak() as peak:
+        with Peak(_SAMPLED * max(1, self.size / 4)) as peak:
             for _ in range(5):
                 await self.all_reduce(tensor)
         return max(peak.most, resident()) - before - nbytes
@@ -199,12 +216,16 @@ def resident() -> int:
 class Peak:
     """A sampler of `resident` in a thread while in its block.
 
+    Args:
+        every: seconds from one sample to the next.
+
     Attributes:
         most: the largest sample.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every: float) -> None:
         self.most = 0
+        self._every = every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -217,8 +238,14 @@ class Peak:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._over.wait(2e-3):
+        while not self._over.wait(self._every):
             self.most = max(self.most, resident())
+
+
+def in_a_row(calls: Sequence[Call]) -> None:
+    """Make some calls, one after the other."""
+    for call in calls:
+        call()
 
 
 def more_descriptors() -> None:
@@ -227,4 +254,15 @@ def more_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-__all__ = ["COMPUTE", "IN_FLIGHT", "AbsentError", "Call", "Peak", "Peer", "more_descriptors", "resident"]
+__all__ = [
+    "COMPUTE",
+    "IN_FLIGHT",
+    "LOOPBACK",
+    "AbsentError",
+    "Call",
+    "Peak",
+    "Peer",
+    "in_a_row",
+    "more_descriptors",
+    "resident",
+]

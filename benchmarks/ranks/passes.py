@@ -1,8 +1,7 @@
-"""The memory-bandwidth limit: the NumPy passes of an all_reduce over shared memory, never synchronised.
+"""The floor of every operation between ranks of one host: its copies and sums by NumPy, never synchronised.
 
-Each rank's tensor lies in memory that all ranks map. One operation adds the others' part of this rank's
-share into its own, block by block, and copies the other shares from their owners: what any all_reduce
-between processes must at least do. The values mean nothing, as nobody waits for anybody.
+What is done is in `moves`. All ranks do it at once, on memory that all of them map: their arrays, or, where
+these are private, what is staged. The values mean nothing, as nobody waits for anybody.
 """
 
 from __future__ import annotations
@@ -15,52 +14,73 @@ import numpy as np
 
 from aiodist.bench.cases import Array, Case
 from benchmarks.ranks.base import AbsentError, Peer
+from benchmarks.ranks.moves import KNOWN, Place, phases, staging
 
-_BLOCK = 64 << 10  # elements of float32: 256 KiB, so that a block stays in cache between additions
+_PAGE = 4096
+_APART = 1024
+"""Bytes by which staging begins later than a page. Large arrays of NumPy begin 16 bytes after one, and a copy
+to a place a little further into its page than its source takes about six times as long on AMD's Zen 3, where
+the C library copies by `rep movsb`. A floor shall not have that."""
 
 
 class PassesPeer(Peer):
     """See `Peer`."""
 
-    tensors: list[Array]
+    arrays: dict[tuple[str, int], Array]
+    moves: list[tuple[Array, Array, Array | None]]
 
     async def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
         wanted = Case(**case)
-        if wanted.what != "all_reduce" or wanted.dtype != "float32":
-            return {"absent": "only for all_reduce of float32"}
-        length, _ = wanted.lengths(self.size)
-        descriptor = os.memfd_create("passes")
-        os.ftruncate(descriptor, length * 4)
-        self.length, self.descriptor = length, descriptor
-        return {"share": f"/proc/{os.getpid()}/fd/{descriptor}"}
+        if wanted.what not in KNOWN or wanted.dtype != "float32":
+            return {"absent": f"there is no floor of {wanted.what} of {wanted.dtype}"}
+        length, out_length = wanted.lengths(self.size)
+        shared = {"tensor": length, "out": out_length} if wanted.shared else {}
+        self.places: dict[str, tuple[int, int]] = {}  # of what all map: offset in bytes, elements
+        nbytes = 0
+        for name, count in {**shared, "staging": staging(wanted, self.size)}.items():
+            self.places[name] = nbytes + _APART * (name == "staging"), count
+            nbytes += -(-4 * count // _PAGE) * _PAGE + _PAGE
+        self.wanted, self.nbytes = wanted, nbytes
+        self.descriptor = os.memfd_create("passes")
+        os.ftruncate(self.descriptor, nbytes)
+        return {"share": f"/proc/{os.getpid()}/fd/{self.descriptor}"}
 
     async def attach(self, shares: list[str]) -> None:
-        """Map the tensors of all ranks, which they have told after `prepare`."""
-        self.tensors = []
-        for path in shares:
+        """Map the memory of all ranks, which they have told after `prepare`."""
+        self.arrays = {}
+        for rank, path in enumerate(shares):
             with open(path, "r+b") as file:  # noqa: ASYNC230 - nobody else is on a loop here
-                mapped = mmap.mmap(file.fileno(), self.length * 4)
-            self.tensors.append(np.frombuffer(mapped, np.float32))
-        self.tensors[self.rank][:] = 0
+                mapped = mmap.mmap(file.fileno(), self.nbytes)
+            for name, (offset, count) in self.places.items():
+                self.arrays[name, rank] = np.frombuffer(mapped, np.float32, count, offset)
+        lengths = self.wanted.lengths(self.size, self.rank)
+        for name, count in zip(("tensor", "out"), lengths, strict=True):
+            self.arrays.setdefault((name, self.rank), np.empty(count, np.float32))
+        for (_, rank), array in self.arrays.items():
+            if rank == self.rank:
+                array[:] = 0
+        self.moves = [
+            (self._array(into), self._array(one), None if other is None else self._array(other))
+            for phase in phases(self.wanted, self.size, self.rank)
+            for into, one, other in phase
+        ]
         self.once = self._pass
 
     async def drop(self) -> None:
-        self.tensors = []
+        self.arrays, self.moves = {}, []
         self.once = None
         os.close(self.descriptor)  # not before all have mapped it
 
+    def _array(self, place: Place) -> Array:
+        return self.arrays[place.array, place.rank][place.begin : place.end]
+
     def _pass(self) -> None:
-        mine = self.tensors[self.rank]
-        others = [tensor for rank, tensor in enumerate(self.tensors) if rank != self.rank]
-        bounds = [rank * self.length // self.size for rank in range(self.size + 1)]
-        for begin in range(bounds[self.rank], bounds[self.rank + 1], _BLOCK):
-            part = slice(begin, min(begin + _BLOCK, bounds[self.rank + 1]))
-            for other in others:
-                np.add(mine[part], other[part], out=mine[part])
-        for rank, tensor in enumerate(self.tensors):
-            if rank != self.rank:
-                share = slice(bounds[rank], bounds[rank + 1])
-                np.copyto(mine[share], tensor[share])
+        add = np.add
+        for into, one, other in self.moves:
+            if other is None:
+                into[...] = one
+            else:
+                add(one, other, into)
 
 
 __all__ = ["AbsentError", "PassesPeer"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from typing import Any
 
 from aiodist.bench.cases import Case
-from benchmarks.ranks.base import Peer
+from benchmarks.ranks.base import LOOPBACK, Peer
 
 _PIECE = 1 << 20
 
@@ -18,13 +19,13 @@ class SocketsPeer(Peer):
     sock: socket.socket
     listener: socket.socket | None = None
 
-    async def connect(self, port: int) -> None:
+    async def connect(self, port: int, host: str = LOOPBACK) -> None:
         if self.rank == 0:
-            with socket.create_server(("127.0.0.1", port)) as listener:
+            with socket.create_server((host, port)) as listener:
                 listener.settimeout(30)
                 self.sock, _ = listener.accept()
         else:
-            self.sock = _dial(port)
+            self.sock = dial(host, port)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setblocking(False)
 
@@ -45,38 +46,45 @@ class SocketsPeer(Peer):
         self.once = None
 
     def _exchange(self) -> None:
-        sock, sent, received = self.sock, self.sent, self.received
-        poll = select.poll()
-        poll.register(sock)
-        while sent or received:
-            stuck = True
-            if sent:
-                try:
-                    sent = sent[sock.send(sent[:_PIECE]) :]
-                    stuck = False
-                except BlockingIOError:
-                    pass
-            if received:
-                try:
-                    count = sock.recv_into(received[:_PIECE])
-                    if not count:
-                        raise EOFError("the other rank has gone")
-                    received = received[count:]
-                    stuck = False
-                except BlockingIOError:
-                    pass
-            if stuck:
-                poll.modify(sock, (select.POLLOUT if sent else 0) | (select.POLLIN if received else 0))
-                poll.poll()
+        stream(self.sock, self.sent, self.sock, self.received)
 
 
-def _dial(port: int) -> socket.socket:
-    import time
+def stream(there: socket.socket, sent: memoryview, here: socket.socket, received: memoryview) -> None:
+    """Send to one socket and receive from another, or the same, at the same time; neither blocks."""
+    poll = select.poll()
+    while sent or received:
+        stuck = True
+        if sent:
+            try:
+                sent = sent[there.send(sent[:_PIECE]) :]
+                stuck = False
+            except BlockingIOError:
+                pass
+        if received:
+            try:
+                count = here.recv_into(received[:_PIECE])
+                if not count:
+                    raise EOFError("the other rank has gone")
+                received = received[count:]
+                stuck = False
+            except BlockingIOError:
+                pass
+        if stuck:
+            events: dict[socket.socket, int] = {}
+            for sock, event, left in ((there, select.POLLOUT, sent), (here, select.POLLIN, received)):
+                if left:
+                    events[sock] = events.get(sock, 0) | event
+            for sock in {there, here}:
+                poll.register(sock, events.get(sock, 0))
+            poll.poll()
 
+
+def dial(host: str, port: int) -> socket.socket:
+    """A connection to somebody who will listen soon."""
     until = time.monotonic() + 30
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), 30)
+            return socket.create_connection((host, port), 30)
         except ConnectionRefusedError:
             if time.monotonic() > until:
                 raise

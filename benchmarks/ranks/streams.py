@@ -8,10 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from aiodist.bench.cases import Array, Case
-from benchmarks.ranks.base import AbsentError, Call, Peer
+from benchmarks.ranks.base import LOOPBACK, AbsentError, Call, Peer
+from benchmarks.ranks.objects import OBJECTS, there_and_back
+from benchmarks.ranks.service import StreamService, measured
 
 _LENGTH = 8
 _ROOM = 1 << 20  # of the reader's buffer
@@ -23,7 +26,7 @@ class StreamsPeer(Peer):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def connect(self, port: int) -> None:
+    async def connect(self, port: int, host: str = LOOPBACK) -> None:
         path = Path(tempfile.gettempdir(), f"aiodist-benchmark-{os.getuid()}-{port}")
         if self.size != 2:
             raise AbsentError("only for two ranks")
@@ -47,6 +50,19 @@ class StreamsPeer(Peer):
     async def barrier(self) -> None:
         await self._send(memoryview(b""))
         await self.reader.readexactly(_LENGTH)
+
+    async def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
+        wanted = Case(**case)
+        if wanted.what not in OBJECTS:
+            return await super().prepare(case)
+        await self.barrier()
+        self.once = await there_and_back(wanted.what, self.rank, self._send_object, self._receive_object)
+        return {}
+
+    async def requests(self, kind: str, at_once: int, count: int) -> list[float]:
+        """Ask, or serve, so many requests → [seconds, processor seconds] of this rank."""
+        service = StreamService(self.reader, self.writer, kind, at_once, count)
+        return await measured(service, self.rank, self.barrier, at_once, count)
 
     async def bind(self, case: Case) -> tuple[Call, Array, Array]:
         if case.what != "p2p":
@@ -73,6 +89,13 @@ class StreamsPeer(Peer):
         self.writer.write(len(data).to_bytes(_LENGTH, "little"))
         self.writer.write(data)
         await self.writer.drain()
+
+    async def _send_object(self, obj: Any) -> None:
+        await self._send(memoryview(msgpack.packb(obj)))
+
+    async def _receive_object(self) -> Any:
+        length = int.from_bytes(await self.reader.readexactly(_LENGTH), "little")
+        return msgpack.unpackb(await self.reader.readexactly(length))
 
     async def _receive(self, place: memoryview) -> None:
         length = int.from_bytes(await self.reader.readexactly(_LENGTH), "little")

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aiodist.bench.cases import IN_FLIGHT, Array, Case
-from benchmarks.ranks.base import AbsentError, Call, Peer
+from aiodist.bench.cases import IN_FLIGHT, Array, Case, five
+from benchmarks.ranks.base import LOOPBACK, AbsentError, Call, Peer, in_a_row
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -24,13 +24,13 @@ class GlooPeer(Peer):
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__}
 
-    async def connect(self, port: int) -> None:
+    async def connect(self, port: int, host: str = LOOPBACK) -> None:
         dist.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
+            init_method=f"tcp://{host}:{port}",
             rank=self.rank,
             world_size=self.size,
-            timeout=datetime.timedelta(seconds=60),
+            timeout=datetime.timedelta(seconds=max(60, self.size)),
         )
 
     async def disconnect(self) -> None:
@@ -54,9 +54,15 @@ class GlooPeer(Peer):
         return wait
 
     async def bind(self, case: Case) -> tuple[Call, Array, Array]:
-        length, out_length = case.lengths(self.size)
+        length, out_length = case.lengths(self.size, self.rank)
         tensor = torch.empty(length, dtype=_DTYPES[case.dtype])
         out = torch.empty(out_length, dtype=_DTYPES[case.dtype])
+        if case.what == "five":
+            calls = [
+                self._call(what, tensor[given], out[got])
+                for what, (given, got) in five(case, self.size).items()
+            ]
+            return partial(in_a_row, calls), _view(tensor), _view(out)
         return self._call(case.what, tensor, out), _view(tensor), _view(out)
 
     def _call(self, what: str, tensor: Any, out: Any) -> Call:
@@ -71,6 +77,12 @@ class GlooPeer(Peer):
                 return partial(dist.broadcast, tensor, 0)
             case "all_to_all":
                 return _or_absent(partial(dist.all_to_all_single, out, tensor))
+            case "reduce":
+                return partial(dist.reduce, tensor, 0)
+            case "gather":
+                return partial(dist.gather, tensor, None if self.rank else list(out.chunk(self.size)), 0)
+            case "scatter":
+                return partial(dist.scatter, out, None if self.rank else list(tensor.chunk(self.size)), 0)
             case "p2p":
                 return (partial(_ping, tensor, out), partial(_pong, tensor, out), _idle)[min(self.rank, 2)]
             case "barrier":

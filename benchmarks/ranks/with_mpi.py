@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from aiodist.bench.cases import IN_FLIGHT, Array, Case
-from benchmarks.ranks.base import AbsentError, Call, Peer
+from aiodist.bench.cases import IN_FLIGHT, Array, Case, five
+from benchmarks.ranks.base import AbsentError, Call, Peer, in_a_row
 
 
 class MpiPeer(Peer):
@@ -41,9 +41,15 @@ class MpiPeer(Peer):
     async def bind(self, case: Case) -> tuple[Call, Array, Array]:
         if case.dtype != "float32":
             raise AbsentError(f"has no {case.dtype}")
-        length, out_length = case.lengths(self.size)
+        length, out_length = case.lengths(self.size, self.rank)
         tensor: Array = np.empty(length, np.float32)
         out: Array = np.empty(out_length, np.float32)
+        if case.what == "five":
+            calls = [
+                self._call(what, tensor[given], out[got])
+                for what, (given, got) in five(case, self.size).items()
+            ]
+            return partial(in_a_row, calls), tensor, out
         return self._call(case.what, tensor, out), tensor, out
 
     def _call(self, what: str, tensor: Array, out: Array) -> Call:
@@ -59,6 +65,12 @@ class MpiPeer(Peer):
                 return partial(comm.Bcast, tensor)
             case "all_to_all":
                 return partial(comm.Alltoall, tensor, out)
+            case "reduce":
+                return partial(comm.Reduce, *((tensor, None) if self.rank else (MPI.IN_PLACE, tensor)))
+            case "gather":
+                return partial(comm.Gather, tensor, None if self.rank else out)
+            case "scatter":
+                return partial(comm.Scatter, None if self.rank else tensor, out)
             case "p2p":
                 return (partial(self._ping, tensor, out), partial(self._pong, tensor, out), _idle)[
                     min(self.rank, 2)

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.run import Run, Step
-from benchmarks.suites import beside, launch, memory, startup, store, sweeps
+from benchmarks.suites import beside, cold, hosts, launch, memory, messages, startup, store, sweeps
 
 SUITES: dict[str, Callable[[Run], list[Step]]] = {
     **{name: sweeps.collective(name) for name in sweeps.NAMES},
+    "cold": cold.cold,
+    "objects": messages.objects,
+    "service": messages.service,
     "halves": sweeps.halves,
     "inflight": sweeps.in_flight,
     "tcp": sweeps.tcp,
     "mpi": sweeps.over_mpi,
     "lateness": beside.lateness,
+    "load": beside.loaded,
     "overlap": beside.overlap,
     "memory": memory.memory,
-    "init": startup.init,
     "store": store.store,
     "launch": launch.launch,
+    "init": startup.init,
+    "hosts": hosts.hosts,
 }
 
 

@@ -11,6 +11,7 @@ from benchmarks.run import Run, Step
 
 KINDS = ("numpy", "python")
 FACTORS = (1.0, 3.0)
+GROUPS, EACH = 10, 100
 _SIZE = 2
 
 
@@ -30,6 +31,22 @@ def _lateness(run: Run, nbytes: int) -> None:
     for name in ("p50", "p99", "max", "idle_p99"):
         worst = [max(rank[name] for rank in found) for found in rounds]
         run.results.add("lateness", name, "aiodist", worst, ranks=_SIZE, nbytes=nbytes)
+
+
+def loaded(run: Run) -> list[Step]:
+    """A 1 ms ticker while 1,000 small all_reduces are in flight, 100 in each of ten groups."""
+    return [Step("load", f"{GROUPS * EACH} in flight", partial(_loaded, run), _SIZE)]
+
+
+def _loaded(run: Run) -> None:
+    seconds = 0.5 if run.settings.quick else 2.0
+    rounds = [
+        run.crew(AIODIST, _SIZE).call("loaded", groups=GROUPS, each=EACH, seconds=seconds)
+        for _ in range(1 if run.settings.quick else 3)
+    ]
+    for name in ("p50", "p99", "max", "one"):
+        worst = [max(rank[name] for rank in found) for found in rounds]
+        run.results.add("load", name, "aiodist", worst, ranks=_SIZE, nbytes=1 << 10)
 
 
 def overlap(run: Run) -> list[Step]:

@@ -1,20 +1,31 @@
-"""init and the first all_reduce: from a common start until the slowest rank has the result."""
+"""init and the first all_reduce: from a common start to the slowest rank's result; what ranks hold."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from functools import partial
 
 from benchmarks.crew import Crew, CrewError, free_port
+from benchmarks.peers import AIODIST
 from benchmarks.run import Run, Step
 
-_LEAD = 0.1  # seconds from the order until all begin at once
+WHAT = "init + first all_reduce"
+LIMIT = 1024  # descriptors
+_TURNS = {64: 3, 128: 1}  # of world sizes that take long
+_CROWD = 64  # ranks from which on they are forked
+_OF_DESCRIPTORS = 16  # ranks
+_MANY = 256
 
 
 def init(run: Run) -> list[Step]:
-    """One step for each world size; processes are up, and modules imported."""
-    sizes = (2, 4) if run.settings.quick else (2, 4, 8, 16)
-    return [Step("init", f"{size} ranks", partial(_init, run, size)) for size in sizes]
+    """One step for each world size, processes up and modules imported; then what the ranks hold."""
+    sizes = (2, 4) if run.settings.quick else (2, 4, 8, 16, 64, 128)
+    steps = [Step("init", f"{size} ranks", partial(_init, run, size)) for size in sizes]
+    steps.append(Step("init", f"descriptors of {_OF_DESCRIPTORS} ranks", partial(_descriptors, run)))
+    if not run.settings.quick:
+        steps.append(Step("init", f"{_MANY} ranks, {LIMIT} descriptors", partial(limited, run, _MANY)))
+    return steps
 
 
 def _init(run: Run, size: int) -> None:
@@ -24,13 +35,11 @@ def _init(run: Run, size: int) -> None:
     try:
         for peer in peers:
             run.progress.show(f"{peer.name} starts")
-            crews[peer.name] = Crew(peer, size)
-        for turn in range(min(5, 2 * run.settings.turns)):
+            crews[peer.name] = Crew(peer, size, forked=size >= _CROWD)
+        for turn in range(_TURNS.get(size, min(5, 2 * run.settings.turns))):
             for name, crew in crews.items():
                 run.progress.show(f"{name} {turn + 1}")
-                at = time.monotonic() + _LEAD
-                ends = crew.call("init", port=free_port(), at=at)
-                taken.setdefault(name, []).append(max(ends) - at)
+                taken.setdefault(name, []).append(_once(crew))
                 crew.call("disconnect")
     except CrewError as error:
         run.results.note(f"init on {size} ranks: {error}")
@@ -38,4 +47,39 @@ def _init(run: Run, size: int) -> None:
         for crew in crews.values():
             crew.close()
     for name, values in taken.items():
-        run.results.add("init", "init + first all_reduce", name, values, ranks=size)
+        run.results.add("init", WHAT, name, values, ranks=size)
+
+
+def _once(crew: Crew) -> float:
+    """Seconds from a common start until the slowest rank has the result."""
+    at = time.monotonic() + 0.1 + 5e-3 * crew.size  # until all have their orders
+    return float(max(crew.call("init", port=free_port(), at=at)) - at)
+
+
+def _descriptors(run: Run) -> None:
+    """What a rank holds for each peer of its host: above what a job of one holds."""
+    counts: dict[int, list[int]] = {}
+    for size in (1, _OF_DESCRIPTORS):
+        with Crew(AIODIST, size) as crew:
+            _once(crew)
+            counts[size] = crew.call("descriptors")
+    (alone,) = counts[1]
+    each = [(count - alone) / (_OF_DESCRIPTORS - 1) for count in counts[_OF_DESCRIPTORS]]
+    for what, value in (("most", max(each)), ("median", statistics.median(each))):
+        name = f"descriptors for each peer, {what}"
+        run.results.add("init", name, "aiodist", [value], ranks=_OF_DESCRIPTORS, unit="")
+
+
+def limited(run: Run, size: int) -> None:
+    """Whether so many ranks meet and compute where each may have few descriptors, and in which time."""
+    with Crew(AIODIST, size, forked=True) as crew:
+        crew.call("few_descriptors", most=LIMIT)
+        met, seconds = 0, 0.0
+        try:
+            seconds = _once(crew)
+            met = size
+        except CrewError as error:
+            run.results.note(f"init on {size} ranks with {LIMIT} descriptors: {error}")
+    run.results.add("init", "ranks that met", "aiodist", [float(met)], ranks=size, unit="")
+    if met:
+        run.results.add("init", f"{WHAT}, {LIMIT} descriptors", "aiodist", [seconds], ranks=size)

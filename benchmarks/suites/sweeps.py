@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aiodist.bench.cases import SWEPT, Case
-from aiodist.bench.measures import show_size
-from benchmarks.peers import AIODIST_EMPTY, AIODIST_TCP, PASSES, SOCKETS, STREAMS, Peer
+from aiodist.bench.cases import COLLECTIVES, SWEPT, Case
+from aiodist.bench.measures import SIZES, show_size
+from benchmarks.peers import (
+    AIODIST,
+    AIODIST_EMPTY,
+    AIODIST_TCP,
+    PASSES,
+    PASSES_STAGED,
+    SOCKETS,
+    STREAMS,
+    Peer,
+)
+from benchmarks.ranks.moves import KNOWN
 from benchmarks.run import Run, Step
 from benchmarks.turns import measure
 
-NAMES = SWEPT
+NAMES = (*SWEPT, "five")
+_AT_MOST = {"five": 1 << 10}  # bytes
 _ALL = ("aiodist", "gloo", "openmpi", "mpich")
+_SMALL = 8  # bytes
+_FEWER = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)  # of `SIZES`, where there are many ranks
+_MANY = 4  # ranks, above which less is measured
 _HALVES = ("float16", "bfloat16")
 
 
@@ -21,17 +35,38 @@ def collective(what: str) -> Callable[[Run], list[Step]]:
 
     def suite(run: Run) -> list[Step]:
         peers = run.peers(*_ALL)
-        if what in ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"):
-            peers.insert(1, AIODIST_EMPTY)
-        if what == "all_reduce":
-            peers.append(PASSES)
+        if what in COLLECTIVES:
+            peers = [*peers[:1], AIODIST_EMPTY, *peers[1:], PASSES]
+        if what in KNOWN:
+            peers.append(PASSES_STAGED)
         if what == "p2p":
             peers.append(STREAMS)
-        ranks = (2,) if what == "p2p" else run.settings.ranks
-        sizes = (0,) if what == "barrier" else run.settings.sizes
-        return [_step(run, what, Case(what, nbytes), size, peers) for size in ranks for nbytes in sizes]
+        ranks = {"p2p": (2,), "all_reduce": run.settings.ranks}.get(what, _few(run))
+        return [
+            _step(run, what, Case(what, nbytes), size, peers if size <= _MANY else _without_mpich(peers))
+            for size in ranks
+            for nbytes in _sizes(run, what, size)
+        ]
 
     return suite
+
+
+def _few(run: Run) -> Sequence[int]:
+    """The world sizes of all but all_reduce: the first one, for everything has to fit into half an hour."""
+    return run.settings.ranks[:1]
+
+
+def _sizes(run: Run, what: str, size: int) -> Sequence[int]:
+    """The sizes of a sweep; fewer where there are many ranks."""
+    if what == "barrier":
+        return [0]
+    most = _AT_MOST.get(what, 1 << 62)
+    sizes = [nbytes for nbytes in run.settings.sizes if nbytes <= most]
+    return [nbytes for nbytes in sizes if size <= _MANY or nbytes in _FEWER or nbytes not in SIZES]
+
+
+def _without_mpich(peers: Sequence[Peer]) -> list[Peer]:
+    return [peer for peer in peers if peer.name != "mpich"]  # whose ranks never give up a core
 
 
 def halves(run: Run) -> list[Step]:
@@ -40,24 +75,37 @@ def halves(run: Run) -> list[Step]:
     peers = run.peers("aiodist", "gloo")
     return [
         _step(run, "halves", Case("all_reduce", nbytes, dtype), size, peers)
-        for size in run.settings.ranks
+        for size in _few(run)
         for dtype in _HALVES
         for nbytes in sizes
     ]
 
 
 def over_mpi(run: Run) -> list[Step]:
-    """all_reduce by aiodist's backend 'mpi', beside the same library called and waited for."""
+    """all_reduce by aiodist's backend 'mpi', beside the same library called and waited for.
+
+    The smallest also beside a barrier of aiodist's own: members compare what they issue by that.
+    """
     sizes = run.settings.sizes[:: 1 if run.settings.quick else 2]
     peers = run.peers("aiodist-openmpi", "openmpi", "aiodist-mpich", "mpich")
     cases = [Case("all_reduce", nbytes) for nbytes in sizes] if peers else []
-    return [_step(run, "mpi", case, size, peers) for size in run.settings.ranks for case in cases]
+    return [
+        Step("mpi", _label(case, size), partial(_over_mpi, run, case, size, peers), size)
+        for size in _few(run)
+        for case in cases
+    ]
+
+
+def _over_mpi(run: Run, case: Case, size: int, peers: Sequence[Peer]) -> None:
+    small = case.nbytes <= _SMALL
+    others = {AIODIST.name: Case("barrier")}
+    measure(run, "mpi", case, size, [*peers, *[AIODIST] * small], others)
 
 
 def in_flight(run: Run) -> list[Step]:
     """64 all_reduces of 1 KiB at once."""
     peers = run.peers(*_ALL)
-    return [_step(run, "inflight", Case("inflight", 1 << 10), size, peers) for size in run.settings.ranks]
+    return [_step(run, "inflight", Case("inflight", 1 << 10), size, peers) for size in _few(run)]
 
 
 def tcp(run: Run) -> list[Step]:
@@ -67,6 +115,9 @@ def tcp(run: Run) -> list[Step]:
 
 
 def _step(run: Run, suite: str, case: Case, size: int, peers: Sequence[Peer]) -> Step:
+    return Step(suite, _label(case, size), partial(measure, run, suite, case, size, peers), size)
+
+
+def _label(case: Case, size: int) -> str:
     nbytes = f" {show_size(case.nbytes)}" if case.nbytes else ""
-    label = f"{case.what} {case.dtype}{nbytes}, {size} ranks"
-    return Step(suite, label, partial(measure, run, suite, case, size, peers), size)
+    return f"{case.what} {case.dtype}{nbytes}, {size} ranks"

@@ -51,7 +51,15 @@ def test_a_spread_has_the_median_between_its_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "factor"), [("all_reduce", 1.5), ("all_gather", 0.75), ("broadcast", 1.0), ("p2p", 1.0)]
+    ("what", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("gather", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("p2p", 1.0),
+    ],
 )
 def test_busbw_is_what_nccl_tests_define(what: str, factor: float) -> None:
     assert busbw(what, 1000, 4, 0.5) == pytest.approx(2000 * factor)
@@ -81,8 +89,5 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_figures_read_well() -> None:
     assert [show_seconds(value) for value in (1.2345e-6, 0.0125, 3.1)] == ["1.23 µs", "12.5 ms", "3.1 s"]
-    assert [show_value(1.5, "ratio"), show_value(1 << 20, "B"), show_value(2, "s")] == [
-        "1.5×",
-        "1 MiB",
-        "2 s",
-    ]
+    values = [(1.5, "ratio"), (1 << 20, "B"), (2, "s"), (256, "")]
+    assert [show_value(value, unit) for value, unit in values] == ["1.5×", "1 MiB", "2 s", "256"]

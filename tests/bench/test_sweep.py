@@ -27,11 +27,11 @@ def test_a_barrier_has_no_size() -> None:
 
 async def test_every_operation_is_measured_and_checked() -> None:
     async def main(pg: dist.ProcessGroup) -> list[Line]:
-        found = sweep(pg, cases(SWEPT, [64]), budget=0.0)
+        found = sweep(pg, cases([*SWEPT, "five"], [64]), budget=0.0)
         return [line async for _, line in found if line is not None]
 
     for lines in await run_cluster(3, main):
-        assert [line.what for line in lines] == [*COLLECTIVES, "p2p", "barrier"]
+        assert [line.what for line in lines] == [*COLLECTIVES, "p2p", "five", "barrier"]
         assert all(0 < line.low <= line.seconds <= line.high for line in lines)
 
 

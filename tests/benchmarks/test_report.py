@@ -13,7 +13,7 @@ from benchmarks.results import Results
 
 
 def some_results() -> Results:
-    results = Results(facts={"cpu": "a processor", "cores": 2})
+    results = Results(facts={"cpu": "a processor", "cores": 2, "caches": {"L1d": 32 << 10}})
     for peer in ("aiodist", "gloo"):
         results.add("all_reduce", "all_reduce", peer, [1e-3, 2e-3, 3e-3], ranks=2, nbytes=8, dtype="float32")
     results.add("store", "store_get", "aiodist", [1e-4])
@@ -24,7 +24,7 @@ def some_results() -> Results:
 def test_the_folder_has_a_page_and_the_figures(tmp_path: Path) -> None:
     write(some_results(), Found({"aiodist": AIODIST}, []), tmp_path)
     page = (tmp_path / "results.md").read_text()
-    assert "a processor, 2 cores available" in page
+    assert page.count("a processor, 2 cores available, L1d 32 KiB") == 2  # beside the goals, too
     assert "| 8 B  |    2 ms | 2 ms |" in page
     assert "store: store_get" in page
     assert "- without mpich: no launcher" in page
@@ -40,7 +40,7 @@ def test_quick_is_smaller_and_the_environment_names_prefixes() -> None:
     assert (settings.quick, settings.ranks, settings.only) == (True, (2,), ("tcp",))
     assert (options.mpich, options.openmpi) == ("/opt/mpich", None)
     _, full = parse(["--sizes", "1MiB", "8"], {})
-    assert (full.sizes, full.ranks, full.quick) == ((8, 1 << 20), (2, 4), False)
+    assert (full.sizes, full.ranks, full.quick) == ((8, 1 << 20), (2, 4, 8), False)
 
 
 @pytest.mark.parametrize("argv", [["--ranks", "1"], ["--sizes", "big"], ["--only", "all"]])

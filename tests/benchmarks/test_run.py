@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from aiodist.bench.cases import Case
+from aiodist.bench.measures import SIZES
 from benchmarks.crew import AbsentError, Crew, CrewError
 from benchmarks.peers import PASSES, SOCKETS, Found
 from benchmarks.results import Results
 from benchmarks.run import Run, Settings, Step
 from benchmarks.suites import SUITES, steps
 from benchmarks.suites.beside import against_ideal
-from benchmarks.turns import measure
+from benchmarks.turns import measure, slowest
 
 
 def make_run(**settings: object) -> Run:
@@ -22,14 +23,42 @@ def test_two_limits_take_turns() -> None:
     run = make_run(turns=2, budget=0.0)
     try:
         measure(run, "tcp", Case("all_reduce", 1 << 16), 2, [PASSES, SOCKETS])
-        measure(run, "other", Case("broadcast", 8), 2, [PASSES])
+        measure(run, "other", Case("barrier"), 2, [PASSES])
+        measure(run, "two", Case("all_reduce", 8), 2, [PASSES, SOCKETS], {"passes": Case("broadcast", 64)})
     finally:
         run.close_crews()
-    assert [(record.suite, record.peer, record.count) for record in run.results.records] == [
-        ("tcp", "passes", 2),
-        ("tcp", "sockets", 2),
+    assert [
+        (record.suite, record.what, record.nbytes, record.peer, record.count)
+        for record in run.results.records
+    ] == [
+        ("tcp", "all_reduce", 1 << 16, "passes", 2),
+        ("tcp", "all_reduce", 1 << 16, "sockets", 2),
+        ("two", "broadcast", 64, "passes", 2),
+        ("two", "all_reduce", 8, "sockets", 2),
     ]
-    assert run.results.notes == ["passes, broadcast float32: only for all_reduce of float32"]
+    assert run.results.notes == ["passes, barrier float32: there is no floor of barrier of float32"]
+
+
+def test_the_slowest_rank_counts() -> None:
+    turns = [[[1.0, 1.0], [2.0, 3.0]], [[9.0], [2.5]]]
+    assert slowest(turns) == [2.0, 3.0, 2.5]
+
+
+def test_many_ranks_have_fewer_sizes_unless_these_were_asked_for() -> None:
+    def sizes(ranks: int, **settings: object) -> list[str]:
+        run = make_run(only=("all_reduce",), ranks=(ranks,), **settings)
+        return [step.label.split(",")[0].removeprefix("all_reduce float32 ") for step in steps(run)[:-1]]
+
+    assert len(sizes(2)) == len(SIZES)
+    assert sizes(8) == ["8 B", "1 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB"]
+    assert sizes(8, sizes=(24, 1 << 30)) == ["24 B", "1 GiB"]
+
+
+def test_many_ranks_are_forks_of_one_process() -> None:
+    with Crew(PASSES, 3, forked=True) as crew:
+        assert len(crew.call("descriptors")) == 3
+        with pytest.raises(CrewError, match=r"passes: rank \d of 3 failed in 'dance'"):
+            crew.call("dance")
 
 
 def test_a_rank_that_fails_is_named_with_its_error() -> None:
@@ -62,7 +91,7 @@ def test_sweeps_go_world_size_by_world_size() -> None:
     found = [step.ranks for step in steps(make_run())]
     swept = [ranks for ranks in found if ranks]
     assert swept == sorted(swept)
-    assert set(swept) == {2, 4}
+    assert set(swept) == {2, 4, 8}
     assert found == swept + [0] * (len(found) - len(swept))
 
 
