@@ -198,6 +198,16 @@ class Incoming:
             self.link.drop(nbytes + HEADER)
         self._credit(context, nbytes)
 
+    def take_stored(self, key: Key) -> bytes | None:
+        """The bytes of an eager message that is here, and was reported; None where it was only offered. It
+        is received with that."""
+        stored = self._stored.get(key)
+        if stored is None or stored.data is None:
+            return None
+        self._unstore(key, stored)
+        self._credit(key[0], stored.nbytes)
+        return stored.data
+
     def withdraw(self, key: Key) -> bool:
         """Take back the receive of a message of which nothing is known here, nor at the peer of the receive
         → whether that could be. Its `done` is not called then, and its sink not touched any more."""

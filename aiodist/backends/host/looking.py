@@ -90,7 +90,7 @@ class Looking:
     def _look(self) -> bool:
         """Look once → whether it is over, or posted."""
         messages = self._messages
-        if self._operation is None and messages.quiet:
+        if self._operation is None and messages.quiet(self._tag):
             record = self._channel.peek()
             if record is None:
                 return False
@@ -119,15 +119,7 @@ class Looking:
         self._place = place
         self._messages.found(self._source, self._tag)
         self._channel.took(self._context, nbytes)
-        if self._convert is None:
-            self._work._finish(self._source)
-            return True
-        try:
-            result = self._convert((self._source, place))
-        except Exception as error:
-            self._work._fail(error)
-        else:
-            self._work._finish(result)
+        finish(self._work, self._source, place, self._convert)
         return True
 
     def _post_it(self) -> None:
@@ -142,10 +134,29 @@ class Looking:
         elif self._place is None:
             self._messages.forsake()
         else:
-            place = flat(self._place)
-            signature = message_signature(place.dtype, place.size, self._number)
             lent = self._target is not None
-            claim = Claim(
-                *(self._source, self._tag, self._number, None, place, lent, None, signature), complete=True
-            )
-            self._messages.hand_back(claim)
+            hand_back(self._messages, self._source, self._tag, self._number, self._place, lent)
+
+
+def finish(work: Work[Any], source: int, place: Array, convert: Callable[[Any], Any] | None) -> None:
+    """End a receive well: its Work gives the sender, or what `convert` makes of that and the bytes."""
+    if convert is None:
+        work._finish(source)
+        return
+    try:
+        result = convert((source, place))
+    except Exception as error:
+        work._fail(error)
+    else:
+        work._finish(result)
+
+
+def hand_back(messages: Messages, source: int, tag: int, number: int, place: Array, lent: bool) -> None:
+    """Keep a message for the next receive: the await that had it was cancelled in that turn of the loop.
+
+    Args:
+        lent: `place` is the tensor of that receive.
+    """
+    place = flat(place)
+    signature = message_signature(place.dtype, place.size, number)
+    messages.hand_back(Claim(source, tag, number, None, place, lent, None, signature, complete=True))

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,14 @@ class Arrival:
     nbytes: int
 
 
+class Here(NamedTuple):
+    """A small message that was here before its receive."""
+
+    source: int
+    number: int
+    data: bytes
+
+
 class Messages:
     """The point-to-point side of one group on one rank. Ranks are group ranks.
 
@@ -60,11 +69,36 @@ class Messages:
         self._dead = False
         self._looking: Callable[[], None] | None = None
 
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing has come that waits for a receive, and no receive waits in a queue: the next
-        message of a source and tag is the next receive's."""
-        return not (self._queues or self._arrivals or self._claims.unowned_counts)
+    def quiet(self, tag: int) -> bool:
+        """Whether nothing has come with a tag that waits for a receive, and no receive with it waits in a
+        queue: the next message of a source is the next receive's."""
+        return not (tag in self._queues or tag in self._arrivals or self._claims.unowned_counts)
+
+    def take_here(self, source: int, tag: int, signature: Callable[[int, int], bytes]) -> Here | None:
+        """Take the message that a receive gets which is posted now, if all of it is here.
+
+        Args:
+            source: -1: any.
+            signature: what it must bear, given its bytes and its number: another one is left to the long way.
+        """
+        if tag in self._queues or self._claims.unowned_counts or tag not in self._arrivals:
+            return None
+        found = self._first(source, tag)
+        if type(found) is not Arrival or signature(found.nbytes, found.number) != found.signature:
+            return None
+        channels = self._channels
+        data = channels.incoming(found.source).take_stored(Key(channels.context, 1 + tag, found.number, 0))
+        if data is None:
+            return None
+        self._drop_arrival(tag, found)
+        self._claims.pass_over(found.source, tag)
+        return Here(found.source, found.number, data)
+
+    def _drop_arrival(self, tag: int, arrival: Arrival) -> None:
+        arrivals = self._arrivals[tag]
+        del arrivals[arrival.source, arrival.number]
+        if not arrivals:
+            del self._arrivals[tag]
 
     def look_first(self, post: Callable[[], None]) -> None:
         """Note a receive that looks for its message before it is posted. `post` posts it; called before
@@ -126,7 +160,7 @@ class Messages:
         self.settle()
         if type(operation) is Operation:  # a part of another engine's goes on with that
             operation.work._taken_back_by(partial(self.given_up, operation))
-        if self.quiet and operation.peer != ANY and operation.target is not None:
+        if self.quiet(operation.tag) and operation.peer != ANY and operation.target is not None:
             self._claim(operation, operation.peer, None)  # as `_serve` would
         elif not self._serve(operation, blocked=operation.tag in self._queues):
             self._queues.setdefault(operation.tag, deque()).append(operation)
@@ -189,10 +223,7 @@ class Messages:
             self._claims.count(found.source, found.tag)
             self._settle(found)
         elif type(found) is Arrival:
-            arrivals = self._arrivals[operation.tag]
-            del arrivals[found.source, found.number]
-            if not arrivals:
-                del self._arrivals[operation.tag]
+            self._drop_arrival(operation.tag, found)
             self._claim(operation, found.source, found)
         elif operation.peer != ANY and operation.target is not None and not blocked:
             self._claim(operation, operation.peer, None)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from aiodist.backends.base import Array, Numbers, Operation, contents
 from aiodist.backends.host.channels import Channels
-from aiodist.backends.host.looking import Looking
+from aiodist.backends.host.looking import Looking, finish, hand_back
 from aiodist.backends.host.messages import ANY, Messages
 from aiodist.roles import Kind
 from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
@@ -28,6 +29,7 @@ from aiodist.work import Issuer, Work
 _SHAPES = 256  # that are remembered
 _BYTE = np.dtype(np.uint8)
 _HOST = "cpu"  # where their tensors lie
+_EAGER = int(Type.EAGER)
 _put_number = struct.Struct("<Q").pack_into
 
 
@@ -147,15 +149,21 @@ class ShortMessages:
             return None
         number = self._numbers.next_message(Kind.recv, src, tag)
         work: Work[int] = Work(self._issuer, case.call, held, None, None, number)
-        channel = case.incoming
+        channel, messages = case.incoming, self._messages
         assert channel is not None
-        if held or not self._may_look(channel):
+        messages.settle()
+        here = messages.take_here(src, tag, partial(_of_items, tensor.dtype, tensor.size, tensor.nbytes))
+        if here is not None:
+            contents(tensor)[:] = here.data
+            work._taken_back_by(partial(hand_back, messages, here.source, tag, here.number, tensor, True))
+            work._finish(src)
+            return work
+        if held or not self._may_look(channel, tag):
             self._begin(self._operation_on(tensor, case.call, src, tag, work))
             return work
-        self._messages.settle()
-        following = self._messages.next(src, tag)
+        following = messages.next(src, tag)
         Looking(
-            *(self._messages, self._poller, channel, self._context, src, tag, following),
+            *(messages, self._poller, channel, self._context, src, tag, following),
             *(case.header.numbered(following), work, tensor, None),
             lambda: self._operation_on(tensor, case.call, src, tag, work),
             self._begin,
@@ -174,9 +182,11 @@ class ShortMessages:
         if not small or not self._issuer.here():
             return None
         number = self._numbers.next_message(Kind.send, dst, tag)
-        header = Header(self._context, tag, _BYTE, nbytes).numbered(number)
+        signature = message_signature(_BYTE, nbytes, number)
+        key = self._context, 1 + tag, number, 0
+        header = pack(_EAGER, *key, nbytes=nbytes, total=nbytes, signature=signature)
         channel.send_eager(header, self._context, data.data, sealed=True)
-        work: Work[None] = Work(self._issuer, Call(Kind.send, number, _BYTE, (nbytes,), None, dst), held)
+        work: Work[None] = Work(self._issuer, _of_bytes(Kind.send, dst), held, None, None, number)
         work._finish(None)
         return work
 
@@ -185,28 +195,34 @@ class ShortMessages:
         if not self._issuer.here():
             return None
         number = self._numbers.next_message(Kind.recv, src, tag)
-        call = Call(Kind.recv, number, _BYTE, (0,), None, src)
-        work: Work[Any] = Work(self._issuer, call, held)
+        work: Work[Any] = Work(self._issuer, _of_bytes(Kind.recv, src), held, None, None, number)
+        messages = self._messages
+        messages.settle()
+        here = messages.take_here(src, tag, _of_size)
+        if here is not None:
+            place = np.frombuffer(bytearray(here.data), np.uint8)
+            work._taken_back_by(partial(hand_back, messages, here.source, tag, here.number, place, False))
+            finish(work, here.source, place, convert)
+            return work
 
         def operation() -> Operation:
-            return Operation(call, work, None, None, None, self._ended, src, tag, convert=convert)
+            return Operation(work.call, work, None, None, None, self._ended, src, tag, convert=convert)
 
-        if held or src == ANY or not self._may_look(channel := self._channels.incoming(src)):
+        if held or src == ANY or not self._may_look(channel := self._channels.incoming(src), tag):
             self._begin(operation())
             return work
-        self._messages.settle()
-        following = self._messages.next(src, tag)
+        following = messages.next(src, tag)
         header = pack(Type.EAGER, self._context, 1 + tag, following)[:NBYTES_AT]
         Looking(
-            *(self._messages, self._poller, channel, self._context, src, tag, following, header),
+            *(messages, self._poller, channel, self._context, src, tag, following, header),
             *(work, None, convert, operation, self._begin),
         )
         self._note_soon()
         return work
 
-    def _may_look(self, channel: Incoming) -> bool:
+    def _may_look(self, channel: Incoming, tag: int) -> bool:
         """Whether a receive may look for its message first."""
-        return self._poller.polls and channel.peeks()
+        return self._poller.polls and channel.peeks() and self._messages.quiet(tag)
 
     def _begin(self, operation: Operation) -> None:
         """Post a receive."""
@@ -255,3 +271,19 @@ class ShortMessages:
             cases.clear()
         cases[dtype, shape, peer, tag] = case
         return case
+
+
+@lru_cache(256)
+def _of_bytes(kind: Kind, peer: int) -> Call:
+    """The call of a message of any number of bytes, but for its number."""
+    return Call(kind, 0, _BYTE, (0,), None, peer)
+
+
+def _of_size(nbytes: int, number: int) -> bytes:
+    """The signature of a message of bytes."""
+    return message_signature(_BYTE, nbytes, number)
+
+
+def _of_items(dtype: np.dtype[Any], items: int, expected: int, nbytes: int, number: int) -> bytes:
+    """The signature of a message of so many items; nothing where it has another size than is expected."""
+    return message_signature(dtype, items, number) if nbytes == expected else b""
