@@ -39,7 +39,7 @@ ANSWERS = 16 * 1024
 """Bytes of the ring of an end that sends no messages, only answers."""
 
 _LARGEST = 1 << 20
-_RING, _GOODBYE = int(Type.RING), int(Type.GOODBYE)
+_EAGER, _RING, _GOODBYE = int(Type.EAGER), int(Type.RING), int(Type.GOODBYE)
 _EMPTY = memoryview(b"")
 
 
@@ -128,7 +128,8 @@ class Rings:
         """Send a frame by the ring; the payload is copied → False where it has to go over the socket."""
         producer, waking = self._producer, self._waking
         if producer is None or waking is None:
-            if self._dialed and not self._at:
+            # The messages of the barrier with which a job begins bear no bytes; many links never bear more.
+            if self._dialed and not self._at and (payload is not None or header[0] != _EAGER):
                 self._ask()
             return False
         try:
