@@ -115,7 +115,8 @@ class LocalGroup:
             plain = call if not call.detail else replace(call, detail="", offer=0)
             plan = self._plans[key] = Plan(self.board, plain, path, self._limits, self, uneven)
             plan.makes = exchange_for(call.kind, path)
-            logger.debug("%s, %d bytes: %s", call.describe(), nbytes, path.value)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("%s, %d bytes: %s", call.describe(), nbytes, path.value)
         return plan
 
     def _forget_plans(self) -> None:

@@ -109,8 +109,12 @@ class Plan:
         self.alike = roles.source is Parts.ONE
         self.sorts = roles.target is Parts.EACH
         gives, gets = roles.gives(board.rank, root), roles.gets(board.rank, root)
-        self.sources = [peer for peer in board.peers if gets and roles.gives(peer.member, root)]
-        self.readers = [peer for peer in board.peers if gives and roles.gets(peer.member, root)]
+        if roles.rooted:
+            self.sources = [peer for peer in board.peers if gets and roles.gives(peer.member, root)]
+            self.readers = [peer for peer in board.peers if gives and roles.gets(peer.member, root)]
+        else:  # also where nobody gives anything: a barrier
+            self.sources = board.peers if gets else []
+            self.readers = board.peers if gives else []
         op = call.combine
         self.in_thread = path is Path.bulk
         self.reduce: Any = None if op is None else combiner(call.dtype, op, in_this_thread=not self.in_thread)
