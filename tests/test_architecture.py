@@ -48,7 +48,7 @@ def room(path: Path) -> str:
 
 @functools.cache
 def nodes(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.Attribute]]:
-    """A file's imports, wherever they stand, and the attributes that it sets: parsing takes longest by far."""
+    """A file's imports, wherever they stand, and the attributes that it sets: parsing takes longest."""
     imported, stored = [], []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
