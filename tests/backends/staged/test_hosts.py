@@ -12,6 +12,7 @@ from aiodist.backends.staged.backend import StagedBackend
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.types import Call, Kind, ReduceOp
+from tests.levels import few
 
 COUNT = 100_000
 """Elements of what goes by the hierarchy: 800 kB."""
@@ -56,7 +57,7 @@ async def carry(pg: ProcessGroup, kind: Kind, source: Any, target: Any, shape: A
     await work
 
 
-@pytest.mark.parametrize("form", ["stacked", "list"])
+@pytest.mark.parametrize("form", few(["stacked", "list"], ["list"]))
 @spmd(world_size=4, hosts=2)
 async def test_all_gather(pg: ProcessGroup, form: str) -> None:
     for shape in ((7,), (COUNT,), (COUNT // 25, 25)):
