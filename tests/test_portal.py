@@ -462,7 +462,7 @@ def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", few(["uvloop", "asyncio"], ["uvloop"]))
 def test_ctrl_c_interrupts_a_blocked_call_and_the_portal_goes_on(loop: str) -> None:
     ranks(interrupted, 2, None, loop)
 

@@ -179,7 +179,10 @@ async def test_bad_environment_is_one_clear_line(change: dict[str, str | None], 
     assert len(got.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [{"backend": "smoke-signals"}, {"init_method": "carrier://x"}])
+@pytest.mark.parametrize(
+    "arguments",
+    few([{"backend": "smoke-signals"}, {"init_method": "carrier://x"}], [{"init_method": "carrier://x"}]),
+)
 async def test_bad_arguments(arguments: dict[str, object]) -> None:
     [got] = await outputs([await start({}, "", "pass", **arguments)])
     assert got.startswith("3: UsageError: ")

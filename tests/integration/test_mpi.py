@@ -74,11 +74,17 @@ def test_all_that_a_backend_must_do(flavour: str, size: int) -> None:
 
 @BOTH
 @pytest.mark.parametrize(
-    "program",
-    few(["reductions", "overflows", "pieces", "orders", "late", "messages"], ["messages"]),
+    ("program", "size"),
+    few(
+        [
+            *(("reductions", 4), ("overflows", 4), ("pieces", 4), ("orders", 4), ("late", 4)),
+            ("messages", 2),
+        ],
+        [("messages", 2)],
+    ),
 )
-def test_it_does(flavour: str, program: str) -> None:
-    assert well(flavour, program).stderr == ""
+def test_it_does(flavour: str, program: str, size: int) -> None:
+    assert well(flavour, program, size).stderr == ""
 
 
 @pytest.mark.slow(MORE)

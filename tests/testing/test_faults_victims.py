@@ -14,6 +14,7 @@ import pytest
 import aiodist as dist
 from aiodist.testing.channel_pair import turn_until
 from aiodist.testing.faults import RoundFailed, Stage, Victims
+from tests.levels import few
 
 
 async def reduce_forever(stage: Stage, count: int = 100) -> dict[str, Any]:
@@ -72,7 +73,7 @@ async def crash_in(stage: Stage, point: str, count: int) -> None:
             stage.say("lost", ranks=error.ranks)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", few(["shm", "tcp"], ["tcp"]))
 async def test_survivors_report_and_live_on_into_the_next_round(transport: str) -> None:
     async with Victims(transport=transport) as victims:
         pids: set[int] = set()
