@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import inspect
 import subprocess
@@ -45,11 +46,21 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.Attribute]]:
+    """A file's imports, wherever they stand, and the attributes that it sets: parsing takes longest."""
+    imported, stored = [], []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported.append(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            stored.append(node)
+    return imported, stored
+
+
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """(room, line) of each import of aiodist in a file, also inside functions and under TYPE_CHECKING."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Import | ast.ImportFrom):
-            continue
+    for node in nodes(path)[0]:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -117,9 +128,7 @@ def cycle(package: Path) -> list[str]:
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
         graph[name] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Import | ast.ImportFrom):
-                continue
+        for node in nodes(path)[0]:
             inside = node.module if isinstance(node, ast.ImportFrom) else None
             for alias in node.names:
                 whole = f"{inside}.{alias.name}" if inside else alias.name
@@ -166,11 +175,7 @@ def test_the_check_sees_a_circle(tmp_path: Path, line: str, circle: bool) -> Non
 
 def others_fields(path: Path) -> list[str]:
     """Every place that sets a private field of an object whose class is in another file, in words."""
-    tree = ast.parse(path.read_text())
-    stored = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    ]
-    private = [node for node in stored if node.attr.startswith("_") and not node.attr.endswith("__")]
+    private = [node for node in nodes(path)[1] if node.attr.startswith("_") and not node.attr.endswith("__")]
     is_self = {node: isinstance(node.value, ast.Name) and node.value.id == "self" for node in private}
     own = {node.attr for node in private if is_self[node]}
     return [
@@ -193,11 +198,11 @@ def test_the_check_sees_a_private_field_of_another(tmp_path: Path) -> None:
 def test_only_their_rooms_import_what_is_heavy_or_foreign() -> None:
     segments = {"cupy": "backends", "mpi4py": "backends", "uvloop": "runtime", "torch": "tensors"}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path)[0]:
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
+            elif node.module:
                 names = [node.module]
             for name in names:
                 top = name.split(".")[0]

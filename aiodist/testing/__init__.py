@@ -7,19 +7,25 @@ run_virtual     … in virtual time
 check_backend, check_channel, check_store   what every implementation must do
 faults          processes that die, connections that break, networks that swallow: a package; its names
                 are here, too
+
+What a name needs is loaded at its first use: wherever aiodist is installed, every run of pytest imports this
+package, for its plugin.
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from aiodist.testing.chaos import Chaos
-from aiodist.testing.clock import SimulationStuck, VirtualLoop, run_virtual
-from aiodist.testing.cluster import run_cluster
-from aiodist.testing.conformance_backend import check_backend
-from aiodist.testing.conformance_channel import check_channel
-from aiodist.testing.conformance_store import check_store
-from aiodist.testing.spmd import RanksFailed, spmd
+from aiodist.testing.spmd import RanksFailed, spmd  # not later: the module would be found by this name
 
 if TYPE_CHECKING:
+    from aiodist.testing.chaos import Chaos as Chaos
+    from aiodist.testing.clock import SimulationStuck as SimulationStuck
+    from aiodist.testing.clock import VirtualLoop as VirtualLoop
+    from aiodist.testing.clock import run_virtual as run_virtual
+    from aiodist.testing.cluster import run_cluster as run_cluster
+    from aiodist.testing.conformance_backend import check_backend as check_backend
+    from aiodist.testing.conformance_channel import check_channel as check_channel
+    from aiodist.testing.conformance_store import check_store as check_store
     from aiodist.testing.faults import FaultProxy as FaultProxy
     from aiodist.testing.faults import Partition as Partition
     from aiodist.testing.faults import Victims as Victims
@@ -41,9 +47,24 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in ("FaultProxy", "Partition", "Victims"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from aiodist.testing import faults
+_MODULE_OF = {
+    "Chaos": "chaos",
+    "FaultProxy": "faults",
+    "Partition": "faults",
+    "SimulationStuck": "clock",
+    "Victims": "faults",
+    "VirtualLoop": "clock",
+    "check_backend": "conformance_backend",
+    "check_channel": "conformance_channel",
+    "check_store": "conformance_store",
+    "run_cluster": "cluster",
+    "run_virtual": "clock",
+}
 
-    return getattr(faults, name)
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = found
+    return found

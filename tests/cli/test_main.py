@@ -174,7 +174,7 @@ def written_to(out: Any, argv: Sequence[str], **environ: str) -> subprocess.Comp
 PRINTING = [
     ["env"],
     pytest.param(["doctor", "--limit", "60"], marks=pytest.mark.slow(MORE)),
-    ["doctor", "--json", "--limit", "60"],
+    pytest.param(["doctor", "--json", "--limit", "60"], marks=pytest.mark.slow(MORE)),
     ["store", "--port", "0"],
     pytest.param(["--version"], marks=pytest.mark.slow(MORE)),
     ["help"],
@@ -192,7 +192,7 @@ def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: 
     assert done.stderr == f"{who}: error: cannot write to standard output: No space left on device\n"
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", few(["", "1"], [""]))
 @pytest.mark.parametrize("argv", [["env"], ["store", "--port", "0"]], ids=" ".join)
 def test_reader_that_has_gone_is_told_nothing(argv: list[str], unbuffered: str) -> None:
     ours, theirs = os.pipe()

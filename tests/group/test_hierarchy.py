@@ -111,7 +111,7 @@ async def test_random_programs_over_sockets(hosts: str) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    few([np.float16, BFLOAT16, np.float32, np.float64, np.complex64], [BFLOAT16, np.float64]),
+    few([np.float16, BFLOAT16, np.float32, np.float64, np.complex64], [BFLOAT16]),
     ids=str,
 )
 async def test_all_ranks_get_the_same_bits(dtype: Any) -> None:
@@ -162,7 +162,7 @@ async def test_arrays_of_every_kind_of_memory() -> None:
 
 
 @pytest.mark.parametrize("dtype", few([np.uint8, np.int8, np.bool_], [np.uint8]), ids=str)
-@pytest.mark.parametrize("hosts", ["aabb", "aaabbb"])
+@pytest.mark.parametrize("hosts", few(["aabb", "aaabbb"], ["aabb"]))
 async def test_pieces_are_cut_at_any_byte(hosts: str, dtype: Any) -> None:
     """Strided arrays are staged in the segment: pieces at odd bytes of it come without `pg.empty`, too."""
 
@@ -356,13 +356,13 @@ async def disagree(pg: ProcessGroup, most: Call, one: Call, odd: int) -> None:
 
 
 @pytest.mark.parametrize("what", MISMATCHES)
-@pytest.mark.parametrize("odd", range(4))
+@pytest.mark.parametrize("odd", few(range(4), [0, 3]))
 def test_a_mismatch_is_told_on_every_rank(what: str, odd: int) -> None:
     most, one = MISMATCHES[what]
     simulated("aabb", lambda pg: disagree(pg, most, one, odd), Thresholds(hierarchy=64))
 
 
-@pytest.mark.parametrize("what", MISMATCHES)
+@pytest.mark.parametrize("what", few(MISMATCHES, ["shape", "below the threshold", "root elsewhere"]))
 async def test_a_mismatch_through_shared_memory(what: str) -> None:
     most, one = MISMATCHES[what]
     limits = Thresholds(hierarchy=64, inline=128)

@@ -15,10 +15,12 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from tests.levels import few
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
+# Each test with one of them in the quick run.
+OVER_SHM = pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
+OVER_TCP = pytest.mark.parametrize("transport", few(["shm", "tcp"], ["tcp"]))
 
 
-@TRANSPORTS
+@OVER_TCP
 @pytest.mark.parametrize("odd", few([0, 2], [2]))
 @pytest.mark.parametrize("what", few(["shape", "large shape", "dtype", "op", "reduce op"], ["shape", "op"]))
 @spmd(world_size=3)
@@ -58,20 +60,20 @@ async def _die_in_a_loop_of_all_reduces(pg: ProcessGroup, victim: int, count: in
         await pg.barrier()
 
 
-@TRANSPORTS
+@OVER_SHM
 @pytest.mark.parametrize("count", few([100, 4_000_000], [4_000_000]))
 @spmd(world_size=4, exits={1: -signal.SIGKILL})
 async def test_killed_peer_is_named_on_every_survivor(pg: ProcessGroup, count: int, transport: str) -> None:
     await _die_in_a_loop_of_all_reduces(pg, 1, count)
 
 
-@TRANSPORTS
+@OVER_TCP
 @spmd(world_size=3, exits={0: -signal.SIGKILL})
 async def test_killed_rank_0_is_named_on_every_survivor(pg: ProcessGroup, transport: str) -> None:
     await _die_in_a_loop_of_all_reduces(pg, 0, 10_000)
 
 
-@TRANSPORTS
+@OVER_SHM
 @spmd(world_size=3, exits={2: 7})
 async def test_peer_that_exits_mid_operation_is_lost_at_once(pg: ProcessGroup, transport: str) -> None:
     if pg.rank == 2:
@@ -85,7 +87,7 @@ async def test_peer_that_exits_mid_operation_is_lost_at_once(pg: ProcessGroup, t
     assert "has not turned" not in caught.value.cause  # its end was seen, and not its silence
 
 
-@TRANSPORTS
+@OVER_TCP
 @spmd(world_size=2, exits={1: -signal.SIGKILL})
 async def test_endless_all_reduce_lets_others_run_and_notices_a_dead_peer(
     pg: ProcessGroup, transport: str

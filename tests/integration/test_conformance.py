@@ -10,14 +10,14 @@ from aiodist.testing.conformance_backend import check_backend, check_concurrent,
 from tests.levels import few
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
 @pytest.mark.parametrize("world_size", few(range(1, 9), [3]))
 @spmd()
 async def test_backend(pg: ProcessGroup, world_size: int, transport: str) -> None:
     await check_backend(pg, seed=pg.size)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", few(["shm", "tcp"], ["tcp"]))
 @pytest.mark.parametrize("world_size", few([2, 3, 5], [3]))
 @spmd()
 async def test_random_programs_equal_numpy(pg: ProcessGroup, world_size: int, transport: str) -> None:

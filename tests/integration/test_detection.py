@@ -28,7 +28,9 @@ from aiodist.testing.channel_pair import turn_until
 from aiodist.testing.spmd import launch
 from tests.levels import MORE, few
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
+# Each test with one of them in the quick run: it is noticed in the same way over the other.
+OVER_SHM = pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
+OVER_TCP = pytest.mark.parametrize("transport", few(["shm", "tcp"], ["tcp"]))
 COUNT = 100
 SHORT = {"AIODIST_EVICT_AFTER": "2"}
 
@@ -76,7 +78,7 @@ async def test_a_child_that_holds_the_sockets_of_the_dead_delays_nothing(pg: Pro
             os.kill(int(numbers[1, 1]), signal.SIGKILL)
 
 
-@TRANSPORTS
+@OVER_SHM
 @spmd(world_size=4, exits={2: -signal.SIGKILL})
 async def test_the_last_words_of_a_process_are_heard(pg: ProcessGroup, transport: str) -> None:
     if pg.rank == 2:
@@ -118,7 +120,7 @@ async def stop_and_go(pg: ProcessGroup, victim: int, late: bool) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@TRANSPORTS
+@OVER_TCP
 @pytest.mark.parametrize("late", few([False, True], [True]))
 @spmd(world_size=3, env=SHORT)
 async def test_a_stopped_rank_is_lost_and_learns_of_it_when_it_goes_on(
@@ -216,7 +218,7 @@ async def block(pg: ProcessGroup, how: str) -> None:
 HOWS = pytest.mark.parametrize("how", few(["blocked", "held"], ["held"]))
 
 
-@TRANSPORTS
+@OVER_TCP
 @HOWS
 @spmd(world_size=3, env=QUICK)
 async def test_a_long_step_evicts_nobody_and_who_waits_is_told(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 import aiodist as dist
 from aiodist.group import ProcessGroup
 from aiodist.testing.spmd import spmd
+from tests.levels import few
 
 
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("transport", "before"),
+    few(product(["shm", "tcp"], [False, True]), [("shm", True), ("tcp", False)]),
+)
 @spmd(world_size=3)
 async def test_a_rank_that_leaves_ends_what_waits_for_it(
     pg: ProcessGroup, before: bool, transport: str

@@ -26,6 +26,7 @@ from aiodist.backends.foreign import Engine
 from aiodist.group import ProcessGroup
 from aiodist.testing import check_backend, run_cluster
 from aiodist.testing.spmd import check, launch
+from tests.levels import few
 from tests.third_party.aiodist_unix import UnixEngine
 
 PROJECT = Path(__file__).parents[1] / "third_party"
@@ -136,7 +137,7 @@ async def aborts(pg: ProcessGroup) -> None:
             await work
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", few([1, 2, 4], [2]))
 def test_it_does_all_that_a_backend_must(installed: Path, size: int) -> None:
     run(installed, does_everything, size)
 
@@ -149,7 +150,7 @@ def test_ranks_that_disagree_are_told_what_each_said(installed: Path) -> None:
     run(installed, disagrees, 3)
 
 
-@pytest.mark.parametrize("messages", [False, True])
+@pytest.mark.parametrize("messages", few([False, True], [False]))
 def test_a_killed_rank_is_named_and_the_others_go_on(installed: Path, messages: bool) -> None:
     run(installed, dies, 3, {1: -signal.SIGKILL}, messages=messages)
 

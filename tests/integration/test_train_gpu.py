@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.levels import few
 
-@pytest.mark.parametrize("library", ["torch", "cupy"])
+
+@pytest.mark.parametrize("library", few(["torch", "cupy"], ["cupy"]))
 def test_missing_gpu_is_said_in_one_line(library: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "train_gpu.py"
     done = subprocess.run(

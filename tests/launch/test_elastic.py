@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.levels import few
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
@@ -228,8 +231,13 @@ def test_restarts_first_then_the_survivors_go_on(start: Start) -> None:
     assert "the job ended well after 1 restart, without rank 1 (exit code 3 after " in err
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("elastic", ["", "elastic()"])
+@pytest.mark.parametrize(
+    ("elastic", "signum"),
+    few(
+        product(["", "elastic()"], [signal.SIGINT, signal.SIGTERM]),
+        [("", signal.SIGINT), ("elastic()", signal.SIGTERM)],
+    ),
+)
 def test_the_operators_signal_during_a_backoff(start: Start, signum: signal.Signals, elastic: str) -> None:
     job = start(f"{elastic}\nhere()\nif RANK: sys.exit(3)\nwait()", "--max-restarts", "9")
     job.until_said("into the running group, in " if elastic else "before the next")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.levels import few
+
 if TYPE_CHECKING:
     from tests.launch.conftest import Start
     from tests.launch.jobs import Job
@@ -35,7 +37,7 @@ def daemons(job: Job, count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("then", ["wait()", RELAY], ids=["stays", "relay"])
+@pytest.mark.parametrize("then", few(["wait()", RELAY], [RELAY]), ids=["stays", "relay"])
 @pytest.mark.parametrize(
     ("end", "code"),
     [("pass", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("os._exit(0)", 0)],
@@ -53,7 +55,7 @@ def test_daemon_ends_with_its_worker(start: Start, end: str, code: int, then: st
     ("signum", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
 )
-@pytest.mark.parametrize("then", ["wait()", RELAY], ids=["stays", "relay"])
+@pytest.mark.parametrize("then", few(["wait()", RELAY], ["wait()"]), ids=["stays", "relay"])
 def test_daemon_ends_with_the_agent(start: Start, signum: signal.Signals, code: int, then: str) -> None:
     job = start(f"here()\ndaemon({then!r})\nfamily()\ntell('ready')\nwait()", *QUICK)
     daemons(job, 2)

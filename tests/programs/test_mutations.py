@@ -15,7 +15,7 @@ from tests.programs.plan import jobs
 from tests.programs.run import run
 
 MOST = 2000
-"""Programs among which one has to go wrong; mostly it is one of the first hundred."""
+"""Programs among which one has to go wrong."""
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
 
@@ -49,7 +49,9 @@ def inherited_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch, "issuer", issuer)
 
 
-MUTATIONS: tuple[Mutation, ...] = (odd_offsets, words_that_stay, old_words, inherited_blocks)
+MUTATIONS: dict[Mutation, int] = {odd_offsets: 2, words_that_stay: 21, old_words: 0, inherited_blocks: 0}
+"""Each with the seed to begin with: while programs are drawn as they are, those of the first job from there
+on find it; else later ones do."""
 
 
 @pytest.mark.timeout(300)
@@ -57,7 +59,7 @@ MUTATIONS: tuple[Mutation, ...] = (odd_offsets, words_that_stay, old_words, inhe
 async def test_a_mend_taken_back_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (available() and supported()):
         pytest.skip("ranks of one process share memory on Linux on x86-64")
-    for seeds in jobs(0, MOST):
+    for seeds in jobs(MUTATIONS[mutation], MOST):
         with monkeypatch.context() as patch:
             mutation(patch)
             violations = await run(seeds)

@@ -88,7 +88,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", few(FLOODS, ["small offers"]))
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", few(["tcp", "shm"], ["shm"]))
 @spmd()
 async def test_a_flood_costs_little_and_stops_nothing(pg: ProcessGroup, transport: str, flood: str) -> None:
     outgoing, incoming = await connected(pg)
@@ -102,7 +102,7 @@ async def test_a_flood_costs_little_and_stops_nothing(pg: ProcessGroup, transpor
     assert resident() - before < (LIMIT if pg.rank == 0 else 1 << 40)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", few(["tcp", "shm"], ["tcp"]))
 @spmd()
 async def test_groups_that_there_are_not_share_one_budget(pg: ProcessGroup, transport: str) -> None:
     """Their messages cannot be forgotten, so who sends more than its channel may is lost."""

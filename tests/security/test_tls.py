@@ -54,7 +54,7 @@ def run(loop: str, main: Awaitable[None]) -> None:
 
 
 @pytest.mark.parametrize("eager_budget", few([65536, 0], [65536]))
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", few(LOOPS, ["uvloop"]))
 def test_channels(loop: str, eager_budget: int, ours: Tls) -> None:
     async def make() -> tuple[Endpoint, Endpoint]:
         pair = [

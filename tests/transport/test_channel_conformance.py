@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import uvloop
@@ -13,6 +14,7 @@ from aiodist.shm.arena import available
 from aiodist.testing.conformance_channel import CHECKS, MakePair, check_channel
 from aiodist.transport import EAGER_BUDGET, Endpoint, MemoryEndpoint, MemoryNetwork, SocketEndpoint
 from aiodist.transport.endpoint import Mode
+from tests.levels import few
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
@@ -21,6 +23,14 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 # uvloop opens one pipe per process with its first loop, for good: before anybody counts descriptors.
 
 TRANSPORTS = ["memory", "delayed", "tcp", *(["shm"] if available() else [])]
+BUDGETS = [EAGER_BUDGET, 0, 5000]
+QUICK = [  # each transport that opens something on both loops, and each budget on both kinds of transports
+    ("memory", "asyncio", EAGER_BUDGET),
+    ("delayed", "asyncio", 0),
+    ("tcp", "asyncio", 0),
+    ("tcp", "uvloop", EAGER_BUDGET),
+    *([("shm", "asyncio", 5000), ("shm", "uvloop", EAGER_BUDGET)] if available() else []),
+]
 
 
 def pair_maker(transport: str, eager_budget: int) -> MakePair:
@@ -62,9 +72,9 @@ def open_things() -> list[str]:
     )
 
 
-@pytest.mark.parametrize("eager_budget", [EAGER_BUDGET, 0, 5000])
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("transport", "loop", "eager_budget"), few(product(TRANSPORTS, LOOPS, BUDGETS), QUICK)
+)
 def test_conformance(transport: str, loop: str, eager_budget: int) -> None:
     complaints: list[object] = []
 

@@ -12,6 +12,7 @@ from aiodist.backends.staged.backend import StagedBackend
 from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.types import Call, Kind, ReduceOp
+from tests.levels import few
 
 COUNT = 100_000
 """Elements of what goes by the hierarchy: 800 kB."""
@@ -56,9 +57,16 @@ async def carry(pg: ProcessGroup, kind: Kind, source: Any, target: Any, shape: A
     await work
 
 
-@pytest.mark.parametrize("form", ["stacked", "list"])
+@pytest.mark.parametrize("form", few(["stacked", "list"], ["list"]))
 @spmd(world_size=4, hosts=2)
-async def test_all_gather(pg: ProcessGroup, form: str) -> None:
+async def test_collectives(pg: ProcessGroup, form: str) -> None:
+    """All in one job: each of several hosts costs an interpreter that imports everything."""
+    await gather(pg, form)
+    await reduce_and_broadcast(pg)
+
+
+async def gather(pg: ProcessGroup, form: str) -> None:
+    """all_gather of several shapes."""
     for shape in ((7,), (COUNT,), (COUNT // 25, 25)):
         values = np.arange(1.0 * np.prod(shape)).reshape(shape)
         target = np.zeros((4, *shape)) if form == "stacked" else [np.zeros(shape) for _ in range(4)]
@@ -67,8 +75,8 @@ async def test_all_gather(pg: ProcessGroup, form: str) -> None:
             assert np.array_equal(target[rank], values + rank * 1e6), (shape, rank)
 
 
-@spmd(world_size=4, hosts=2)
-async def test_all_reduce_and_broadcast_of_two_axes(pg: ProcessGroup) -> None:
+async def reduce_and_broadcast(pg: ProcessGroup) -> None:
+    """all_reduce and broadcast of two axes."""
     shape = (400, COUNT // 400)
     tensor = np.arange(1.0 * COUNT).reshape(shape) + pg.rank
     await carry(pg, Kind.all_reduce, tensor, tensor, shape, reduce=ReduceOp.SUM)

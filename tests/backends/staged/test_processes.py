@@ -15,6 +15,7 @@ from aiodist.testing import spmd
 from tests.backends.cuda.stand_in import Devices, Tensor
 from tests.backends.staged.library import StandIn
 from tests.gpu.conformance import check_programs
+from tests.levels import few
 
 BACKEND = "cpu:host,cuda:host"
 
@@ -22,7 +23,7 @@ if __name__.startswith("spmd_"):  # in a rank's process, before it has a group
     sys.modules.update(Devices(count=1).modules)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", few(["shm", "tcp"], ["shm"]))
 @spmd(world_size=3, backend=BACKEND)
 async def test_random_programs(pg: ProcessGroup, transport: str) -> None:
     await check_programs(pg, StandIn(), 7, 40)

@@ -16,6 +16,7 @@ from aiodist.testing import run_cluster, run_virtual
 from aiodist.testing.chaos import Chaos
 from aiodist.transport.peers import Endpoint
 from tests.group.epochs.elastic import run, total, work_until
+from tests.levels import few
 
 
 def test_a_cancelled_rebuild_goes_on_and_the_next_call_takes_it_up() -> None:
@@ -132,7 +133,7 @@ def test_no_epoch_outlives_a_closing_that_is_cancelled_in_a_call_for_the_next(
     run(2, main, chaos)
 
 
-@pytest.mark.parametrize("hosted", [False, True], ids=["store", "majority"])
+@pytest.mark.parametrize("hosted", few([False, True], [True]), ids=["store", "majority"])
 def test_a_newcomer_that_is_cancelled_leaves_nothing_behind(hosted: bool) -> None:
     def play(after: float) -> None:
         chaos = Chaos(hosted=hosted)

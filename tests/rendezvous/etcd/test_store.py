@@ -44,7 +44,7 @@ async def everything(etcd: Any, job: str) -> int:
     return int((await etcd.ask("/v3/kv/range", {**look, "count_only": True})).get("count", 0))
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", few(LOOPS, ["uvloop"]))
 @pytest.mark.parametrize("prefixed", few([False, True], [True]))
 def test_check_store(etcd: Any, job: str, loop: str, prefixed: bool) -> None:
     async def main() -> None:

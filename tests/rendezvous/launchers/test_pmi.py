@@ -56,7 +56,7 @@ def well(program: str, size: int, *options: str) -> None:
     assert ended.stderr == ""
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", few([1, 2, 4], [2]))
 def test_texts(size: int) -> None:
     well("texts", size)
 
@@ -66,7 +66,7 @@ def test_texts_between_hosts() -> None:
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", few([1, 2, 4], [2]))
 @pytest.mark.parametrize("program", few(["mpi_later", "mpi_before", "mpi_without_mpi4py"], ["mpi_later"]))
 def test_mpi_in_the_same_process(program: str, size: int) -> None:
     found = installed()
