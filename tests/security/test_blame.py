@@ -22,7 +22,6 @@ from aiodist.transport.memory import MemoryEndpoint, MemoryNetwork
 from aiodist.transport.peers import Endpoint
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, PAYLOAD_LIMIT, Type, pack
-from tests.helpers import BLOCKS_AT
 from tests.levels import MORE, few
 
 VICTIM, CULPRIT, BYSTANDER = range(3)
@@ -71,8 +70,20 @@ OFFERED = Key(7, 1, 1, 0)
 
 def frame(kind: int, key: Key = NOBODYS, nbytes: int = 0, **fields: Any) -> bytes:
     """A frame, with its payload."""
-    payload = b"" if kind == Type.MAPPED else bytes(nbytes)
+    payload = b"" if kind in (Type.MAPPED, Type.LENT) else bytes(nbytes)
     return pack(kind, *key, nbytes=nbytes, **({"total": nbytes} | fields)) + payload
+
+
+COPIED = 64 * 1024
+"""Bytes of a message that goes through blocks between local ranks."""
+
+BLOCKS = 0x0123456789ABCDEF
+"""Stands for where the culprit has its blocks."""
+
+
+def at_blocks(raw: bytes, link: Any) -> bytes:
+    """The frame with the place of the blocks in it."""
+    return raw.replace(BLOCKS.to_bytes(8, "little"), getattr(link, "_blocks_at", 0).to_bytes(8, "little"))
 
 
 def field(raw: bytes, at: int, value: bytes) -> bytes:
@@ -188,13 +199,20 @@ AS_SENDER = NONSENSE | {
         MAPPED,
     ),
     "memory that nobody asked for": Case(
-        [frame(Type.MAPPED, NOBODYS, 64, word=BLOCKS_AT)],
+        [frame(Type.MAPPED, NOBODYS, 64, word=BLOCKS)],
         "bytes of a message that was not asked for",
         MAPPED,
+    ),
+    "memory that nobody asked for, of its own": Case(
+        [frame(Type.LENT, NOBODYS, 64, word=1)], "a message that was not asked for|cannot be read", MAPPED
+    ),
+    "memory of its own over a stream": Case(
+        [frame(Type.LENT, INTO, 64, total=LARGE, word=1)], "a LENT frame (on a link without|from a sender)", STREAMS
     ),
     "memory of nothing": Case([frame(Type.MAPPED, INTO, 0, total=LARGE, word=PAGE)], "without bytes", MAPPED),
 }
 AS_RECEIVER = NONSENSE | {
+    "RETURNED": Case([frame(Type.RETURNED, word=7)], "a RETURNED frame|fragments returned, of 0"),
     "EAGER": Case([frame(Type.EAGER, NOBODYS, SMALL)], "a EAGER frame from a receiver"),
     "OFFER": Case([frame(Type.OFFER, NOBODYS, total=SMALL)], "a OFFER frame from a receiver"),
     "DATA": Case([frame(Type.DATA, OFFERED, SMALL)], "a DATA frame from a receiver"),
@@ -274,7 +292,7 @@ async def test_the_culprit_is_blamed(
     async with opened(link, tls) as made:
         for one, other in ((CULPRIT, VICTIM), (VICTIM, CULPRIT)):
             pair = Pair(made[one], made[other])
-            await pair.passes(Key(5, 0, 0, 0), FRAGMENT)
+            await pair.passes(Key(5, 0, 0, 0), COPIED)
         victim, culprit = made[VICTIM], made[CULPRIT]
         incoming, outgoing = victim.incoming(CULPRIT), victim.outgoing(CULPRIT)
         incoming.recv(INTO, LARGE, Into(memoryview(bytearray(LARGE))), lambda: None)
@@ -283,7 +301,7 @@ async def test_the_culprit_is_blamed(
         outgoing.send(OFFERED, bytes(32), memoryview(bytes(LARGE)), never)
         observer = victim.observer = Judge([incoming.link, outgoing.link])
         channel = culprit.outgoing(VICTIM) if sends else culprit.incoming(VICTIM)
-        for raw in case.frames:
+        for raw in [at_blocks(raw, channel.link) for raw in case.frames]:
             channel.link.post(raw[:HEADER], memoryview(raw)[HEADER:] if raw[HEADER:] else None)
         await observer.until(lambda: bool(observer.losses))
         ((rank, cause),) = observer.losses
