@@ -207,7 +207,9 @@ AS_SENDER = NONSENSE | {
         [frame(Type.LENT, NOBODYS, 64, word=1)], "a message that was not asked for|cannot be read", MAPPED
     ),
     "memory of its own over a stream": Case(
-        [frame(Type.LENT, INTO, 64, total=LARGE, word=1)], "a LENT frame (on a link without|from a sender)", STREAMS
+        [frame(Type.LENT, INTO, 64, total=LARGE, word=1)],
+        "a LENT frame (on a link without|from a sender)",
+        STREAMS,
     ),
     "memory of nothing": Case([frame(Type.MAPPED, INTO, 0, total=LARGE, word=PAGE)], "without bytes", MAPPED),
 }
