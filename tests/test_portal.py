@@ -27,7 +27,10 @@ from aiodist.portal import Portal, SyncProcessGroup, SyncWork, init_process_grou
 from aiodist.portal.facade import add_methods
 from aiodist.portal.loop_thread import Reply
 from aiodist.testing.spmd import check, launch
-from tests.levels import few
+
+# Written out: ranks run this file as a script, and find nothing of the other tests.
+SLOW = pytest.mark.slow("more of the same")
+LOOPS = ["uvloop", pytest.param("asyncio", marks=SLOW)]
 
 
 def alone() -> SyncProcessGroup:
@@ -324,8 +327,8 @@ def test_a_reply_serves_any_number_of_waiters() -> None:
 # ── several ranks ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("loop", few(["uvloop", "asyncio"], ["uvloop"]))
-@pytest.mark.parametrize("size", few([2, 3], [3]))
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("size", [pytest.param(2, marks=SLOW), 3])
 def test_collectives(size: int, loop: str) -> None:
     ranks(collectives, size, None, loop)
 
@@ -462,7 +465,7 @@ def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("loop", few(["uvloop", "asyncio"], ["uvloop"]))
+@pytest.mark.parametrize("loop", LOOPS)
 def test_ctrl_c_interrupts_a_blocked_call_and_the_portal_goes_on(loop: str) -> None:
     ranks(interrupted, 2, None, loop)
 
