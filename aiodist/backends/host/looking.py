@@ -3,7 +3,8 @@
 Where a message is small, and its receive awaited when it comes, nothing has to remember either: the awaiting
 task looks into the ring of the sender, and where the next frame there is its message, it takes it. So most of
 a round trip between two local processes needs no matching at all. Such a receive is posted like any other as
-soon as the next frame is another one, another receive is posted, or the loop turns.
+soon as the next frame is another one, another receive is posted, its await stops polling, or the loop turns
+and nobody awaits it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aiodist.backends.host.messages import Messages
 from aiodist.transport import EAGER_MESSAGE, Incoming
 from aiodist.types import message_signature
 from aiodist.wire.frame import HEADER, NBYTES_AT, SIGNATURE_AT
-from aiodist.work import Work
+from aiodist.work import POLL_TURNS, Work
 
 _BYTE = np.dtype(np.uint8)
 
@@ -41,7 +42,7 @@ class Looking:
 
     __slots__ = (
         *("_channel", "_context", "_convert", "_header", "_make", "_messages", "_number", "_operation"),
-        *("_place", "_poller", "_post", "_source", "_tag", "_target", "_work"),
+        *("_place", "_poller", "_polls", "_post", "_source", "_tag", "_target", "_work"),
     )
 
     def __init__(
@@ -73,6 +74,7 @@ class Looking:
         self._convert = convert
         self._make = operation
         self._post = post
+        self._polls = 0  # in so many turns of the loop
         self._place: Array | None = None  # what it has received
         self._operation: Operation | None = None  # once it is posted
         work._driven_by(self)
@@ -81,11 +83,19 @@ class Looking:
 
     def poll(self) -> None:
         """Look for the message, for as long as this turn of the loop may."""
+        self._polls += 1
         self._channel.awake()
         self._poller.until(self._look)
+        if self._polls > POLL_TURNS and self._work._driver is self:
+            self._messages.settle()
         driver = self._work._driver
         if driver is not None and driver is not self:
             driver.poll()
+
+    @property
+    def polled(self) -> bool:
+        """Whether an await polls, and will in the next turn."""
+        return self._polls > 0 and self._work._driver is self
 
     def _look(self) -> bool:
         """Look once → whether it is over, or posted."""

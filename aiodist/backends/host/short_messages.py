@@ -113,6 +113,7 @@ class ShortMessages:
         self._receives: dict[Any, Case | None] = {}
         self._posted: list[Operation] = []  # since the loop turned; most have ended
         self._will_note = False
+        self._looking: Looking | None = None  # the latest
 
     def send(self, tensor: Any, dst: Any, tag: Any, held: bool) -> Work[None] | None:
         """Send a tensor, if it is a case for this and can leave at once; else None, and nothing has happened.
@@ -162,7 +163,7 @@ class ShortMessages:
             self._begin(self._operation_on(tensor, case.call, src, tag, work))
             return work
         following = messages.next(src, tag)
-        Looking(
+        self._looking = Looking(
             *(messages, self._poller, channel, self._context, src, tag, following),
             *(case.header.numbered(following), work, tensor, None),
             lambda: self._operation_on(tensor, case.call, src, tag, work),
@@ -213,7 +214,7 @@ class ShortMessages:
             return work
         following = messages.next(src, tag)
         header = pack(Type.EAGER, self._context, 1 + tag, following)[:NBYTES_AT]
-        Looking(
+        self._looking = Looking(
             *(messages, self._poller, channel, self._context, src, tag, following, header),
             *(work, None, convert, operation, self._begin),
         )
@@ -237,11 +238,19 @@ class ShortMessages:
 
     def _note(self) -> None:
         self._will_note = False
-        self.note_all()
+        if self._looking is not None and self._looking.polled:
+            self._note_soon()  # it is posted when its await stops polling
+            self._note_posted()
+        else:
+            self.note_all()
 
     def note_all(self) -> None:
         """Enter in flight what is pending."""
+        self._looking = None
         self._messages.settle()
+        self._note_posted()
+
+    def _note_posted(self) -> None:
         posted, self._posted = self._posted, []
         for operation in posted:
             if not operation.work.done():
