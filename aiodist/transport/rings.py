@@ -28,7 +28,7 @@ from typing import Protocol
 from aiodist.errors import WireError
 from aiodist.shm.arena import PAGE
 from aiodist.shm.heap import ALIGN
-from aiodist.shm.remote import Remote, address_of
+from aiodist.shm.remote import Remote, address_of, pays
 from aiodist.shm.ring import RING, Consumer, Producer, address_in, area_bytes, clear, words_of
 from aiodist.shm.segment import PeerSegment, Segment
 from aiodist.transport.lending import Borrower, Lender
@@ -195,8 +195,10 @@ class Rings:
             self._owner.say(pack(_RING, word=self._at, total=self._size))
 
     def _borrow(self) -> None:
-        """Find out whether the peer's memory can be read."""
+        """Find out whether the peer's memory can be read, and whether that pays on this machine."""
         assert self._theirs is not None
+        if not pays():
+            return
         peer, at = self._peer, self._theirs[0]
         remote = Remote(peer.pid, address_in(peer.view, at), peer.window.nonce)
         if remote.works:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from aiodist.shm import remote
 from aiodist.shm.remote import Own, Remote, address_of
 
 GUARD = bytes(range(32))
@@ -53,9 +54,9 @@ def child() -> Iterator[Child]:
 
 @pytest.mark.parametrize("count", [1, 1000, 3_000_000])
 def test_what_is_there_is_read(child: Child, count: int) -> None:
-    remote = Remote(child.process.pid, child.guard, GUARD)
+    other_memory = Remote(child.process.pid, child.guard, GUARD)
     into = np.zeros(count, np.int64)
-    assert remote.read(into.data.cast("B"), child.data)
+    assert other_memory.read(into.data.cast("B"), child.data)
     assert (into == np.arange(count)).all()
 
 
@@ -65,22 +66,30 @@ def test_another_process_is_not_taken_for_it(child: Child) -> None:
         into = memoryview(bytearray(8))
         for pid, guard in ((other.process.pid, GUARD[::-1]), (os.getpid(), GUARD), (0, GUARD)):
             assert not Remote(pid, child.guard, guard).works
-        remote = Remote(child.process.pid, child.guard, GUARD)
-        remote._pid = os.getpid()  # as if it had been given to another process
-        assert not remote.read(into, child.data)
+        other_memory = Remote(child.process.pid, child.guard, GUARD)
+        other_memory._pid = os.getpid()  # as if it had been given to another process
+        assert not other_memory.read(into, child.data)
     finally:
         other.close()
 
 
 def test_what_is_not_there_is_not_read(child: Child) -> None:
-    remote = Remote(child.process.pid, child.guard, GUARD)
+    other_memory = Remote(child.process.pid, child.guard, GUARD)
     into = memoryview(bytearray(1 << 16))
-    assert not remote.read(into, 4096)
-    assert remote.read(into, child.data)
+    assert not other_memory.read(into, 4096)
+    assert other_memory.read(into, child.data)
     child.process.send_signal(signal.SIGKILL)
     child.process.wait()
-    assert not remote.read(into, child.data)
+    assert not other_memory.read(into, child.data)
     assert not Remote(child.process.pid, child.guard, GUARD).works
+
+
+@pytest.mark.parametrize(("copied", "pays"), [(remote._PROBE, True), (-1, False), (None, False)])
+def test_a_copy_that_costs_nothing_pays_and_one_that_is_refused_does_not(
+    monkeypatch: pytest.MonkeyPatch, copied: int | None, pays: bool
+) -> None:
+    monkeypatch.setattr(remote, "_read", None if copied is None else lambda *_: copied)
+    assert remote.pays.__wrapped__() is pays
 
 
 def test_own_memory_is_known_to_be_readable_or_not() -> None:

@@ -11,6 +11,7 @@ import pytest
 from aiodist.shm.remote import Own, Remote
 from aiodist.shm.ring import WORDS
 from aiodist.testing.channel_pair import turn_until
+from aiodist.transport import rings
 from aiodist.transport.base import FRAGMENT, Fold, Into
 from aiodist.transport.lending import LEND
 from aiodist.wire.frame import PAYLOAD_LIMIT, Type, pack
@@ -20,7 +21,8 @@ MANY = (WORDS + 3) * PAYLOAD_LIMIT
 
 
 @pytest.fixture
-async def pair() -> Any:
+async def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(rings, "pays", lambda: True)
     made = Pair()
     made.peer.pid = os.getpid()
     await made.meet()
@@ -155,6 +157,20 @@ async def test_closing_waits_until_what_is_lent_was_read(pair: Pair) -> None:
     await turn_until(lambda: (pair.look(), bool(closed))[1])
     assert place == sent
     assert pair.ends == [("receiver", True, "")]
+
+
+async def test_nothing_is_lent_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "pays", lambda: False)
+    pair = Pair()
+    try:
+        pair.peer.pid = os.getpid()
+        await pair.meet()
+        assert pair.out._rings.lender is None
+        place, _ = pair.recv(1, MANY)
+        sent = pair.send(1, MANY)
+        await turn_until(lambda: (pair.look(), 1 in pair.over and place == sent)[1])
+    finally:
+        pair.close()
 
 
 # ── nonsense ─────────────────────────────────────────────────────────────────────────────────────────
