@@ -1,9 +1,9 @@
 """Links between processes of one host: a Unix socket, and both processes' shared segments.
 
-A large fragment is lent where the receiver can read the sender's memory, and that pays (`lending`). Else it is
-copied into a free block of the sender's segment, which the receiver has mapped read-only; the frame says where.
-The receiver reads it there, straight into its sink, and gives the block back. So a rank writes its own memory
-only, and one that is out of blocks waits as it would for a full socket.
+A large fragment is lent where the receiver can read the sender's memory, and that pays (`lending`). Else it
+is copied into a free block of the sender's segment, which the receiver has mapped read-only; the frame says
+where. The receiver reads it there, straight into its sink, and gives the block back. So a rank writes its own
+memory only, and one that is out of blocks waits as it would for a full socket.
 
 Frames go by rings in the same memories, which need no call to the system (`rings`), once both ends have
 agreed on them.
