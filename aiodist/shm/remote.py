@@ -143,5 +143,7 @@ class Own:
 
     def readable(self, address: int, nbytes: int) -> bool:
         """Whether the first and the last byte of a piece can be read; one mapping is all of one kind."""
+        if _read is None:
+            return False
         self._there[0].address, self._there[1].address = address, address + nbytes - 1
         return bool(_read(os.getpid(), ctypes.byref(self._here), 1, self._there, 2, 0) == 2)

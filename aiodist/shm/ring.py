@@ -118,6 +118,10 @@ class Consumer:
         """Whether there is something to take."""
         return self._word[0] != self.taken
 
+    def head(self) -> int:
+        """How far the ring is filled, in bytes since the beginning."""
+        return self._word[0]
+
     def first(self) -> memoryview:
         """The memory from the first record on that was not taken, to its end at least; only while `waiting`.
 

@@ -101,9 +101,13 @@ class Borrower:
         self._remote = remote
         self._words = words
 
-    def take(self, frame: Frame, user: LinkUser | None) -> bool:
+    def take(self, frame: Frame, user: LinkUser | None, guard: Callable[..., None]) -> bool:
         """Read a fragment to where its user wants it, unless it was withdrawn, or there is no user → False
-        where it stands, and cannot be read."""
+        where it stands, and cannot be read.
+
+        Args:
+            guard: calls the user, and keeps what its own code raises.
+        """
         number, words = self.done, self._words
         self.done += 1
         at, word = 0, number % WORDS
@@ -114,6 +118,6 @@ class Borrower:
                 break
             if not read:
                 return False
-            user.placed(frame, at, len(place))
+            guard(user.placed, frame, at, len(place))
             at += len(place)
         return True

@@ -240,11 +240,12 @@ class MappedLink(StreamLink):
         borrower = self._rings.borrower
         if borrower is None:
             raise WireError("a LENT frame, and the sender's memory cannot be read")
-        if not borrower.take(frame, self._user):
-            self._finish(Event.FAILED, f"its memory at {frame.word:#x} cannot be read from here")
-        if not self._ending.over:
-            self._to_return = borrower.done
-            if self.idle:
+        try:
+            if not borrower.take(frame, self._user, self._guard):
+                self._finish(Event.FAILED, f"its memory at {frame.word:#x} cannot be read from here")
+        finally:
+            if not self._ending.over:
+                self._to_return = borrower.done
                 self._give_back()
 
     def _parse(self) -> None:

@@ -13,8 +13,8 @@ socket stays for the agreement, for the goodbye, and to tell of a peer's death.
       RING OFF; back to the socket  ──socket──▶     it does the same, if it has not yet
 
 Order is kept over these changes by two rules. Who reads a RING frame has read all that came over the socket
-before it, and looks into the ring from then on. And who reads anything of the socket takes what is in the
-ring first.
+before it, and looks into the ring from then on. And who reads of the socket takes what is in the ring first:
+before a buffer of frames, and before an OFF.
 
 A frame for which the ring has no room waits here, and those behind it, until the peer has taken some.
 """
@@ -22,6 +22,7 @@ A frame for which the ring has no room waits here, and those behind it, until th
 from __future__ import annotations
 
 import enum
+import threading
 from collections import deque
 from typing import Protocol
 
@@ -106,6 +107,7 @@ class Rings:
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._over = False  # there are no rings any more
+        self._fence = threading.Lock()
 
     def wake_by(self, waking: Waking | None) -> None:
         """Use rings from now on, if the peer does; None: no more."""
@@ -183,7 +185,8 @@ class Rings:
         if frame.word:
             self._meet(frame.word, frame.total, frame.part == 1)
         elif frame.total == Word.OFF:
-            self._consumer = None  # all that was in it has been taken
+            self.drain()  # also what came since this buffer of the socket was begun
+            self._consumer = None
             self.turn_off()
         elif frame.total == Word.ON and not self._dialed and self._at and self._consumer is None:
             self._listen()
@@ -280,7 +283,14 @@ class Rings:
         consumer = self._consumer
         assert consumer is not None
         consumer.took(nbytes)
-        if self._waking is not None and consumer.awaited():
+        self._tell(consumer)
+
+    def _tell(self, consumer: Consumer) -> None:
+        """Wake the peer if it waits for the room that there is now. It says that it waits, and then looks for
+        room; here room is made first: so a fence stands between, or each might miss the other."""
+        self._fence.acquire()
+        self._fence.release()
+        if consumer.awaited() and self._waking is not None:
             self._waking.wake(self._rank)
 
     def progress(self) -> bool:
@@ -306,30 +316,35 @@ class Rings:
                 size = HEADER + payload_bytes(frame)
                 if frame.type in (_RING, _GOODBYE) or size > len(record):
                     raise WireError(f"a {Type(frame.type).name} frame of {frame.nbytes} bytes in a ring")
-                self._owner.take_frame(frame, record[HEADER:size])
+                try:
+                    self._owner.take_frame(frame, record[HEADER:size])
+                finally:
+                    if self._consumer is consumer:
+                        consumer.took(size)
                 if self._consumer is not consumer:
                     return  # the link ended by it
-                consumer.took(size)
                 moved += size + frame.nbytes
         except WireError as error:
             self._owner.broke(error)
             return
         finally:
             self.taking = False
-        if self._waking is not None:
-            if consumer.awaited():
-                self._waking.wake(self._rank)
-            if consumer.waiting():
-                self._waking.watch(self._owner)
+        self._tell(consumer)
+        if self._waking is not None and consumer.waiting():
+            self._waking.watch(self._owner)
         if self.waiting:
             self.flow()
 
     def drain(self) -> None:
-        """Take all that is in the ring."""
+        """Take all that is in the ring now."""
         consumer = self._consumer
-        while consumer is not None and not self.taking and consumer.waiting() and self._owner.listens():
+        if consumer is None or self.taking:
+            return
+        stop = consumer.head()
+        while self._consumer is consumer and consumer.waiting() and self._owner.listens():
+            if consumer.taken >= stop:
+                break  # what came since has its turn
             self.take()
-            consumer = self._consumer
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -343,4 +358,5 @@ class Rings:
         self.waiting.clear()
         if self._at and parted:
             self._segment.heap.free(self._at)
+            self._segment.on_idle()
         self._at = 0

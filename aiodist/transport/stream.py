@@ -120,7 +120,7 @@ class StreamLink(Link):
             out.keep(header if payload is None else header + payload)
             return
         sent = self._send(header, payload, sealed)
-        if 0 <= sent < HEADER or (payload is not None and 0 <= sent < HEADER + len(payload)):
+        if 0 <= sent < len(header) + (0 if payload is None else len(payload)):
             self.room = False
             out.keep(memoryview(header if payload is None else header + payload)[sent:])
 
@@ -174,7 +174,7 @@ class StreamLink(Link):
     def _make_room(self) -> None:
         self.room = True
         if self._user is not None:
-            self._user.writable()
+            self._guard(self._user.writable)
 
     def _broken(self, error: OSError) -> None:
         """Read on, as nothing can be written any more: what the peer sent before counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -157,6 +158,23 @@ async def test_closing_waits_until_what_is_lent_was_read(pair: Pair) -> None:
     await turn_until(lambda: (pair.look(), bool(closed))[1])
     assert place == sent
     assert pair.ends == [("receiver", True, "")]
+
+
+async def test_a_fragment_whose_receive_raises_is_returned_all_the_same(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_exception_handler", raised.append)
+
+    def done() -> None:
+        raise RuntimeError("done")
+
+    into = memoryview(bytearray(LEND))
+    pair.receiver.recv(KEY._replace(seq=1), LEND, Into(into), done)
+    sent = pair.send(1, LEND)
+    await turn_until(lambda: (pair.look(), 1 in pair.over)[1])
+    assert (into == sent, len(raised), pair.ends) == (True, 1, [])
+    raised.clear()  # tracebacks keep what is mapped
 
 
 async def test_nothing_is_lent_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:

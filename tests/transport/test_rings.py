@@ -249,6 +249,61 @@ async def test_order_is_kept_over_all_changes(make: Callable[..., Pair], seed: i
     assert not pair.ends
 
 
+async def test_what_is_in_the_ring_is_taken_though_on_and_off_are_read_together(
+    make: Callable[..., Pair],
+) -> None:
+    """Of more bytes than are taken in one go."""
+    pair = make()
+    nbytes = 7 * FRAGMENT
+    pair.send(0)
+    await turn_until(lambda: pair.into._rings.on and pair.arrived == [0])
+    pair.into._out.unwatch()  # it computes, and reads nothing of the socket
+    await turn_until(lambda: pair.out._rings.on)
+    place, _ = pair.recv(1, nbytes)
+    sent = pair.send(1, nbytes)
+    pair.woken.look()  # the sender hears that there is a place
+    assert 1 in pair.over
+    pair.out.wake_by(None)
+    pair.into._out.watch()
+    await turn_until(lambda: place == sent)
+
+
+@pytest.mark.parametrize("room", [2304, 4608, 8000])
+async def test_frames_that_waited_go_over_a_socket_with_little_room(
+    make: Callable[..., Pair], room: int
+) -> None:
+    pair = make()
+    await pair.meet()
+    pair.out._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+    count = 3 * RING // EAGER_MESSAGE
+    sent = [pair.send(seq, EAGER_MESSAGE) for seq in range(1, count)]
+    pair.out.wake_by(None)
+    await turn_until(lambda: len(pair.arrived) == count or bool(pair.ends))
+    assert not pair.ends
+    assert [pair.recv(seq, EAGER_MESSAGE) for seq in range(1, count)] == [(data, True) for data in sent]
+
+
+async def test_a_frame_whose_callback_raises_is_acted_on_once(
+    make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = make()
+    await pair.meet()
+    raised: list[object] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_exception_handler", raised.append)
+
+    def arrived(rank: int, key: Key, signature: bytes, nbytes: int) -> None:
+        pair.arrived.append(key.seq)
+        raise RuntimeError(key.seq)
+
+    pair.receiver._arrived = arrived
+    for seq in range(1, 4):
+        pair.send(seq)
+    pair.look()
+    assert pair.arrived == [0, 1, 2, 3]
+    assert (len(raised), pair.ends) == (3, [])
+    raised.clear()  # tracebacks keep what is mapped
+
+
 async def test_there_is_no_ring_to_a_rank_that_cannot_be_woken(make: Callable[..., Pair]) -> None:
     pair = make(rank=77)
     sent = pair.send(0)

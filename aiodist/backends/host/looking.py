@@ -20,10 +20,11 @@ from aiodist.backends.host.driving import Poller
 from aiodist.backends.host.messages import Messages
 from aiodist.transport import EAGER_MESSAGE, Incoming
 from aiodist.types import message_signature
-from aiodist.wire.frame import HEADER, NBYTES_AT, SIGNATURE_AT
+from aiodist.wire.frame import HEADER, NBYTES_AT, Type, pack
 from aiodist.work import POLL_TURNS, Work
 
 _BYTE = np.dtype(np.uint8)
+_EAGER = int(Type.EAGER)
 
 
 class Looking:
@@ -33,7 +34,7 @@ class Looking:
         messages, poller, channel: of the group, of the process, and from the source.
         context: of the group.
         source, tag, number: of the message, the next of that source and tag.
-        header: of its EAGER frame; where its size is not known, up to that.
+        header: of its EAGER frame; where its size is not known, of one without bytes.
         work: the user's handle.
         target: where it goes, contiguous; None: into memory of its own.
         convert: makes what the Work gives of (source, memory of its own).
@@ -113,18 +114,22 @@ class Looking:
         """Take the message, if it is the next frame."""
         place = self._target
         if place is not None:
-            if bytes(record[:HEADER]) != self._header:
-                return False
+            nbytes = place.nbytes
+            header = self._header
         else:
-            if bytes(record[:NBYTES_AT]) != self._header:
+            if bytes(record[:NBYTES_AT]) != self._header[:NBYTES_AT]:
                 return False
             nbytes = int.from_bytes(record[NBYTES_AT : NBYTES_AT + 4], "little")
-            signature = message_signature(_BYTE, nbytes, self._number)
-            if not 0 < nbytes <= EAGER_MESSAGE or bytes(record[SIGNATURE_AT:HEADER]) != signature:
+            if not 0 < nbytes <= EAGER_MESSAGE:
                 return False
+            key = self._context, 1 + self._tag, self._number, 0
+            signature = message_signature(_BYTE, nbytes, self._number)
+            header = pack(_EAGER, *key, nbytes=nbytes, total=nbytes, signature=signature)
+        if len(record) < HEADER + nbytes or bytes(record[:HEADER]) != header:
+            return False
+        if place is None:
             place = np.empty(nbytes, np.uint8)
         into = contents(place)
-        nbytes = len(into)
         into[:] = record[HEADER : HEADER + nbytes]
         self._place = place
         self._messages.found(self._source, self._tag)

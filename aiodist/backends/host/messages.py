@@ -71,8 +71,9 @@ class Messages:
 
     def quiet(self, tag: int) -> bool:
         """Whether nothing has come with a tag that waits for a receive, and no receive with it waits in a
-        queue: the next message of a source is the next receive's."""
-        return not (tag in self._queues or tag in self._arrivals or self._claims.unowned_counts)
+        queue: the next message of a source is the next receive's. Not where no progress is made any more."""
+        waits = tag in self._queues or tag in self._arrivals or self._claims.unowned_counts
+        return not (waits or self._dead)
 
     def take_here(self, source: int, tag: int, signature: Callable[[int, int], bytes]) -> Here | None:
         """Take the message that a receive gets which is posted now, if all of it is here.
@@ -81,7 +82,8 @@ class Messages:
             source: -1: any.
             signature: what it must bear, given its bytes and its number: another one is left to the long way.
         """
-        if tag in self._queues or self._claims.unowned_counts or tag not in self._arrivals:
+        blocked = self._dead or tag in self._queues or self._claims.unowned_counts
+        if blocked or tag not in self._arrivals:
             return None
         found = self._first(source, tag)
         if type(found) is not Arrival or signature(found.nbytes, found.number) != found.signature:
@@ -128,6 +130,7 @@ class Messages:
     def hand_back(self, claim: Claim) -> None:
         """Keep a message for the next receive that was `found` by one whose await was cancelled in that very
         turn of the loop."""
+        self.settle()
         self._restore(claim)
 
     def send(self, operation: Operation) -> None:
@@ -411,6 +414,7 @@ class Messages:
 
     def take_back(self, operation: Operation) -> None:
         """Take back a receive that nobody waits for any more. Its message goes to the next one."""
+        self.settle()  # or it would look for a number that may change here
         claim, tag = operation.noted, operation.tag
         if self._dead:
             return

@@ -23,7 +23,7 @@ from aiodist.backends.host.messages import ANY, Messages
 from aiodist.roles import Kind
 from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
 from aiodist.types import DTYPE_CODES, NUMBER_AT, OBJECT_TAGS, Call, message_signature
-from aiodist.wire.frame import NBYTES_AT, SEQ_AT, SIGNATURE_AT, Type, pack
+from aiodist.wire.frame import SEQ_AT, SIGNATURE_AT, Type, pack
 from aiodist.work import Issuer, Work
 
 _SHAPES = 256  # that are remembered
@@ -213,7 +213,7 @@ class ShortMessages:
             self._begin(operation())
             return work
         following = messages.next(src, tag)
-        header = pack(Type.EAGER, self._context, 1 + tag, following)[:NBYTES_AT]
+        header = pack(_EAGER, self._context, 1 + tag, following)
         self._looking = Looking(
             *(messages, self._poller, channel, self._context, src, tag, following, header),
             *(work, None, convert, operation, self._begin),
