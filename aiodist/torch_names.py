@@ -32,5 +32,5 @@ HERE = {
 
 
 def hint(name: str) -> str:
-    """What to write for a name that is not here, for the end of a sentence; '' for names of nobody."""
+    """The name to write for one that is not here, for the end of a sentence; '' for names of nobody."""
     return f"; torch's {name} is here {HERE[name]}" if name in HERE else ""

@@ -80,15 +80,18 @@ class Operation:
     def succeed(self) -> None:
         """End the operation well. The buffers are the user's again."""
         self.ended(self)
-        if self.convert is None:
-            self.work._finish(self.result)
-            return
+        complete(self.work, self.result, self.convert)
+
+
+def complete(work: Work[Any], result: Any, convert: Callable[[Any], Any] | None) -> None:
+    """End a Work well, with a result or what `convert` makes of it; what that raises fails the Work."""
+    if convert is not None:
         try:
-            result = self.convert(self.result)
+            result = convert(result)
         except Exception as error:
-            self.work._fail(error)
-        else:
-            self.work._finish(result)
+            work._fail(error)
+            return
+    work._finish(result)
 
 
 class Reports(Protocol):

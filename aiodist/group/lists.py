@@ -27,7 +27,7 @@ _MOST_SHOWN = 16  # sizes
 
 
 def hint(kind: Kind, listed: bool, *passed: Any) -> str:
-    """What to write instead of the lists that a refused call was given; '' where they are not the matter.
+    """The form to write instead of the lists that a refused call was given; '' where they are not the matter.
 
     Args:
         kind: the collective.

@@ -12,6 +12,7 @@ ALIGN = 64
 """Bytes of a cache line: every piece begins on one."""
 
 PAGE = 4096
+"""Bytes of a page of memory. A piece of that size or more is large."""
 
 APART = 2048
 """Where in its page a large piece begins. The allocators of NumPy, torch and the C library begin large arrays

@@ -25,7 +25,7 @@ NO_GOODBYE = "connection ended without goodbye"
 
 
 class Handed(enum.IntEnum):
-    """What became of bytes that were given to a link."""
+    """The state of bytes that were given to a link."""
 
     BORROWED = 0  # until `LinkUser.writable`, or `keep`
     TAKEN = 1

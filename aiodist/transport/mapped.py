@@ -171,7 +171,7 @@ class MappedLink(StreamLink):
             self._segment.on_idle()
         if self._starved:
             self._starved = False
-            self._go_on()
+            self.flowed()
 
     def _returned(self, count: int) -> None:
         lender = self._rings.lender
@@ -182,12 +182,7 @@ class MappedLink(StreamLink):
             if self._user is not None:
                 self._guard(self._user.returned, message)
         if full:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Write on, if nothing waits."""
-        if self.idle and self._out.is_open:
-            self._make_room()
+            self.flowed()
 
     # Receiving end.
 
@@ -317,8 +312,8 @@ class MappedLink(StreamLink):
         return self._user is not None
 
     def flowed(self) -> None:
-        """Go on: the ring has taken all that waited for it."""
-        if not self._out.queue and self._out.is_open:
+        """Write on, if nothing waits."""
+        if self.idle and self._out.is_open:
             self._make_room()
 
     def broke(self, error: WireError) -> None:

@@ -44,8 +44,8 @@ _EAGER, _RING, _GOODBYE = int(Type.EAGER), int(Type.RING), int(Type.GOODBYE)
 _EMPTY = memoryview(b"")
 
 
-class Word(enum.IntEnum):
-    """What `total` says in a RING frame whose `word` is no offset."""
+class Switch(enum.IntEnum):
+    """The meaning of `total` in a RING frame whose `word` is no offset."""
 
     OFF = 0  # what follows comes over the socket; the receiver of this does the same
     ON = 1  # what follows comes by the ring
@@ -176,7 +176,7 @@ class Rings:
             if waiting:
                 self._owner.flowed()
         if self._at or self._theirs is not None:
-            self._owner.say(pack(_RING, total=Word.OFF))
+            self._owner.say(pack(_RING, total=Switch.OFF))
 
     # ── agreeing ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,11 +184,11 @@ class Rings:
         """Act on a RING frame, which came over the socket."""
         if frame.word:
             self._meet(frame.word, frame.total, frame.part == 1)
-        elif frame.total == Word.OFF:
+        elif frame.total == Switch.OFF:
             self.drain()  # also what came since this buffer of the socket was begun
             self._consumer = None
             self.turn_off()
-        elif frame.total == Word.ON and not self._dialed and self._at and self._consumer is None:
+        elif frame.total == Switch.ON and not self._dialed and self._at and self._consumer is None:
             self._listen()
         else:
             raise WireError("a RING frame out of place")
@@ -200,11 +200,9 @@ class Rings:
     def _borrow(self) -> None:
         """Find out whether the peer's memory can be read, and whether that pays on this machine."""
         assert self._theirs is not None
-        if not pays():
-            return
         peer, at = self._peer, self._theirs[0]
         remote = Remote(peer.pid, address_in(peer.view, at), peer.window.nonce)
-        if remote.works:
+        if remote.works and pays():
             self.borrower = Borrower(remote, words_of(peer.view, at))
 
     def _meet(self, at: int, size: int, reads: bool) -> None:
@@ -220,7 +218,7 @@ class Rings:
             return
         self._listen()
         if not self._over:
-            self._owner.say(pack(_RING, total=Word.ON))
+            self._owner.say(pack(_RING, total=Switch.ON))
             self._produce()
             if reads:
                 self.lender = Lender(words_of(self._segment.view, self._at))

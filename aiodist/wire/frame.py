@@ -60,9 +60,7 @@ class Type(enum.IntEnum):
     MAPPED = 5  # the same, but the bytes lie in the sender's segment at `word`; no payload
     CREDIT = 6  # `word` bytes of the context's eager budget are free again
     RELEASE = 7  # the blocks in the bit set `word` are free again
-    BLOCKS = (
-        8  # the sender's blocks begin at `word` of its segment; before the first MAPPED, and when they move
-    )
+    BLOCKS = 8  # the sender's blocks begin at `word` of its segment, from the next MAPPED on
     GOODBYE = 9  # nothing follows; this end is closed on purpose
     RING = 10  # there is a ring of `total` bytes at `word` of this end's segment; 0: see `transport.rings`
     LENT = 11  # as DATA, but the bytes lie in the sender's memory at the address `word`; no payload

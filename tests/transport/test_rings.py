@@ -17,7 +17,7 @@ from aiodist.transport.base import EAGER_MESSAGE, FRAGMENT, Into, Key
 from aiodist.transport.link import Waiting
 from aiodist.transport.mapped import BLOCKS, MappedLink
 from aiodist.transport.receiving import Incoming
-from aiodist.transport.rings import ANSWERS, Word
+from aiodist.transport.rings import ANSWERS, Switch
 from aiodist.transport.sending import Outgoing
 from aiodist.transport.stream import StreamLink
 from aiodist.wire.frame import HEADER, Type, pack
@@ -435,7 +435,7 @@ async def test_a_ring_comes_once_and_only_where_it_was_asked_for(make: Callable[
     assert "or one that nobody asked for" in await refused(pair)
 
 
-@pytest.mark.parametrize("total", [Word.ON, 2, 1 << 40])
+@pytest.mark.parametrize("total", [Switch.ON, 2, 1 << 40])
 @pytest.mark.parametrize("end", ["sender", "receiver"])
 async def test_a_ring_frame_out_of_place_is_refused(make: Callable[..., Pair], total: int, end: str) -> None:
     pair = make()
@@ -449,7 +449,7 @@ async def test_a_ring_frame_out_of_place_is_refused(make: Callable[..., Pair], t
     [
         (pack(Type.EAGER, *KEY, nbytes=80, total=80), 8, "a EAGER frame of 80 bytes in a ring"),
         (pack(Type.GOODBYE), 0, "a GOODBYE frame of 0 bytes in a ring"),
-        (pack(Type.RING, total=Word.OFF), 0, "a RING frame of 0 bytes in a ring"),
+        (pack(Type.RING, total=Switch.OFF), 0, "a RING frame of 0 bytes in a ring"),
         (pack(Type.EAGER, *KEY)[: HEADER - 8], 0, "a record of 88 bytes in a ring"),
         (b"\xff" * HEADER, 0, "a frame of unknown type 255"),
     ],
@@ -461,7 +461,7 @@ async def test_nonsense_in_a_ring_ends_the_link(
     view, at = pair.segment.view, pair.segment.heap.take(area_bytes(RING))
     clear(view, at)
     Producer(view, at, RING, view, at).append(header, memoryview(bytes(payload)))
-    pair.out._sock.send(pack(Type.RING, word=at, total=RING) + pack(Type.RING, total=Word.ON))
+    pair.out._sock.send(pack(Type.RING, word=at, total=RING) + pack(Type.RING, total=Switch.ON))
     assert await refused(pair) == f"protocol error: {cause}"
 
 

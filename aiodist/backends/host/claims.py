@@ -26,7 +26,7 @@ class Claim:
         number: of the message, among those of its source and tag.
         receiver: the receive that gets it; None: nobody for now.
         place: where its bytes go, contiguous and of one axis.
-        lent: `place` is the receiver's tensor, or `made` copies it there.
+        users: `place` is the receiver's tensor, or `made` copies it there.
         made: copies `place` to the receiver's tensor, where that is not contiguous.
         signature: the message's, once it is known.
 
@@ -40,7 +40,7 @@ class Claim:
     number: int
     receiver: Operation | None
     place: Array
-    lent: bool
+    users: bool
     made: Buffers | None
     signature: bytes | None
     complete: bool = False
@@ -50,7 +50,7 @@ class Claim:
         """Go on in memory of its own, with what is in the receiver's by now → that memory."""
         own = np.empty(self.place.nbytes, np.uint8)
         own[:] = self.place.view(np.uint8)
-        self.place, self.lent, self.made = own, False, None
+        self.place, self.users, self.made = own, False, None
         return as_bytes(own)
 
 

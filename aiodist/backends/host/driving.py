@@ -99,18 +99,21 @@ class Poller:
             self._inside = False
         return True
 
-    def until(self, look: Callable[[], bool]) -> None:
-        """Call `look` until it says True, or this turn's budget is over; once at least."""
-        if look() or time.monotonic() < self._rests or self._inside:
-            return
+    def until(self, look: Callable[[], bool]) -> bool:
+        """Call `look` until it says True, or this turn's budget is over; once at least → False where it rests
+        instead."""
+        if look() or self._inside:
+            return True
+        if time.monotonic() < self._rests:
+            return False
         ends = self._turn.start_polling(self._limit)
         try:
             while True:
                 for _ in range(_LOOKS):
                     if look():
-                        return
+                        return True
                 if self._late(ends):
-                    return
+                    return True
         finally:
             self._turn.stop_polling()
 

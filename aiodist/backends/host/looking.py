@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.backends.base import Array, Operation, contents, flat
+from aiodist.backends.base import Array, Operation, complete, contents, flat
 from aiodist.backends.host.claims import Claim
 from aiodist.backends.host.driving import Poller
 from aiodist.backends.host.messages import Messages
@@ -86,8 +86,8 @@ class Looking:
         """Look for the message, for as long as this turn of the loop may."""
         self._polls += 1
         self._channel.awake()
-        self._poller.until(self._look)
-        if self._polls > POLL_TURNS and self._work._driver is self:
+        goes_on = self._poller.until(self._look)
+        if self._work._driver is self and (self._polls > POLL_TURNS or not goes_on):
             self._messages.settle()
         driver = self._work._driver
         if driver is not None and driver is not self:
@@ -134,7 +134,8 @@ class Looking:
         self._place = place
         self._messages.found(self._source, self._tag)
         self._channel.took(self._context, nbytes)
-        finish(self._work, self._source, place, self._convert)
+        result = self._source if self._convert is None else (self._source, place)
+        complete(self._work, result, self._convert)
         return True
 
     def _post_it(self) -> None:
@@ -149,29 +150,16 @@ class Looking:
         elif self._place is None:
             self._messages.forsake()
         else:
-            lent = self._target is not None
-            hand_back(self._messages, self._source, self._tag, self._number, self._place, lent)
+            users = self._target is not None
+            hand_back(self._messages, self._source, self._tag, self._number, self._place, users)
 
 
-def finish(work: Work[Any], source: int, place: Array, convert: Callable[[Any], Any] | None) -> None:
-    """End a receive well: its Work gives the sender, or what `convert` makes of that and the bytes."""
-    if convert is None:
-        work._finish(source)
-        return
-    try:
-        result = convert((source, place))
-    except Exception as error:
-        work._fail(error)
-    else:
-        work._finish(result)
-
-
-def hand_back(messages: Messages, source: int, tag: int, number: int, place: Array, lent: bool) -> None:
+def hand_back(messages: Messages, source: int, tag: int, number: int, place: Array, users: bool) -> None:
     """Keep a message for the next receive: the await that had it was cancelled in that turn of the loop.
 
     Args:
-        lent: `place` is the tensor of that receive.
+        users: `place` is the tensor of that receive.
     """
     place = flat(place)
     signature = message_signature(place.dtype, place.size, number)
-    messages.hand_back(Claim(source, tag, number, None, place, lent, None, signature, complete=True))
+    messages.hand_back(Claim(source, tag, number, None, place, users, None, signature, complete=True))

@@ -368,9 +368,9 @@ class Messages:
         else:
             claim.made = buffers(receiver, channels.rank, channels.size)
             (claim.place,) = claim.made.recv
-        claim.lent = bool(receiver.senders)  # else it is the message's own
+        claim.users = bool(receiver.senders)  # else it is the message's own
         place = as_bytes(claim.place)
-        signature = message_signature(target.dtype, target.size, claim.number) if claim.lent else b""
+        signature = message_signature(target.dtype, target.size, claim.number) if claim.users else b""
         post = channel.post_again if again else channel.recv
         if post(self._key(claim), len(place), Into(place), partial(self._received, claim), signature):
             self._received(claim)
@@ -387,7 +387,7 @@ class Messages:
         receiver, made = claim.receiver, claim.made
         assert receiver is not None
         self._claims.remove(claim)
-        if not claim.lent and receiver.senders:
+        if not claim.users and receiver.senders:
             target = receiver.target
             assert isinstance(target, np.ndarray)
             data = claim.place.view(target.dtype).reshape(target.shape)
@@ -445,14 +445,14 @@ class Messages:
         claim.receiver = None
         if claim.signature is None:  # it bore the one that was expected, so nobody was told of it
             claim.signature = message_signature(claim.place.dtype, claim.place.size, claim.number)
-        if claim.lent:
+        if claim.users:
             claim.sever()
         self._claims.restore(claim)
         self._move_up(claim.source, claim.tag)
 
     def _leave(self, claim: Claim) -> None:
         """Have a message that is on its way come into memory of its own: it does not go to its receiver."""
-        if claim.lent:
+        if claim.users:
             self._channel(claim).redirect(self._key(claim), Into(claim.sever()))
 
     def _move_up(self, source: int, tag: int) -> None:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.backends.base import Array, Numbers, Operation, contents
+from aiodist.backends.base import Array, Numbers, Operation, complete, contents
 from aiodist.backends.host.channels import Channels
-from aiodist.backends.host.looking import Looking, finish, hand_back
+from aiodist.backends.host.looking import Looking, hand_back
 from aiodist.backends.host.messages import ANY, Messages
 from aiodist.roles import Kind
 from aiodist.transport import EAGER_MESSAGE, Incoming, Outgoing
@@ -153,13 +153,16 @@ class ShortMessages:
         channel, messages = case.incoming, self._messages
         assert channel is not None
         messages.settle()
-        here = messages.take_here(src, tag, partial(_of_items, tensor.dtype, tensor.size, tensor.nbytes))
+        quiet, here = messages.quiet(tag), None
+        if not quiet:
+            fits = partial(_of_items, tensor.dtype, tensor.size, tensor.nbytes)
+            here = messages.take_here(src, tag, fits)
         if here is not None:
             contents(tensor)[:] = here.data
             work._taken_back_by(partial(hand_back, messages, here.source, tag, here.number, tensor, True))
             work._finish(src)
             return work
-        if held or not self._may_look(channel, tag):
+        if held or not (quiet and self._may_look(channel)):
             self._begin(self._operation_on(tensor, case.call, src, tag, work))
             return work
         following = messages.next(src, tag)
@@ -199,20 +202,21 @@ class ShortMessages:
         work: Work[Any] = Work(self._issuer, _of_bytes(Kind.recv, src), held, None, None, number)
         messages = self._messages
         messages.settle()
-        here = messages.take_here(src, tag, _of_size)
+        quiet = messages.quiet(tag)
+        here = None if quiet else messages.take_here(src, tag, _of_size)
         if here is not None:
             place = np.frombuffer(bytearray(here.data), np.uint8)
             work._taken_back_by(partial(hand_back, messages, here.source, tag, here.number, place, False))
-            finish(work, here.source, place, convert)
+            complete(work, (here.source, place), convert)
             return work
 
         def operation() -> Operation:
             return Operation(work.call, work, None, None, None, self._ended, src, tag, convert=convert)
 
-        if held or src == ANY or not self._may_look(channel := self._channels.incoming(src), tag):
+        if held or src == ANY or not quiet or not self._may_look(self._channels.incoming(src)):
             self._begin(operation())
             return work
-        following = messages.next(src, tag)
+        channel, following = self._channels.incoming(src), messages.next(src, tag)
         header = pack(_EAGER, self._context, 1 + tag, following)
         self._looking = Looking(
             *(messages, self._poller, channel, self._context, src, tag, following, header),
@@ -221,9 +225,9 @@ class ShortMessages:
         self._note_soon()
         return work
 
-    def _may_look(self, channel: Incoming, tag: int) -> bool:
-        """Whether a receive may look for its message first."""
-        return self._poller.polls and channel.peeks() and self._messages.quiet(tag)
+    def _may_look(self, channel: Incoming) -> bool:
+        """Whether a receive may look for its message first, where its tag is quiet."""
+        return self._poller.polls and channel.peeks()
 
     def _begin(self, operation: Operation) -> None:
         """Post a receive."""

@@ -113,3 +113,33 @@ async def test_a_callback_that_awaits_again_does_not_nest(clock: Clock) -> None:
     outer.channels.append(cast("Any", type("", (), {"poll": lambda self: poller.drive(inner)})()))
     poller.drive(outer)
     assert inner.channel.looks == 0
+
+
+async def test_a_look_that_finds_something_ends_polling() -> None:
+    poller, looks = Poller(Turn(asyncio.get_running_loop()), 1.0), iter([False] * 7 + [True])
+    assert poller.until(lambda: next(looks))
+    assert list(looks) == []
+
+
+async def test_looks_in_vain_end_with_the_budget() -> None:
+    poller, looks = Poller(Turn(asyncio.get_running_loop()), 200e-6), Looks()
+    assert poller.until(looks)
+    assert looks.count > 1
+
+
+async def test_where_polling_rests_there_is_one_look() -> None:
+    poller, looks = Poller(Turn(asyncio.get_running_loop()), 1.0), Looks()
+    poller._rests = float("inf")
+    assert not poller.until(looks)
+    assert looks.count == 1
+    assert poller.until(lambda: True)
+
+
+class Looks:
+    """Looks that find nothing."""
+
+    count = 0
+
+    def __call__(self) -> bool:
+        self.count += 1
+        return False

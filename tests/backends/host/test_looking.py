@@ -29,6 +29,7 @@ class Group:
         self.driver: Any = None
         self.take_back: Any = None
         self.post: Any = None
+        self.rests = False
 
     # Of `Messages`.
     def look_first(self, post: Any) -> None:
@@ -59,8 +60,9 @@ class Group:
         self.took_bytes.append(nbytes)
 
     # Of `Poller`.
-    def until(self, look: Any) -> None:
+    def until(self, look: Any) -> bool:
         look()
+        return not self.rests
 
     # Of `Work`.
     @property
@@ -185,6 +187,13 @@ def test_one_that_is_polled_in_vain_is_posted() -> None:
     assert (looking.polled, group.posted) == (False, 1)
 
 
+def test_one_that_finds_nothing_where_polling_rests_is_posted_at_once() -> None:
+    group = Group()
+    group.rests = True
+    group.looking(np.zeros(4, np.int64)).poll()
+    assert group.posted == 1
+
+
 def test_what_it_has_goes_back_when_its_await_is_cancelled() -> None:
     group, place = Group(), np.zeros(4, np.int64)
     looking = group.looking(place)
@@ -192,6 +201,6 @@ def test_what_it_has_goes_back_when_its_await_is_cancelled() -> None:
     looking.poll()
     group.take_back()
     (claim,) = group.handed_back
-    assert (claim.source, claim.tag, claim.number, claim.lent) == (SOURCE, TAG, NUMBER, True)
+    assert (claim.source, claim.tag, claim.number, claim.users) == (SOURCE, TAG, NUMBER, True)
     assert (claim.place == DATA).all()
     assert claim.signature == message_signature(INT64, 4, NUMBER)

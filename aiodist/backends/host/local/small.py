@@ -15,6 +15,7 @@ from aiodist.backends.base import Array
 from aiodist.backends.buffers import bounds_of
 from aiodist.backends.host.local.exchange import Exchange
 from aiodist.backends.host.local.plan import Plan
+from aiodist.kernels import reduce_in_order
 from aiodist.roles import ROLES
 
 
@@ -94,7 +95,8 @@ class Small(Exchange):
         if recv:
             inputs = self._inputs or self._find()
             if plan.reduce is not None:
-                self._combine(inputs, recv[0])
+                reduce_in_order(inputs, recv[0], plan.reduce)
+                plan.finish(recv[0])
             elif not plan.sorts:
                 recv[0][...] = inputs[0]
             elif len(recv) == 1:
@@ -108,18 +110,8 @@ class Small(Exchange):
             self.made.empty()
         return True
 
-    def _combine(self, inputs: list[Array], out: Array) -> None:
-        """Reduce in rank order."""
-        plan, combine_two = self.plan, self.plan.reduce
-        combine_two(inputs[0], inputs[1], out)
-        if plan.several:
-            for part in inputs[2:]:
-                combine_two(out, part, out)
-        if plan.finishes:
-            plan.finish(out)
-
     def _find(self) -> list[Array]:
-        """What this rank takes, where it lies: there it lies next time, too."""
+        """The inputs of this rank, where they lie; there they lie the next time, too."""
         board, plan = self.board, self.plan
         at = board.payload_at(self.seq) - board.base * 8  # from the start of a region
         inputs = []
