@@ -13,12 +13,13 @@ from typing import Any
 
 import msgpack
 
-_SHORT = 1024  # bytes; nothing in so short a message can claim more than a few MiB
+SHORT = 1024
+"""Bytes. Nothing in so short a message can claim more than a few MiB, or hold many keys."""
 
 
 def unpack(data: bytes | memoryview, **how: Any) -> Any:
     """The value of `msgpack.unpackb`, with its keyword arguments and errors; any of these says: nonsense."""
-    if len(data) > _SHORT:
+    if len(data) > SHORT:
         size = len(data)
         scanner = msgpack.Unpacker(read_size=size, max_buffer_size=size)
         scanner.feed(data)

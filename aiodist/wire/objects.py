@@ -25,7 +25,7 @@ import enum
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -35,7 +35,7 @@ import numpy as np
 
 from aiodist.errors import AiodistError, UsageError, WireError
 from aiodist.types import BFLOAT16, DTYPE_CODES, DTYPES
-from aiodist.wire.bounded import unpack
+from aiodist.wire.bounded import SHORT, unpack
 
 FORMAT = 1
 MAX_DEPTH = 100  # containers inside containers
@@ -76,8 +76,14 @@ def encode(obj: Any, *, allow_pickle: bool = False) -> bytes:
     Raises:
         UsageError: something in it cannot be sent; says what and where.
     """
-    encoder = _Encoder(allow_pickle)
     try:
+        if _is_plain(obj):
+            try:
+                plain = _packed(obj)
+                return _HEAD.pack(FORMAT, len(plain)) + plain
+            except OverflowError:
+                pass  # an integer of over 64 bits
+        encoder = _Encoder(allow_pickle)
         encoder.value(obj, 0)
     except _Refused as refused:
         raise UsageError(f"{refused.where()} {refused.problem}", hint=refused.hint) from refused.__cause__
@@ -100,6 +106,13 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
         WireError: these are not bytes of `encode`, or what was pickled cannot be unpickled here.
     """
     try:
+        if _HEAD.size < len(data) <= SHORT:
+            form, size = _HEAD.unpack_from(data)
+            if form == FORMAT and size == len(data) - _HEAD.size:
+                try:
+                    return _unpackb(data[_HEAD.size :], ext_hook=_not_plain, **_UNPACKING)
+                except _NotPlainError:
+                    pass
         return _Decoder(memoryview(data), allow_pickle).decode()
     except AiodistError:
         raise
@@ -130,6 +143,46 @@ def _large_integer(value: int) -> msgpack.ExtType:
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_MANY = 16  # items, from which on their types are gone through at C speed
+_PLAIN_DEPTH = 3
+
+
+def _is_plain(x: Any, depth: int = 0) -> bool:
+    """Whether msgpack can write a value by itself, all at C speed: lists and dicts, not deep, of leaves that it
+    has types for. Most messages are."""
+    kind = type(x)
+    if kind is dict:
+        for key in x:
+            if type(key) not in _PLAIN:
+                return False
+        items = x.values()
+    elif kind is list:
+        items = x
+    else:
+        return kind in _PLAIN
+    if len(items) > _MANY and _PLAIN.issuperset(map(type, items)):
+        return True
+    for item in items:
+        if type(item) not in _PLAIN and (depth == _PLAIN_DEPTH or not _is_plain(item, depth + 1)):
+            return False
+    return True
+
+
+_KEPT = 64 * 1024  # bytes of room that `_packer` keeps
+_packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
+
+
+def _packed(x: Any) -> bytes:
+    """A plain value as msgpack. The packer is everybody's: it calls nothing that could let another thread run.
+
+    Raises:
+        OverflowError: an integer has over 64 bits.
+    """
+    global _packer
+    packed: bytes = _packer.pack(x)
+    if len(packed) > _KEPT:
+        _packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
+    return packed
 
 
 class _Encoder:
@@ -371,6 +424,24 @@ _MARKS: dict[int, _Mark] = {
 }
 
 
+_UNPACKING: dict[str, Any] = {
+    "strict_map_key": False,
+    "timestamp": 1,  # `encode` makes none; what msgpack makes of one is a number like any other
+    "unicode_errors": "surrogatepass",
+}
+
+
+_unpackb = msgpack.unpackb
+
+
+class _NotPlainError(Exception):
+    """An extension is in a structure."""
+
+
+def _not_plain(_code: int, _payload: bytes) -> Any:
+    raise _NotPlainError
+
+
 class _Decoder:
     """A reader of one encoding."""
 
@@ -395,9 +466,7 @@ class _Decoder:
             ext_hook=self._extension,
             list_hook=self._list,
             object_pairs_hook=_build_dict,
-            strict_map_key=False,
-            timestamp=1,  # `encode` makes none; what msgpack makes of one is a number like any other
-            unicode_errors="surrogatepass",
+            **_UNPACKING,
         )
         if self._marks:
             raise WireError("an object with the mark of a container where there is none")
