@@ -164,8 +164,8 @@ class ShortMessages(Protocol):
     def recv(self, tensor: Any, src: Any, tag: Any, held: bool) -> Work[int] | None:
         """A receive, likewise."""
 
-    def send_bytes(self, data: Array, dst: int, tag: int, held: bool) -> Work[None] | None:
-        """A send of bytes that are checked: an array of one axis, which nobody changes."""
+    def send_bytes(self, data: bytes, dst: int, tag: int, held: bool) -> Work[None] | None:
+        """A send of bytes, to a peer and with a tag that are checked."""
 
     def recv_bytes(self, src: int, tag: int, held: bool, convert: Callable[[Any], Any]) -> Work[Any] | None:
         """A receive of any number of bytes; `convert` makes the result of (sender, array)."""

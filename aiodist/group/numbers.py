@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from aiodist.roles import Kind
 
+_RECV = Kind.recv
+
 
 @dataclass(slots=True)
 class Numbers:
@@ -61,7 +63,10 @@ class Numbers:
             peer: -1: from anybody.
             mark: of the backend that carries it out, which matches its own (`Backend.places`).
         """
-        return self.next_of((kind, peer, tag, mark))
+        stream = (kind is _RECV, peer, tag, mark)  # `next_of`, written out
+        number = self._counts.get(stream, 0)
+        self._counts[stream] = number + 1
+        return number
 
     def next_of(self, stream: Hashable) -> int:
         """Take the next number, from 0 on, of what is counted apart."""

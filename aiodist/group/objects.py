@@ -116,11 +116,12 @@ class Objects:
         self._check_pickle(allow_pickle)
         peer = check.peer_rank(dst, self._rank, self._size, "dst")
         number = check.message_tag(tag) + OBJECT_TAGS
-        data = _encoded(obj, allow_pickle)
+        encoded = encode(obj, allow_pickle=allow_pickle)
         short = self._core.short_for(timeout)
-        sent = None if short is None else short.send_bytes(data, peer, number, async_op)
+        sent = None if short is None else short.send_bytes(encoded, peer, number, async_op)
         if sent is not None:
             return sent
+        data = np.frombuffer(encoded, np.uint8)
         asked = Request(Kind.send, (_BYTES, data.shape), data, peer=peer, tag=number, own=True)
         return self._core.issue(asked, timeout, async_op)
 
@@ -144,9 +145,9 @@ class Objects:
         peer = source_rank(src, self._rank, self._size)
         number = check.message_tag(tag) + OBJECT_TAGS
 
-        def decoded(received: tuple[int, Array]) -> Any:
+        def decoded(received: tuple[int, Any]) -> Any:
             sender, data = received
-            return result(sender, decode(data.data, allow_pickle=allow_pickle))
+            return result(sender, decode(memoryview(data), allow_pickle=allow_pickle))
 
         short = self._core.short_for(timeout)
         posted = None if short is None else short.recv_bytes(peer, number, async_op, decoded)

@@ -17,6 +17,7 @@ from aiodist.transport.base import (
     Observer,
     Route,
     Sink,
+    Taken,
 )
 from aiodist.transport.control_link import ControlLink
 from aiodist.transport.endpoint import SocketEndpoint
@@ -44,4 +45,5 @@ __all__ = [
     "Route",
     "Sink",
     "SocketEndpoint",
+    "Taken",
 ]

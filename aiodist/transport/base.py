@@ -19,6 +19,7 @@ The rules that every implementation obeys (`testing.conformance_channel` checks 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
@@ -92,6 +93,19 @@ class Fold:
 Sink = Into | Fold
 
 
+class Taken(enum.IntEnum):
+    """The answer of a `Taker`."""
+
+    NO = 0  # it is matched by the channel
+    NOW = 1  # its bytes are where they belong
+    KEPT = 2  # until `Incoming.let_go`
+
+
+Taker = Callable[[int, int, int, bytes, memoryview], int]
+"""Takes eager messages of one context before the channel matches them, but those of stream 0: called with the
+rank, the stream, the number, the signature and the bytes, which are valid during the call only."""
+
+
 class Observer(Protocol):
     """The receiver of news from peers. One for all channels of an endpoint.
 
@@ -101,8 +115,8 @@ class Observer(Protocol):
 
     def arrived(self, rank: int, key: Key, signature: bytes, nbytes: int) -> None:
         """Note a message from `rank`, or the offer of one. Called once a message, before it is matched and
-        before any of its bytes reach a sink. Not called for what was offered without being remembered, until
-        it is asked for (`crowded`).
+        before any of its bytes reach a sink. Not called for what a `Taker` took, nor for what was offered
+        without being remembered, until it is asked for (`crowded`).
 
         A message whose `nbytes` differs from the posted receive's is not delivered: the receive stays
         pending, so that an observer that compares signatures can say who disagreed.

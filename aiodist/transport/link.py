@@ -95,6 +95,14 @@ class LinkUser(Protocol):
     def received(self, frame: Frame, payload: memoryview) -> None:
         """Take a whole frame. The payload is valid during the call only; MAPPED frames arrive as DATA."""
 
+    def eager(self, record: memoryview) -> int:
+        """Take an EAGER frame with its payload, and perhaps more, where it lies → its payload's bytes. The
+        record is valid during the call only.
+
+        Raises:
+            WireError: it is none, or not all there.
+        """
+
     def place(self, frame: Frame, at: int) -> memoryview:
         """Memory for the payload of a DATA frame from byte `at` on: for all of the rest, or at least
         FRAGMENT bytes. It is about to arrive piece by piece."""
@@ -164,23 +172,6 @@ class Link(ABC):
 
     def poll(self) -> None:  # noqa: B027 - what moves by itself has nothing to do here
         """Read and write now what can be, as the loop would later. May call the user back."""
-
-    @property
-    def peeks(self) -> bool:
-        """Whether `peek` may find something."""
-        return False
-
-    def awake(self) -> None:  # noqa: B027
-        """Have the peer not wake this process in this turn of the loop: the caller polls by `peek`."""
-
-    def peek(self) -> memoryview | None:
-        """The next frame and its payload, and perhaps more, where they lie, before anybody has acted on them;
-        None where there is none, or nothing can be seen of it."""
-        return None
-
-    def drop(self, nbytes: int) -> None:
-        """Go on behind a frame of so many bytes, its payload included, that `peek` has given."""
-        raise AssertionError("nothing was given")
 
     def later(self, callback: Callable[[], None]) -> None:
         """Have something done before the loop sleeps, but not before what was read already is acted on."""

@@ -28,7 +28,7 @@ from aiodist.transport.ending import Event
 from aiodist.transport.link import Handed, Message, Waking
 from aiodist.transport.rings import Rings
 from aiodist.transport.stream import StreamLink
-from aiodist.wire.frame import Frame, Type, pack, payload_bytes
+from aiodist.wire.frame import Frame, Type, pack, parse, payload_bytes
 
 BLOCKS = 8
 """Blocks of FRAGMENT bytes of a link."""
@@ -37,7 +37,6 @@ INLINE = 4 * 1024
 """Bytes of the largest fragment that goes with its header: a block costs more than the copy."""
 
 _RELEASE_AT = 2  # blocks given back at a time, so that sender and receiver copy at the same time
-_LOOKS = 8  # looks at a ring for one at the socket
 _DATA, _MAPPED, _RELEASE = int(Type.DATA), int(Type.MAPPED), int(Type.RELEASE)
 _BLOCKS, _RING, _GOODBYE = int(Type.BLOCKS), int(Type.RING), int(Type.GOODBYE)
 _LENT, _RETURNED = int(Type.LENT), int(Type.RETURNED)
@@ -76,7 +75,6 @@ class MappedLink(StreamLink):
         self._to_return = 0  # so many lent fragments were read, which the sender has yet to hear of
         self._lends = False  # the next fragment is lent
         self._rings = Rings(self, segment, peer, rank, dialed)
-        self._looks = 0
         self._parted = False  # the peer has said goodbye
 
     def wake_by(self, waking: Waking | None) -> None:
@@ -267,25 +265,10 @@ class MappedLink(StreamLink):
     def poll(self) -> None:
         if self._rings.taking:
             return  # what is behind has its turn when this is done
-        if self._rings.poll():
-            self._give_back_rest()
-            self._looks += 1
-            if self._looks % _LOOKS:
-                return
-        super().poll()
-
-    @property
-    def peeks(self) -> bool:
-        return self._rings.listening
-
-    def awake(self) -> None:
-        self._rings.awake()
-
-    def peek(self) -> memoryview | None:
-        return self._rings.peek() if self._user is not None else None
-
-    def drop(self, nbytes: int) -> None:
-        self._rings.drop(nbytes)
+        if not self._rings.poll():
+            super().poll()
+        elif self._to_release or self._to_return:
+            self._give_back()
 
     # Of `rings.Owner`.
 
@@ -302,6 +285,19 @@ class MappedLink(StreamLink):
     def say(self, header: bytes) -> None:
         """Send a frame over the socket."""
         super().post(header)
+
+    def take_eager(self, record: memoryview) -> int:
+        """Act on an EAGER frame of the ring → its payload's bytes."""
+        user = self._user
+        if user is None:
+            raise WireError("an EAGER frame, and nobody to take it")
+        try:
+            return user.eager(record)
+        except WireError:
+            raise
+        except Exception as error:
+            self._callback_failed(error)
+            return parse(record).nbytes
 
     def take_frame(self, frame: Frame, payload: memoryview) -> None:
         """Act on a frame of the ring."""

@@ -11,7 +11,7 @@ from typing import Any
 from aiodist.environment.tuning import EAGER_BUDGET
 from aiodist.errors import GroupBroken, Tampered, UsageError
 from aiodist.shm.segment import PeerSegment, Segment
-from aiodist.transport.base import Key, Observer, Route
+from aiodist.transport.base import Key, Observer, Route, Taker
 from aiodist.transport.control_link import ControlLink
 from aiodist.transport.link import Waking
 from aiodist.transport.receiving import Incoming
@@ -75,6 +75,7 @@ class Endpoint(ABC):
         card: what peers must know to dial (msgpack-able, secret-free). Complete once the endpoint exists.
         observer: told what comes from peers; set it before the first channel is asked for.
         on_control: called as (rank, link) for each control link that a peer dialed.
+        takers: of the contexts whose groups take eager messages themselves; `retire` takes them out.
         exposed: whether any process that reaches it over the network may pose as a rank, for want of a secret
             and TLS.
     """
@@ -96,6 +97,7 @@ class Endpoint(ABC):
         self._eager_budget = eager_budget
         self._peers: dict[int, Peer] = {}
         self._retired: set[int] = set()
+        self.takers: dict[int, Taker] = {}
         self._controls: set[ControlLink] = set()
         self._controls_gone: Callable[[], None] | None = None
         self._closing = False
@@ -198,6 +200,7 @@ class Endpoint(ABC):
     def retire(self, context: int) -> None:
         """Call `Outgoing.cancel` and `Incoming.retire` on every channel, also on later ones."""
         self._retired.add(context)
+        self.takers.pop(context, None)
         for peer in self._peers.values():
             peer.sender.retire(context)
             peer.receiver.retire(context)
@@ -273,6 +276,7 @@ class Endpoint(ABC):
                 crowded=self._crowded,
                 eager_budget=budget,
                 retired=retired,
+                takers=self.takers,
             )
             peer = self._peers[rank] = Peer(rank, sender, receiver)
         return peer

@@ -23,7 +23,7 @@ Why it is this way
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aiodist.environment.tuning import EAGER_BUDGET
@@ -37,11 +37,14 @@ from aiodist.transport.base import (
     Into,
     Key,
     Sink,
+    Taken,
+    Taker,
 )
 from aiodist.transport.link import Link, Message
-from aiodist.wire.frame import HEADER, MESSAGE_LIMIT, PAYLOAD_LIMIT, Frame, Type, Word, pack
+from aiodist.wire.frame import HEADER, MESSAGE_LIMIT, PAYLOAD_LIMIT, Frame, Type, Word, pack, parse_eager
 
 _EAGER, _OFFER, _DATA = int(Type.EAGER), int(Type.OFFER), int(Type.DATA)
+_NOW, _KEPT = int(Taken.NOW), int(Taken.KEPT)
 _ANSWER, _AGAIN, _FORGOT = int(Word.ANSWER), int(Word.AGAIN), int(Word.FORGOT)
 
 Arrived = Callable[[int, Key, bytes, int], None]
@@ -96,6 +99,7 @@ class Incoming:
         eager_budget: the sender's; a quarter of it is returned at a time, and no more is kept of a context.
             Likewise that of all contexts together, which is EAGER_SHARES times as much.
         retired: contexts that are dead; shared by the channels of an endpoint, of which there may be many.
+        takers: of contexts; shared likewise.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Incoming:
         crowded: Callable[[int], None] = _ignore,
         eager_budget: int = EAGER_BUDGET,
         retired: set[int] | None = None,
+        takers: Mapping[int, Taker] | None = None,
     ) -> None:
         self.rank = rank
         self.link: Link | None = None
@@ -127,6 +132,7 @@ class Incoming:
         self._spent_all = 0
         self._owed_all = 0
         self._retired = set() if retired is None else retired
+        self._takers = {} if takers is None else takers
         self._cancelled: set[int] = set()
         self._arriving: _Receive | None = None  # its fragment is being received piecemeal
         self._arriving_at = 0  # where in the message what `place` gave begins
@@ -174,39 +180,11 @@ class Incoming:
             self._say_ahead(receive)
         return False
 
-    def peeks(self) -> bool:
-        """Whether `peek` may find a message before it is received."""
-        return self.link is not None and self.link.peeks and not self._forgot
-
-    def awake(self) -> None:
-        """Have the peer not wake this process in this turn of the loop: the caller polls by `peek`."""
-        if self.link is not None:
-            self.link.awake()
-
-    def peek(self) -> memoryview | None:
-        """The next frame and its payload where they lie: see `Link.peek`. None where this end cannot count an
-        eager message now."""
-        if self.link is None or self._spent_all + EAGER_MESSAGE + HEADER > self._budgets or self._forgot:
-            return None
-        return self.link.peek()
-
-    def took(self, context: int, nbytes: int) -> None:
-        """Count an eager message of a context, for which no receive is posted, and which the caller has taken
-        from what `peek` gave. The observer is not told."""
-        self._spent_all += nbytes + HEADER
-        if self.link is not None:
-            self.link.drop(nbytes + HEADER)
-        self._credit(context, nbytes)
-
-    def take_stored(self, key: Key) -> bytes | None:
-        """The bytes of an eager message that is here, and was reported; None where it was only offered. It
-        is received with that."""
-        stored = self._stored.get(key)
-        if stored is None or stored.data is None:
-            return None
-        self._unstore(key, stored)
-        self._credit(key[0], stored.nbytes)
-        return stored.data
+    def let_go(self, context: int, nbytes: int) -> None:
+        """Note that a message which a `Taker` kept was received."""
+        if context not in self._retired:
+            self._kept[context] = self._kept.get(context, 0) - nbytes - HEADER
+            self._credit(context, nbytes)
 
     def withdraw(self, key: Key) -> bool:
         """Take back the receive of a message of which nothing is known here, nor at the peer of the receive
@@ -315,7 +293,8 @@ class Incoming:
     def received(self, frame: Frame, payload: memoryview) -> None:
         kind = frame.type
         if kind == _EAGER:
-            self._eager(frame, payload)
+            key = Key(frame.context, frame.stream, frame.seq, frame.part)
+            self._eager(key, frame.signature, payload)
         elif kind == _DATA:
             receive = self._expect(frame)
             if receive is not None:
@@ -326,6 +305,11 @@ class Incoming:
             self._offer(frame)
         else:
             raise WireError(f"a {Type(kind).name} frame from a sender")
+
+    def eager(self, record: memoryview) -> int:
+        context, stream, seq, part, nbytes, signature = parse_eager(record)
+        self._eager(Key(context, stream, seq, part), signature, record[HEADER : HEADER + nbytes])
+        return nbytes
 
     def place(self, frame: Frame, at: int) -> memoryview:
         if not at:
@@ -360,8 +344,8 @@ class Incoming:
 
     # Inside.
 
-    def _eager(self, frame: Frame, payload: memoryview) -> None:
-        context, nbytes = frame.context, frame.nbytes
+    def _eager(self, key: Key, signature: bytes, payload: memoryview) -> None:
+        context, nbytes = key[0], len(payload)
         if nbytes > EAGER_MESSAGE:
             raise WireError(f"an EAGER frame of {nbytes} bytes")
         self._spent_all += nbytes + HEADER
@@ -371,28 +355,40 @@ class Incoming:
             self._owed_all += nbytes + HEADER
             self._return_credit(0)
             return
-        key = Key(context, frame.stream, frame.seq, frame.part)
+        if key[1] and not key[3] and (taker := self._takers.get(context)) is not None:
+            taken = taker(self.rank, key[1], key[2], signature, payload)
+            if taken == _NOW:
+                self._credit(context, nbytes)
+                return
+            if taken == _KEPT:
+                self._keep(context, nbytes)
+                return
         receive = self._posted.get(key)
         if key in self._stored or (receive is not None and receive.announced):
             raise WireError(f"a second message under {key}")
-        if receive is None or receive.signature != frame.signature:
+        if receive is None or receive.signature != signature:
             self._questions.discard(key)
-            self._arrived(self.rank, key, frame.signature, nbytes)
+            self._arrived(self.rank, key, signature, nbytes)
             receive = self._posted.get(key)
         if receive is not None and receive.nbytes == nbytes:
             del self._posted[key]
             self._deliver(receive.sink, payload)
             self._credit(context, nbytes)
             receive.done()
-        elif context in self._retired:
+        elif self._keep(context, nbytes):
+            self._store(key, _Stored(nbytes, signature, bytes(payload), False), receive)
+
+    def _keep(self, context: int, nbytes: int) -> bool:
+        """Count an eager message that stays here → False where its context has just been retired."""
+        if context in self._retired:
             self._owed_all += nbytes + HEADER
             self._return_credit(0)
-        else:
-            kept = self._kept.get(context, 0) + nbytes + HEADER
-            if kept > self._budget:
-                raise WireError(f"more than {self._budget} bytes were sent before they were asked for, {key}")
-            self._kept[context] = kept
-            self._store(key, _Stored(nbytes, frame.signature, bytes(payload), False), receive)
+            return False
+        kept = self._kept.get(context, 0) + nbytes + HEADER
+        if kept > self._budget:
+            raise WireError(f"more than {self._budget} bytes were sent before they were asked for")
+        self._kept[context] = kept
+        return True
 
     def _offer(self, frame: Frame) -> None:
         if frame.context in self._retired:
@@ -495,9 +491,11 @@ class Incoming:
 
     def _credit(self, context: int, nbytes: int) -> None:
         """Count the credit of an eager message that is stored no more."""
-        self._owed[context] = self._owed.get(context, 0) + nbytes + HEADER
-        self._owed_all += nbytes + HEADER
-        self._return_credit(context)
+        size = nbytes + HEADER
+        owed = self._owed[context] = self._owed.get(context, 0) + size
+        self._owed_all += size
+        if owed >= self._batch or self._owed_all * 4 >= self._budgets:
+            self._return_credit(context)
 
     def _return_credit(self, context: int) -> None:
         """Return the credit of a context, or that of all of them together, once it is much. It waits while

@@ -57,8 +57,11 @@ class Owner(Waiting, Protocol):
     def say(self, header: bytes) -> None:
         """Send a frame over the socket."""
 
+    def take_eager(self, record: memoryview) -> int:
+        """Act on an EAGER frame and its payload, which a record begins with → the payload's bytes."""
+
     def take_frame(self, frame: Frame, payload: memoryview) -> None:
-        """Act on a frame that came. The payload is valid during the call only."""
+        """Act on another frame that came. The payload is valid during the call only."""
 
     def listens(self) -> bool:
         """Whether there is somebody for whom frames are taken."""
@@ -118,11 +121,6 @@ class Rings:
             self._waking.watch(self._owner)
         elif self._theirs is not None and not self._dialed:
             self._answer()
-
-    @property
-    def listening(self) -> bool:
-        """Whether frames of the peer come by its ring."""
-        return self._consumer is not None
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -257,31 +255,10 @@ class Rings:
         """Take what is there, for a caller that polls → whether there is a ring at all."""
         if self._consumer is None:
             return False
-        self.awake()
-        self.take()
-        return True
-
-    def awake(self) -> None:
-        """Have the peer not wake this process: the caller polls."""
         if self._waking is not None:
             self._waking.awake()
-
-    def peek(self) -> memoryview | None:
-        """The next frame, and its payload, where it lies; None where there is none."""
-        consumer = self._consumer
-        if consumer is None or self.taking or not consumer.waiting():
-            return None
-        try:
-            return consumer.first()
-        except WireError:
-            return None  # `take` says so
-
-    def drop(self, nbytes: int) -> None:
-        """Go on behind a frame that the caller has seen by `peek`, and has acted on."""
-        consumer = self._consumer
-        assert consumer is not None
-        consumer.took(nbytes)
-        self._tell(consumer)
+        self.take()
+        return True
 
     def _tell(self, consumer: Consumer) -> None:
         """Wake the peer if it waits for the room that there is now. It says that it waits, and then looks for
@@ -310,18 +287,9 @@ class Rings:
                 record = consumer.first()
                 if len(record) < HEADER:
                     raise WireError(f"a record of {len(record)} bytes in a ring")
-                frame = parse(record)
-                size = HEADER + payload_bytes(frame)
-                if frame.type in (_RING, _GOODBYE) or size > len(record):
-                    raise WireError(f"a {Type(frame.type).name} frame of {frame.nbytes} bytes in a ring")
-                try:
-                    self._owner.take_frame(frame, record[HEADER:size])
-                finally:
-                    if self._consumer is consumer:
-                        consumer.took(size)
+                moved += self._act(consumer, record)
                 if self._consumer is not consumer:
                     return  # the link ended by it
-                moved += size + frame.nbytes
         except WireError as error:
             self._owner.broke(error)
             return
@@ -332,6 +300,24 @@ class Rings:
             self._waking.watch(self._owner)
         if self.waiting:
             self.flow()
+
+    def _act(self, consumer: Consumer, record: memoryview) -> int:
+        """Act on the first record of the ring, and go on behind it → how many bytes were moved."""
+        if record[0] == _EAGER:  # most are
+            size = HEADER + self._owner.take_eager(record)
+            if self._consumer is consumer:
+                consumer.took(size)
+            return size
+        frame = parse(record)
+        size = HEADER + payload_bytes(frame)
+        if frame.type in (_RING, _GOODBYE) or size > len(record):
+            raise WireError(f"a {Type(frame.type).name} frame of {frame.nbytes} bytes in a ring")
+        try:
+            self._owner.take_frame(frame, record[HEADER:size])
+        finally:
+            if self._consumer is consumer:
+                consumer.took(size)
+        return size + frame.nbytes
 
     def drain(self) -> None:
         """Take all that is in the ring now."""

@@ -250,6 +250,9 @@ class Outgoing:
             # The peer sees by our offer that sizes differ. Both sides wait until somebody cancels.
             self._tell(self.link, message)
 
+    def eager(self, record: memoryview) -> int:
+        raise WireError("an EAGER frame from a receiver")
+
     def place(self, frame: Frame, at: int) -> memoryview:
         raise WireError("a DATA frame from a receiver")
 

@@ -313,7 +313,10 @@ class StreamLink(Link):
         except WireError:
             raise
         except Exception as error:
-            self._loop.call_exception_handler({"message": "a receive's callback failed", "exception": error})
+            self._callback_failed(error)
+
+    def _callback_failed(self, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": "a receive's callback failed", "exception": error})
 
     @staticmethod
     def _payload_of(frame: Frame) -> int:

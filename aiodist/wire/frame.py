@@ -101,7 +101,7 @@ class Frame(NamedTuple):
     signature: bytes
 
 
-_EAGER, _OFFER, _READY, _DATA, _MAPPED = Type.EAGER, Type.OFFER, Type.READY, Type.DATA, Type.MAPPED
+_EAGER, _DATA = int(Type.EAGER), int(Type.DATA)
 _TYPES = frozenset(int(kind) for kind in Type)
 _ELSEWHERE = frozenset((int(Type.MAPPED), int(Type.LENT)))  # where the bytes do not follow the header
 _WITHOUT_PAYLOAD = frozenset(
@@ -130,6 +130,11 @@ def pack(
     return _pack(kind, _ZEROS, stream, context, seq, part, nbytes, offset, total, word, 0, signature)
 
 
+def pack_eager(context: int, stream: int, seq: int, nbytes: int, signature: bytes) -> bytes:
+    """The header of an EAGER frame of part 0."""
+    return _pack(_EAGER, _ZEROS, stream, context, seq, 0, nbytes, 0, nbytes, 0, 0, signature)
+
+
 def parse(buffer: bytes | bytearray | memoryview, start: int = 0) -> Frame:
     """The header at `start` of `buffer`, which holds at least HEADER bytes from there.
 
@@ -150,6 +155,22 @@ def parse(buffer: bytes | bytearray | memoryview, start: int = 0) -> Frame:
     if not nbytes and (kind in _ELSEWHERE or (kind == _DATA and total)):
         raise WireError(f"a {Type(kind).name} frame without bytes in a message of {total}")
     return Frame(kind, context, stream, seq, part, nbytes, offset, total, word, signature)
+
+
+def parse_eager(record: memoryview) -> tuple[int, int, int, int, int, bytes]:
+    """The context, stream, seq, part, nbytes and signature of an EAGER frame whose payload follows.
+
+    Raises:
+        WireError: it is not one, or not all of it is there.
+    """
+    kind, zero, stream, context, seq, part, nbytes, offset, total, _, zeros, signature = _unpack_from(record)
+    whole = nbytes == total <= PAYLOAD_LIMIT and HEADER + nbytes <= len(record)
+    if kind != _EAGER or zero != _ZEROS or zeros or offset or not whole:
+        frame = parse(record)  # which says what is wrong with its header
+        raise WireError(
+            f"a {Type(frame.type).name} frame of {frame.nbytes} bytes in a record of {len(record)}"
+        )
+    return context, stream, seq, part, nbytes, signature
 
 
 def payload_bytes(frame: Frame) -> int:

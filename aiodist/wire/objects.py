@@ -25,7 +25,7 @@ import enum
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -148,7 +148,7 @@ _PLAIN_DEPTH = 3
 
 
 def _is_plain(x: Any, depth: int = 0) -> bool:
-    """Whether msgpack can write a value by itself, all at C speed: lists and dicts, not deep, of leaves that it
+    """Whether msgpack can write a value by itself, at C speed: lists and dicts, not deep, of leaves that it
     has types for. Most messages are."""
     kind = type(x)
     if kind is dict:
@@ -173,7 +173,7 @@ _packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
 
 
 def _packed(x: Any) -> bytes:
-    """A plain value as msgpack. The packer is everybody's: it calls nothing that could let another thread run.
+    """A plain value as msgpack. All threads use one packer, which calls nothing that could let another run.
 
     Raises:
         OverflowError: an integer has over 64 bits.

@@ -447,7 +447,7 @@ async def test_a_ring_frame_out_of_place_is_refused(make: Callable[..., Pair], t
 @pytest.mark.parametrize(
     ("header", "payload", "cause"),
     [
-        (pack(Type.EAGER, *KEY, nbytes=80, total=80), 8, "a EAGER frame of 80 bytes in a ring"),
+        (pack(Type.EAGER, *KEY, nbytes=80, total=80), 8, "a EAGER frame of 80 bytes in a record of 104"),
         (pack(Type.GOODBYE), 0, "a GOODBYE frame of 0 bytes in a ring"),
         (pack(Type.RING, total=Switch.OFF), 0, "a RING frame of 0 bytes in a ring"),
         (pack(Type.EAGER, *KEY)[: HEADER - 8], 0, "a record of 88 bytes in a ring"),

@@ -14,7 +14,9 @@ from aiodist.wire.frame import (
     Frame,
     Type,
     pack,
+    pack_eager,
     parse,
+    parse_eager,
     payload_bytes,
 )
 
@@ -95,3 +97,38 @@ def test_nonsense_is_refused(raw: bytes) -> None:
 def test_messages_of_no_bytes() -> None:
     assert parse(pack(Type.EAGER)).total == 0
     assert parse(pack(Type.DATA)).nbytes == 0
+
+
+@given(
+    key=st.tuples(unsigned(64), unsigned(32), unsigned(64)),
+    payload=st.binary(max_size=99),
+    more=st.binary(max_size=9),
+    signature=st.binary(min_size=32, max_size=32),
+)
+def test_an_eager_frame_is_packed_and_parsed_as_any_other(
+    key: tuple[int, int, int], payload: bytes, more: bytes, signature: bytes
+) -> None:
+    size = len(payload)
+    header = pack_eager(*key, size, signature)
+    assert header == pack(Type.EAGER, *key, nbytes=size, total=size, signature=signature)
+    record = memoryview(header + payload + more)
+    assert parse_eager(record) == (*key, 0, size, signature)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pack(Type.EAGER, nbytes=9, total=9) + bytes(8),
+        pack(Type.DATA, nbytes=9, total=9) + bytes(9),
+        pack(Type.OFFER, total=9),
+        b"\x01\x01" + pack(Type.EAGER)[2:],
+        b"\xff" + pack(Type.EAGER)[1:],
+        pack(Type.EAGER)[:56] + b"\x01" + pack(Type.EAGER)[57:],
+        pack(Type.DATA, nbytes=1, offset=1, total=2)[:1].replace(b"\x04", b"\x01")
+        + pack(Type.DATA, nbytes=1, offset=1, total=2)[1:]
+        + b"x",
+    ],
+)
+def test_no_other_record_is_taken_for_an_eager_frame(record: bytes) -> None:
+    with pytest.raises(WireError):
+        parse_eager(memoryview(record))

@@ -89,6 +89,7 @@ class HostBackend:
     Attributes:
         channels: of the group, with what its operations share.
         release, failed: of these.
+        take: takes the group's eager messages (`Taker`).
     """
 
     name = "host"
@@ -119,6 +120,7 @@ class HostBackend:
         self._issued = 0
         self._reserved: set[int] = set()
         self._messages = Messages(channels)
+        self.take = self._messages.take
         self._dead = False
         self._gone = set(groups.gone)  # ranks that send nothing more
         self._timers: set[asyncio.TimerHandle] = set()
@@ -292,7 +294,9 @@ class HostBackend:
         ended: Callable[[Operation], None],
     ) -> ShortMessages:
         """A way around `submit` for small messages."""
-        return ShortMessages(self.channels, self._messages, self._receive, issuer, numbers, enter, ended)
+        return ShortMessages(
+            *(self.channels, self._messages, self._receive, issuer, numbers, enter, ended, self._gone)
+        )
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts of the local engine, the shared segment, the channels and the links."""

@@ -11,7 +11,7 @@ import contextvars
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from aiodist.net.turn import Turn
 from aiodist.transport import Incoming, Outgoing
@@ -24,48 +24,29 @@ sleeper is woken ahead of others, a poller waits for its turn."""
 REST = 0.01
 """Seconds without polling after that."""
 
-_LOOKS = 4  # at shared memory, before the core is offered to others
+_LOOKS = 4  # before the core is offered to others
 
 _yield_core = getattr(os, "sched_yield", None)  # the peer that we wait for may want this core
 
 
-class Driven(Protocol):
-    """An operation over channels.
-
-    Attributes:
-        channels: what it waits for now.
-    """
-
-    channels: list[Incoming | Outgoing]
-
-    @property
-    def idle(self) -> bool:
-        """Whether it waits for nothing any more."""
-
-
 class ChannelDriver:
-    """The driver of a Work that waits for one channel.
+    """The driver of a Work that waits for one channel (`work.Driver`)."""
 
-    Attributes:
-        channels: that one.
-    """
-
-    __slots__ = ("_poller", "_work", "channels")
+    __slots__ = ("_channel", "_poller", "_work")
 
     def __init__(self, poller: Poller, channel: Incoming | Outgoing, work: Work[Any]) -> None:
         self._poller = poller
+        self._channel = channel
         self._work = work
-        self.channels = [channel]
-
-    @property
-    def idle(self) -> bool:
-        """Whether the Work is done."""
-        return self._work.done()
 
     def poll(self) -> None:
         """See `work.Driver`."""
-        if not self._poller.drive(self):
+        if not self._poller.until(self._look):
             self._work._driven_by(None)
+
+    def _look(self) -> bool:
+        self._channel.poll()
+        return self._work.done()
 
 
 class Poller:
@@ -85,24 +66,19 @@ class Poller:
         self._rests = 0.0
         self._inside = False
 
-    def drive(self, operation: Driven) -> bool:
-        """Bring an operation on until it is over, or this turn's budget is → False where it rests instead."""
-        if time.monotonic() < self._rests:
-            return False
+    def until(self, look: Callable[[], bool]) -> bool:
+        """Call `look` until it says True, or this turn's budget is over; once at least → False where it rests
+        instead."""
         if self._inside:
             return True
         self._inside = True
         try:
-            self._context.run(self._poll, operation, self._turn.start_polling(self._limit))
+            return self._context.run(self._until, look)
         finally:
-            self._turn.stop_polling()
             self._inside = False
-        return True
 
-    def until(self, look: Callable[[], bool]) -> bool:
-        """Call `look` until it says True, or this turn's budget is over; once at least → False where it rests
-        instead."""
-        if look() or self._inside:
+    def _until(self, look: Callable[[], bool]) -> bool:
+        if look():
             return True
         if time.monotonic() < self._rests:
             return False
@@ -125,12 +101,3 @@ class Poller:
             if time.monotonic() > now + LOST:
                 self._rests = now + REST
         return now >= ends
-
-    def _poll(self, operation: Driven, ends: float) -> None:
-        while operation.channels:
-            for channel in operation.channels:
-                channel.poll()
-            if operation.idle:
-                return
-            if self._late(ends):
-                return

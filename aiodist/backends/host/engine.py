@@ -55,6 +55,7 @@ class HostEngine:
         self._backends[context] = backend
         for rank, key, signature, nbytes in self._early.pop(context, ()):
             backend.arrived(rank, key, signature, nbytes)
+        self.resources.endpoint.takers[context] = backend.take
         return backend
 
     def retire(self, context: int) -> None:

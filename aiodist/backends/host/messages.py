@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,34 +22,33 @@ from aiodist.backends.base import Array, Operation, as_bytes, flat
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.channels import Channels
 from aiodist.backends.host.claims import Claim, Claims, move_up
+from aiodist.backends.host.unclaimed import Unclaimed
+from aiodist.errors import WireError
 from aiodist.kernels.cost import copy_cost_ns
-from aiodist.transport import Incoming, Into, Key
+from aiodist.transport import Incoming, Into, Key, Taken
 from aiodist.types import agree, message_signature
 
 ANY = -1
 
 
 _NOTHING: Mapping[tuple[int, int], Arrival] = {}
+_NO, _NOW, _KEPT = map(int, Taken)
 _NO_PLACE = np.empty(0, np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A message that came, or was offered, before a receive claimed it. `order` counts them."""
+class Arrival(NamedTuple):
+    """A message that came, or was offered, before a receive claimed it. `order` counts them.
+
+    Args:
+        data: its bytes, where they are here and not in the channel.
+    """
 
     order: int
     source: int
     number: int
     signature: bytes
     nbytes: int
-
-
-class Here(NamedTuple):
-    """A small message that was here before its receive."""
-
-    source: int
-    number: int
-    data: bytes
+    data: bytes | None = None
 
 
 class Messages:
@@ -67,34 +65,34 @@ class Messages:
         self._arrivals: dict[int, dict[tuple[int, int], Arrival]] = {}  # tag → source, number → what came
         self._came = itertools.count()
         self._dead = False
-        self._looking: Callable[[], None] | None = None
+        self._unclaimed: dict[int, Unclaimed] = {}  # by tag, in the order in which they were begun
 
     def quiet(self, tag: int) -> bool:
-        """Whether nothing has come with a tag that waits for a receive, and no receive with it waits in a
-        queue: the next message of a source is the next receive's. Not where no progress is made any more."""
-        waits = tag in self._queues or tag in self._arrivals or self._claims.unowned_counts
-        return not (waits or self._dead)
+        """Whether nothing has come with a tag that waits for a receive, and no receive with it waits but such
+        as have claimed their messages: the next message of a source is the next receive's. Not where no
+        progress is made any more."""
+        waits = tag in self._queues or tag in self._arrivals or tag in self._unclaimed
+        return not (waits or self._dead or self._claims.unowned_counts)
 
-    def take_here(self, source: int, tag: int, signature: Callable[[int, int], bytes]) -> Here | None:
-        """Take the message that a receive gets which is posted now, if all of it is here.
-
-        Args:
-            source: -1: any.
-            signature: what it must bear, given its bytes and its number: another one is left to the long way.
-        """
-        blocked = self._dead or tag in self._queues or self._claims.unowned_counts
-        if blocked or tag not in self._arrivals:
-            return None
-        found = self._first(source, tag)
-        if type(found) is not Arrival or signature(found.nbytes, found.number) != found.signature:
-            return None
-        channels = self._channels
-        data = channels.incoming(found.source).take_stored(Key(channels.context, 1 + tag, found.number, 0))
-        if data is None:
-            return None
+    def receive_here(self, receive: Unclaimed) -> bool:
+        """Have a receive that is begun now get the message that is its own, if all of it is here."""
+        tag = receive.tag
+        if self._dead or tag in self._queues or self._claims.unowned_counts or tag not in self._arrivals:
+            return False
+        if receive.source == ANY:
+            found = self._first(ANY, tag)
+        else:
+            found = self._arrivals[tag].get((receive.source, self._claims.next(receive.source, tag)))
+        if type(found) is not Arrival or found.data is None:
+            return False
+        if not receive.fits(found.signature, found.nbytes, found.number):
+            return False
         self._drop_arrival(tag, found)
         self._claims.pass_over(found.source, tag)
-        return Here(found.source, found.number, data)
+        receive.receive(found.source, found.number, found.data)
+        channels = self._channels
+        channels.incoming(found.source).let_go(channels.context, found.nbytes)
+        return True
 
     def _drop_arrival(self, tag: int, arrival: Arrival) -> None:
         arrivals = self._arrivals[tag]
@@ -102,36 +100,57 @@ class Messages:
         if not arrivals:
             del self._arrivals[tag]
 
-    def look_first(self, post: Callable[[], None]) -> None:
-        """Note a receive that looks for its message before it is posted. `post` posts it; called before
-        anything else is posted, or changes the order in any other way."""
-        self.settle()
-        self._looking = post
+    def wait(self, receive: Unclaimed) -> None:
+        """Have a receive get the next message of its source and tag, where that is `quiet`."""
+        self._unclaimed[receive.tag] = receive
 
-    def settle(self) -> None:
-        """Have the receive that looks for its message posted."""
-        if self._looking is not None:
-            post, self._looking = self._looking, None
-            post()
+    def settle(self, tag: int | None = None) -> None:
+        """Have the receives that have claimed nothing posted; those with one tag, or all."""
+        unclaimed = self._unclaimed
+        while unclaimed:
+            receive = unclaimed.pop(next(iter(unclaimed)) if tag is None else tag, None)
+            if receive is None:
+                break
+            receive.post(receive)
 
-    def forsake(self) -> None:
-        """Note that the receive that looks for its message does so no more."""
-        self._looking = None
+    def abandon(self, receive: Unclaimed) -> None:
+        """Take back a receive whose await was cancelled. What it has got in this very turn of the loop goes
+        to the next one."""
+        if receive.operation is not None:
+            self.given_up(receive.operation)
+        elif receive.got >= 0:
+            self.settle(receive.tag)
+            if not self._dead:
+                self._restore(receive.claim())
+        elif self._unclaimed.get(receive.tag) is receive:
+            del self._unclaimed[receive.tag]
 
-    def found(self, source: int, tag: int) -> None:
-        """Note that the receive that looks for its message has it: the next of a source and tag."""
-        self._looking = None
-        self._claims.pass_over(source, tag)
-
-    def next(self, source: int, tag: int) -> int:
-        """The number of the next message of a source and tag."""
-        return self._claims.next(source, tag)
-
-    def hand_back(self, claim: Claim) -> None:
-        """Keep a message for the next receive that was `found` by one whose await was cancelled in that very
-        turn of the loop."""
-        self.settle()
-        self._restore(claim)
+    def take(self, rank: int, stream: int, number: int, signature: bytes, data: memoryview) -> int:
+        """Take an eager message that came from a global rank, before the channel looks for its receive: a
+        `Taker`."""
+        source, tag, claims = self._channels.group_rank(rank), stream - 1, self._claims
+        if source is None or self._dead or claims.find(source, tag, number) is not None:
+            return _NO  # its receive is posted
+        receive = self._unclaimed.get(tag)
+        if receive is not None:
+            mine = receive.source in (source, ANY) and number == claims.next(source, tag)
+            if mine and receive.fits(signature, len(data), number):
+                del self._unclaimed[tag]
+                claims.pass_over(source, tag)
+                receive.receive(source, number, data)
+                return _NOW
+            self.settle(tag)
+            if self._dead or claims.find(source, tag, number) is not None:
+                return _NO
+        arrivals = self._arrivals.setdefault(tag, {})
+        if (source, number) in arrivals:
+            raise WireError(f"a second message {number} of tag {tag} from rank {rank}")
+        arrivals[source, number] = Arrival(
+            next(self._came), source, number, signature, len(data), bytes(data)
+        )
+        if number == claims.next(source, tag):
+            self._match(source, tag)
+        return _KEPT
 
     def send(self, operation: Operation) -> None:
         """Start a send."""
@@ -160,7 +179,7 @@ class Messages:
 
     def recv(self, operation: Operation) -> None:
         """Post a receive."""
-        self.settle()
+        self.settle(operation.tag)
         if type(operation) is Operation:  # a part of another engine's goes on with that
             operation.work._taken_back_by(partial(self.given_up, operation))
         if self.quiet(operation.tag) and operation.peer != ANY and operation.target is not None:
@@ -174,6 +193,7 @@ class Messages:
 
     def arrived(self, source: int, tag: int, number: int, signature: bytes, nbytes: int) -> None:
         """Take a message that came in or was offered."""
+        self.settle(tag)
         claim = self._claims.find(source, tag, number)
         if claim is not None:
             claim.signature = signature
@@ -265,6 +285,7 @@ class Messages:
 
     def ask(self) -> None:
         """Have what is waited for offered again: some peers offered more than is remembered."""
+        self.settle()
         for tag, queue in self._queues.items():
             self._ask(tag, {operation.peer for operation in queue})
 
@@ -319,8 +340,10 @@ class Messages:
         claim = Claim(source, tag, number, None, place, False, None, signature)
         self._claims.enter(claim)
         self._adopt(claim, operation)
-        if arrival is None or self._check(operation, source, number, arrival.signature):
+        if arrival is None:
             self._post(claim)
+        elif self._check(operation, source, number, arrival.signature):
+            self._post(claim, data=arrival.data)
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────────────
 
@@ -353,11 +376,12 @@ class Messages:
         else:
             self._channels.drive(receiver.work, channel)
 
-    def _post(self, claim: Claim, again: bool = False) -> None:
+    def _post(self, claim: Claim, again: bool = False, data: bytes | None = None) -> None:
         """Have a message received where its receiver wants it.
 
         Args:
             again: it is posted, perhaps, for a receiver of another size.
+            data: its bytes, where they are here and not in the channel.
         """
         channels, receiver, channel = self._channels, claim.receiver, self._channel(claim)
         assert receiver is not None
@@ -370,6 +394,11 @@ class Messages:
             (claim.place,) = claim.made.recv
         claim.users = bool(receiver.senders)  # else it is the message's own
         place = as_bytes(claim.place)
+        if data is not None and len(data) == len(place):
+            place[:] = data
+            channel.let_go(channels.context, len(data))
+            self._received(claim)
+            return
         signature = message_signature(target.dtype, target.size, claim.number) if claim.users else b""
         post = channel.post_again if again else channel.recv
         if post(self._key(claim), len(place), Into(place), partial(self._received, claim), signature):
@@ -414,8 +443,8 @@ class Messages:
 
     def take_back(self, operation: Operation) -> None:
         """Take back a receive that nobody waits for any more. Its message goes to the next one."""
-        self.settle()  # or it would look for a number that may change here
         claim, tag = operation.noted, operation.tag
+        self.settle(tag)
         if self._dead:
             return
         if operation.work.done():  # and nobody was given the result

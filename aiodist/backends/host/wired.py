@@ -90,7 +90,13 @@ class Collective:
 
     def poll(self) -> None:
         """Bring it on while it is awaited (`work.Driver`)."""
-        self._group.resources.poller.drive(self)
+        self._group.resources.poller.until(self._look)
+
+    def _look(self) -> bool:
+        """Look once at what it waits for → whether it waits for nothing any more."""
+        for channel in self.channels:
+            channel.poll()
+        return self.idle or not self.channels
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
 

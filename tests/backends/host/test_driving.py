@@ -38,6 +38,11 @@ class Operation:
         self.channel = Channel(self, ends_with)
         self.channels: list[Any] = [self.channel]
 
+    def look(self) -> bool:
+        for channel in self.channels:
+            channel.poll()
+        return self.idle or not self.channels
+
 
 class Clock:
     """Time that passes by 10 µs with each look at it."""
@@ -65,53 +70,53 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def test_it_polls_until_the_operation_is_over(clock: Clock) -> None:
     poller, operation = Poller(Turn(asyncio.get_running_loop()), 1.0), Operation(ends_with=7)
-    poller.drive(operation)
+    poller.until(operation.look)
     assert operation.channel.looks == 7
 
 
 async def test_a_turn_of_the_loop_has_one_budget(clock: Clock) -> None:
     poller, operation = Poller(Turn(asyncio.get_running_loop()), 200e-6), Operation()
-    poller.drive(operation)
+    poller.until(operation.look)
     looks = operation.channel.looks
-    assert 8 <= looks <= 12  # two looks at the clock each
-    poller.drive(operation)
-    assert operation.channel.looks == looks + 1
+    assert 25 <= looks <= 49  # two looks at the clock for 4 of them
+    poller.until(operation.look)
+    assert operation.channel.looks == looks + 5
     await asyncio.sleep(0)
-    poller.drive(operation)
-    assert operation.channel.looks == 2 * looks + 1
+    poller.until(operation.look)
+    assert operation.channel.looks == 2 * looks + 5
 
 
 async def test_who_loses_its_core_by_polling_sleeps_instead(clock: Clock) -> None:
     poller, operation = Poller(Turn(asyncio.get_running_loop()), 50e-6), Operation()
     clock.lost = 2 * LOST
-    poller.drive(operation)
-    assert operation.channel.looks == 2
+    poller.until(operation.look)
+    assert operation.channel.looks == 9
     await asyncio.sleep(0)
-    poller.drive(operation)
-    assert operation.channel.looks == 2
+    assert not poller.until(operation.look)
+    assert operation.channel.looks == 10
     clock.now += REST
-    poller.drive(operation)
-    assert operation.channel.looks > 2
+    assert poller.until(operation.look)
+    assert operation.channel.looks > 11
 
 
 async def test_nothing_to_poll_costs_nothing(clock: Clock) -> None:
     operation = Operation()
     operation.channels = []
-    Poller(Turn(asyncio.get_running_loop()), 1.0).drive(operation)
+    Poller(Turn(asyncio.get_running_loop()), 1.0).until(operation.look)
     assert operation.channel.looks == 0
 
 
 async def test_what_it_sets_off_does_not_inherit_the_tasks_context(clock: Clock) -> None:
     mark.set("the awaiting task's")
     operation = Operation(ends_with=1)
-    Poller(Turn(asyncio.get_running_loop()), 1.0).drive(operation)
+    Poller(Turn(asyncio.get_running_loop()), 1.0).until(operation.look)
     assert operation.channel.marks == {""}
 
 
 async def test_a_callback_that_awaits_again_does_not_nest(clock: Clock) -> None:
     poller, outer, inner = Poller(Turn(asyncio.get_running_loop()), 1.0), Operation(ends_with=2), Operation()
-    outer.channels.append(cast("Any", type("", (), {"poll": lambda self: poller.drive(inner)})()))
-    poller.drive(outer)
+    outer.channels.append(cast("Any", type("", (), {"poll": lambda self: poller.until(inner.look)})()))
+    poller.until(outer.look)
     assert inner.channel.looks == 0
 
 

@@ -491,31 +491,6 @@ def test_what_nobody_was_told_of_and_is_taken_back_goes_to_anybody() -> None:
     assert bench.results[anybody] == 11
 
 
-def test_a_receive_that_looks_is_posted_before_the_order_changes() -> None:
-    bench = Bench()
-    first = bench.recv(1)
-    posted: list[int] = []
-    bench.messages.look_first(lambda: posted.append(bench.messages.next(1, 0)))
-    bench.take_back[first]()
-    assert posted == [1]
-    assert bench.messages.next(1, 0) == 0
-    bench.messages.look_first(lambda: posted.append(-1))
-    bench.recv(2)
-    assert posted == [1, -1]
-    bench.messages.settle()
-    assert posted == [1, -1]
-
-
-def test_nothing_is_found_where_no_progress_is_made_any_more() -> None:
-    bench = Bench()
-    bench.arrive(1, 0)
-    assert not bench.messages.quiet(0)
-    assert bench.messages.quiet(1)
-    bench.messages.halt()
-    assert not bench.messages.quiet(1)
-    assert bench.messages.take_here(1, 0, lambda nbytes, number: b"") is None
-
-
 def test_a_receive_that_is_taken_back_holds_nobody_up() -> None:
     bench = Bench()
     anybody, known = bench.recv(ANY), bench.recv(1)

@@ -1,0 +1,104 @@
+"""A receive of a small message that has claimed none.
+
+It waits for the next message of its source and tag, and gets it whole when it comes. As long as it is the
+only one with its tag that does, nothing has to be remembered of it but itself: no claim, no place in the
+channel, no entry in flight. So most messages of services and of round trips cost a look at a table. As soon
+as anything else happens to its tag it is posted as any other receive (`messages.Messages.settle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aiodist.backends.base import Array, Operation, complete, contents, flat
+from aiodist.backends.host.claims import Claim
+from aiodist.backends.host.driving import Poller
+from aiodist.transport import Incoming
+from aiodist.types import message_signature
+from aiodist.work import Work
+
+_BYTE = np.dtype(np.uint8)
+
+
+class Unclaimed:
+    """The receive. The driver of its Work, where it has a source (`work.Driver`).
+
+    Args:
+        work: the user's handle.
+        source: group rank of the sender; -1: any.
+        tag: of the message.
+        target: where it goes, contiguous; None: into memory of its own.
+        convert: makes the Work's result of (sender, bytes), where there is no target.
+        post: posts it like any other.
+
+    Attributes:
+        poller, channel: what an await of it polls by, and its source's channel.
+        operation: once it is posted.
+        got: who sent the message that it has; -1: nobody yet.
+    """
+
+    __slots__ = (
+        *("_number", "_place", "channel", "convert", "got", "operation", "poller", "post", "source", "tag"),
+        *("target", "work"),
+    )
+
+    poller: Poller
+    channel: Incoming
+
+    def __init__(
+        self,
+        work: Work[Any],
+        source: int,
+        tag: int,
+        target: Array | None,
+        convert: Callable[[Any], Any] | None,
+        post: Callable[[Unclaimed], None],
+    ) -> None:
+        self.work = work
+        self.source = source
+        self.tag = tag
+        self.target = target
+        self.convert = convert
+        self.post = post
+        self.operation: Operation | None = None
+        self.got = -1
+        self._number = 0
+        self._place: Array | bytes = b""
+
+    def poll(self) -> None:
+        """See `work.Driver`."""
+        if not self.poller.until(self._look):
+            self.work._driven_by(None)
+
+    def _look(self) -> bool:
+        self.channel.poll()
+        return self.got >= 0 or self.operation is not None
+
+    def fits(self, signature: bytes, nbytes: int, number: int) -> bool:
+        """Whether a message of so many bytes is such as it receives."""
+        target = self.target
+        if target is None:
+            return nbytes > 0 and signature == message_signature(_BYTE, nbytes, number)
+        return nbytes == target.nbytes and signature == message_signature(target.dtype, target.size, number)
+
+    def receive(self, source: int, number: int, data: bytes | memoryview) -> None:
+        """Take a message that fits, and end well."""
+        self.got, self._number = source, number
+        if self.target is None:
+            self._place = data if type(data) is bytes else bytes(data)
+            complete(self.work, (source, self._place), self.convert)
+        else:
+            self._place = self.target
+            contents(self.target)[:] = data
+            self.work._finish(source)
+
+    def claim(self) -> Claim:
+        """The message that it has, as one that is here and belongs to nobody: its await was cancelled in the
+        very turn of the loop in which it came."""
+        place = np.frombuffer(self._place, np.uint8) if isinstance(self._place, bytes) else flat(self._place)
+        signature = message_signature(place.dtype, place.size, self._number)
+        users = self.target is not None
+        return Claim(self.got, self.tag, self._number, None, place, users, None, signature, complete=True)

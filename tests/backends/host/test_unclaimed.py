@@ -1,0 +1,265 @@
+"""Receives that have claimed nothing, among others of their tag: nothing is lost, and the order is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aiodist as dist
+from aiodist.backends.host.messages import ANY, Messages
+from aiodist.backends.host.unclaimed import Unclaimed
+from aiodist.errors import WireError
+from aiodist.group import ProcessGroup
+from aiodist.testing import spmd
+from aiodist.testing.clock import run_virtual
+from aiodist.testing.cluster import run_cluster
+from aiodist.transport import Taken
+from aiodist.types import message_signature
+
+LARGE = 9000  # bytes of an object that is offered
+FLOATS, BYTES = np.dtype(np.float64), np.dtype(np.uint8)
+
+
+class Group:
+    """`Messages` of a group of 4, and what is told of it."""
+
+    def __init__(self) -> None:
+        self.let_go: list[tuple[int, int]] = []
+        self.results: list[Any] = []
+        self.posted: list[Unclaimed] = []
+        channels: Any = SimpleNamespace(
+            context=7,
+            size=4,
+            crowded=set(),
+            group_rank=lambda rank: rank - 10 if 10 <= rank < 14 else None,
+            incoming=lambda source: SimpleNamespace(
+                let_go=lambda context, nbytes: self.let_go.append((source, nbytes))
+            ),
+        )
+        self.messages = Messages(channels)
+
+    def receive(self, source: int, items: int = 3, tag: int = 5) -> tuple[Unclaimed, Any]:
+        """A receive of some floats, or of bytes (0 items) → it, and where they go."""
+        work: Any = SimpleNamespace(_finish=self.results.append, _fail=self.results.append)
+        place = np.zeros(items) if items else None
+        return Unclaimed(work, source, tag, place, lambda got: got, self.posted.append), place
+
+    def take(self, source: int, number: int, data: Any, tag: int = 5) -> int:
+        """A message comes."""
+        signature = message_signature(data.dtype, data.size, number)
+        return self.messages.take(10 + source, 1 + tag, number, signature, memoryview(data.tobytes()))
+
+
+def test_the_next_message_of_its_source_and_tag_is_its_own() -> None:
+    group = Group()
+    receive, place = group.receive(2)
+    assert group.messages.quiet(5)
+    group.messages.wait(receive)
+    assert not group.messages.quiet(5)
+    assert group.messages.quiet(6)
+    assert group.take(2, 0, np.arange(3.0)) == Taken.NOW
+    assert group.results == [2]
+    assert list(place) == [0, 1, 2]
+    assert group.messages.quiet(5)
+    assert group.let_go == []
+
+
+def test_one_of_any_size_from_anybody_gets_bytes() -> None:
+    group = Group()
+    group.messages.wait(group.receive(ANY, 0)[0])
+    data = np.arange(9, dtype=np.uint8)
+    assert group.take(3, 0, data) == Taken.NOW
+    assert group.results == [(3, data.tobytes())]
+
+
+@pytest.mark.parametrize(
+    ("source", "number", "data"),
+    [
+        (1, 0, np.arange(3.0)),  # of another source
+        (2, 1, np.arange(3.0)),  # it overtook another
+        (2, 0, np.arange(4.0)),
+        (2, 0, np.arange(3)),
+    ],
+)
+def test_another_message_has_it_posted(source: int, number: int, data: Any) -> None:
+    group = Group()
+    receive, _ = group.receive(2)
+    group.messages.wait(receive)
+    assert group.take(source, number, data) == Taken.KEPT
+    assert group.posted == [receive]
+    assert group.results == []
+
+
+def test_a_message_of_another_tag_leaves_it_alone() -> None:
+    group = Group()
+    receive, _ = group.receive(2)
+    group.messages.wait(receive)
+    assert group.take(2, 0, np.arange(3.0), tag=6) == Taken.KEPT
+    assert group.posted == []
+    assert group.take(2, 0, np.arange(3.0)) == Taken.NOW
+
+
+def test_what_came_before_its_receive_is_kept_for_it() -> None:
+    group = Group()
+    for number in range(2):
+        assert group.take(2, number, np.full(3, 7.0 + number)) == Taken.KEPT
+    receive, place = group.receive(2)
+    assert group.messages.receive_here(receive)
+    assert list(place) == [7] * 3
+    assert group.let_go == [(2, 24)]
+    assert group.messages.receive_here(group.receive(ANY)[0])
+    assert group.results == [2, 2]
+    assert group.messages.quiet(5)
+
+
+def test_a_receive_that_does_not_fit_what_is_here_gets_nothing() -> None:
+    group = Group()
+    group.take(2, 0, np.arange(3.0))
+    for source, items in ((2, 4), (1, 3), (ANY, 2), (2, 0)):
+        assert not group.messages.receive_here(group.receive(source, items)[0])
+    assert group.messages.receive_here(group.receive(2)[0])
+
+
+def test_a_message_that_overtook_another_waits_for_its_turn() -> None:
+    group = Group()
+    group.take(2, 1, np.arange(3.0))
+    assert not group.messages.receive_here(group.receive(2)[0])
+    group.take(2, 0, np.arange(3.0))
+    assert group.messages.receive_here(group.receive(ANY)[0])
+
+
+def test_what_is_taken_back_gets_nothing() -> None:
+    group = Group()
+    receive, place = group.receive(2)
+    group.messages.wait(receive)
+    group.messages.abandon(receive)
+    assert group.take(2, 0, np.arange(3.0)) == Taken.KEPT
+    assert group.results == []
+    assert not place.any()
+
+
+def test_a_message_whose_receive_was_taken_back_in_its_turn_goes_to_the_next() -> None:
+    group = Group()
+    receive, _ = group.receive(2)
+    group.messages.wait(receive)
+    group.take(2, 0, np.arange(3.0))
+    group.messages.abandon(receive)
+    assert not group.messages.quiet(5)
+    assert not group.messages.receive_here(group.receive(2)[0])  # what is posted gets it
+    claim = group.messages._claims.unowned(2, 5)
+    assert claim is not None
+    assert (claim.complete, claim.number, claim.signature) == (True, 0, message_signature(FLOATS, 3, 0))
+    assert claim.place.view(FLOATS).tolist() == [0, 1, 2]
+
+
+def test_strangers_and_broken_groups_are_left_to_the_channel() -> None:
+    group = Group()
+    data, signature = memoryview(bytes(8)), message_signature(FLOATS, 1, 0)
+    assert group.messages.take(99, 6, 0, signature, data) == Taken.NO
+    group.messages.halt()
+    assert group.take(2, 0, np.arange(3.0)) == Taken.NO
+    assert not group.messages.quiet(5)
+
+
+def test_a_second_message_of_a_number_breaks_the_protocol() -> None:
+    group = Group()
+    group.take(2, 0, np.arange(3.0))
+    with pytest.raises(WireError, match="a second message 0 of tag 5 from rank 12"):
+        group.take(2, 0, np.arange(3.0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_whatever_is_received_and_taken_back_order_is_kept_and_nothing_is_lost(seed: int) -> None:
+    """Two ranks send small and large objects with two tags. The third has several receives of each tag at
+    once: from one or anybody, short or not, some of which lose patience. Where none does, of two receives that
+    got messages of one sender, the one that was posted first got the earlier one. (Where one does whose
+    message is on its way, that goes to the next, and another may have got a later one by then.)"""
+    plan = random.Random(seed)
+    impatient = plan.random() < 0.6
+    each, tags = 10, 2
+    large = {
+        (rank, tag, number): plan.random() < 0.2
+        for rank in (0, 1)
+        for tag in range(2)
+        for number in range(each)
+    }
+
+    async def send(pg: ProcessGroup) -> None:
+        rng = random.Random(f"{seed} {pg.rank}")
+        order = [tag for tag in range(tags) for _ in range(each)]
+        rng.shuffle(order)
+        numbers = [0] * tags
+        works = []
+        for tag in order:
+            body = bytes(LARGE) if large[pg.rank, tag, numbers[tag]] else b""
+            works.append(pg.send_object([pg.rank, numbers[tag], body], 2, tag, async_op=True))
+            numbers[tag] += 1
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.choice([0, 0.001, 0.01]))
+        for work in works:
+            await work
+
+    async def receive(pg: ProcessGroup, tag: int) -> None:
+        rng = random.Random(f"{seed} {tag}")
+        got: dict[int, tuple[int, int]] = {}  # by the receive's place among those posted
+        asked = 0
+
+        async def one(place: int, source: int | None) -> None:
+            timeout = 1000 if rng.random() < 0.3 else None
+            work: Any = pg.recv_object(source, tag, timeout=timeout)
+            try:
+                if impatient and rng.random() < 0.4:
+                    sender, number, _ = await asyncio.wait_for(work, rng.choice([0.0001, 0.001, 0.01]))
+                else:
+                    sender, number, _ = await work
+            except TimeoutError:
+                return
+            got[place] = (sender, number)
+
+        async with asyncio.TaskGroup() as tasks:
+            running: set[asyncio.Task[None]] = set()
+            while len(got) < 2 * each:
+                running = {task for task in running if not task.done()}
+                missing = {rank: each - sum(sender == rank for sender, _ in got.values()) for rank in (0, 1)}
+                if len(running) < min(3, sum(missing.values())):
+                    # from a known one only where nobody else can take its last
+                    known = [rank for rank in (0, 1) if missing[rank] > len(running)]
+                    source = rng.choice([*known, None])
+                    running.add(tasks.create_task(one(asked, source)))
+                    asked += 1
+                    await asyncio.sleep(0)  # it is posted
+                else:
+                    await asyncio.sleep(0.002)
+        assert sorted(got.values()) == [(rank, number) for rank in (0, 1) for number in range(each)]
+        for rank in (0, 1):
+            numbers = [number for _, (sender, number) in sorted(got.items()) if sender == rank]
+            assert impatient or numbers == sorted(numbers)
+
+    async def main(pg: ProcessGroup) -> None:
+        await pg.barrier()
+        if pg.rank < 2:
+            await send(pg)
+        else:
+            await asyncio.gather(*(receive(pg, tag) for tag in range(tags)))
+
+    run_virtual(run_cluster(3, main))
+
+
+@spmd(transport="shm")
+async def test_a_receive_that_waits_ends_with_its_peer(pg: ProcessGroup) -> None:
+    if pg.rank == 0:
+        await pg.send_object("the last", 1)
+        return
+    assert await pg.recv_object() == "the last"
+    with pytest.raises(dist.PeerClosed):
+        await pg.recv_object(0)
+    with pytest.raises(dist.PeerClosed):  # also one that begins now
+        await pg.recv_object(0)
