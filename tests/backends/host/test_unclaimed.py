@@ -179,7 +179,7 @@ def test_a_second_message_of_a_number_breaks_the_protocol() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_whatever_is_received_and_taken_back_order_is_kept_and_nothing_is_lost(seed: int) -> None:
     """Two ranks send small and large objects with two tags. The third has several receives of each tag at
-    once: from one or anybody, short or not, some of which lose patience. Where none does, of two receives that
+    once: from one or anybody, short or not; some lose patience. Where none does, of two receives that
     got messages of one sender, the one that was posted first got the earlier one. (Where one does whose
     message is on its way, that goes to the next, and another may have got a later one by then.)"""
     plan = random.Random(seed)
