@@ -97,6 +97,28 @@ def test_another_message_has_it_posted(source: int, number: int, data: Any) -> N
     assert group.results == []
 
 
+def test_an_offer_has_it_posted() -> None:
+    group = Group()
+    receive, _ = group.receive(2)
+    group.messages.wait(receive)
+    group.messages.arrived(2, 6, 0, message_signature(FLOATS, 3, 0), 24)
+    assert group.posted == []
+    group.messages.arrived(2, 5, 0, message_signature(FLOATS, 3, 0), 24)
+    assert group.posted == [receive]
+
+
+def test_what_the_group_asks_about_is_posted() -> None:
+    group = Group()
+    for tag in (5, 6):
+        group.messages.wait(group.receive(2, tag=tag)[0])
+    group.messages.settle(7)
+    assert group.posted == []
+    group.messages.settle(6)
+    assert [receive.tag for receive in group.posted] == [6]
+    group.messages.waiting()
+    assert [receive.tag for receive in group.posted] == [6, 5]
+
+
 def test_a_message_of_another_tag_leaves_it_alone() -> None:
     group = Group()
     receive, _ = group.receive(2)
