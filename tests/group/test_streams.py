@@ -1,4 +1,4 @@
-"""Receives that look for their messages before they are posted, between real processes."""
+"""Streams of messages whose receivers lose patience, between real processes and in virtual time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiodist.group import ProcessGroup
 from aiodist.testing import spmd
 from aiodist.testing.clock import run_virtual
 from aiodist.testing.cluster import run_cluster
-from tests.group.looking import Streams
+from tests.group.streams import Streams
 from tests.levels import few
 
 
@@ -86,7 +86,8 @@ async def test_what_does_not_fit_is_a_mismatch(pg: ProcessGroup) -> None:
 
 @spmd(transport="shm")
 async def test_receives_are_served_in_the_order_in_which_they_were_posted(pg: ProcessGroup) -> None:
-    """Also where one that looks is not awaited yet when the next is posted: from anybody, or of any kind."""
+    """Also where one that has claimed nothing is not awaited yet when the next is posted: from anybody, or of
+    any kind."""
     rng = random.Random(5)
     for round_ in range(100):
         order = [rng.choice(["one", "anybody"]) for _ in range(3)]
