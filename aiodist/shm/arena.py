@@ -11,6 +11,7 @@ See memfd_create(2), fcntl(2) "File Sealing".
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 
 from aiodist.errors import BackendUnavailable, WireError
 from aiodist.net.shortage import EXHAUSTED
+from aiodist.shm.mapping import map_at, mapped
 
 PAGE = 4096
 """Bytes at the start of an arena that hold its nonce; what the owner shares begins behind them."""
@@ -80,43 +82,39 @@ class Arena:
     def make_private(self) -> None:
         """Have the same addresses show a copy of a forked child's own, made page by page when written. Where
         the system refuses, the child goes on sharing its parent's memory."""
-        import ctypes
-
         if self.fd < 0:
             return
-        libc = ctypes.CDLL(None)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_long,
-        )
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         access = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
-        libc.mmap(address, self.nbytes, access, flags, self.fd, 0)
+        with contextlib.suppress(OSError):
+            map_at(address, self.nbytes, access, flags, self.fd)
 
     def advise(self, *advice: int) -> None:
         """Call madvise(2) on all of it; what this kernel does not know is left out."""
-        _advise(self._map, advice)
+        for one in advice:
+            with contextlib.suppress(OSError):
+                self._map.madvise(one)
 
     def close(self) -> None:
         """Unmap. Readers keep their mappings. May be called twice."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        _unmap(self.view, self._map)
+        try:
+            self.view.release()
+            self._map.close()
+        except BufferError:
+            pass  # a piece is still in use: all is unmapped when that is dropped
 
 
 class Window:
     """A reader's side: another process's arena, mapped read-only.
 
     Args:
-        fd: the file that was passed; the caller still closes it.
+        fd: the file that was passed; the caller closes it, when it likes.
         nbytes: of the file, as its owner says.
+        advice: for madvise(2).
 
     Raises:
         WireError: it is not a sealed arena of that size.
@@ -127,20 +125,19 @@ class Window:
         view: all of it, read-only.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, *advice: int) -> None:
         try:
-            self._map = self._mapped(fd, nbytes)
+            self.view = self._mapped(fd, nbytes, advice)
         except OSError as error:
             if error.errno in EXHAUSTED:
                 raise
             # Descriptors of pipes, of files that may not be read, and the like: what was sent is at fault.
             raise WireError(f"an arena that cannot be mapped ({error.strerror})") from None
         self.nbytes = nbytes
-        self.view = memoryview(self._map)
         self.nonce = bytes(self.view[:NONCE_BYTES])
 
     @staticmethod
-    def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+    def _mapped(fd: int, nbytes: int, advice: Iterable[int]) -> memoryview:
         import fcntl
 
         if not PAGE < nbytes <= PAGE + USABLE_LIMIT or nbytes % PAGE or os.fstat(fd).st_size != nbytes:
@@ -148,26 +145,9 @@ class Window:
         # Without the seal on its size, its owner could cut it off under us (SIGBUS).
         if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
             raise WireError("an arena that is not sealed")
-        return mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
-
-    def advise(self, *advice: int) -> None:
-        """See `Arena.advise`."""
-        _advise(self._map, advice)
+        return mapped(fd, nbytes, *advice)
 
     def close(self) -> None:
-        """Unmap. May be called twice."""
-        _unmap(self.view, self._map)
-
-
-def _advise(mapping: mmap.mmap, advice: Iterable[int]) -> None:
-    for one in advice:
-        with contextlib.suppress(OSError):
-            mapping.madvise(one)
-
-
-def _unmap(view: memoryview, mapping: mmap.mmap) -> None:
-    try:
-        view.release()
-        mapping.close()
-    except BufferError:
-        pass  # a piece is still in use: all is unmapped when that is dropped
+        """Unmap, when no piece of it is in use any more. May be called twice."""
+        with contextlib.suppress(BufferError):
+            self.view.release()

@@ -127,7 +127,7 @@ class PeerSegment:
                     raise WireError("a bell that could block the process that rings it")
                 if not _is_eventfd(bell):
                     raise WireError("a bell that is no eventfd")
-            self.window = Window(memory, nbytes)
+            self.window = Window(memory, nbytes, mmap.MADV_DONTDUMP)
             if self.window.nonce != nonce:
                 self.window.close()
                 raise WireError("a segment that is another process's")
@@ -136,7 +136,6 @@ class PeerSegment:
             raise
         finally:
             os.close(memory)
-        self.window.advise(mmap.MADV_DONTDUMP)
         self.view = self.window.view
 
     def ring_loop(self) -> None:

@@ -1,0 +1,55 @@
+"""A file's memory, mapped for reading without keeping a descriptor.
+
+Python's own `mmap` keeps one for each mapping (until 3.13, which can be told not to), and a process maps the
+memory of every local peer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from functools import cache
+
+_FAILED = ctypes.c_void_p(-1).value
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    number, size, address = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
+    libc.mmap.restype = address
+    libc.mmap.argtypes = address, size, number, number, number, ctypes.c_long
+    libc.munmap.argtypes = address, size
+    libc.madvise.argtypes = address, size, number
+    return libc
+
+
+def map_at(address: int | None, nbytes: int, access: int, flags: int, fd: int) -> int:
+    """Map the beginning of a file by mmap(2) → the address. `OSError` where that cannot be."""
+    found: int | None = _libc().mmap(address, nbytes, access, flags, fd, 0)
+    if found is None or found == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return found
+
+
+def mapped(fd: int, nbytes: int, *advice: int) -> memoryview:
+    """The first bytes of a file as read-only memory, shared with all others that map it. It stays mapped as
+    long as anything refers to it.
+
+    Args:
+        fd: the file; not needed afterwards.
+        advice: for madvise(2); what this kernel does not know is left out.
+
+    Raises:
+        OSError: the system does not map it.
+    """
+    address = map_at(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd)
+    for one in advice:
+        _libc().madvise(address, nbytes, one)
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    unmaps = weakref.finalize(memory, _libc().munmap, address, nbytes)
+    unmaps.atexit = False  # threads may look until the very end
+    return memoryview(memory).toreadonly().cast("B")
