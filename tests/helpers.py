@@ -19,8 +19,8 @@ BLOCKS_AT = -(-HEAD // PAGE) * PAGE
 def shared(more: int = 0) -> tuple[Segment, PeerSegment]:
     """A segment with room for one link's blocks, and `more` bytes, and what a peer sees of it. Close both."""
     segment = Segment(BLOCKS_AT + BLOCKS * FRAGMENT + more, bytes(NONCE_BYTES))
-    memory, loop_bell, bulk_bell = (os.dup(fd) for fd in segment.descriptors())
-    return segment, PeerSegment(0, 0, (memory, loop_bell, bulk_bell), segment.nbytes, bytes(NONCE_BYTES))
+    memory, bell = (os.dup(fd) for fd in segment.descriptors())
+    return segment, PeerSegment(0, 0, (memory, bell), segment.nbytes, bytes(NONCE_BYTES))
 
 
 async def error_of(awaitable: Awaitable[Any]) -> BaseException:

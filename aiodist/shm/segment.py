@@ -1,8 +1,12 @@
-"""One process's memory and bells, which all its local peers on the host hold.
+"""One process's memory and bell, which all its local peers on the host hold.
 
-The memory is one large arena: pages are taken when they are first touched, so its size costs nothing.
-A bell is an eventfd: a process that holds it can wake the owner's event loop, or the thread that does its
-bulk work. Nothing else can be done with one, and only the owner writes the memory.
+The memory is one large arena: pages are taken when they are first touched, so its size costs nothing. The
+bell is an eventfd: a process that holds it can wake the owner's event loop, or the thread that does its bulk
+work. Nothing else can be done with it, and only the owner writes the memory.
+
+One bell serves both, since each peer holds it: what is added to it says who is meant. Who finds it rung, and
+hears it, tells the other what was meant for that one: the loop by the thread's own bell, which no peer has,
+and the thread by a callback (`Hub`, `Bulk`).
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ SEGMENT_BYTES = USABLE_LIMIT
 _SHARE = 64  # of a limited address space a segment takes this part: those of all local peers are mapped, too
 _SMALLEST = 16 << 20
 
+_LOOP, _BULK = 1, 1 << 32  # what is added to a bell
+
 
 class Holder(Protocol):
     """A keeper of memory of a segment, for its next use."""
@@ -36,7 +42,7 @@ class Holder(Protocol):
 
 
 class Segment:
-    """The memory and bells of this process. Linux only; see `shm.available`.
+    """The memory and bell of this process. Linux only; see `shm.available`.
 
     Args:
         nbytes: usable bytes of the memory; virtual ones, taken page by page when touched.
@@ -52,8 +58,8 @@ class Segment:
         holders: keepers of memory that they may not need now; asked where there is no room.
         on_idle: called on the loop when a holder needs its memory no more.
         nbytes: of `view`: one page more than is usable.
-        loop_bell: the eventfd that wakes the event loop. Reading it never blocks.
-        bulk_bell: the one that wakes the thread for bulk work.
+        bell: the eventfd that peers ring. Reading it never blocks.
+        thread_bell: the one by which this process wakes its thread for bulk work.
     """
 
     def __init__(self, nbytes: int, nonce: bytes) -> None:
@@ -78,24 +84,36 @@ class Segment:
         self.heap = Heap(HEAD, len(self.view))
         self.holders: set[Holder] = set()
         self.on_idle: Callable[[], None] = lambda: None
-        self.loop_bell, self.bulk_bell = bells
+        self.bell, self.thread_bell = bells
         self.arena.advise(mmap.MADV_DONTDUMP)  # core dumps need not hold it all
         _segments.add(self)
 
-    def descriptors(self) -> tuple[int, int, int]:
-        """The descriptors for a local peer: the memory, the loop's bell, the thread's bell."""
-        return self.arena.fd, self.loop_bell, self.bulk_bell
+    def descriptors(self) -> tuple[int, int]:
+        """The descriptors for a local peer: the memory, the bell."""
+        return self.arena.fd, self.bell
+
+    def hear(self) -> tuple[bool, bool]:
+        """Whether the bell was rung for the loop, and for the thread, since it was last heard by either."""
+        try:
+            rung = os.eventfd_read(self.bell)
+        except BlockingIOError:
+            return False, False
+        return rung % _BULK > 0, rung >= _BULK
+
+    def wake_thread(self) -> None:
+        """Wake the thread for bulk work."""
+        _ring(self.thread_bell, 1)
 
     def close(self) -> None:
         """Unmap, as soon as no piece is in use; local peers keep what they have mapped. May be called
         twice. No thread may use a bell any more."""
-        self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
+        self.bell, self.thread_bell = _close(self.bell), _close(self.thread_bell)
         _segments.discard(self)
         self.arena.close()
 
 
 class PeerSegment:
-    """A local peer's segment, as seen from here: its memory to read, its bells to ring.
+    """A local peer's segment, as seen from here: its memory to read, its bell to ring.
 
     Args:
         rank: its global rank.
@@ -105,34 +123,30 @@ class PeerSegment:
         nonce: of its segment, as it says.
 
     Raises:
-        WireError: these are not a sealed arena with that nonce and two eventfds that never block.
+        WireError: these are not a sealed arena with that nonce and an eventfd that never blocks.
         OSError: the memory cannot be mapped here.
 
     Attributes:
         window: the memory.
         view: all of it, read-only.
-        loop_bell: rings its event loop.
-        bulk_bell: rings its thread for bulk work.
+        bell: rings its event loop, or its thread for bulk work.
     """
 
-    def __init__(
-        self, rank: int, pid: int, descriptors: tuple[int, int, int], nbytes: int, nonce: bytes
-    ) -> None:
+    def __init__(self, rank: int, pid: int, descriptors: tuple[int, int], nbytes: int, nonce: bytes) -> None:
         self.rank = rank
         self.pid = pid
-        memory, self.loop_bell, self.bulk_bell = descriptors
+        memory, self.bell = descriptors
         try:
-            for bell in (self.loop_bell, self.bulk_bell):
-                if os.get_blocking(bell):
-                    raise WireError("a bell that could block the process that rings it")
-                if not _is_eventfd(bell):
-                    raise WireError("a bell that is no eventfd")
+            if os.get_blocking(self.bell):
+                raise WireError("a bell that could block the process that rings it")
+            if not _is_eventfd(self.bell):
+                raise WireError("a bell that is no eventfd")
             self.window = Window(memory, nbytes, mmap.MADV_DONTDUMP)
             if self.window.nonce != nonce:
                 self.window.close()
                 raise WireError("a segment that is another process's")
         except BaseException:
-            self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
+            self.bell = _close(self.bell)
             raise
         finally:
             os.close(memory)
@@ -140,15 +154,15 @@ class PeerSegment:
 
     def ring_loop(self) -> None:
         """Wake its event loop. Ringing a bell that rings already, or after `close`, does nothing."""
-        _ring(self.loop_bell)
+        _ring(self.bell, _LOOP)
 
     def ring_bulk(self) -> None:
         """Wake its thread for bulk work."""
-        _ring(self.bulk_bell)
+        _ring(self.bell, _BULK)
 
     def close(self) -> None:
         """Unmap, as soon as no piece is in use. May be called twice. No thread may ring any more."""
-        self.loop_bell, self.bulk_bell = _close(self.loop_bell), _close(self.bulk_bell)
+        self.bell = _close(self.bell)
         self.window.close()
 
 
@@ -170,12 +184,12 @@ def _is_eventfd(descriptor: int) -> bool:
         return not os.path.isdir("/proc/self/fd")
 
 
-def _ring(bell: int) -> None:
+def _ring(bell: int, what: int) -> None:
     if bell >= 0:
         try:
-            os.eventfd_write(bell, 1)
+            os.eventfd_write(bell, what)
         except OSError:
-            pass  # rung 2^64 - 2 times and not heard yet; or no bell, which is its giver's loss
+            pass  # full, and not heard yet; or no bell, which is its giver's loss
 
 
 def _close(fd: int) -> int:

@@ -29,7 +29,7 @@ FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 """The kernel takes no more for a moment: too many wait to be accepted, or too many descriptors travel."""
 
 _PAUSE = 0.002  # seconds until that is tried again
-_DESCRIPTORS = 3  # of a segment
+_DESCRIPTORS = 2  # of a segment
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -200,13 +200,13 @@ class LocalHandshake:
             self._say_segment()
 
     def _meet(self, message: LocalMessage) -> PeerSegment:
-        """Take over the memory and the bells that came beside a message."""
+        """Take over the memory and the bell that came beside a message."""
         if len(self._fds) != _DESCRIPTORS:
             raise WireError("a message without a segment")
-        memory, loop_bell, bulk_bell = self._fds
+        memory, bell = self._fds
         self._fds.clear()
         pid = max(credentials(self._sock)[0], 0)
-        return PeerSegment(message.sender, pid, (memory, loop_bell, bulk_bell), message.nbytes, message.token)
+        return PeerSegment(message.sender, pid, (memory, bell), message.nbytes, message.token)
 
     # What is said.
 

@@ -1,4 +1,4 @@
-"""Memory of a file that is mapped without a descriptor: shown as long as anybody refers to it, and no longer."""
+"""A file's memory, mapped without a descriptor: shown as long as anybody refers to it, and no longer."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ if available():
 NONCE = bytes(range(NONCE_BYTES))
 
 
-def passed(segment: Segment) -> tuple[int, int, int]:
+def passed(segment: Segment) -> tuple[int, int]:
     """The descriptors as they come beside a message."""
-    memory, loop_bell, bulk_bell = segment.descriptors()
-    return os.dup(memory), os.dup(loop_bell), os.dup(bulk_bell)
+    memory, bell = segment.descriptors()
+    return os.dup(memory), os.dup(bell)
 
 
 def forked(child: object) -> int:
@@ -71,14 +71,19 @@ def test_core_dumps_stay_small() -> None:
 def test_bells_wake_their_owner() -> None:
     segment = Segment(PAGE, NONCE)
     peer_segment = PeerSegment(1, 1, passed(segment), segment.nbytes, NONCE)
-    with pytest.raises(BlockingIOError):
-        os.eventfd_read(segment.loop_bell)
-    peer_segment.ring_loop()
-    peer_segment.ring_loop()
-    peer_segment.ring_bulk()
-    assert os.eventfd_read(segment.loop_bell) == 2
-    assert os.eventfd_read(segment.bulk_bell) == 1
-    os.eventfd_write(segment.loop_bell, 2**64 - 2)
+    assert segment.hear() == (False, False)
+    for rings, meant in (
+        ([peer_segment.ring_loop] * 2, (True, False)),
+        ([peer_segment.ring_bulk] * 3, (False, True)),
+        ([peer_segment.ring_bulk, peer_segment.ring_loop], (True, True)),
+    ):
+        for ring in rings:
+            ring()
+        assert segment.hear() == meant
+        assert segment.hear() == (False, False)
+    segment.wake_thread()
+    assert os.eventfd_read(segment.thread_bell) == 1
+    os.eventfd_write(segment.bell, 2**64 - 2)
     peer_segment.ring_loop()  # full: it rings already
     peer_segment.close()
     peer_segment.ring_loop()
@@ -92,16 +97,16 @@ def test_what_is_no_home_is_refused() -> None:
         PeerSegment(1, 1, passed(segment), segment.nbytes, bytes(NONCE_BYTES))
     with pytest.raises(WireError, match="an arena of"):
         PeerSegment(1, 1, passed(segment), segment.nbytes + PAGE, NONCE)
-    memory, loop_bell, bulk_bell = passed(segment)
-    os.close(bulk_bell)
-    bulk_bell = os.eventfd(0, os.EFD_CLOEXEC)  # reading or ringing it could block
+    memory, bell = passed(segment)
+    os.close(bell)
+    bell = os.eventfd(0, os.EFD_CLOEXEC)  # reading or ringing it could block
     with pytest.raises(WireError, match="a bell"):
-        PeerSegment(1, 1, (memory, loop_bell, bulk_bell), segment.nbytes, NONCE)
+        PeerSegment(1, 1, (memory, bell), segment.nbytes, NONCE)
     reading, writing = os.pipe2(os.O_NONBLOCK)  # ringing it would write there
-    memory, loop_bell, bulk_bell = passed(segment)
-    os.close(loop_bell)
+    memory, bell = passed(segment)
+    os.close(bell)
     with pytest.raises(WireError, match="a bell that is no eventfd"):
-        PeerSegment(1, 1, (memory, writing, bulk_bell), segment.nbytes, NONCE)
+        PeerSegment(1, 1, (memory, writing), segment.nbytes, NONCE)
     os.close(reading)
     segment.close()
     assert memory_mapped() == 0

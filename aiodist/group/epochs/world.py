@@ -52,7 +52,7 @@ _WATCHED = 64  # ranks, up to which sentries stand: each needs two descriptors o
 
 _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 
-PROTOCOL = 5  # of what groups say to each other; a job that mixes numbers is refused
+PROTOCOL = 6  # of what groups say to each other; a job that mixes numbers is refused
 
 
 class Gathers(Protocol):

@@ -63,8 +63,7 @@ class Bulk:
 
     def wake(self) -> None:
         """Have the thread look around: something is new, or dead."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._hub.segment.bulk_bell, 1)
+        self._hub.segment.wake_thread()
 
     def close(self) -> None:
         """End the thread. What it still runs is dropped."""
@@ -77,8 +76,10 @@ class Bulk:
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        bell = select.poll()
-        bell.register(self._hub.segment.bulk_bell, select.POLLIN)
+        own, any_bell = select.poll(), select.poll()
+        own.register(self._hub.segment.thread_bell, select.POLLIN)
+        any_bell.register(self._hub.segment.thread_bell, select.POLLIN)
+        any_bell.register(self._hub.segment.bell, select.POLLIN)
         active: list[tuple[Exchange, Ended]] = []
         switch = sys.getswitchinterval()
         idle_since: float | None = None
@@ -101,7 +102,12 @@ class Bulk:
                 idle_since = idle_since or now
                 os.sched_yield()
                 continue
-            self._sleep(bell, active)
+            if active:
+                self._sleep(any_bell, active)
+            elif not (self._inbox or self._closing):
+                own.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._hub.segment.thread_bell)
             idle_since = None
         if sys.getswitchinterval() == SWITCH:
             sys.setswitchinterval(switch)
@@ -125,13 +131,15 @@ class Bulk:
             moved = moved or over or exchange.moves != moves
         return moved
 
-    def _sleep(self, bell: select.poll, active: list[tuple[Exchange, Ended]]) -> None:
+    def _sleep(self, bells: select.poll, active: list[tuple[Exchange, Ended]]) -> None:
+        """Sleep until a peer has gone on, or something is new."""
         hub = self._hub
         self._sleeps += 1
         hub.words[ASLEEP_BULK] = self._sleeps
         hub.fence_bulk()
-        if not (self._inbox or self._closing or (active and self._go_on(active))):
-            bell.poll()
+        if not (self._inbox or self._closing or self._go_on(active)):
+            bells.poll()
+            loop, _ = hub.segment.hear()
+            if loop:
+                hub.call(hub.woken)
         hub.words[ASLEEP_BULK] = 0
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(hub.segment.bulk_bell)

@@ -45,8 +45,10 @@ Work polls for a while (`start_polling`).
 # rings everybody who sleeps, also for a group that the sleeper does not wait in. To find out who waits
 # for what would take longer than to wake one process too many, and could forget somebody.
 #
-# The bulk thread has a word and a bell of its own. The loop may sleep while the thread works, and the
-# other way round, and to wake the wrong one would not help.
+# The bulk thread has a word of its own. The loop may sleep while the thread works, and the other way round,
+# and to wake the wrong one would not help. One bell serves both (`shm.segment`): the thread listens to it
+# only while it has work, so what is meant for the loop does not wake an idle thread. Whoever hears the bell
+# passes on what was meant for the other; to hear it is a call to the system, and so a fence.
 #
 # The directory maps a group's context to its region. It is searched by peers, and written by the owner
 # only: the offset first and the context last, so that whoever finds the context finds its offset. An
@@ -57,7 +59,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import platform
 import threading
 from collections import deque
@@ -226,7 +227,7 @@ class Hub:
         self._left_groups: deque[_Left] = deque()  # perhaps still read
         table = self.bytes[_DIRECTORY:HEAD].view(np.uint64)
         self._contexts, self._offsets = table[0::2], table[1::2]
-        loop.add_reader(segment.loop_bell, self._rung)
+        loop.add_reader(segment.bell, self._rung)
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -466,10 +467,16 @@ class Hub:
         self.ring(self.memories.values())
 
     def _rung(self) -> None:
-        try:
-            os.eventfd_read(self.segment.loop_bell)
-        except BlockingIOError:
-            return
+        loop, bulk = self.segment.hear()
+        if bulk:
+            self.segment.wake_thread()
+        if loop:
+            self.woken()
+
+    def woken(self) -> None:
+        """Go on: the bell was rung for the loop."""
+        if not self.words:
+            return  # closed meanwhile
         self.words[ASLEEP_LOOP] = 0
         if self._progress():
             self.rest_soon()
@@ -488,7 +495,7 @@ class Hub:
 
     def close(self) -> None:
         """Stop listening, and let go of the memory: a mapping holds a descriptor as long as anybody looks."""
-        self._loop.remove_reader(self.segment.loop_bell)
+        self._loop.remove_reader(self.segment.bell)
         self.segment.on_idle = lambda: None
         del self.segment  # or an array of a user's, which knows the hub, would keep it mapped for ever
         self.waiting.clear()

@@ -65,6 +65,6 @@ def join(hubs: Any) -> Iterator[Callable[[list[Hub]], list[Member]]]:
     joined.clear()
 
 
-def duplicates(segment: Segment) -> tuple[int, int, int]:
-    memory, loop_bell, bulk_bell = (os.dup(fd) for fd in segment.descriptors())
-    return memory, loop_bell, bulk_bell
+def duplicates(segment: Segment) -> tuple[int, int]:
+    memory, bell = (os.dup(fd) for fd in segment.descriptors())
+    return memory, bell

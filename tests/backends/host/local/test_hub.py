@@ -122,7 +122,7 @@ async def test_every_sleep_has_a_number_of_its_own(hubs: Any) -> None:
         while not mine.words[ASLEEP_LOOP]:  # noqa: ASYNC110
             await asyncio.sleep(0)
         slept.append(mine.words[ASLEEP_LOOP])
-        os.eventfd_write(mine.segment.loop_bell, 1)
+        os.eventfd_write(mine.segment.bell, 1)
         while mine.words[ASLEEP_LOOP] == slept[-1]:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert slept == sorted(set(slept))
@@ -168,7 +168,7 @@ async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
         memory.peer_segment.ring_loop = lambda: rung.append(len(asked))
     armed = True
     if how == "rung":
-        os.eventfd_write(mine.segment.loop_bell, 1)
+        os.eventfd_write(mine.segment.bell, 1)
     else:
         mine.rest_soon()
     while not asked or mine.rest_due:  # noqa: ASYNC110
