@@ -48,7 +48,6 @@ logger = logging.getLogger("aiodist.group.world")
 
 HOST_ONLY = BackendChoice()
 
-_WATCHED = 64  # ranks, up to which sentries stand: each needs two descriptors of every local peer
 
 _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 
@@ -135,6 +134,7 @@ class World:
             settings.inline,
         )
         self._processes = ProcessWatch(self._loop)
+        self._neighbour_pids: set[int] = set()  # processes of this host with which there are control links
         self._sentries: Sentries | None = None
         self._watchdog: Watchdog | None = None
         self._links = Links(endpoint, self._control, size, self._engine.unable)
@@ -158,6 +158,8 @@ class World:
             self._watch_processes(cards)
             await self._links.unless_lost(self._route(store, deadline))
             await self._links.connect(self._settings.timeout, deadline)
+            # The others' ends are told by those that have links with them. Each costs a descriptor.
+            self._processes.keep(self._neighbour_pids)
             return self._make(cards)
         except BaseException:
             await self.abandon()
@@ -203,7 +205,7 @@ class World:
 
     def _post(self) -> list[int]:
         """Post sentries, where there are local peers to see them → their thread ids."""
-        if self._settings.inline or not 1 < self._size <= _WATCHED:
+        if self._settings.inline or self._size == 1:
             return []
         self._sentries = self._sentries or Sentries()
         return self._sentries.tids
@@ -214,12 +216,14 @@ class World:
         for rank, card in enumerate(cards):
             if mine["pids"] and card["pids"] == mine["pids"] and card["pid"] != mine["pid"]:
                 self._watch_process(rank, card["pid"])
-                if self._sentries is not None:
+                if self._sentries is not None and rank in self._control.core.neighbours:
                     exits = partial(self._links.process_ended, rank, proven=False)
                     self._processes.watch_sentries(card["pid"], card["sentries"][:2], exits)
 
     def _watch_process(self, rank: int, pid: int) -> None:
         self._processes.watch(pid, partial(self._links.process_ended, rank))
+        if rank in self._control.core.neighbours:
+            self._neighbour_pids.add(pid)
         self._control.see(rank, partial(is_stopped, pid))
 
     async def _route(self, store: Gathers, deadline: float) -> None:
