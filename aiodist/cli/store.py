@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(
             "--job and --jobs contradict each other", hint="--jobs names all jobs that are served"
         )
-    from aiodist.rendezvous.quota import raise_descriptors
+    from aiodist.net.shortage import raise_descriptors
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     raise_descriptors()

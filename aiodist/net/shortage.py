@@ -5,6 +5,7 @@ A connection that fails for that says nothing of the peer. So this is asked befo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import NamedTuple
 
@@ -60,6 +61,21 @@ def _of(number: int | None) -> Shortage | None:
         case errno.EACCES | errno.EPERM:
             return Shortage("is not allowed to by its own host", "See its firewall's rules, or its sandbox's")
     return None
+
+
+MOST = 1 << 20
+"""Descriptors that a process is given where nothing limits them."""
+
+
+def raise_descriptors(enough: int = MOST) -> None:
+    """Let this process have so many descriptors, as far as its hard limit lets; one that has more keeps them."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = min(enough, MOST if hard == resource.RLIM_INFINITY else hard)
+    if soft != resource.RLIM_INFINITY and soft < enough:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
 _LIMIT = "Raise the limit in the shell that starts it, ulimit -n 65536 say, or have it close what it can"

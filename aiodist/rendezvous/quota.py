@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 
 _OWN = 64  # descriptors of a server itself: sockets that listen, its folder, the interpreter's
@@ -30,12 +29,3 @@ def descriptors() -> int:
     """The number that this process may have; 0 for no limit."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(0, soft)
-
-
-def raise_descriptors() -> None:
-    """Let this process have as many as its hard limit says, up to a million."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

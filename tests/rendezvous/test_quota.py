@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiodist.net.shortage import raise_descriptors
 from aiodist.rendezvous import quota
 from aiodist.rendezvous.quota import clients_of_each
 
@@ -30,13 +31,18 @@ def test_the_limit_is_this_processs_and_is_raised_to_what_it_may_be(monkeypatch:
     monkeypatch.setattr(resource, "getrlimit", lambda what: found[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda what, limits: found.append(limits))
     assert quota.descriptors() == 256
-    quota.raise_descriptors()
-    quota.raise_descriptors()
+    raise_descriptors()
+    raise_descriptors()
     assert found == [(256, 4096), (4096, 4096)]
     found.append((1024, resource.RLIM_INFINITY))
-    quota.raise_descriptors()
+    raise_descriptors()
     assert found[-1] == (1 << 20, resource.RLIM_INFINITY)
     found.append((resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    quota.raise_descriptors()
+    raise_descriptors()
     assert quota.descriptors() == 0
     assert len(found) == 5, "and is left alone where there is none"
+    found.append((1024, 4096))
+    raise_descriptors(1000)
+    assert len(found) == 6, "and where it is enough"
+    raise_descriptors(2000)
+    assert found[-1] == (2000, 4096)

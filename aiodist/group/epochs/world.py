@@ -41,6 +41,7 @@ from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.group.epochs.links import Links
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import Roster, context_of
+from aiodist.net.shortage import raise_descriptors
 from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.transport import Endpoint
 
@@ -50,6 +51,9 @@ HOST_ONLY = BackendChoice()
 
 
 _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
+
+_FEW, _USUAL, _EACH = 64, 1024, 4
+"""Ranks that need no more descriptors than a process usually has; that many; and how many each more may take."""
 
 PROTOCOL = 6  # of what groups say to each other; a job that mixes numbers is refused
 
@@ -154,6 +158,8 @@ class World:
             if patience is not None and self._size > 1:
                 self._control.watch(self._loop, patience)
                 self._watchdog = Watchdog(self._loop, patience, self._control)
+            if not self._settings.inline and self._size > _FEW:
+                raise_descriptors(_USUAL + _EACH * self._size)
             cards = await self._meet(store, host, deadline)
             self._watch_processes(cards)
             await self._links.unless_lost(self._route(store, deadline))
