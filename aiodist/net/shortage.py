@@ -68,7 +68,7 @@ MOST = 1 << 20
 
 
 def raise_descriptors(enough: int = MOST) -> None:
-    """Let this process have so many descriptors, as far as its hard limit lets; one that has more keeps them."""
+    """Let this process have so many descriptors, as far as its hard limit lets; who has more keeps them."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

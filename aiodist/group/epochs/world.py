@@ -53,7 +53,7 @@ HOST_ONLY = BackendChoice()
 _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 
 _FEW, _USUAL, _EACH = 64, 1024, 4
-"""Ranks that need no more descriptors than a process usually has; that many; and how many each more may take."""
+"""Ranks that need no more descriptors than a process usually has; that many; how many each more may take."""
 
 PROTOCOL = 6  # of what groups say to each other; a job that mixes numbers is refused
 
