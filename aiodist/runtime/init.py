@@ -157,7 +157,7 @@ def ask(
     init_method: str | None, timeout: Timeout, world_size: int, rank: int, store: Store | None
 ) -> Invitation:
     """Put what the arguments say of where to meet into an invitation. It has no secret yet."""
-    environ = os.environ
+    environ = dict(os.environ)  # each look at the real one encodes and decodes
     tuned = tuning(environ)
     limit = tuned.timeout if timeout is None else seconds(timeout)
     url = init_method or ("env://" if store is None else "")

@@ -21,6 +21,19 @@ from aiodist.transport import Endpoint
 logger = logging.getLogger("aiodist.backends.host")
 
 
+def hosts_of(local_to: Sequence[Set[int]]) -> list[frozenset[int]]:
+    """The ranks of each rank's host, itself included, from whom each has proved to share memory with; all by
+    global rank. The same object for all ranks of a host: there may be hundreds."""
+    known: dict[frozenset[int], frozenset[int]] = {}
+    sharing = []
+    for a, proved in enumerate(local_to):
+        group = frozenset({a, *(b for b in proved if 0 <= b < len(local_to) and a in local_to[b])})
+        sharing.append(known.setdefault(group, group))
+    # Sharing memory is transitive, or something is odd: then those ranks go by messages.
+    whole = {group for group in known if all(sharing[other] is group for other in group)}
+    return [group if group in whole else frozenset([rank]) for rank, group in enumerate(sharing)]
+
+
 class Resources:
     """The resources of one process; see the module.
 
@@ -59,16 +72,7 @@ class Resources:
         poll = limits.poll * 1e-6
         if not self._inline:  # where all ranks share one loop there is nobody to wait for
             self.poller = Poller(Turn.of(self.loop), poll)
-        size = len(local_to)
-        sharing = [
-            frozenset(b for b in range(size) if a == b or (b in local_to[a] and a in local_to[b]))
-            for a in range(size)
-        ]
-        # Sharing memory is transitive, or something is odd: then those ranks go by messages.
-        self._hosts = [
-            group if all(sharing[other] == group for other in group) else frozenset([rank])
-            for rank, group in enumerate(sharing)
-        ]
+        self._hosts = hosts_of(local_to)
         mine = self._hosts[self.rank]
         logger.debug("rank %d shares memory with %s", self.rank, sorted(mine - {self.rank}) or "nobody")
         segment = self.endpoint.segment
