@@ -63,17 +63,22 @@ class Case:
 
     Attributes:
         plan: of the exchange.
-        other_shape: of the other tensor, where one is passed.
+        other_shape: of the other tensor, where one is made.
+        other_shapes: that it may have where one is passed: its parts stacked, or joined along the first axis.
         alone: one tensor is given and overwritten, unless there is another.
         joined: parts of all members stay in one array.
     """
 
-    __slots__ = ("alone", "each_from", "each_to", "gets", "gives", "joined", "other_shape", "plan", "size")
+    __slots__ = (
+        *("alone", "each_from", "each_to", "gets", "gives", "joined", "other_shape", "other_shapes", "plan"),
+        "size",
+    )
 
-    def __init__(self, plan: Plan, other_shape: tuple[int, ...], rank: int, size: int) -> None:
+    def __init__(self, plan: Plan, other_shapes: tuple[tuple[int, ...], ...], rank: int, size: int) -> None:
         roles, root = ROLES[plan.call.kind], plan.call.root
         self.plan = plan
-        self.other_shape = other_shape
+        self.other_shapes = other_shapes
+        self.other_shape = other_shapes[0]
         self.gives, self.gets = roles.gives(rank, root), roles.gets(rank, root)
         self.each_from = roles.source is Parts.EACH
         self.each_to = roles.target is Parts.EACH
@@ -160,7 +165,7 @@ class Short:
             type(other) is not np.ndarray
             or not other.flags.carray
             or other.dtype != lead.dtype
-            or other.shape != case.other_shape
+            or other.shape not in case.other_shapes
             or np.may_share_memory(other, lead)
         ):
             return None
@@ -176,7 +181,7 @@ class Short:
         case = cases.get(())
         if case is None:
             call = Call(Kind.barrier, 0, np.dtype(np.uint8), (0,))
-            case = cases[()] = Case(self._running.plan(call, 0), (), self._rank, self._size)
+            case = cases[()] = Case(self._running.plan(call, 0), ((),), self._rank, self._size)
         if self.closed or not self._issuer.here():
             return None
         return self._issue(case.plan, [], [], None, held)
@@ -277,26 +282,28 @@ class Short:
         roles = ROLES[kind]
         if roles.rooted and not 0 <= root < self._size:
             return None
-        other_shape, agreed = shape, shape
+        other_shapes: tuple[tuple[int, ...], ...] = (shape,)
         if roles.source is not roles.target:
             if roles.reduces:  # its parts are joined along the first axis
                 if not shape or shape[0] % self._size:
                     return None
-                other_shape = (shape[0] // self._size, *shape[1:])
+                other_shapes = ((shape[0] // self._size, *shape[1:]),)
             else:
-                other_shape = (self._size, *shape)
+                other_shapes = ((self._size, *shape),)
+                if shape:
+                    other_shapes += ((self._size * shape[0], *shape[1:]),)
         elif roles.cut and (not shape or shape[0] % self._size):
             return None
         try:
             reduce = check_reduction(op, dtype) if roles.reduces else None
         except UsageError:
             return None
-        call = Call(kind, 0, dtype, agreed, reduce, root)
+        call = Call(kind, 0, dtype, shape, reduce, root)
         nbytes = call.nbytes * self._size if roles.agrees_on_part else call.nbytes
         plan = self._running.plan(call, nbytes)
         case = None
         if plan.path in (Path.direct, Path.slot, Path.inline):
-            case = Case(plan, other_shape, self._rank, self._size)
+            case = Case(plan, other_shapes, self._rank, self._size)
         cases = self._cases[kind][op]
         if len(cases) >= _SHAPES:
             cases.clear()
