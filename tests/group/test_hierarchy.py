@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import aiodist as dist
 from aiodist.backends.host.hierarchy import Hierarchy
 from aiodist.backends.host.local.board import SLOTS, TOOK
+from aiodist.backends.host.steps import STEPS
 from aiodist.environment.thresholds import Thresholds
 from aiodist.group import ProcessGroup
 from aiodist.group.requests import Op
@@ -30,6 +31,7 @@ Main = Callable[[ProcessGroup], Awaitable[Any]]
 
 ALL = Thresholds(hierarchy=1, inline=512)  # pieces of 1 KiB
 TINY = Thresholds(hierarchy=1, direct=64, inline=512, block=4096, staging=4096, depth=2)
+ROOTS = {"aabb": 0, "abba": 1}  # the column of rank 2
 LAYOUTS = ["aabb", "abab", "abba", "aaabbb", "aabbcc", "abcabc", "abccba"]
 
 
@@ -100,7 +102,7 @@ def test_random_programs_whatever_comes_first(hosts: str, seed: int) -> None:
 @pytest.mark.parametrize("hosts", few(["aabb", "aabbcc"], ["aabb"]))
 async def test_random_programs_over_sockets(hosts: str) -> None:
     async def main(pg: ProcessGroup) -> None:
-        kinds = (Kind.all_reduce, Kind.broadcast, Kind.all_gather)
+        kinds = tuple(STEPS)
         for seed in range(2):
             for step in program(700 + seed, pg.size, 30, kinds, big=40_000):
                 await perform(pg, step)
@@ -143,6 +145,33 @@ def test_an_average_divides_once_and_a_factor_counts_once() -> None:
             assert np.array_equal(out, np.arange(count) * sum(0.5 * (r + 1) ** 2 for r in range(6)))
 
     simulated("aaabbb", main)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abba"])
+def test_every_kind_goes_by_it(hosts: str) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        whole = np.arange(16.0) + 100 * pg.rank
+        mine = whole[:4].copy()
+        calls: dict[Kind, Callable[[], Awaitable[Any]]] = {
+            Kind.all_reduce: lambda: pg.all_reduce(whole.copy()),
+            Kind.reduce: lambda: pg.reduce(whole.copy(), 2),
+            Kind.reduce_scatter: lambda: pg.reduce_scatter(whole),
+            Kind.broadcast: lambda: pg.broadcast(whole.copy(), 2),
+            Kind.scatter: lambda: pg.scatter(mine.copy(), whole if pg.rank == 2 else None, 2),
+            Kind.gather: lambda: pg.gather(mine, 2),
+            Kind.all_gather: lambda: pg.all_gather(mine),
+            Kind.all_to_all: lambda: pg.all_to_all(whole),
+        }
+        assert set(calls) == set(STEPS)
+        for kind, call in calls.items():
+            before = hierarchy(pg).grid.outer._next
+            await call()
+            took = hierarchy(pg).grid.outer._next - before
+            assert took == (
+                1 if kind is not Kind.broadcast or hierarchy(pg).grid.column == ROOTS[hosts] else 0
+            )
+
+    simulated(hosts, main)
 
 
 async def test_arrays_of_every_kind_of_memory() -> None:

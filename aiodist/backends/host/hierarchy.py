@@ -3,14 +3,11 @@
 Ranks form a table: a row for each host, a column for each place on it. A row is this rank's *inner* group, a
 column its *outer* one; each is a host backend of its own, with its own context and numbers.
 
-    all_reduce   inner reduce_scatter ─▶ outer all_reduce of the shard ─▶ inner all_gather
-    broadcast    outer, in the root's column ─▶ inner, from that column
-    all_gather   outer ─▶ inner
-
-So n bytes on hosts with m ranks each cross the network as m shards of n/m bytes, side by side, and a host
-sends what one rank would. An element is reduced by one rank of each host and then by those in one outer
-group, which all get the same bits; the ranks of a host copy them (law 3). What an operation does step by step
-is in `stages`.
+An all_reduce, say, is a reduce_scatter in the inner groups, an all_reduce of its shard in the outer ones, and
+an all_gather in the inner ones. What each operation does step by step is in `steps`. So n bytes on hosts with
+m ranks each cross the network as m shards of n/m bytes, side by side, and a host sends what one rank would.
+An element is reduced by one rank of each host and then by those in one outer group, which all get the same
+bits; the ranks of a host copy them (law 3).
 
 The numbers in the inner and the outer group are taken when the user's operation takes its own, so they are
 alike on all ranks, whatever ends first. An internal call has the user's in its `detail`, and so in its
@@ -23,9 +20,10 @@ from functools import partial
 
 from aiodist.backends.base import Operation
 from aiodist.backends.host.grid import Grid
-from aiodist.backends.host.stages import STEPS, Run, pieces_of
+from aiodist.backends.host.stages import Run
+from aiodist.backends.host.steps import STEPS, parts_of, pieces_of
 from aiodist.environment.thresholds import Thresholds
-from aiodist.types import Call, Kind
+from aiodist.types import Call
 
 
 class Hierarchy:
@@ -105,9 +103,9 @@ class Hierarchy:
 
     def _take(self, call: Call) -> tuple[list[int], list[int]]:
         """Numbers in the inner group, and in the outer one where this rank has a part in it."""
-        pieces = pieces_of(call, self._piece)
-        each = 2 if call.kind is Kind.all_reduce else 1
-        inner = [self.grid.inner.number(call.seq) for _ in range(each * pieces)]
-        if call.kind is Kind.broadcast and self.grid.place[call.root][1] != self.grid.column:
-            return inner, []
-        return inner, [self.grid.outer.number(call.seq) for _ in range(pieces)]
+        grid, pieces = self.grid, pieces_of(call, self._piece)
+        inner, outer = parts_of(call, grid)
+        return (
+            [grid.inner.number(call.seq) for _ in range(inner * pieces)],
+            [grid.outer.number(call.seq) for _ in range(outer * pieces)],
+        )
