@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from aiodist.control.sentries import is_exiting, open_thread
 
@@ -42,11 +42,6 @@ class ProcessWatch:
             with contextlib.suppress(AttributeError, OSError, TypeError, OverflowError):
                 fd = self._fds[-tid] = open_thread(tid)
                 self._loop.add_reader(fd, self._sentry_gone, pid, tid, exits)
-
-    def keep(self, pids: Collection[int]) -> None:
-        """Watch no other processes any more than these, and their threads."""
-        for watched in [watched for watched in self._fds if watched >= 0 and watched not in pids]:
-            self._drop(watched)
 
     def _sentry_gone(self, pid: int, tid: int, exits: Callable[[int], object], look: int = 0) -> None:
         if not look:

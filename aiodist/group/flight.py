@@ -145,6 +145,7 @@ class Flight:
         while self._open:
             self._idle.clear()
             await self._idle.wait()
+            self._catch_up()  # what was begun meanwhile
 
     def _ask(self, silent: list[tuple[Operation, Entry]], now: float) -> None:
         if now >= self._next_questions:

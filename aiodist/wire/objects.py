@@ -22,6 +22,7 @@ said so.
 from __future__ import annotations
 
 import enum
+import re
 import struct
 import sys
 from collections import OrderedDict
@@ -108,11 +109,8 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
     try:
         if _HEAD.size < len(data) <= SHORT:
             form, size = _HEAD.unpack_from(data)
-            if form == FORMAT and size == len(data) - _HEAD.size:
-                try:
-                    return _unpackb(data[_HEAD.size :], ext_hook=_not_plain, **_UNPACKING)
-                except _NotPlainError:
-                    pass
+            if form == FORMAT and size == len(data) - _HEAD.size and not _extension_in(data, _HEAD.size):
+                return _unpackb(data[_HEAD.size :], **_UNPACKING)
         return _Decoder(memoryview(data), allow_pickle).decode()
     except AiodistError:
         raise
@@ -168,20 +166,23 @@ def _is_plain(x: Any, depth: int = 0) -> bool:
     return True
 
 
-_KEPT = 64 * 1024  # bytes of room that `_packer` keeps
-_packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
+_KEPT = 64 * 1024  # bytes of room that a packer may have that is kept
+_packers: list[Any] = []  # one at most, that nobody uses now
 
 
 def _packed(x: Any) -> bytes:
-    """A plain value as msgpack. All threads use one packer, which calls nothing that could let another run.
+    """A plain value as msgpack. While one packs, another thread may, or a finalizer: each has a packer alone.
 
     Raises:
         OverflowError: an integer has over 64 bits.
     """
-    global _packer
-    packed: bytes = _packer.pack(x)
-    if len(packed) > _KEPT:
-        _packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
+    packed: bytes = packer.pack(x)
+    if len(packed) <= _KEPT and not _packers:
+        _packers.append(packer)
     return packed
 
 
@@ -433,13 +434,9 @@ _UNPACKING: dict[str, Any] = {
 
 _unpackb = msgpack.unpackb
 
-
-class _NotPlainError(Exception):
-    """An extension is in a structure."""
-
-
-def _not_plain(_code: int, _payload: bytes) -> Any:
-    raise _NotPlainError
+# First bytes of extensions, which may also stand in text or a float: then the long way says so. (A hook that
+# raises is no way to find out: msgpack up to 1.2.0 never frees what it has built by then.)
+_extension_in = re.compile(rb"[\xc7-\xc9\xd4-\xd8]").search
 
 
 class _Decoder:

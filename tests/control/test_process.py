@@ -93,22 +93,3 @@ def test_whether_a_process_is_stopped() -> None:
     os.close(pipe)
     os.waitpid(pid, 0)
     assert is_stopped(pid) is None
-
-
-async def test_what_is_not_kept_is_not_watched_any_more() -> None:
-    children = [child() for _ in range(3)]
-    loop = asyncio.get_running_loop()
-    watch = ProcessWatch(loop)
-    ended: asyncio.Future[int] = loop.create_future()  # a second call would raise
-    before = len(os.listdir("/proc/self/fd"))
-    for pid, _ in children:
-        assert watch.watch(pid, ended.set_result)
-    kept = children[1][0]
-    watch.keep({kept, 1})
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    for pid, pipe in children:
-        os.kill(pid, signal.SIGKILL)
-        os.close(pipe)
-        os.waitpid(pid, 0)
-    assert await ended == kept
-    watch.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import gc
 import math
 import struct
 from collections import OrderedDict, namedtuple
@@ -391,3 +392,44 @@ def test_the_named_zone_of_a_datetime_is_kept() -> None:
     bad = encode(summer).replace(b"Europe/Berlin", b"Europe/Xerlin")
     with pytest.raises(WireError, match="Xerlin"):
         decode(bad)
+
+
+def test_what_is_packed_meanwhile_is_its_own() -> None:
+    """Where msgpack refuses an integer it makes an exception; the collector may run then, and so anything."""
+    seen: list[bytes] = []
+    inside = False
+
+    def during(_phase: str, _info: object) -> None:
+        nonlocal inside
+        if not inside:
+            inside = True
+            seen.append(objects.encode(["mine"]))
+            inside = False
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(during)
+    gc.set_threshold(1)
+    try:
+        for _ in range(100):
+            objects.encode([7] * 10 + [1 << 70])
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(during)
+    assert seen
+    assert all(objects.decode(one) == ["mine"] for one in seen)
+
+
+def test_no_room_is_kept_of_what_is_large_or_was_refused() -> None:
+    objects.encode([1])
+    (kept,) = objects._packers
+    for large in ([bytes(100_000)], [bytes(100_000), 1 << 70]):
+        assert objects.decode(objects.encode(large)) == large
+        assert objects._packers == []
+        objects.encode([1])
+    assert objects._packers != [kept]
+
+
+@pytest.mark.parametrize("byte", [0xC7, 0xC9, 0xD4, 0xD8])
+def test_bytes_that_look_like_extensions_are_data_all_the_same(byte: int) -> None:
+    for value in ([bytes([byte])], {"a": [bytes([byte, 1, 2]), (1, 2)]}, [byte << 8, (byte,)]):
+        assert objects.decode(objects.encode(value)) == value

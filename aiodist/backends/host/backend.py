@@ -269,6 +269,8 @@ class HostBackend:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        self._messages.halt()
+        self._messages.forget()
         if self._local is not None:
             self._local.retire()
             self._local = None

@@ -119,9 +119,7 @@ class Messages:
         if receive.operation is not None:
             self.given_up(receive.operation)
         elif receive.got >= 0:
-            self.settle(receive.tag)
-            if not self._dead:
-                self._restore(receive.claim())
+            self._restore(receive.claim())
         elif self._unclaimed.get(receive.tag) is receive:
             del self._unclaimed[receive.tag]
 
@@ -214,6 +212,7 @@ class Messages:
     def forget(self) -> None:
         """Let go of what waits: the group has broken, and no buffer is touched any more."""
         self._claims.forget()
+        self._unclaimed.clear()
         self._queues.clear()
         self._arrivals.clear()
 
@@ -471,7 +470,10 @@ class Messages:
 
     def _restore(self, claim: Claim) -> None:
         """Keep a message that was delivered, for the next receive."""
+        self.settle(claim.tag)
         claim.receiver = None
+        if self._dead:
+            return
         if claim.signature is None:  # it bore the one that was expected, so nobody was told of it
             claim.signature = message_signature(claim.place.dtype, claim.place.size, claim.number)
         if claim.users:

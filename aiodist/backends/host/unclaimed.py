@@ -41,7 +41,19 @@ class Unclaimed:
     """
 
     __slots__ = (
-        *("_number", "_place", "channel", "convert", "got", "operation", "poller", "post", "source", "tag"),
+        *(
+            "_into",
+            "_number",
+            "_place",
+            "channel",
+            "convert",
+            "got",
+            "operation",
+            "poller",
+            "post",
+            "source",
+            "tag",
+        ),
         *("target", "work"),
     )
 
@@ -61,6 +73,7 @@ class Unclaimed:
         self.source = source
         self.tag = tag
         self.target = target
+        self._into = None if target is None else contents(target)  # which cannot be taken away from now on
         self.convert = convert
         self.post = post
         self.operation: Operation | None = None
@@ -91,8 +104,9 @@ class Unclaimed:
             self._place = data if type(data) is bytes else bytes(data)
             complete(self.work, (source, self._place), self.convert)
         else:
+            assert self._into is not None
+            self._into[:] = data
             self._place = self.target
-            contents(self.target)[:] = data
             self.work._finish(source)
 
     def claim(self) -> Claim:

@@ -25,6 +25,7 @@ from aiodist.backends.base import Backend, Reports
 from aiodist.backends.choice import BackendChoice
 from aiodist.backends.host import HostEngine
 from aiodist.control.liveness import Patience
+from aiodist.control.overlay import FULL_MESH
 from aiodist.control.plane import ControlPlane
 from aiodist.control.process import ProcessWatch
 from aiodist.control.sentries import Sentries
@@ -138,7 +139,6 @@ class World:
             settings.inline,
         )
         self._processes = ProcessWatch(self._loop)
-        self._neighbour_pids: set[int] = set()  # processes of this host with which there are control links
         self._sentries: Sentries | None = None
         self._watchdog: Watchdog | None = None
         self._links = Links(endpoint, self._control, size, self._engine.unable)
@@ -164,8 +164,6 @@ class World:
             self._watch_processes(cards)
             await self._links.unless_lost(self._route(store, deadline))
             await self._links.connect(self._settings.timeout, deadline)
-            # The others' ends are told by those that have links with them. Each costs a descriptor.
-            self._processes.keep(self._neighbour_pids)
             return self._make(cards)
         except BaseException:
             await self.abandon()
@@ -224,12 +222,13 @@ class World:
                 self._watch_process(rank, card["pid"])
                 if self._sentries is not None and rank in self._control.core.neighbours:
                     exits = partial(self._links.process_ended, rank, proven=False)
-                    self._processes.watch_sentries(card["pid"], card["sentries"][:2], exits)
+                    tids = card["sentries"][:2]
+                    if self._size > FULL_MESH:  # others watch the other one
+                        tids = tids[self._endpoint.rank % 2 :][:1]
+                    self._processes.watch_sentries(card["pid"], tids, exits)
 
     def _watch_process(self, rank: int, pid: int) -> None:
         self._processes.watch(pid, partial(self._links.process_ended, rank))
-        if rank in self._control.core.neighbours:
-            self._neighbour_pids.add(pid)
         self._control.see(rank, partial(is_stopped, pid))
 
     async def _route(self, store: Gathers, deadline: float) -> None:

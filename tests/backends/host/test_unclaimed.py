@@ -197,6 +197,27 @@ def test_a_second_message_of_a_number_breaks_the_protocol() -> None:
         group.take(2, 0, np.arange(3.0))
 
 
+def test_what_it_may_write_to_cannot_be_taken_away() -> None:
+    group = Group()
+    receive, place = group.receive(2)
+    group.messages.wait(receive)
+    place.flags.writeable = False
+    assert group.take(2, 0, np.arange(3.0)) == Taken.NOW
+    assert group.results == [2]
+    assert list(place) == [0, 1, 2]
+
+
+def test_one_that_waits_while_a_message_is_handed_back_is_posted() -> None:
+    group = Group()
+    first, _ = group.receive(2)
+    group.messages.wait(first)
+    group.take(2, 0, np.arange(3.0))
+    waiting, _ = group.receive(2)
+    group.messages.wait(waiting)
+    group.messages.abandon(first)
+    assert group.posted == [waiting]
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_whatever_is_received_and_taken_back_order_is_kept_and_nothing_is_lost(seed: int) -> None:
@@ -285,3 +306,67 @@ async def test_a_receive_that_waits_ends_with_its_peer(pg: ProcessGroup) -> None
         await pg.recv_object(0)
     with pytest.raises(dist.PeerClosed):  # also one that begins now
         await pg.recv_object(0)
+
+
+@spmd(transport="shm")
+async def test_drain_waits_for_what_is_begun_meanwhile(pg: ProcessGroup) -> None:
+    if pg.rank == 0:
+        await pg.recv_object(1, 7)
+        await pg.send_object("a", 1, 1)
+        await pg.recv_object(1, 8)
+        await pg.send_object("b", 1, 2)
+        return
+    first = pg.recv_object(0, 1, async_op=True)
+    drained = asyncio.create_task(pg.drain())
+    await asyncio.sleep(0)
+    second = pg.recv_object(0, 2, async_op=True)
+    await pg.send_object("go", 0, 7)
+    assert await first == "a"
+    await asyncio.sleep(0)
+    assert not drained.done()
+    await pg.send_object("go on", 0, 8)
+    await drained
+    assert second.result() == "b"
+
+
+@spmd(transport="shm")
+async def test_a_closed_group_keeps_no_messages(pg: ProcessGroup) -> None:
+    sub = await pg.new_group([0, 1])
+    assert sub is not None
+    if pg.rank == 0:
+        for _ in range(7):
+            await sub.send_object(bytes(8000), 1)
+    await pg.barrier()
+    backend: Any = sub._core.backend
+    await sub.aclose()
+    assert not backend._messages._arrivals
+
+
+@pytest.mark.parametrize("timeout", [None, 100])
+@spmd(transport="shm")
+async def test_what_is_handed_back_by_a_thread_goes_to_the_next(
+    pg: ProcessGroup, timeout: float | None
+) -> None:
+    """A receive is cancelled while a thread copies its message, and another waits when that is over."""
+    if pg.rank == 0:
+        with pytest.raises(dist.GroupBroken):
+            await pg.send(np.ones(4_000_000), 1)
+            await pg.recv_object(1)
+        return
+    backend: Any = pg._core.backend
+    open_claims = backend._messages._claims._open
+
+    async def receive() -> None:
+        await pg.recv(np.zeros((4_000_000, 2))[:, 0], 0)
+
+    task = asyncio.create_task(receive())
+    while not open_claims:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    (claims,) = open_claims.values()
+    (claim,) = claims.values()
+    while not claim.complete:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    with pytest.raises(dist.CollectiveMismatch):  # it is not what this one receives
+        await pg.recv(np.zeros(3), 0, timeout=timeout)

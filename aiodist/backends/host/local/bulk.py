@@ -138,8 +138,11 @@ class Bulk:
         hub.words[ASLEEP_BULK] = self._sleeps
         hub.fence_bulk()
         if not (self._inbox or self._closing or self._go_on(active)):
-            bells.poll()
-            loop, _ = hub.segment.hear()
-            if loop:
-                hub.call(hub.woken)
+            meant = False
+            while not meant:
+                rung = bells.poll()
+                loop, bulk = hub.segment.hear()
+                if loop:
+                    hub.call(hub.woken)
+                meant = bulk or any(fd == hub.segment.thread_bell for fd, _ in rung)
         hub.words[ASLEEP_BULK] = 0

@@ -494,7 +494,7 @@ class Hub:
         return bool(self.waiting)
 
     def close(self) -> None:
-        """Stop listening, and let go of the memory: a mapping holds a descriptor as long as anybody looks."""
+        """Stop listening, and let go of the memory: it stays mapped as long as anybody looks."""
         self._loop.remove_reader(self.segment.bell)
         self.segment.on_idle = lambda: None
         del self.segment  # or an array of a user's, which knows the hub, would keep it mapped for ever
