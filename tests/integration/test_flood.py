@@ -26,11 +26,12 @@ def message(number: int, nbytes: int) -> Any:
 
 def stored(pg: ProcessGroup, source: int) -> list[int]:
     """Bytes of each message from a rank that waits here for a receive; 0 where it is only offered."""
-    receiver: Any = pg._core.backend.channels.incoming(source)  # type: ignore[attr-defined]
+    arrivals: Any = pg._core.backend._messages._arrivals  # type: ignore[attr-defined]
     return [
         len(one.data) if one.data is not None else 0
-        for key, one in receiver._stored.items()
-        if key.stream  # the next barrier may be here already
+        for of_tag in arrivals.values()
+        for one in of_tag.values()
+        if one.source == source
     ]
 
 
