@@ -166,7 +166,7 @@ async def test_somebody_in_etcds_place(bodies: tuple[bytes, ...], said: str) -> 
     async with await asyncio.start_server(Impostor(*bodies).serve, HOST, 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(AiodistError, match=said) as caught:
-            await EtcdStore.connect(f"etcd://{HOST}:{port}", "job", 60)
+            await EtcdStore.connect(f"etcd://{HOST}:{port}", "job", 2)
     assert is_one_line(str(caught.value))
 
 
