@@ -97,11 +97,11 @@ class Gateway:
             UsageError: a value is too large.
             NoLease, LeaseExists: as they say.
         """
-        start, delay, again, cause = self._loop.time(), _BACKOFF[0], False, "no answer"
+        start, delay, again, cause = self._loop.time(), _BACKOFF[0], False, _SILENT
         while (left := deadline - self._loop.time()) > 0:
             at = self._at
             try:
-                async with _within(min(left, ATTEMPT_SECONDS), "no answer"):
+                async with _within(min(left, ATTEMPT_SECONDS), _SILENT):
                     return await self._ask(self._bases[at], path, body), again
             except NoLease as error:
                 error.again = again
@@ -109,8 +109,10 @@ class Gateway:
             except TokenOver as error:
                 cause, again = str(error), True
             except Away as error:
-                cause = str(error)
-                again = again or cause != _REFUSED
+                said = str(error)
+                if said != _SILENT or left >= ATTEMPT_SECONDS:  # else the deadline has cut it short
+                    cause = said
+                again = again or said != _REFUSED
                 self._turn(at)
             await asyncio.sleep(min(delay * self._random.uniform(0.5, 1.0), max(left, 0.0)))
             delay = min(2 * delay, _BACKOFF[1])
@@ -264,6 +266,7 @@ def _result(line: bytes) -> Json:
 
 
 _LARGE = 256 << 10
+_SILENT = "no answer"
 _REFUSED = "Connection refused"
 _ENDED = "the connection ended before the answer"
 _RESET = os.strerror(errno.ECONNRESET)
