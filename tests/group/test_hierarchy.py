@@ -174,6 +174,17 @@ def test_every_kind_goes_by_it(hosts: str) -> None:
     simulated(hosts, main)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32], ids=str)
+def test_an_average_of_several_axes_is_dealt_out(dtype: Any) -> None:
+    async def main(pg: ProcessGroup) -> None:
+        mine = (np.arange(4 * 6 * 5).reshape(4 * 6, 5) % 7 + pg.rank).astype(dtype)
+        part = await pg.reduce_scatter(mine, dist.ReduceOp.AVG)
+        expected = (np.arange(4 * 6 * 5).reshape(4, 6, 5) % 7)[pg.rank] + 1.5
+        assert np.array_equal(part.astype(float), expected)
+
+    simulated("aabb", main)
+
+
 async def test_arrays_of_every_kind_of_memory() -> None:
     async def main(pg: ProcessGroup) -> None:
         for count in (6, 12_000, 12_001):

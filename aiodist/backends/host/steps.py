@@ -241,7 +241,7 @@ def _reduce_scatter(strand: Strand) -> Steps:
         run.after.append((target, out))
     op = _combining(call, between=True)
     yield from strand.cross(run.outer[0], Kind.reduce_scatter, (mine.size,), mine, out, reduce=op)
-    yield from _divided(strand, out)
+    yield from _divided(strand, flat(out))
 
 
 def _all_to_all(strand: Strand) -> Steps:
