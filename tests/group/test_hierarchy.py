@@ -178,7 +178,7 @@ def test_every_kind_goes_by_it(hosts: str) -> None:
 def test_an_average_of_several_axes_is_dealt_out(dtype: Any) -> None:
     async def main(pg: ProcessGroup) -> None:
         mine = (np.arange(4 * 6 * 5).reshape(4 * 6, 5) % 7 + pg.rank).astype(dtype)
-        part = await pg.reduce_scatter(mine, dist.ReduceOp.AVG)
+        part = await pg.reduce_scatter(mine, op=dist.ReduceOp.AVG)
         expected = (np.arange(4 * 6 * 5).reshape(4, 6, 5) % 7)[pg.rank] + 1.5
         assert np.array_equal(part.astype(float), expected)
 
