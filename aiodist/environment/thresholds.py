@@ -34,7 +34,7 @@ class Thresholds:
     local: int = 1
     poll: int = 50
     direct: int = 32 * KIB
-    inline: int = 1 * MIB
+    inline: int = 4 * MIB
     block: int = 256 * KIB
     staging: int = 4 * MIB
     depth: int = 3

@@ -26,6 +26,10 @@ from aiodist.environment.thresholds import Thresholds
 from aiodist.types import Call
 
 
+_PIECE = 5 << 18
+"""Bytes that go their way on their own, so that hosts and cables work at the same time."""
+
+
 class Hierarchy:
     """The operations of one group that go by its table.
 
@@ -37,7 +41,7 @@ class Hierarchy:
     def __init__(self, grid: Grid, limits: Thresholds) -> None:
         self.grid = grid
         self._least = max(limits.hierarchy, 1)
-        self._piece = max(1, limits.inline * 5 // 4)  # so much that a thread does the work (law 7)
+        self._piece = max(1, min(limits.inline, _PIECE))
         self._numbers: dict[int, tuple[list[int], list[int]]] = {}
         self._running: dict[int, Run] = {}
 

@@ -216,7 +216,8 @@ def path_of(
         if sizes is not None:
             reduced = max(sizes) * call.dtype.itemsize
         cost = cost_ns(reduced, call.dtype, call.reduce, anywhere=True) * (size - 1)
-    if nbytes > limits.inline or cost > INLINE_NS:
+    widest = nbytes if sizes is None else max(sizes) * call.dtype.itemsize * size  # parts lie as far apart
+    if widest > limits.inline or cost > INLINE_NS:
         return Path.bulk
     if call.kind is Kind.all_reduce:
         return Path.direct if nbytes <= limits.direct else Path.inline
@@ -236,9 +237,7 @@ def most_staged(size: int, limits: Thresholds) -> int:
     endless, lanes = 1 << 40, size - 1
     block, depth = blocks(endless, size, lanes, limits)
     larger, deep = blocks(endless, size, lanes, limits, phases=1)
-    parts = (
-        limits.inline * lanes + 64 * size
-    )  # in whole cache lines; one may be as large as all, where they differ
+    parts = limits.inline + 64 * size  # in whole cache lines
     return max(block * depth * size, larger * deep * lanes, parts, limits.direct)
 
 

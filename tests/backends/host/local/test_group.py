@@ -272,7 +272,7 @@ async def test_data_that_lies_nowhere_is_the_fault_of_who_says_so(hubs: Any, sho
 COUNT = 100_000
 """Elements: 800,000 bytes, a megabyte of staging, on the loop."""
 
-ON_THE_LOOP = Thresholds(direct=0)
+ON_THE_LOOP = Thresholds(direct=0, inline=1 << 20)
 
 
 def take_all(hub: Any) -> list[int]:
