@@ -252,6 +252,7 @@ class Board:
         No fence stands between the store and these loads, so a peer that falls asleep meanwhile may be missed
         here. It is woken when this turn ends: `Hub` rings once more then, with a fence.
         """
+        self.hub.wrote = True
         for memory in self.memories:
             if memory.words[ASLEEP_LOOP]:
                 memory.wake_loop()

@@ -185,6 +185,7 @@ class Hub:
         room: bytes of the segment that there are to give out.
         turn: the present turn of the loop.
         looks: how often a poller looks before it offers the core to others; 0 where polling is off.
+        wrote: something was written for peers to see, and they were rung without a fence.
         boards: groups' memory; asked for what is idle where there is no room, as the segment's holders are.
     """
 
@@ -222,6 +223,7 @@ class Hub:
         self._gate = threading.Lock()
         self._bulk_gate = threading.Lock()
         self.rest_due = False
+        self.wrote = False
         self._polled = False
         self._sleeps = 0
         self._left_groups: deque[_Left] = deque()  # perhaps still read
@@ -456,10 +458,7 @@ class Hub:
         if polled:  # an await polls, and will in the next turn
             self.rest_soon()
             return
-        self._sleeps += 1
-        self.words[ASLEEP_LOOP] = self._sleeps
-        self._gate.acquire()
-        self._gate.release()
+        self._fall_asleep()
         if not self._progress():
             self.words[ASLEEP_LOOP] = 0
         # What was written meanwhile was told without a fence (`Board.ring_loops`). A peer that fell asleep
@@ -478,8 +477,25 @@ class Hub:
         if not self.words:
             return  # closed meanwhile
         self.words[ASLEEP_LOOP] = 0
-        if self._progress():
+        self.wrote = False
+        if self._progress() and not self._moved():
+            # Nothing was there for it. Two who wait, and ring each other at the end of each turn, would never rest.
+            self._fall_asleep()
+            if not self._progress():
+                self.words[ASLEEP_LOOP] = 0
+        if self._moved():
             self.rest_soon()
+
+    def _moved(self) -> bool:
+        """Whether anything was written since `wrote` was cleared that peers may wait for."""
+        return self.wrote or self.rest_due
+
+    def _fall_asleep(self) -> None:
+        """Say that this loop is about to sleep. A look around has to follow."""
+        self._sleeps += 1
+        self.words[ASLEEP_LOOP] = self._sleeps
+        self._gate.acquire()
+        self._gate.release()
 
     def _progress(self) -> bool:
         """Go on with all → whether anything still waits."""

@@ -59,6 +59,53 @@ async def test_a_loop_that_waits_says_so_and_is_woken_by_the_bell(hubs: Any) -> 
     assert not mine.waiting
 
 
+async def rests(*sleepers: Any) -> None:
+    """Let the loop turn until all sleep, and nobody wakes any more."""
+    for _ in range(1000):
+        before = [hub.words[ASLEEP_LOOP] for hub in sleepers]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if all(before) and before == [hub.words[ASLEEP_LOOP] for hub in sleepers]:
+            return
+    raise AssertionError("they ring each other for ever")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_those_who_wait_for_something_else_let_each_other_sleep(size: int, hubs: Any) -> None:
+    """Each rings the others when it looks around; who is woken in vain must not do so in turn."""
+    local = hubs(size)
+    waiters = [Waiter(lambda: False) for _ in local]
+    for hub, waiter in zip(local, waiters, strict=True):
+        hub.watch(waiter)
+    await rests(*local)
+    for _ in range(3):
+        asked = sum(waiter.asked for waiter in waiters)
+        local[0].ring(local[0].memories.values())  # the others are woken, and find nothing
+        await rests(*local)
+        assert asked < sum(waiter.asked for waiter in waiters) <= asked + 4 * size
+
+
+async def test_who_is_woken_and_writes_rings_the_others_with_a_fence(hubs: Any) -> None:
+    mine, theirs = hubs(2)
+    rung: list[int] = []
+
+    class Writer:
+        def progress(self) -> bool:
+            mine.wrote = True  # as `Board.ring_loops` does, which may have missed one that falls asleep
+            return False
+
+        def failed(self, error: Exception) -> None:
+            raise error
+
+    mine.watch(Waiter(lambda: False))
+    await rests(mine)
+    mine.waiting.add(Writer())
+    mine.ring = lambda memories: rung.append(len([*memories]))
+    os.eventfd_write(mine.segment.bell, 1)
+    await rests(mine)
+    assert rung and theirs.words[ASLEEP_LOOP] == 0
+
+
 async def test_a_group_that_raises_costs_the_others_no_look(hubs: Any) -> None:
     (hub,) = hubs(1)
     asked: list[str] = []
@@ -157,6 +204,7 @@ async def test_who_falls_asleep_while_a_process_that_was_asleep_goes_on_is_rung(
     def ready() -> bool:
         if armed:
             asked.append(1)
+            mine.wrote = True
             theirs.words[ASLEEP_LOOP] = len(asked)  # just after the word was written here
         return False
 
