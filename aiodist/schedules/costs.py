@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from aiodist.schedules.chain import CHUNKS
 from aiodist.schedules.recursive import participants
 
 # ── the constants, and why ───────────────────────────────────────────────────────────────────────────
@@ -131,6 +132,12 @@ def all_reduce_halving(size: int) -> Cost:
     count = participants(size)
     extra = 0 if size == count else 2
     return Cost(2 * levels(count) + extra, 2 * share(count) + extra)
+
+
+def chain(size: int) -> Cost:
+    """The cost of a message in chunks from each to the next; the first one has to reach the end."""
+    rounds = CHUNKS + size - 2 if size > 1 else 0
+    return Cost(rounds, rounds / CHUNKS)
 
 
 def scatter_ring(size: int) -> Cost:

@@ -16,6 +16,7 @@ from aiodist.roles import ROLES
 from aiodist.schedules import (
     binomial,
     bruck,
+    chain,
     composed,
     costs,
     dissemination,
@@ -90,6 +91,7 @@ ALGORITHMS: dict[Kind, dict[str, Algorithm]] = {
     Kind.broadcast: {
         "binomial": Algorithm(binomial.broadcast, costs.binomial),
         "scatter_ring": Algorithm(composed.broadcast, costs.scatter_ring),
+        "chain": Algorithm(chain.broadcast, costs.chain),
     },
     Kind.reduce: {
         "binomial": Algorithm(binomial.reduce, costs.binomial),
