@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="over all ranks; a multiple of their number")
     parser.add_argument("--elastic", action="store_true", help="go on when ranks die or come")
     parser.add_argument("--backend", help="host, mpi… (what the machine has)")
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # launchers add words of their own, such as --local_rank=0
     training = train_elastic if options.elastic else train
     try:
         dist.run(training(load(), options.epochs, options.batch, options.backend))

@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--library", choices=LIBRARIES, default="torch")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=256, help="over all ranks; a multiple of their number")
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # launchers add words of their own, such as --local_rank=0
     try:
         dist.run(train(options.library, options.epochs, options.batch))
     except dist.BackendUnavailable as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from aiodist.cli.show import show
+from aiodist.cli.version import installed_version
 from aiodist.errors import AiodistError, UsageError
 from aiodist.sanitize import one_line
 
@@ -20,6 +21,7 @@ _LONGEST = 4000  # characters of an error; what another host said may be in it
 
 COMMANDS = {
     "run": "start a job's workers on this node (torchrun's flags)",
+    "launch": "start a job on several hosts, from this one",
     "env": "show what placement would be detected here, and why",
     "store": "run a standalone rendezvous server",
     "bench": "measure aiodist on this machine",
@@ -48,12 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_usage(), file=sys.stderr)
         return 2
     if args[0] in ("-V", "--version"):
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return _answer(f"aiodist {version('aiodist')}")
-        except PackageNotFoundError:
-            return _answer("aiodist (not installed)")
+        found = installed_version()
+        return _answer(f"aiodist {found}" if found else "aiodist (not installed)")
     name = args[0]
     if name not in COMMANDS:
         return _fail("aiodist", _no_command(name), 2)

@@ -69,6 +69,7 @@ class Options:
     def __init__(self, group: argparse._ActionsContainer, environ: Mapping[str, str]) -> None:
         self._group = group
         self._environ = environ
+        self._added: list[tuple[str, str | None]] = []  # names, and what they are without being given
 
     def value(
         self,
@@ -81,14 +82,27 @@ class Options:
         also: tuple[str, ...] = (),
     ) -> None:
         """An option with a value. `also`: other names of it, which the help does not show."""
+        self._added.append((name, default))
         for known in (*also, name):
             default = self._environ.get(f"PET_{_attribute(known).upper()}", default)
         self._add(name, short, also, metavar=metavar, default=default, help=help)
 
     def switch(self, name: str, help: str, *, short: str = "") -> None:
         """An option without a value."""
+        self._added.append((name, None))
         default = switch(self._environ, f"PET_{_attribute(name).upper()}")
         self._add(name, short, action="store_true", default=default, help=help)
+
+    def words(self, args: argparse.Namespace) -> list[str]:
+        """The words of a command line that give these options the values that they have."""
+        found = []
+        for name, default in self._added:
+            value = getattr(args, _attribute(name))
+            if value is True:
+                found.append(name)
+            elif value is not False and value != default:
+                found.append(f"{name}={value}")
+        return found
 
     def _add(
         self, name: str, short: str, also: tuple[str, ...] = (), *, default: object, help: str, **more: Any

@@ -20,6 +20,7 @@ from aiodist.environment.company import chosen, company_of_agent
 from aiodist.environment.cores import cores
 from aiodist.errors import UsageError
 from aiodist.launch.config import DEFAULT_PREFIX, LaunchConfig
+from aiodist.launch.inside import Inside, inside
 
 _DEFAULT_PORT = 29500  # torchrun's, where the meeting place is named without a port
 _STREAMS = (0, 1, 2, 3)
@@ -52,7 +53,10 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig
         SystemExit: --help (0).
     """
     args = _parser(environ).parse_args(list(argv))
-    nnodes, most = (1, 0) if args.standalone else _nnodes(args.nnodes)
+    around = _around(args, environ)
+    nnodes, most = (1, 0) if args.standalone else _nnodes(args.nnodes or "1")
+    if around is not None:
+        nnodes = around.nnodes
     nproc = workers_per_node(args.nproc_per_node, environ)
     check_room(nproc)
     if args.rdzv_backend not in ("static", "c10d"):
@@ -63,9 +67,14 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig
     tee = _per_rank("--tee", args.tee, nproc)
     check_room(nproc, len({*redirects, *tee}))
     conf = _pairs(args.rdzv_conf)
-    address, port = _meeting_place(args, max(nnodes, most))
+    address, port = _meeting_place(args, 1 if around is not None else max(nnodes, most))
     node_rank: int | None = 0
-    if nnodes > 1 or most:
+    local_addr = args.local_addr
+    if around is not None:
+        node_rank = around.node_rank
+        if around.launcher == "Slurm":
+            address, port, local_addr = _at_step(environ, node_rank, local_addr)
+    elif nnodes > 1 or most:
         node_rank = None if args.node_rank is None else _integer("--node-rank", args.node_rank)
         if node_rank is None and args.rdzv_backend == "static" and not most:
             raise UsageError(
@@ -87,7 +96,8 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig
         master_port=port,
         job=args.rdzv_id and job_name("--rdzv-id", args.rdzv_id),
         role=args.role,
-        local_addr=args.local_addr,
+        local_addr=local_addr,
+        told_by=around.launcher if around is not None and around.launcher != "Slurm" else "",
         log_dir=args.log_dir,
         redirects=redirects,
         tee=tee,
@@ -236,6 +246,25 @@ def _meeting_place(args: argparse.Namespace, nnodes: int) -> tuple[str, int | No
     return address, port if port is not None else _DEFAULT_PORT
 
 
+def _around(args: argparse.Namespace, environ: Mapping[str, str]) -> Inside | None:
+    """The place that another launcher gives this agent, where nothing else says a word of nodes."""
+    said = (args.nnodes, args.node_rank, args.master_addr, args.rdzv_endpoint, args.standalone)
+    return None if any(said) or chosen(environ) else inside(environ)
+
+
+def _at_step(
+    environ: Mapping[str, str], node_rank: int, local_addr: str | None
+) -> tuple[str, int, str | None]:
+    """Where the agents of a step of Slurm's meet, and this node's address: all know it without being told."""
+    from aiodist.net.sockets import outward
+    from aiodist.rendezvous.launchers.slurm import host_of_rank_0, port
+
+    # Debian's /etc/hosts has 127.0.1.1 for a host itself, where no other comes in.
+    own = local_addr or (outward() or None if node_rank == 0 else None)
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    return host_of_rank_0(environ), port(job, f"{step} agents"), own
+
+
 def _nnodes(text: str) -> tuple[int, int]:
     """'2' → (2, 0); '1:4' → (1, 4); '2:2' is 2."""
     low, colon, high = text.partition(":")
@@ -315,18 +344,14 @@ def _parser(environ: Mapping[str, str]) -> Parser:
         "Each option is also read from PET_<NAME> in the environment, and --a-b may be written --a_b.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("script", help="script, module or program that every worker runs")
-    parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="argument", help="handed to it")
-    what = Options(parser, environ)
-    what.value("--nproc-per-node", "1", "N", "workers on this node: a number, auto, cpu or gpu (1)")
-    what.switch("--module", "the script is a module, as for python -m", short="-m")
-    what.switch("--no-python", "the script is a program of its own")
-    what.value("--shutdown-timeout", "30", "S", "seconds from SIGTERM to SIGKILL (30)")
-    what.switch("--leave-daemons", "leave alone what workers have started in process groups of its own")
-    what.value("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIG,…", "what ends the job")
-
+    add_worker_options(parser, environ)
     nodes = Options(parser.add_argument_group("several nodes: start one agent on each"), environ)
-    nodes.value("--nnodes", "1", "N", "nodes in the job (1); MIN:MAX: they may come and go")
+    nodes.value(
+        "--nnodes",
+        None,
+        "N",
+        "nodes in the job (1; inside srun or mpirun: one for each agent); MIN:MAX: they may come and go",
+    )
     nodes.value("--node-rank", None, "R", "this node's number, from 0")
     nodes.value("--master-addr", None, "ADDR", "address of node 0")
     nodes.value("--master-port", None, "PORT", "port where the nodes meet (29500)")
@@ -341,6 +366,20 @@ def _parser(environ: Mapping[str, str]) -> Parser:
     )
     nodes.value("--local-addr", None, "ADDR", "this node's address, as peers are told")
     nodes.switch("--standalone", "one node, whatever else is said")
+    return parser
+
+
+def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[Options]:
+    """Add the script, and the options that say what a node's workers are, and what happens to them."""
+    parser.add_argument("script", help="script, module or program that every worker runs")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="argument", help="handed to it")
+    what = Options(parser, environ)
+    what.value("--nproc-per-node", "1", "N", "workers on a node: a number, auto, cpu or gpu (1)")
+    what.switch("--module", "the script is a module, as for python -m", short="-m")
+    what.switch("--no-python", "the script is a program of its own")
+    what.value("--shutdown-timeout", "30", "S", "seconds from SIGTERM to SIGKILL (30)")
+    what.switch("--leave-daemons", "leave alone what workers have started in process groups of its own")
+    what.value("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIG,…", "what ends the job")
 
     failures = Options(parser.add_argument_group("when a worker fails"), environ)
     failures.value(
@@ -374,4 +413,4 @@ def _parser(environ: Mapping[str, str]) -> Parser:
     torch.value("--start-method", "spawn", "M", "no effect; workers are new processes")
     torch.switch("--run-path", "no effect; a script is run as it is")
     torch.value("--role", "default", "NAME", "exported as ROLE_NAME")
-    return parser
+    return [what, failures, output, torch]

@@ -8,7 +8,7 @@ is never `rank // local size`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiodist.environment.company import chosen
 from aiodist.errors import UsageError
@@ -54,6 +54,8 @@ class Launcher:
         evidence: it is this launcher if all of these are set.
         any_of: … and, unless empty, at least one of these.
         local_ranks: has the global ranks of all processes on the node, '4,5,6', where nothing counts them.
+        values: … and these variables have these values.
+        master: the variables of the meeting place, where MASTER_ADDR and MASTER_PORT are not set.
         yields: AIODIST_ALONE=1 comes before it. Not before who was told its rank as such: a line in
             somebody's profile would make separate jobs of one of every job.
     """
@@ -68,6 +70,8 @@ class Launcher:
     node_rank: tuple[str, ...] = ("GROUP_RANK", "NODE_RANK", "CROSS_RANK")
     node_count: tuple[str, ...] = ("GROUP_WORLD_SIZE", "NNODES", "CROSS_SIZE")
     local_ranks: str = ""
+    values: tuple[tuple[str, str], ...] = ()
+    master: tuple[str, str] = ("", "")
     yields: bool = False
 
 
@@ -86,6 +90,17 @@ LAUNCHERS = (
     # Before Slurm and MPI: torchrun runs inside srun and mpirun.
     Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK")),
     Launcher("generic", ("RANK", "WORLD_SIZE")),
+    Launcher(
+        "Horovod",
+        ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+        rank=("HOROVOD_RANK",),
+        world_size=("HOROVOD_SIZE",),
+        local_rank=("HOROVOD_LOCAL_RANK",),
+        local_world_size=("HOROVOD_LOCAL_SIZE",),
+        node_rank=("HOROVOD_CROSS_RANK",),
+        node_count=("HOROVOD_CROSS_SIZE",),
+        yields=True,
+    ),
     # Before Slurm: both start their own helpers by srun, where they can, and those have a task's variables.
     Launcher(
         "Open MPI",
@@ -122,6 +137,42 @@ LAUNCHERS = (
         node_count=("SLURM_STEP_NUM_NODES",),
         yields=True,
     ),
+    Launcher(
+        "JAX",
+        ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS"),
+        rank=("JAX_PROCESS_ID",),
+        world_size=("JAX_NUM_PROCESSES",),
+        local_rank=(),
+        local_world_size=(),
+        node_rank=(),
+        node_count=(),
+        yields=True,
+    ),
+    # A pod of Kubeflow's with one process; several are for `aiodist run`, which reads the same variables.
+    Launcher(
+        "Kubeflow",
+        ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"),
+        rank=("PET_NODE_RANK",),
+        world_size=("PET_NNODES",),
+        local_rank=(),
+        local_world_size=(),
+        node_rank=("PET_NODE_RANK",),
+        node_count=("PET_NNODES",),
+        values=(("PET_NPROC_PER_NODE", "1"),),
+        master=("PET_MASTER_ADDR", "PET_MASTER_PORT"),
+        yields=True,
+    ),
+    # A pod of an indexed Job, which was told how many there are.
+    Launcher(
+        "indexed Job",
+        ("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
+        rank=("JOB_COMPLETION_INDEX",),
+        local_rank=(),
+        local_world_size=(),
+        node_rank=(),
+        node_count=(),
+        yields=True,
+    ),
     # One of these alone is a half-set environment: an error that says what is missing, not a world of 1.
     Launcher(
         "generic",
@@ -135,12 +186,13 @@ _HINT = "Start with `aiodist run`, or set RANK, WORLD_SIZE, MASTER_ADDR and MAST
 
 @dataclass
 class _Reader:
-    """A reader of numbers that remembers what was read."""
+    """A reader of numbers that remembers what was read: all of it, and what says which number."""
 
     environ: Environ
     seen: dict[str, str] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
 
-    def number(self, names: tuple[str, ...], *, least: int = 0) -> int | None:
+    def number(self, what: str, names: tuple[str, ...], *, least: int = 0) -> int | None:
         for name in names:
             text = self.environ.get(name, "")
             if not text:
@@ -152,10 +204,11 @@ class _Reader:
                 raise UsageError(f"{name}={text!r} is not a number", hint=_HINT) from None
             if value < least:
                 raise UsageError(f"{name}={text} must be at least {least}", hint=_HINT)
+            self.said[what] = f"{name}={text}"
             return value
         return None
 
-    def count(self, name: str) -> int | None:
+    def count(self, what: str, name: str) -> int | None:
         """The length of a list of numbers."""
         text = self.environ.get(name, "")
         if not text:
@@ -163,7 +216,9 @@ class _Reader:
         self.seen[name] = text
         if not all(part.isdecimal() for part in text.split(",")):
             raise UsageError(f"{name}={text[:80]!r} is no list of numbers", hint=_HINT)
-        return text.count(",") + 1
+        length = text.count(",") + 1
+        self.said[what] = f"the {length} of {name}"
+        return length
 
     @property
     def evidence(self) -> str:
@@ -173,6 +228,9 @@ class _Reader:
 def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placement:
     """A process's place, from explicit arguments first, then from the environment.
 
+    Where both are arguments, what a launcher says of nodes and local ranks holds only if it speaks of the
+    same place in the same world.
+
     Args:
         environ: the environment variables, `os.environ` say; an empty one counts as absent.
         rank: explicit global rank, -1 for none.
@@ -181,41 +239,87 @@ def placement(environ: Environ, rank: int = -1, world_size: int = -1) -> Placeme
     Raises:
         UsageError: a variable is missing, no number or out of range; names it and its value.
     """
-    master = environ.get("MASTER_ADDR") or None, _port(environ)
     launcher = next((row for row in LAUNCHERS if _matches(row, environ)), None)
+    master = _master(environ, launcher)
     by_choice = chosen(environ, world_size)
     if rank == -1 and by_choice and (world_size == 1 or launcher is None or launcher.yields):
         return _one_of_one((None, None), "alone", by_choice)
     if rank == 0 and world_size == 1:
         return _one_of_one(master, "arguments", f"rank={rank} world_size={world_size}")
+    if rank >= 0 and world_size >= 0:
+        return _by_arguments(environ, launcher, master, rank, world_size)
     if launcher is None:
         if rank == -1 and world_size == -1:
             return _one_of_one(master, "alone", "no launcher that is known here has given it a rank")
         launcher = Launcher("arguments", ())
+    return _by_launcher(environ, launcher, master, rank, world_size)
+
+
+def _by_arguments(
+    environ: Environ,
+    launcher: Launcher | None,
+    master: tuple[str | None, int | None],
+    rank: int,
+    world_size: int,
+) -> Placement:
+    given = f"rank={rank} world_size={world_size}"
+    if rank >= world_size:
+        raise UsageError(
+            f"rank={rank} is not in a world of world_size={world_size}",
+            hint=f"Ranks go from 0 to {world_size - 1}",
+        )
+    try:
+        said = None if launcher is None else _by_launcher(environ, launcher, master, rank, world_size)
+    except UsageError:  # of another world, or without meaning; nobody needs it
+        said = None
+    if said is None or launcher is None or not _agrees(environ, launcher, rank, world_size):
+        return Placement(rank, world_size, None, None, None, None, *master, "arguments", given)
+    return replace(said, launcher="arguments", evidence=given)
+
+
+def _agrees(environ: Environ, launcher: Launcher, rank: int, world_size: int) -> bool:
+    """Whether a launcher, where it says a rank or a size, says these."""
     reader = _Reader(environ)
-    local_rank = reader.number(launcher.local_rank)
-    local_size = reader.number(launcher.local_world_size, least=1) or reader.count(launcher.local_ranks)
-    node_rank = reader.number(launcher.node_rank)
-    node_count = reader.number(launcher.node_count, least=1)
-    given_rank = rank if rank >= 0 else reader.number(launcher.rank)
-    given_size = world_size if world_size >= 0 else reader.number(launcher.world_size, least=1)
+    own_rank, own_size = reader.number("", launcher.rank), reader.number("", launcher.world_size)
+    return own_rank in (None, rank) and own_size in (None, world_size)
+
+
+def _by_launcher(
+    environ: Environ,
+    launcher: Launcher,
+    master: tuple[str | None, int | None],
+    rank: int,
+    world_size: int,
+) -> Placement:
+    """The place that a launcher's variables say; the arguments that were given replace its rank and size."""
+    reader = _Reader(environ)
+    local_rank = reader.number("local rank", launcher.local_rank)
+    local_size = reader.number("local size", launcher.local_world_size, least=1)
+    local_size = local_size or reader.count("local size", launcher.local_ranks)
+    node_rank = reader.number("node", launcher.node_rank)
+    node_count = reader.number("nodes", launcher.node_count, least=1)
+    given_rank = rank if rank >= 0 else reader.number("rank", launcher.rank)
+    given_size = world_size if world_size >= 0 else reader.number("size", launcher.world_size, least=1)
     if given_size is None and node_count is not None and local_size is not None:
         given_size = node_count * local_size
+        reader.said["size"] = f"{reader.said['nodes']} × {reader.said['local size']}"
     if given_rank is None and node_rank is not None and local_rank is not None and local_size is not None:
         given_rank = node_rank * local_size + local_rank
         if given_size is not None and given_size % local_size:
             raise UsageError(
-                f"RANK is not set, and cannot be told: WORLD_SIZE={given_size} is no multiple of "
-                f"LOCAL_WORLD_SIZE={local_size}",
+                f"RANK is not set, and cannot be told: {reader.said.get('size', f'size {given_size}')} is no "
+                f"multiple of {reader.said['local size']}",
                 hint=_HINT,
             )
-    given_rank, given_size = _complete(given_rank, given_size, _arguments(rank, world_size) | reader.seen)
-    by, evidence = launcher.name, reader.evidence
-    if rank >= 0 and world_size >= 0:
-        by, evidence = "arguments", f"rank={rank} world_size={world_size}"
+        reader.said["rank"] = f"the rank {given_rank}"
+    arguments = _arguments(rank, world_size)
+    given_rank, given_size = _complete(given_rank, given_size, arguments | reader.seen)
+    for what, name, value in (("rank", "rank", rank), ("size", "world_size", world_size)):
+        if value >= 0:
+            reader.said[what] = f"{name}={value}"
     local, node = (local_rank, local_size), (node_rank, node_count)
-    found = Placement(given_rank, given_size, *local, *node, *master, by, evidence)
-    _check(found, rank >= 0)
+    found = Placement(given_rank, given_size, *local, *node, *master, launcher.name, reader.evidence)
+    _check(found, reader.said)
     return found
 
 
@@ -224,8 +328,10 @@ def _one_of_one(master: tuple[str | None, int | None], launcher: str, evidence: 
 
 
 def _matches(row: Launcher, environ: Environ) -> bool:
-    return all(environ.get(name) for name in row.evidence) and (
-        not row.any_of or any(environ.get(name) for name in row.any_of)
+    return (
+        all(environ.get(name) for name in row.evidence)
+        and (not row.any_of or any(environ.get(name) for name in row.any_of))
+        and all(environ.get(name) == value for name, value in row.values)
     )
 
 
@@ -248,32 +354,34 @@ def _complete(rank: int | None, world_size: int | None, seen: dict[str, str]) ->
     raise UsageError(f"{missing} {verb} not set{because}", hint=_HINT)
 
 
-def _check(found: Placement, rank_is_argument: bool) -> None:
-    name = "rank" if rank_is_argument else "RANK"
+def _check(found: Placement, said: Mapping[str, str]) -> None:
+    """Refuse numbers that contradict each other; `said`: what says which of them."""
     if found.world_size < 1:
         raise UsageError(f"world_size={found.world_size} must be at least 1")
     if found.rank >= found.world_size:
         raise UsageError(
-            f"{name}={found.rank} is not in a world of WORLD_SIZE={found.world_size}",
+            f"{said['rank']} is not in a world of {said['size']}",
             hint=f"Ranks go from 0 to {found.world_size - 1}",
         )
-    for small, big, a, b in (
-        (found.local_rank, found.local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        (found.node_rank, found.node_count, "NODE_RANK", "the number of nodes"),
+    for small, big, which, of in (
+        (found.local_rank, found.local_world_size, "local rank", "local size"),
+        (found.node_rank, found.node_count, "node", "nodes"),
     ):
         if small is not None and big is not None and small >= big:
-            raise UsageError(f"{a}={small} is not below {b}={big}", hint=_HINT)
+            raise UsageError(f"{said[which]} is not below {said[of]}", hint=_HINT)
     if found.local_world_size is not None and found.local_world_size > found.world_size:
-        raise UsageError(
-            f"LOCAL_WORLD_SIZE={found.local_world_size} is more than WORLD_SIZE={found.world_size}",
-            hint=_HINT,
-        )
+        raise UsageError(f"{said['local size']} is more than {said['size']}", hint=_HINT)
 
 
-def _port(environ: Environ) -> int | None:
-    text = environ.get("MASTER_PORT", "")
-    if not text:
-        return None
+def _master(environ: Environ, launcher: Launcher | None) -> tuple[str | None, int | None]:
+    """Where the processes meet: MASTER_ADDR and MASTER_PORT, else what the launcher has instead."""
+    named = [("MASTER_ADDR", "MASTER_PORT"), ("", "") if launcher is None else launcher.master]
+    address = next((environ[name] for name, _ in named if environ.get(name)), None)
+    return address, next((_port(environ, name) for _, name in named if environ.get(name)), None)
+
+
+def _port(environ: Environ, name: str) -> int:
+    text = environ[name]
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise UsageError(f"MASTER_PORT={text!r} is not a port", hint="Ports go from 1 to 65535")
+        raise UsageError(f"{name}={text!r} is not a port", hint="Ports go from 1 to 65535")
     return int(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 
 
@@ -20,6 +21,15 @@ def boot_id() -> str:
 def host_id() -> str:
     """A name of this host, by its boot where that is known; processes with the same may share memory."""
     return boot_id() or os.uname().nodename
+
+
+def host_key() -> str:
+    """A short name of this host as far as its loopback reaches: another network namespace has another."""
+    try:
+        network = str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        network = ""
+    return hashlib.blake2b(f"{host_id()} {network}".encode(), digest_size=8).hexdigest()
 
 
 def pid_space() -> str:

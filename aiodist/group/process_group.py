@@ -51,6 +51,11 @@ class ProcessGroup:
         name: for people.
         epoch: counts membership changes, 0 at first.
         hosts: name of each member's host, in group order.
+        local_rank: of this process among the members on its node.
+        local_size: members on its node.
+        node_rank: of its node among the members' nodes.
+        node_count: nodes that the members are on. Ranks that share a host are of one node; where a launcher
+            numbers nodes and local ranks, these have its order.
         timeout: seconds; of operations that say nothing else.
         backend: what carries operations out, 'host' or 'cpu:host,cuda:nccl'.
         device: index of this process's CUDA device; None where the group takes no tensors on devices.
@@ -64,6 +69,7 @@ class ProcessGroup:
         self.name = roster.name
         self.epoch = roster.epoch
         self.hosts = roster.hosts
+        self.local_rank, self.local_size, self.node_rank, self.node_count = roster.place
         self._core = core
         self._objects = Objects(core)
         self._subgroups = Subgroups(core, type(self))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from aiodist.group.seats import Place, Seat, place_in
+
 
 @dataclass(frozen=True)
 class Roster:
@@ -18,10 +20,12 @@ class Roster:
         name: of the group, for people.
         context: 64-bit number that names the group at its epoch, equal on all members.
         epoch: counts membership changes.
+        seats: where each member sits, in group order.
 
     Attributes:
         rank: of this process in the group.
         size: number of members.
+        place: local rank and node rank of this process in the group.
     """
 
     me: int
@@ -30,12 +34,15 @@ class Roster:
     name: str
     context: int
     epoch: int
+    seats: tuple[Seat, ...]
     rank: int = field(init=False)
     size: int = field(init=False)
+    place: Place = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rank", self.ranks.index(self.me))
         object.__setattr__(self, "size", len(self.ranks))
+        object.__setattr__(self, "place", place_in(self.seats, self.rank))
 
     def of(self, members: Sequence[int], name: str, context: int) -> Roster:
         """The roster of a group of some of the members, given as ranks of this group."""
@@ -46,6 +53,7 @@ class Roster:
             name,
             context,
             self.epoch,
+            tuple(self.seats[member] for member in members),
         )
 
 

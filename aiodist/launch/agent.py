@@ -13,7 +13,7 @@ import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiodist.errors import UsageError
 from aiodist.launch.config import LaunchConfig
@@ -32,6 +32,9 @@ from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import AgentContext
 from aiodist.sanitize import one_line
 
+if TYPE_CHECKING:
+    from aiodist.launch.remote.link import Link
+
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _OTHERS = 10.0  # seconds for other nodes to end, beyond their shutdown timeout
 _LONGEST = 2000  # characters of a line to the operator
@@ -39,10 +42,14 @@ _LAST_FLUSH = 1.0  # seconds for a stuck console after the operator asked for th
 T = TypeVar("T")
 
 
-def run(config: LaunchConfig) -> int:
+def run(config: LaunchConfig, link: Link | None = None) -> int:
     """Run this node's part of the job; the exit code that the job deserves.
 
     Call it in the main thread of a process without other threads: it forks, and handles signals.
+
+    Args:
+        config: of this node.
+        link: to the launcher that started this agent by ssh, and shows the verdict; None: nobody did.
 
     Raises:
         UsageError: the config cannot be carried out (nothing was started).
@@ -50,7 +57,7 @@ def run(config: LaunchConfig) -> int:
     """
     spawner = Spawner.start()
     try:
-        return asyncio.run(Agent(config, spawner).run())
+        return asyncio.run(Agent(config, spawner, link).run())
     finally:
         spawner.close()
 
@@ -58,8 +65,9 @@ def run(config: LaunchConfig) -> int:
 class Agent:
     """One node's part of a job."""
 
-    def __init__(self, config: LaunchConfig, spawner: Spawner) -> None:
+    def __init__(self, config: LaunchConfig, spawner: Spawner, link: Link | None) -> None:
         self._config = config
+        self._link = link
         self._spawner = spawner
         self._crew: Crew | None = None
         self._finished = False
@@ -72,17 +80,19 @@ class Agent:
         self._out, self._err = open_consoles(self._loop)
         self._context = AgentContext(self._config, self._spawner, self._out, self._err, self._say)
         self._catch_signals()
+        if self._link is not None:
+            self._link.open(self._loop)
         try:
-            nodes = await self._unless_interrupted(meet(self._config, os.environ, self._say))
+            nodes = await self._unless_interrupted(meet(self._config, os.environ, self._say, self._link))
         except OverError as over:
             self._say("the job has ended, and did not need this node")
-            await self._err.flush(_LAST_FLUSH)
-            return over.code
+            return await self._leave(over.code)
         if nodes is None:
             signum = self._interrupt.result()
             self._say(f"stopped by {signal_name(signum)} before the job began")
-            await self._err.flush(_LAST_FLUSH)
-            return 128 + signum
+            return await self._leave(128 + signum)
+        if self._link is not None:
+            self._link.began()
         try:
             verdict = await self._run_job(nodes)
             if nodes.head is not None:
@@ -127,12 +137,17 @@ class Agent:
         self._finished = True
         colour = self._err.is_terminal and not os.environ.get("NO_COLOR")
         shown = render(verdict, nnodes=nnodes, colour=colour, width=min(100, terminal_columns()))
-        for line in shown.splitlines():
+        for line in shown.splitlines() if self._link is None else ():
             self._err.line(b"", line.encode())
-        patience = _LAST_FLUSH if verdict.signum else None
+        return await self._leave(verdict.code, shown, _LAST_FLUSH if verdict.signum else None)
+
+    async def _leave(self, code: int, verdict: str = "", patience: float | None = _LAST_FLUSH) -> int:
+        """Write what is left, tell the launcher, if there is one, and return the code."""
         await self._out.flush(patience)
         await self._err.flush(patience)
-        return verdict.code
+        if self._link is not None:
+            self._link.over(code, verdict)
+        return code
 
     # -- signals --------------------------------------------------------------------------------
 

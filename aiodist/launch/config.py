@@ -28,6 +28,8 @@ class LaunchConfig:
         master_port: likewise; None picks a free one (only with one node).
         job: name of the job; agents and workers of another name are refused. None picks one.
         role: torch's role name, exported as ROLE_NAME.
+        told_by: the launcher by whose means node 0 tells where they meet; '': `master_addr` and port say it.
+        host: name of this node for people; '': its short host name.
         local_addr: address of this node that peers are told, exported as AIODIST_HOST.
         log_dir: folder for the workers' output; None makes a temporary one if files are asked for.
         redirects: local rank → bits 1 (stdout) and 2 (stderr): to a file instead of the console.
@@ -52,6 +54,8 @@ class LaunchConfig:
     master_port: int | None = None
     job: str | None = None
     role: str = "default"
+    told_by: str = ""
+    host: str = ""
     local_addr: str | None = None
     log_dir: str | None = None
     redirects: Mapping[int, int] = field(default_factory=dict)
@@ -84,7 +88,7 @@ class LaunchConfig:
             raise UsageError(f"last_call_timeout must not be negative, got {self.last_call:g}")
         if self.master_port is not None and not 0 < self.master_port < 65536:
             raise UsageError(f"--master-port {self.master_port} is not a port")
-        if self.most > 1 and self.master_port is None:
+        if self.most > 1 and self.master_port is None and not self.told_by:
             raise UsageError("a job of several nodes needs --master-port", hint="The same on every node")
         if not self.shutdown_timeout >= 0:
             raise UsageError(f"--shutdown-timeout must not be negative, got {self.shutdown_timeout:g}")

@@ -21,6 +21,7 @@ _LISTEN = "0A"  # in /proc/net/tcp
 _LINK_LOCAL = "20"  # in /proc/net/if_inet6
 _SIOCGIFADDR = 0x8915  # Linux
 
+_DISCARD = 9  # the port of datagrams that are never sent
 _ELSEWHERE = (  # addresses for documentation: nobody has them, and nothing is sent
     (socket.AF_INET, "192.0.2.1"),
     (socket.AF_INET6, "2001:db8::1"),
@@ -214,11 +215,23 @@ def port_owner(port: int) -> str:
 
 def outward() -> str:
     """The address that this host has towards others, by its routes; '' where it has none."""
-    for family, there in _ELSEWHERE:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect((there, 9))
-                return str(sock.getsockname()[0])
-        except OSError:
-            continue
-    return ""
+    return next(filter(None, (_own_address(family, there) for family, there in _ELSEWHERE)), "")
+
+
+async def towards(host: str) -> str:
+    """The address that this host has towards another, by its routes; '' where none leads there."""
+    try:
+        found = await resolve(host, _DISCARD)
+    except OSError:
+        return ""
+    return next(filter(None, (_own_address(family, str(address[0])) for family, address in found)), "")
+
+
+def _own_address(family: int, there: str) -> str:
+    """The address from which a datagram would go there; nothing is sent."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((there, _DISCARD))
+            return str(sock.getsockname()[0])
+    except OSError:
+        return ""

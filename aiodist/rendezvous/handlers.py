@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import cast
 
-from aiodist.errors import UsageError
+from aiodist.errors import RendezvousError, UsageError
+from aiodist.net.sockets import is_in_use
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.hash_store import HashStore
 from aiodist.rendezvous.hosting import host_or_join, join, meet_by_file, told_address
@@ -18,6 +19,10 @@ from aiodist.rendezvous.meeting_point import SCHEMES, MeetingPoint, Way, meeting
 from aiodist.rendezvous.store import Store
 
 Handler = Callable[[Invitation], Awaitable[Meeting]]
+_SHARED = (
+    "If torch.distributed meets there, too: initialise it before aiodist, or set AIODIST_SHARE_PORT=1 on "
+    "all ranks"
+)
 _handlers: dict[str, Handler] = {}  # of schemes that were registered
 
 
@@ -86,7 +91,12 @@ async def _by_library(asked: Invitation, _point: MeetingPoint) -> Meeting:
 
 async def _at_address(asked: Invitation, point: MeetingPoint) -> Meeting:
     if point.host == "rank 0":
-        return await host_or_join(asked, *point.address)
+        try:
+            return await host_or_join(asked, *point.address)
+        except RendezvousError as error:
+            if asked.parts.scheme != "env" or not is_in_use(error):
+                raise
+            raise RendezvousError(error.message, hint=f"{error.hint}. {_SHARED}") from None
     return await join(asked, *point.address)
 
 
@@ -124,4 +134,6 @@ _WAYS: dict[Way, Callable[[Invitation, MeetingPoint], Awaitable[Meeting]]] = {
     Way.pmi: _foreign("launchers.pmi"),
     Way.open_mpi: _foreign("launchers.open_mpi"),
     Way.slurm: _foreign("launchers.slurm"),
+    Way.horovod: _foreign("launchers.horovod"),
+    Way.shared: _foreign("launchers.shared_port"),
 }

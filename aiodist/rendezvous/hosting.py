@@ -50,7 +50,7 @@ async def host(invitation: Invitation, address: str, port: int = 0, tell: Tell |
         UsageError: other hosts could come in, and there is no secret.
     """
     await check_port(address, invitation)
-    server = await _listen(invitation, address, port)
+    server = await serve(invitation, address, port)
     try:
         if is_loopback(server.host) and _spans_hosts(invitation.placement()) and not is_loopback(address):
             _log.warning(
@@ -74,7 +74,8 @@ async def host(invitation: Invitation, address: str, port: int = 0, tell: Tell |
     return replace(meeting, server=server)
 
 
-async def _listen(invitation: Invitation, address: str, port: int) -> StoreServer:
+async def serve(invitation: Invitation, address: str, port: int) -> StoreServer:
+    """Start a server of a store at an address; errors as of `host`, but for a missing secret."""
     start = partial(
         StoreServer.start, port=port, job=invitation.job, secret=invitation.secret, rank=0, tls=invitation.tls
     )

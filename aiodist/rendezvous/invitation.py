@@ -71,7 +71,7 @@ class Invitation:
         environ: the environment variables.
         secret: what the processes of the job know; b'' for nothing.
         store: the user's own, to meet over; then there is no URL. None: find one.
-        by_library: how the processes of a library that has ranks itself meet, where nothing else says.
+        by_library: how the processes of a library that has ranks itself meet; None: it is not asked.
     """
 
     url: str

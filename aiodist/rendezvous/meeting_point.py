@@ -2,7 +2,7 @@
 
     what says it                        the way there                       who hosts the store
     store=                              over that store                     the user
-    backend 'mpi', and nothing else     as MPI's processes tell each other  rank 0
+    a library that has ranks itself     as its processes tell each other    rank 0
     tcp://host:port                     at that address                     rank 0
     file:///path                        by that file                        whoever comes first
     etcd://host:port,…                  in etcd                             nobody of the job
@@ -13,8 +13,14 @@
         AIODIST_STORE=host:port         at that address                     the launcher
         a world of one                  alone                               this process
         torchrun's agent has a store    by that store                       rank 0
-        mpirun or srun, told no place   by the launcher's own means         rank 0, or who is first
+        mpirun, srun, horovodrun, told  by the launcher's own means         rank 0, or who is first
+            no place
+        … that torch or JAX wants, too  where it tells at that address      rank 0
         MASTER_ADDR and MASTER_PORT     at that address                     rank 0
+
+A library says it where torch.distributed or jax.distributed is initialised in this process, and nothing but
+the environment says where; MPI where backend 'mpi' or Open MPI's mpirun is there, and nothing says where at
+all.
 
 `handlers` has a handler for each way. Libraries add schemes; nothing else adds a way.
 """
@@ -30,6 +36,7 @@ from urllib.parse import unquote
 
 from aiodist.environment import Placement, split_address
 from aiodist.environment.company import chosen, company_of_rank, company_of_script
+from aiodist.environment.sharing import shares_port
 from aiodist.errors import UsageError
 from aiodist.rendezvous.invitation import Invitation
 
@@ -54,6 +61,8 @@ class Way(Enum):
     pmi = "by PMI"
     open_mpi = "by a file in mpirun's folder"
     slurm = "at a port of the step"
+    horovod = "by horovodrun's store"
+    shared = "where rank 0 tells at an address that it lets go of"
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ def meeting_point(asked: Invitation) -> MeetingPoint:
     """
     if asked.store is not None:
         point = _over_store(asked)
-    elif meets_by_library(asked):
+    elif asked.by_library is not None:
         point = MeetingPoint(Way.library, "rank 0")
     else:
         point = SCHEMES.get(asked.parts.scheme, _by_handler)(asked)
@@ -105,7 +114,7 @@ def standing_point(asked: Invitation) -> MeetingPoint | None:
     if environ.get("AIODIST_STORE"):
         return _at_launchers_store(asked)
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal() or _has_agent_store(asked):
+    if not host or not port.isdecimal() or _has_agent_store(asked) or shares_port(environ):
         return None
     return MeetingPoint(Way.address, "rank 0", (host, int(port)))
 
@@ -122,11 +131,9 @@ def begins_job(asked: Invitation) -> bool:
         return False  # only the master's address is set
 
 
-def meets_by_library(asked: Invitation) -> bool:
-    """Whether the processes meet by their library: it has a way, and nothing else says where."""
-    if asked.by_library is None or asked.store is not None or asked.url != "env://":
-        return False
-    return not (asked.environ.get("AIODIST_STORE") or asked.environ.get("MASTER_ADDR"))
+def says_where(asked: Invitation, *variables: str) -> bool:
+    """Whether arguments, or one of these variables, say where to meet, so that no library need be asked."""
+    return asked.store is not None or asked.url != "env://" or any(map(asked.environ.get, variables))
 
 
 def known_place(asked: Invitation) -> Placement:
@@ -207,7 +214,8 @@ def _by_environment(asked: Invitation) -> MeetingPoint:
             f"{missing} is not set, and the world has {place.world_size} processes",
             hint="Start with `aiodist run`, or set MASTER_ADDR to rank 0's host and MASTER_PORT to a port",
         )
-    return MeetingPoint(Way.address, "rank 0", (place.master_addr, place.master_port))
+    way = Way.shared if shares_port(asked.environ) else Way.address
+    return MeetingPoint(way, "rank 0", (place.master_addr, place.master_port))
 
 
 SCHEMES: dict[str, Callable[[Invitation], MeetingPoint]] = {
@@ -247,6 +255,15 @@ def _by_launcher(asked: Invitation, place: Placement) -> MeetingPoint | None:
         return MeetingPoint(Way.pmi, "rank 0")
     if place.launcher == "Open MPI" and not host:
         return MeetingPoint(Way.open_mpi, "whoever comes first")
+    if place.launcher == "Horovod" and not host:
+        name, number = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+        where = asked.environ[name]
+        text = f"[{where}]" if ":" in where else where
+        text = f"{text}:{asked.environ.get(number, '')}"
+        return MeetingPoint(Way.horovod, "rank 0", split_address(text, f"{name} and {number}"))
+    if place.launcher == "JAX" and not host:
+        name = "JAX_COORDINATOR_ADDRESS"  # where JAX's own first process will listen
+        return MeetingPoint(Way.shared, "rank 0", split_address(asked.environ[name], name))
     return None
 
 

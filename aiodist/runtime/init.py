@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from aiodist.errors import BackendUnavailable, UsageError
 from aiodist.group import ProcessGroup
 from aiodist.group.default import default_group, find_default, set_default
 from aiodist.rendezvous import Invitation, Store, meet
-from aiodist.rendezvous.meeting_point import meets_by_library
+from aiodist.rendezvous.meeting_point import says_where
+from aiodist.runtime.beside import beside_others
 from aiodist.runtime.member import Member
 from aiodist.timeouts import Timeout, seconds
 
@@ -98,10 +99,16 @@ async def init_process_group(
         BackendUnavailable: the backend is not here.
     """
     choice = check_can_begin(backend)
-    asked = ask(init_method, timeout, world_size, rank, store)
+    return await form(ask(init_method, timeout, world_size, rank, store), choice, group_name, device_id)
+
+
+async def form(
+    asked: Invitation, choice: BackendChoice, group_name: str = "", device_id: Any = None
+) -> ProcessGroup:
+    """Meet as an invitation says, and form the world's group; arguments and errors as above."""
     async with about_to_meet(choice, device_id) as choice:
         by_mpi = any(engine.name == "mpi" for engine in choice.engines.values())
-        asked = await _as_mpi_says(asked) if by_mpi else knowing_secret(asked)
+        asked = await _as_mpi_says(asked) if by_mpi else knowing_secret(await beside_others(asked))
         group = await Member(await meet(asked), asked, group_name, choice).first_epoch()
         set_default(group)
     return group
@@ -154,10 +161,19 @@ def check_can_begin(backend: str | None) -> BackendChoice:
 
 
 def ask(
-    init_method: str | None, timeout: Timeout, world_size: int, rank: int, store: Store | None
+    init_method: str | None,
+    timeout: Timeout,
+    world_size: int,
+    rank: int,
+    store: Store | None,
+    more: Mapping[str, str] | None = None,
 ) -> Invitation:
-    """Put what the arguments say of where to meet into an invitation. It has no secret yet."""
-    environ = dict(os.environ)  # each look at the real one encodes and decodes
+    """Put what the arguments say of where to meet into an invitation. It has no secret yet.
+
+    Args:
+        more: variables besides the environment's, for one job of several in this process.
+    """
+    environ = {**os.environ, **(more or {})}  # a copy: each look at the real one encodes and decodes
     tuned = tuning(environ)
     limit = tuned.timeout if timeout is None else seconds(timeout)
     url = init_method or ("env://" if store is None else "")
@@ -173,9 +189,8 @@ async def _as_mpi_says(asked: Invitation) -> Invitation:
     """Have MPI say which rank this is, and, where nothing else does, where and with which secret to meet."""
     from aiodist.backends.mpi import meeting as mpi
 
-    asked = replace(asked, by_library=mpi.meet)
-    if meets_by_library(asked):
-        return asked
+    if not says_where(asked, "AIODIST_STORE", "MASTER_ADDR"):
+        return replace(asked, by_library=mpi.meet)
     rank, world_size = await mpi.world(asked.rank, asked.world_size, asked.environ)
     return knowing_secret(replace(asked, rank=rank, world_size=world_size))
 

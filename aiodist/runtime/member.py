@@ -20,6 +20,7 @@ from aiodist.group.epochs.job import Job
 from aiodist.group.epochs.newcomer import join_running
 from aiodist.group.epochs.regroup import regroup_of
 from aiodist.group.epochs.world import Settings, World
+from aiodist.group.seats import UNSAID
 from aiodist.membership.newcomers import OVER
 from aiodist.membership.presence import LATEST, Presence
 from aiodist.membership.record import UID_BYTES
@@ -82,6 +83,7 @@ class Member:
         store = PrefixStore(self._name, meeting.store)
         hosted = _hosted(meeting)
         uid = os.urandom(UID_BYTES)
+        node, local_rank = _seat(asked)
         settings = Settings(
             *(name, self._job_id, tuned.transport, tuned.agreed, asked.timeout),
             limits=tuned.limits,
@@ -91,6 +93,8 @@ class Member:
             uid=uid,
             hosts_store=hosted is not None,
             choice=choice,
+            node=node,
+            local_rank=local_rank,
         )
         self.job = Job(
             *(uid, self._me.decode(errors="replace"), settings, store),
@@ -239,6 +243,16 @@ def warn_of_plain_traffic(backend: str) -> None:
             "asks nobody for a certificate; keep its network apart, or use backend 'host'",
             " and ".join(f"'{name}'" for name in others),
         )
+
+
+def _seat(asked: Invitation) -> tuple[int, int]:
+    """The numbers that the launcher gives this process's node, and this process on it, or `UNSAID`."""
+    try:
+        place = asked.placement()
+    except UsageError:  # a newcomer has no place, and need not be told one
+        return UNSAID, UNSAID
+    node, local = place.node_rank, place.local_rank
+    return UNSAID if node is None else node, UNSAID if local is None else local
 
 
 def _hosted(meeting: Meeting) -> StoreServer | None:

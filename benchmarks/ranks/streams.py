@@ -43,7 +43,7 @@ class StreamsPeer(Peer):
                 path.unlink(missing_ok=True)  # noqa: ASYNC240 - it blocks nobody
         else:
             self.reader, self.writer = await asyncio.wait_for(_dial(path), 30)
-        # So `drain` waits for all of it: by default 64 KiB may be left, and uvloop does not copy what is the user's.
+        # So `drain` waits for all of it: else 64 KiB may be left, and uvloop copies nothing of the user's.
         self.writer.transport.set_write_buffer_limits(high=0)
 
     async def disconnect(self) -> None:

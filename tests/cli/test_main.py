@@ -30,8 +30,8 @@ def test_usage_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     there_are = f"there are: {', '.join(COMMANDS)}"
     for name, more in (
-        ("launch", ""),
-        ("lunch", ""),
+        ("xyzzy", ""),
+        ("lunch", ". Did you mean 'aiodist launch'?"),
         ("rnu", ". Did you mean 'aiodist run'?"),
         ("docter", ". Did you mean 'aiodist doctor'?"),
         ("runn", ". Did you mean 'aiodist run'?"),

@@ -63,9 +63,16 @@ SRUN = {
 }  # fmt: skip
 
 
+HOROVOD = {
+    "HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4",
+    "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.9",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("environ", "name", "local_size", "node", "nodes"),
     [
+        (HOROVOD, "Horovod", 4, 1, 2),
         (OPEN_MPI, "Open MPI", 4, None, None),
         (HYDRA, "MPICH", 4, None, None),
         (SRUN, "Slurm", 3, 1, 2),
@@ -81,6 +88,34 @@ def test_other_launchers(
     assert placement({**environ, "RANK": "2", "WORLD_SIZE": "3"}).launcher == "generic"
     # MASTER_ADDR alone says where, and not who.
     assert placement({**environ, **MASTER}) == replace(found, master_addr="10.0.0.1", master_port=29500)
+
+
+JAX = {"JAX_PROCESS_ID": "5", "JAX_NUM_PROCESSES": "8", "JAX_COORDINATOR_ADDRESS": "10.0.0.9:1234"}
+POD = {
+    "PET_NNODES": "8", "PET_NODE_RANK": "5", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "trainer-0",
+    "PET_MASTER_PORT": "29500",
+}  # fmt: skip
+
+
+def test_those_that_say_nothing_of_a_node() -> None:
+    found = placement(JAX)
+    assert (found.rank, found.world_size, found.launcher, found.local_rank) == (5, 8, "JAX", None)
+    found = placement({"JOB_COMPLETION_INDEX": "5", "WORLD_SIZE": "8", **MASTER})
+    assert (found.rank, found.world_size, found.launcher) == (5, 8, "indexed Job")
+    assert found.master_addr == "10.0.0.1"
+    # Which one it is, and not of how many: that may be an independent one.
+    assert placement({"JOB_COMPLETION_INDEX": "5"}).launcher == "alone"
+    assert placement({"JOB_COMPLETION_INDEX": "5", "RANK": "1", "WORLD_SIZE": "8"}).rank == 1
+
+
+def test_a_pod_of_one_process_is_a_rank_and_a_pod_of_several_is_for_a_launcher() -> None:
+    found = placement(POD)
+    assert (found.rank, found.world_size, found.node_rank, found.node_count) == (5, 8, 5, 8)
+    assert (found.launcher, found.master_addr, found.master_port) == ("Kubeflow", "trainer-0", 29500)
+    assert placement({**POD, **MASTER}).master_addr == "10.0.0.1"
+    assert placement({**POD, "PET_NPROC_PER_NODE": "2"}).launcher == "alone"
+    with pytest.raises(UsageError, match="PET_MASTER_PORT='http' is not a port"):
+        placement({**POD, "PET_MASTER_PORT": "http"})
 
 
 def test_mpirun_inside_slurm_and_srun_with_pmi() -> None:
@@ -150,6 +185,25 @@ def test_arguments_come_first() -> None:
         placement({}, rank=3, world_size=3)
 
 
+@pytest.mark.parametrize("environ", [OPEN_MPI, HYDRA, SRUN, HOROVOD])
+def test_a_launchers_local_ranks_hold_for_arguments_that_mean_the_same_world(environ: dict[str, str]) -> None:
+    said = placement(environ)
+    found = placement(environ, rank=5, world_size=8)
+    assert found == replace(said, launcher="arguments", evidence="rank=5 world_size=8")
+    # Two of eight processes form a job of their own: a worker pool, say.
+    found = placement(environ, rank=1, world_size=2)
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (1, 2, None, None)
+    assert (found.node_rank, found.node_count) == (None, None)
+
+
+def test_arguments_need_no_sense_in_what_they_replace() -> None:
+    found = placement({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "x"}, rank=1, world_size=2)
+    assert (found.rank, found.local_rank) == (1, None)
+    # What says a local rank and nothing else may well mean this world.
+    found = placement({"LOCAL_RANK": "1", "NODE_RANK": "0"}, rank=3, world_size=4)
+    assert (found.rank, found.local_rank, found.node_rank) == (3, 1, 0)
+
+
 @given(st.integers(1, 9), st.integers(1, 9), st.data())
 def test_rank_follows_from_the_node(nodes: int, local_size: int, data: st.DataObject) -> None:
     node, local = data.draw(st.integers(0, nodes - 1)), data.draw(st.integers(0, local_size - 1))
@@ -178,6 +232,10 @@ def test_rank_follows_from_the_node(nodes: int, local_size: int, data: st.DataOb
         ({"RANK": "0", "WORLD_SIZE": "4", "NODE_RANK": "2", "NNODES": "2"}, "NODE_RANK=2 is not below"),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "http"}, "MASTER_PORT='http' is not a port"),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "70000"}, "MASTER_PORT='70000' is not a port"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "8"},
+         "OMPI_COMM_WORLD_RANK=8 is not in a world of OMPI_COMM_WORLD_SIZE=8"),
+        ({**HYDRA, "MPI_LOCALRANKID": "4"}, "MPI_LOCALRANKID=4 is not below MPI_LOCALNRANKS=4"),
+        ({**SRUN, "SLURM_LOCALID": "3"}, "SLURM_LOCALID=3 is not below the 3 of SLURM_GTIDS"),
         (
             {"NODE_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "5"},
             "RANK is not set, and cannot be told: WORLD_SIZE=5 is no multiple of LOCAL_WORLD_SIZE=2",

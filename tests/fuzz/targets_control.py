@@ -23,6 +23,7 @@ from aiodist.errors import (
 )
 from aiodist.group.breakage import pack, unpack
 from aiodist.group.roster import Roster
+from aiodist.group.seats import Seat
 from aiodist.group.watch import Watch
 from aiodist.transport.control_link import SocketControl
 from aiodist.types import Call, Kind
@@ -129,7 +130,7 @@ class Group:
     """What a `Watch` needs of a group."""
 
     def __init__(self, plane: ControlPlane, loop: HandLoop) -> None:
-        roster = Roster(RANK, (0, 1, 2, 3), ("a",) * 4, "world", CONTEXT, 0)
+        roster = Roster(RANK, (0, 1, 2, 3), ("a",) * 4, "world", CONTEXT, 0, (Seat(0, 0),) * 4)
         self.broken: GroupBroken | None = None
         self.watch = Watch(
             *(roster, Flight(), plane, loop),  # type: ignore[arg-type]

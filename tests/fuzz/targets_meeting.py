@@ -66,6 +66,7 @@ CARD: dict[str, Any] = {
     },
     "uid": b"12345678",
     "hosts": False,
+    "seat": ["host", 0, 1],
     "backend": {
         "asked": "",
         "engines": {"cuda": "nccl"},

@@ -11,7 +11,7 @@ from aiodist.rendezvous.meeting_point import (
     Way,
     begins_job,
     meeting_point,
-    meets_by_library,
+    says_where,
     standing_point,
 )
 
@@ -117,19 +117,18 @@ def test_who_begins_a_job(environ: dict[str, str], url: str, begins: bool) -> No
     assert begins_job(asked(environ, url)) == begins
 
 
-def test_a_library_that_has_ranks_says_where_only_if_nothing_else_does() -> None:
+def test_a_library_that_has_ranks_says_where_and_what_comes_before_it() -> None:
     async def meet(_: Invitation) -> Meeting:
         raise NotImplementedError
 
-    def by_library(environ: dict[str, str], url: str = "env://") -> Invitation:
-        return Invitation(url, -1, -1, 60.0, environ, by_library=meet)
-
-    assert meeting_point(by_library({"RANK": "1", "MASTER_ADDR": ""})) == MeetingPoint(Way.library, "rank 0")
-    assert meeting_point(by_library(RANKED)) == AT_MASTER
-    assert not meets_by_library(by_library({"MASTER_ADDR": "10.0.0.1"}))
-    assert not meets_by_library(by_library({"AIODIST_STORE": "10.0.0.1:3"}))
-    assert not meets_by_library(by_library({}, "tcp://h:1"))
-    assert not meets_by_library(asked({}))
+    invitation = Invitation("env://", -1, -1, 60.0, RANKED, by_library=meet)
+    assert meeting_point(invitation) == MeetingPoint(Way.library, "rank 0")
+    names = ("AIODIST_STORE", "MASTER_ADDR")
+    assert not says_where(asked({"RANK": "1", "MASTER_ADDR": ""}), *names)
+    assert not says_where(asked({"MASTER_ADDR": "10.0.0.1"}), "AIODIST_STORE")
+    assert says_where(asked({"MASTER_ADDR": "10.0.0.1"}), *names)
+    assert says_where(asked({"AIODIST_STORE": "10.0.0.1:3"}), *names)
+    assert says_where(asked({}, "tcp://h:1"), *names)
 
 
 def test_a_store_that_is_given_needs_a_place_and_nothing_else() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from base64 import b64encode
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,11 +24,9 @@ from aiodist.rendezvous.etcd.alive import is_gone
 from aiodist.rendezvous.etcd.rounds import _rank, _round
 from aiodist.rendezvous.etcd.store import EtcdStore
 from aiodist.rendezvous.etcd.words import Item
-from aiodist.rendezvous.launchers import agent_store
+from aiodist.rendezvous.launchers import told
+from aiodist.rendezvous.launchers.told import Texts
 from tests.rendezvous.conftest import Clock, clock
-
-if TYPE_CHECKING:
-    from aiodist.rendezvous.launchers.agent_store import AgentStore
 
 __all__ = ["clock"]
 
@@ -236,7 +234,7 @@ async def test_the_address_that_rank_0_left_in_torchruns_store(clock: Clock) -> 
         f"{HOST}:{EVIL}",
     ):
         with pytest.raises(AiodistError) as caught:
-            await agent_store._told(cast("AgentStore", Board(said)), "key", 30)
+            await told._told(cast("Texts", Board(said)), "the store", "key", 30)
         assert is_one_line(str(caught.value))
 
 

@@ -25,7 +25,6 @@ from aiodist.backends.host.steps import STEPS, parts_of, pieces_of
 from aiodist.environment.thresholds import Thresholds
 from aiodist.types import Call
 
-
 _PIECE = 5 << 18
 """Bytes that go their way on their own, so that hosts and cables work at the same time."""
 

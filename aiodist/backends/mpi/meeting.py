@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -26,7 +24,6 @@ import numpy as np
 from aiodist.backends.base import Array
 from aiodist.backends.mpi.library import Library, load
 from aiodist.backends.mpi.place import (
-    HOST_BYTES,
     Environ,
     card,
     cards,
@@ -38,7 +35,7 @@ from aiodist.backends.mpi.process import this
 from aiodist.backends.mpi.progress import Job, Posted
 from aiodist.backends.threads import post, settle
 from aiodist.environment import given_secret, job_id, secret, tls, tuning
-from aiodist.environment.process import host_id
+from aiodist.environment.process import host_key
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import join_address, outward
 from aiodist.rendezvous import Invitation, Meeting, StoreServer, told_address
@@ -100,7 +97,7 @@ async def meet(asked: Invitation) -> Meeting:
     told, shown = np.zeros(_LONGEST, np.uint8), cards(size)
     try:
         async with _talk(library, asked.timeout) as talk:
-            await talk(lambda comm: comm.Iallgather(card(_host(), refusal, bool(given)), shown))
+            await talk(lambda comm: comm.Iallgather(card(host_key().encode(), refusal, bool(given)), shown))
             another = refused(shown)
             if another is None:
                 if mine == 0:
@@ -203,12 +200,3 @@ def _read(told: Array) -> tuple[str, str]:
         raise RendezvousError(f"rank 0 cannot host the store: {one_line(text[1:])}")
     fresh, _, address = text.partition(" ")
     return address, fresh
-
-
-def _host() -> bytes:
-    """The name of this host as far as its loopback reaches: another network namespace has another."""
-    try:
-        network = str(os.stat("/proc/self/ns/net").st_ino)
-    except OSError:
-        network = ""
-    return hashlib.blake2b(f"{host_id()} {network}".encode(), digest_size=HOST_BYTES).digest()

@@ -25,6 +25,8 @@ _STARTED = (
     "PMI_SIZE",
 )  # how many processes the mpirun of Open MPI, and of MPICH, has
 
+_TASKS = "SLURM_STEP_NUM_TASKS"
+
 Environ = Mapping[str, str]
 
 
@@ -38,12 +40,19 @@ def check_place(mine: int, size: int, rank: int, world_size: int, environ: Envir
         world_size: likewise.
         environ: the environment variables.
     """
-    started = next((environ[name] for name in _STARTED if environ.get(name)), "1")
-    if size == 1 and started != "1":
+    started = next((environ[name] for name in _STARTED if environ.get(name)), "")
+    if size == 1 and started not in ("", "1"):
         raise UsageError(
             f"mpirun has started {started} processes, but the MPI library has this one alone",
             hint="It is another MPI's: set MPI4PY_LIBMPI to the library of this mpirun: the path of its "
             "libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH)",
+        )
+    tasks = environ.get(_TASKS, "") if environ.get("SLURM_STEP_ID") else ""
+    if size == 1 and not started and tasks not in ("", "1"):
+        raise UsageError(
+            f"srun has started {tasks} processes, but the MPI library has this one alone",
+            hint="srun and the library do not speak the same: try --mpi=pmix (Open MPI) or --mpi=pmi2 "
+            "(MPICH); `srun --mpi=list` says what there is. Or use mpirun, or backend 'host'",
         )
     for value, known, names in (
         (size, world_size, ("AIODIST_WORLD_SIZE", "WORLD_SIZE")),

@@ -112,6 +112,8 @@ def _check(card: Any, mine: Mapping[str, Any]) -> None:
     for name, value in card["agreed"].items():
         if type(name) is not str or type(value) is not str:
             raise ValueError("settings that are no text")
+    if [*map(type, card["seat"])] != [str, int, int]:
+        raise ValueError("no seat")
     backend = card["backend"]
     if type(backend.get("asked")) is not str:
         raise ValueError("no backend")

@@ -30,7 +30,7 @@ from aiodist.control.plane import ControlPlane
 from aiodist.control.process import ProcessWatch
 from aiodist.control.sentries import Sentries
 from aiodist.control.watchdog import Watchdog
-from aiodist.environment.process import is_stopped, pid_space
+from aiodist.environment.process import host_key, is_stopped, pid_space
 from aiodist.environment.thresholds import DEFAULTS, Thresholds
 from aiodist.errors import (
     BackendUnavailable,
@@ -42,6 +42,7 @@ from aiodist.group.epochs.cards import check_cards, read_cards, read_ranks
 from aiodist.group.epochs.links import Links
 from aiodist.group.process_group import ProcessGroup
 from aiodist.group.roster import Roster, context_of
+from aiodist.group.seats import UNSAID, Said, seats_of
 from aiodist.net.shortage import raise_descriptors
 from aiodist.rendezvous.events import MAX_MISSING
 from aiodist.transport import Endpoint
@@ -56,7 +57,7 @@ _HASTE = 0.5  # seconds for the goodbyes of a world that lost a rank
 _FEW, _USUAL, _EACH = 64, 1024, 4
 """Ranks that need no more descriptors than a process usually has; that many; how many each more may take."""
 
-PROTOCOL = 6  # of what groups say to each other; a job that mixes numbers is refused
+PROTOCOL = 7  # of what groups say to each other; a job that mixes numbers is refused
 
 
 class Gathers(Protocol):
@@ -86,6 +87,8 @@ class Settings:
         hosts_store: whether this process hosts the store that the job meets at.
         choice: which backend carries out what; the ranks agree on it when they meet.
         patience: of signs of life on control links; None: there are none (simulations).
+        node: number of this process's node, as its launcher says; `UNSAID`: it does not.
+        local_rank: rank on the node, likewise.
     """
 
     name: str
@@ -101,6 +104,8 @@ class Settings:
     hosts_store: bool = False
     choice: BackendChoice = HOST_ONLY
     patience: Patience | None = None
+    node: int = UNSAID
+    local_rank: int = UNSAID
 
 
 class World:
@@ -173,10 +178,12 @@ class World:
 
     async def _meet(self, store: Gathers, host: str | None, deadline: float) -> list[dict[str, Any]]:
         settings = self._settings
+        name = host or socket.gethostname()
         card = {
             "protocol": PROTOCOL,
             "byteorder": sys.byteorder,
-            "host": host or socket.gethostname(),
+            "host": name,
+            "seat": [name if settings.inline else host_key(), settings.node, settings.local_rank],
             "pid": os.getpid(),
             "pids": "" if settings.inline else pid_space(),
             "sentries": self._post(),
@@ -272,6 +279,7 @@ class World:
             settings.name or "world",
             context_of(0, 0, ranks, f"{settings.job}/{self._place}"),
             settings.epoch,
+            seats_of([Said(*card["seat"]) for card in cards]),
         )
         return ProcessGroup(
             GroupCore(roster, settings.timeout, self._control, self._backend, closer=self.aclose)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiodist.environment import job_id, tls
@@ -25,19 +26,22 @@ from aiodist.launch.nodes.ports import about_port, bind_address, check_free, rea
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.nodes.store_access import StoreAccess
+from aiodist.launch.nodes.told import located, teller
 from aiodist.net.sockets import is_in_use
 
 if TYPE_CHECKING:
+    from aiodist.launch.remote.link import Link
     from aiodist.rendezvous.server import StoreServer
 
 
-async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say) -> Nodes:
+async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say, link: Link | None = None) -> Nodes:
     """Meet the other nodes' agents and host or join the job's stores.
 
     Args:
         config: this node's.
         environ: for the job's secret.
         say: shows one line to the operator, for a wait that gets long.
+        link: to the launcher that started this agent by ssh; None: nobody did.
 
     Returns:
         This node's place, and the way to the other nodes; the caller closes it.
@@ -47,11 +51,17 @@ async def meet(config: LaunchConfig, environ: Mapping[str, str], say: Say) -> No
         RendezvousError: they could not meet; names the port in use, or the nodes that are missing.
         OverError: the job ended before it needed this node.
     """
-    secret = job_secret(environ, config.most, config.master_addr)
+    secret = job_secret(environ, config.most, "" if config.told_by else config.master_addr)
     if config.most == 1:
         job = config.job or (job_id(environ) if environ.get("AIODIST_JOB") else secrets.token_hex(4))
         return await _alone(config, StoreAccess(job, secret, tls(environ)), say)
     access = StoreAccess(config.job or job_id(environ), secret, tls(environ))
+    if config.told_by:
+        first = config.node_rank == 0 if link is None else link.first
+        means = await teller(config, environ) if link is None else link
+        (address, port), server = await located(config, access, means, first=first)
+        config = replace(config, master_addr=address, master_port=port)
+        return await (_join(config, access, say) if server is None else _host(config, access, server, say))
     try:
         server = await _serve_admission(config, access, say)
     except RendezvousError as error:
@@ -67,7 +77,7 @@ async def _alone(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     if config.master_port is not None:
         check_free(config.master_addr, config.master_port)
     head = Head(config, _me(config), access, "127.0.0.1", say)
-    local = LocalNode(0, "127.0.0.1", config.master_addr, access, short_host())
+    local = LocalNode(0, "127.0.0.1", config.master_addr, access, _name(config))
     return Nodes(local, await head.alone(), None, head)
 
 
@@ -108,7 +118,7 @@ async def _host(config: LaunchConfig, access: StoreAccess, server: StoreServer, 
         raise
     # What we are bound to may not be what the others' name for us means here.
     named = config.master_addr.strip("[]") if local != server.host else server.host
-    return Nodes(LocalNode(0, named, config.master_addr, access, short_host()), roster, store, head)
+    return Nodes(LocalNode(0, named, config.master_addr, access, _name(config)), roster, store, head)
 
 
 async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
@@ -122,7 +132,7 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     finally:
         dialled.cancel()
     async with book:
-        id, port, attempt = await request_place(config, book, short_host())
+        id, port, attempt = await request_place(config, book, _name(config))
         store = await access.enter(config.master_addr, port, config.meet_timeout)
     try:
         data = await store.get(f"agents/{attempt}/roster", timeout=config.meet_timeout)
@@ -135,9 +145,13 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
     except BaseException:
         await store.aclose()
         raise
-    local = LocalNode(id, config.master_addr.strip("[]"), config.master_addr, access, short_host())
+    local = LocalNode(id, config.master_addr.strip("[]"), config.master_addr, access, _name(config))
     return Nodes(local, roster, store)
 
 
+def _name(config: LaunchConfig) -> str:
+    return config.host or short_host()
+
+
 def _me(config: LaunchConfig) -> Member:
-    return Member(0, short_host(), config.nproc, config.node_rank)
+    return Member(0, _name(config), config.nproc, config.node_rank)

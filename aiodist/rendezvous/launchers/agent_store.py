@@ -17,20 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import struct
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from functools import partial
 
-from aiodist.environment import split_address
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireError
 from aiodist.net.sockets import connect, describe, join_address, port_owner
-from aiodist.rendezvous.hosting import host, join, listens, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
-from aiodist.sanitize import one_line
 from aiodist.timeouts import seconds, spoken
 
 ECHO_SECONDS = 2.0  # a store answers at once: what is silent for so long is something else
@@ -41,41 +37,14 @@ _SET, _GET, _WAIT_FOR_ONE, _PING = b"\x01", b"\x03", struct.pack("=BQ", 0x06, 1)
 _STOP_WAITING = b"\x00"
 _LENGTH = struct.Struct("=Q")
 _NONCE_BYTES = 4
-_AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
-_meetings = itertools.count()  # of this process; all of a job's count alike
 
 
 async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
     """Meet where rank 0 says, by what it leaves in the agent's store, at MASTER_ADDR:MASTER_PORT."""
-    limit = invitation.timeout
     # Without TORCHELASTIC_RESTART_COUNT: an agent does not count the restarts that another's failure led to.
-    key = f"aiodist/{invitation.job}/{next(_meetings)}"
-    board = await AgentStore.connect(*point.address, limit)
-    async with contextlib.aclosing(board):
-        if invitation.placement().rank == 0:
-            return await host(invitation, own_address(invitation, board.address), 0, partial(board.set, key))
-        address = await _told(board, key, limit)
-    return await join(invitation, *address)
-
-
-async def _told(board: AgentStore, key: str, limit: float) -> tuple[str, int]:
-    """The address that rank 0 has left; not one that a rank 0 before has left, whom the agents have ended."""
-    said = ""
-    try:
-        async with asyncio.timeout(limit):
-            while True:
-                said = await board.get(key, limit)
-                address = split_address(said, "the address of rank 0")
-                if await listens(address, limit):
-                    return address
-                await asyncio.sleep(_AGAIN)
-    except TimeoutError:
-        shown = one_line(said)
-        silent = f"nobody listened on {shown}, which rank 0 named," if shown else "rank 0 named no address"
-        raise RendezvousTimeout(
-            f"{silent} within {spoken(limit)}",
-            hint="See rank 0's output: it leaves its address in torchrun's store as soon as it listens",
-        ) from None
+    store = await AgentStore.connect(*point.address, invitation.timeout)
+    async with contextlib.aclosing(store):
+        return await meet_by(store, "torchrun's store", invitation, store.address)
 
 
 class AgentStore:

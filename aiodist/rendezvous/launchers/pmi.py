@@ -32,11 +32,10 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from aiodist.environment import split_address
 from aiodist.errors import AiodistError, RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import describe, outward
-from aiodist.rendezvous.hosting import host, join, own_address
+from aiodist.net.sockets import describe
 from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.launchers.told import meet_once
 from aiodist.rendezvous.meeting_point import MeetingPoint
 from aiodist.timeouts import spoken
 
@@ -52,10 +51,7 @@ _HINT = (
 
 async def meet(invitation: Invitation, _point: MeetingPoint) -> Meeting:
     """Meet where rank 0 tells by PMI."""
-    pmi = await Pmi.connect(invitation.environ, invitation.timeout)
-    if invitation.placement().rank == 0:
-        return await host(invitation, own_address(invitation, outward()), 0, pmi.tell)
-    return await join(invitation, *split_address(await pmi.ask(), "the address"))
+    return await meet_once(await Pmi.connect(invitation.environ, invitation.timeout), invitation)
 
 
 class Process:

@@ -11,7 +11,6 @@ import pytest
 from aiodist.backends.base import Array
 from aiodist.backends.mpi import meeting
 from aiodist.backends.mpi.library import Library
-from aiodist.backends.mpi.place import HOST_BYTES
 from aiodist.backends.mpi.process import Process
 from aiodist.errors import RendezvousError, RendezvousTimeout
 
@@ -83,8 +82,3 @@ async def test_rank_0_of_several_hosts_says_so_where_it_has_no_address(
     assert found is not None
     assert meeting._read(told(words))[0] == f"127.0.0.1:{found.port}"
     await found.aclose()
-
-
-def test_host_has_one_name() -> None:
-    assert meeting._host() == meeting._host()
-    assert len(meeting._host()) == HOST_BYTES

@@ -19,6 +19,7 @@ CARD: dict[str, Any] = {
     "endpoint": {"nonce": b"n" * 16, "tcp": ["127.0.0.1", 2345], "unix": b"u", "mail": b"m", "boot": "b"},
     "uid": b"12345678",
     "hosts": False,
+    "seat": ["", -1, -1],
     "backend": {"asked": "", "engines": {"cuda": "nccl"}, "told": {"cuda": b"uuid"}},
 }
 

@@ -167,6 +167,7 @@ def test_rank_that_dies_before_it_links_is_named_at_once() -> None:
             "agreed": {},
             "uid": b"someone",
             "hosts": False,
+            "seat": ["", -1, -1],
             "backend": BackendChoice().card(),
             "endpoint": {},
         }

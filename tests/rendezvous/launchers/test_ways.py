@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import logging
 import socket
-from collections.abc import Sequence
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import pytest
 
-from aiodist.errors import AuthenticationError, RendezvousTimeout, UsageError
+from aiodist.errors import AuthenticationError, RendezvousError, RendezvousTimeout, UsageError
 from aiodist.net.sockets import listen
-from aiodist.rendezvous import Meeting, StoreServer
-from aiodist.rendezvous.launchers import agent_store, slurm
-from aiodist.rendezvous.launchers.agent_store import AgentStore
+from aiodist.rendezvous import Invitation, Meeting, StoreServer
+from aiodist.rendezvous.launchers import jax_group, slurm, told, torch_group
 from tests.rendezvous.conftest import Clock
 from tests.rendezvous.meeting import rendezvous
 
@@ -112,13 +115,16 @@ async def test_agents_that_count_restarts_differently(
     store.set("aiodist/x/7", f"{HOST}:{before}")
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": HOST, "MASTER_PORT": str(store.port)}
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x", **place}
-    monkeypatch.setattr(agent_store, "_meetings", iter((7, 7)))  # as two processes count
+    monkeypatch.setattr(told, "_meetings", iter((7, 7)))  # as two processes count
     found, _ = await meet([{**agent, "RANK": str(r), "TORCHELASTIC_RESTART_COUNT": str(r)} for r in range(2)])
     assert found == [b"0", b"1"]
 
 
 async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -> None:
-    class Board:
+    class Texts:
+        async def set(self, key: str, value: str) -> None:
+            raise NotImplementedError
+
         async def get(self, key: str, timeout: float) -> str:
             clock.forward(60)
             return f"{HOST}:{before}"
@@ -128,7 +134,7 @@ async def test_rank_0_that_named_an_address_where_nobody_listens(clock: Clock) -
     with pytest.raises(
         RendezvousTimeout, match=rf"^nobody listened on {HOST}:{before}, .* within 30 s\. See"
     ):
-        await agent_store._told(cast("AgentStore", Board()), "key", 30)
+        await told._told(Texts(), "the store", "key", 30)
 
 
 async def test_nothing_says_where_rank_0_is() -> None:
@@ -142,5 +148,163 @@ async def test_several_hosts_are_only_named_where_a_variable_says_so() -> None:
         UsageError, match=r"the 4 processes of this mpirun where to meet\. mpirun -x MASTER_A"
     ):
         await rendezvous("env://", environ=environ)
-    with pytest.raises(UsageError, match="the 4 processes of this mpirun on several hosts where to meet"):
-        await rendezvous("env://", environ={**environ, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+
+
+# A port that is left to another library.
+
+
+def shares(rank: int, port: int, **more: str) -> dict[str, str]:
+    place = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
+    return {**place, "AIODIST_SHARE_PORT": "1", **more}
+
+
+async def test_a_shared_port_is_free_when_all_have_met(port: int) -> None:
+    found, (host, stands) = await meet([shares(rank, port) for rank in (0, 2, 1)])
+    assert sorted(found) == [b"0", b"1", b"2"] and host == HOST and stands != port
+    async with AsyncExitStack() as stack:
+        meetings = [
+            rendezvous("env://", timeout=60, environ=shares(rank, port), secret=b"s") for rank in range(3)
+        ]
+        for meeting in await asyncio.gather(*meetings):
+            await stack.enter_async_context(meeting)
+        (await listen(HOST, port)).close()  # while the group lives
+
+
+async def test_jax_s_coordinator_has_its_port_afterwards(port: int) -> None:
+    environ = {"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": f"{HOST}:{port}"}
+    found, (_, stands) = await meet([{**environ, "JAX_PROCESS_ID": str(rank)} for rank in range(2)])
+    assert found == [b"0", b"1"] and stands != port
+    (await listen(HOST, port)).close()
+
+
+async def test_who_does_not_come_to_a_shared_port_is_named(port: int) -> None:
+    rank_0 = rendezvous("env://", timeout=0.3, environ=shares(0, port), secret=b"s")
+    rank_2 = rendezvous("env://", timeout=60, environ=shares(2, port), secret=b"s")
+    late = asyncio.ensure_future(rank_2)
+    with pytest.raises(RendezvousTimeout, match="rank 1 did not come") as caught:
+        await rank_0
+    assert caught.value.missing_ranks == (1,)
+    late.cancel()
+    await asyncio.gather(late, return_exceptions=True)
+    (await listen(HOST, port)).close()
+
+
+async def test_a_port_in_use_says_both_ways_out() -> None:
+    with await listen(HOST, 0) as sock:
+        environ = shares(0, sock.getsockname()[1], AIODIST_SHARE_PORT="0")
+        with pytest.raises(
+            RendezvousError, match=r"initialise it before aiodist, or set AIODIST_SHARE_PORT=1"
+        ):
+            await rendezvous("env://", timeout=60, environ=environ, secret=b"s")
+
+
+# Other launchers' and libraries' stores.
+
+
+class KeyValues(http.server.BaseHTTPRequestHandler):
+    """The answers of horovodrun's store."""
+
+    texts: ClassVar[dict[str, bytes]] = {}
+    fails = False
+
+    def do_PUT(self) -> None:
+        self.texts[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(500 if self.fails else 200)
+
+    def do_GET(self) -> None:
+        self.answer(200 if self.path in self.texts else 404, self.texts.get(self.path, b""))
+
+    def answer(self, status: int, text: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def key_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of such a store."""
+    monkeypatch.setattr(KeyValues, "texts", {})
+    with http.server.HTTPServer((HOST, 0), KeyValues) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def of_horovod(rank: int, port: int) -> dict[str, str]:
+    store = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": HOST, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    return {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": "2", "AIODIST_SECRET": "never to be told", **store}
+
+
+async def test_horovodrun_s_store_has_the_address_and_nothing_else(
+    key_values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(told, "_meetings", iter((3, 3)))
+    found, (host, stands) = await meet([of_horovod(rank, key_values) for rank in (0, 1)])
+    assert sorted(found) == [b"0", b"1"]
+    assert {"/aiodist/aiodist/aiodist/3": f"{host}:{stands}".encode()} == KeyValues.texts
+
+
+async def test_horovodrun_s_store_that_fails_or_is_gone(
+    key_values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KeyValues, "fails", True)
+    with pytest.raises(
+        RendezvousError, match=rf"^horovodrun's store at {HOST}:{key_values} fails: it answers 500"
+    ):
+        await rendezvous("env://", timeout=60, environ=of_horovod(0, key_values), secret=b"s")
+    with await listen(HOST, 0) as gone:
+        port = gone.getsockname()[1]
+    with pytest.raises(
+        RendezvousError, match=rf"^horovodrun's store at {HOST}:{port} fails: Connection refused"
+    ):
+        await rendezvous("env://", timeout=60, environ=of_horovod(1, port), secret=b"s")
+    with pytest.raises(RendezvousTimeout, match=r"^rank 0 (left|named) no address .*within 0.1 s"):
+        await rendezvous("env://", timeout=0.1, environ=of_horovod(1, key_values), secret=b"s")
+
+
+class Client:
+    """The part of JAX's client that is used."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def key_value_set(self, key: str, value: str) -> None:
+        self.texts[key] = value
+
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        if key not in self.texts:
+            raise RuntimeError("DEADLINE_EXCEEDED: no such key")
+        return self.texts[key]
+
+
+async def test_jax_says_which_process_this_is_and_has_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = types.SimpleNamespace(
+        client=Client(), process_id=1, num_processes=2, coordinator_address=f"{HOST}:1"
+    )
+    assert jax_group.rank_and_size() is None
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", types.SimpleNamespace(global_state=state))
+    assert jax_group.rank_and_size() == (1, 2)
+    monkeypatch.setattr(told, "_meetings", iter((0, 0)))
+    ranks = [Invitation.of("env://", rank, 2, 60.0, {}) for rank in range(2)]
+    meetings = await asyncio.gather(*map(jax_group.meet, ranks))
+    assert [meeting.rank for meeting in meetings] == [0, 1]
+    assert meetings[0].server is not None
+    assert [*state.client.texts.values()] == [f"{HOST}:{meetings[0].server.port}"]
+    for meeting in reversed(meetings):
+        await meeting.aclose()
+    state.client = None
+    assert jax_group.rank_and_size() is None
+    with pytest.raises(RendezvousError, match="not initialised any more"):
+        await jax_group.meet(ranks[0])
+
+
+async def test_torch_that_is_not_initialised_says_nothing(distributed: Any) -> None:
+    assert torch_group.rank_and_size() is None
+    with pytest.raises(RendezvousError, match="not initialised any more"):
+        await torch_group.meet(Invitation.of("env://", 0, 2, 60.0, {}))

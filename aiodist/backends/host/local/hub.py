@@ -479,7 +479,7 @@ class Hub:
         self.words[ASLEEP_LOOP] = 0
         self.wrote = False
         if self._progress() and not self._moved():
-            # Nothing was there for it. Two who wait, and ring each other at the end of each turn, would never rest.
+            # Nothing was there for it. Had it rung in turn, two who wait would never sleep.
             self._fall_asleep()
             if not self._progress():
                 self.words[ASLEEP_LOOP] = 0

@@ -1,0 +1,103 @@
+"""What ssh starts on a host: says which aiodist is here, is told its task, and becomes that host's agent.
+
+    python -m aiodist.cli.agent
+
+It is started with nothing but a login's environment, and no argument.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import sys
+from dataclasses import replace
+
+from aiodist.cli.run import make_config
+from aiodist.cli.version import installed_version
+from aiodist.errors import AiodistError, UsageError, WireError
+from aiodist.launch.remote.link import Link, say
+from aiodist.launch.remote.messages import LONGEST, Beat, Hello, Over, Task, decode
+
+_BROKEN = 1
+
+
+def main() -> int:
+    """Run the agent; its exit code is the job's."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    address = connection[2] if len(connection) == 4 else ""
+    say(Hello(installed_version(), platform.python_version(), platform.node(), address))
+    told = _own_stdin()
+    task, rest = _task(told)
+    if task is None:
+        return _BROKEN
+    try:
+        return _carry_out(task, told, rest)
+    except (AiodistError, OSError) as error:
+        code = 2 if isinstance(error, UsageError) else _BROKEN
+        say(Over(code, f"aiodist launch: {task.name}: {error}"))
+        return code
+
+
+def _carry_out(task: Task, told: int, rest: bytes) -> int:
+    os.environ.update(task.environ)
+    try:
+        os.chdir(task.folder)
+    except OSError as error:
+        raise UsageError(
+            f"there is no folder {task.folder} here ({error.strerror})",
+            hint="Put the script where it is on the launcher's host, or give --chdir",
+        ) from None
+    sys.path.insert(0, "")
+    config = make_config(task.argv, os.environ)
+    config = replace(
+        config,
+        told_by="aiodist launch",
+        node_rank=None if task.most else task.node,
+        nnodes=task.nodes,
+        max_nodes=task.most,
+        local_addr=config.local_addr or task.listen or None,
+        host=task.name,
+    )
+    link = Link(told, rest, config.meet_timeout, first=task.node == 0)
+    if task.address:
+        link.know(task.address)
+    from aiodist.launch.agent import run  # asyncio only once the command line is right
+
+    return run(config, link)
+
+
+def _own_stdin() -> int:
+    """A descriptor of stdin that no worker gets; theirs is empty."""
+    told = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return told
+
+
+def _task(told: int) -> tuple[Task | None, bytes]:
+    """The task, and what was read behind it; None: the launcher has gone."""
+    buffer = bytearray()
+    while True:
+        end = buffer.find(b"\n")
+        if end < 0:
+            data = os.read(told, 1 << 16) if len(buffer) < LONGEST else b""
+            if not data:
+                return None, b""
+            buffer += data
+            continue
+        line = bytes(buffer[:end])
+        del buffer[: end + 1]
+        try:
+            message = decode(line)
+        except WireError:
+            return None, b""
+        if isinstance(message, Task):
+            return message, bytes(buffer)
+        if not isinstance(message, Beat):
+            return None, b""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

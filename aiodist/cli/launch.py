@@ -1,0 +1,184 @@
+"""`aiodist launch`: a job on several hosts, started from one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiodist.cli.parser import Options, Parser
+from aiodist.cli.run import add_worker_options, make_config
+from aiodist.cli.version import installed_version
+from aiodist.environment import given_secret
+from aiodist.errors import UsageError
+from aiodist.launch.remote.hosts import Host, chosen, from_file, from_option
+
+if TYPE_CHECKING:
+    from aiodist.launch.remote.launcher import Plan
+
+_EXAMPLE = "aiodist launch -H a:4,b:4 train.py"
+_HANDED_ON = ("AIODIST_*", "NCCL_*", "OMP_*", "PYTHONPATH")
+"""Variables that every agent gets, where they are set here; -x adds others."""
+
+_MPI_HOSTFILE = Path("/etc/mpi/hostfile")  # of the MPI Operator's launcher pod
+_OURS = ("AIODIST_STORE", "AIODIST_RANK", "AIODIST_LOCAL_RANK", "AIODIST_WORLD_SIZE", "AIODIST_NEWCOMER")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the job's exit code."""
+    parser, options = _parser(os.environ)
+    args = parser.parse_args(list(argv))
+    words = [word for group in options for word in group.words(args)]
+    words = [word for word in words if not word.startswith("--nproc-per-node")]
+    words += [args.script, *args.script_args]
+    if not args.chdir:
+        make_config(words, {})  # what is wrong is said before anything starts
+    if args.via:
+        from aiodist.launch.remote.through import through
+
+        return through(args.via, _hosts(args), words, environ_for(args, os.environ))
+    from aiodist.launch.remote import launcher
+
+    return launcher.run(make_plan(args, words, os.environ))
+
+
+def make_plan(args: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """The plan that a command line asks for.
+
+    Args:
+        args: as parsed.
+        words: of `aiodist run` on each host, but for the number of workers.
+        environ: the environment here.
+
+    Raises:
+        UsageError: a command line without meaning.
+    """
+    from aiodist.launch.remote.launcher import Plan
+
+    hosts = _hosts(args)
+    least, most = _nodes(args, len(hosts))
+    return Plan(
+        hosts=hosts,
+        argv=words,
+        nproc=args.nproc_per_node,
+        environ=environ_for(args, environ),
+        folder=args.chdir or os.getcwd(),
+        ssh=args.ssh,
+        python=args.python or sys.executable,
+        version=installed_version(),
+        least=least,
+        most=most,
+        timeout=_seconds("--start-timeout", args.start_timeout),
+        discovery=args.host_discovery_script,
+    )
+
+
+def environ_for(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the agents are given: the secret, what is handed on as a rule, and what -x names.
+
+    Raises:
+        UsageError: -x names a variable that is not set here.
+    """
+    found = {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatchcase(name, pattern) for pattern in _HANDED_ON) and name not in _OURS
+    }
+    found.pop("AIODIST_SECRET_FILE", None)
+    found["AIODIST_SECRET"] = given_secret(environ).decode() or secrets.token_hex(32)
+    for word in args.x:
+        name, equals, value = word.partition("=")
+        if not name or not (equals or name in environ):
+            raise UsageError(f"-x {word}: {name or word} is not set here", hint="Write -x NAME=VALUE")
+        found[name] = value if equals else environ[name]
+    return found
+
+
+def _hosts(args: argparse.Namespace) -> list[Host]:
+    if args.hosts and args.hostfile:
+        raise UsageError("-H and --hostfile exclude each other", hint="Give one of them")
+    if args.hosts:
+        found = from_option(args.hosts)
+    elif args.hostfile or _MPI_HOSTFILE.exists():
+        path = Path(args.hostfile or _MPI_HOSTFILE)
+        try:
+            found = from_file(path.read_text(), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise UsageError(f"the hostfile {path} cannot be read: {why}") from None
+    elif args.host_discovery_script:
+        import asyncio
+
+        from aiodist.launch.remote.discovery import hosts_now
+
+        found = asyncio.run(hosts_now(args.host_discovery_script))
+    elif args.via:
+        return []
+    else:
+        raise UsageError("no hosts given", hint=f"For example: {_EXAMPLE}")
+    return chosen(found, args.include, args.exclude)
+
+
+def _nodes(args: argparse.Namespace, hosts: int) -> tuple[int, int]:
+    """The number of nodes that are needed, and that are taken at most, 0 for no more."""
+    if not args.nnodes:
+        return (1, 4096) if args.host_discovery_script else (hosts, 0)
+    least, colon, most = args.nnodes.partition(":")
+    if not (least.isdecimal() and (not colon or most.isdecimal())) or int(least) < 1:
+        raise UsageError(f"--nnodes {args.nnodes} has no meaning", hint="Write MIN or MIN:MAX")
+    return int(least), int(most) if colon else 0
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise UsageError(f"{option} {text} is no number of seconds")
+    return value
+
+
+def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[Options]]:
+    """The parser, and the options that the agents are handed."""
+    parser = Parser(
+        "aiodist launch",
+        example=_EXAMPLE,
+        usage="aiodist launch -H host:N,… [options] script [argument …]",
+        description="Start a job's workers on several hosts by ssh; stop all when one fails, and say why.",
+        epilog=f"example: {_EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    hosts = parser.add_argument_group("hosts")
+    hosts.add_argument(
+        *("-H", "--host", "--hosts"),
+        dest="hosts",
+        default="",
+        metavar="A:4,B:4",
+        help="hosts, workers behind a colon",
+    )
+    where = Options(hosts, environ)
+    where.value("--hostfile", "", "FILE", "a line for each host: 'a slots=4' or 'a:4'")
+    where.value("--include", "", "A@B:0,2", "of these hosts only those; of b only workers 0 and 2")
+    where.value("--exclude", "", "A@B:0,2", "of these hosts all but those")
+    where.value("--host-discovery-script", "", "CMD", "prints the hosts of the moment; they may come and go")
+    where.value("--nnodes", "", "MIN:MAX", "hosts that the job needs, and takes (all)")
+    start = Options(parser.add_argument_group("how the agents start"), environ)
+    start.value("--ssh", "ssh", "CMD", "the ssh client, with options of yours (ssh)")
+    start.value("--python", "", "PATH", "the interpreter there (the path of this one)")
+    start.value("--chdir", "", "DIR", "folder to work in, there (the path of this one)")
+    start.value("--start-timeout", "60", "S", "seconds for all agents to answer (60)")
+    start.value("--via", "", "srun|mpirun", "have one of these start the agents, instead of ssh")
+    parser.add_argument(
+        "-x",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable to hand on; again for more",
+    )
+    return parser, add_worker_options(parser, environ)

@@ -1,0 +1,6 @@
+"""aiodist inside other frameworks. Each module imports its framework, and nothing here imports any of them.
+
+ray         a backend of Ray Train
+lightning   a cluster environment of Lightning
+dask        ranks on the workers of a Dask cluster
+"""

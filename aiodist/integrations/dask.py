@@ -1,0 +1,105 @@
+"""Dask: ranks on the workers of a cluster, one on each.
+
+    from aiodist.integrations.dask import run
+
+    async def main(pg, scale):
+        tensor = np.full(4, scale * pg.rank)
+        return await pg.all_reduce(tensor)
+
+    sums = run(client, main, 2.0)       # a list, by rank
+
+The first worker hosts the store; a random secret is made for each run, and goes to the workers as every task
+does. If a rank fails, the others are told at once, by the group, and the first error that is no one else's
+fault is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from distributed import Client, wait
+
+from aiodist.errors import GroupBroken, UsageError
+from aiodist.integrations.hosted import Host, Place
+from aiodist.runtime.init import ask, check_can_begin, form
+from aiodist.runtime.running import run as run_loop
+
+_hosts: dict[str, Host] = {}  # of this worker, by job
+
+
+def run(
+    client: Client,
+    main: Callable[..., Awaitable[Any]],
+    *arguments: Any,
+    workers: Sequence[str] | None = None,
+    timeout: float = 300.0,
+) -> list[Any]:
+    """Run `await main(pg, *arguments)` on each worker, as one job.
+
+    Args:
+        client: of the cluster.
+        main: a coroutine function that the workers can import, or Dask can serialise.
+        arguments: for it.
+        workers: addresses of those to run on, rank 0 first; None: all.
+        timeout: seconds for meeting, and of the group's operations.
+
+    Returns:
+        → what each rank returned, by rank.
+
+    Raises:
+        UsageError: there is no worker.
+        Exception: that of the first rank which failed by itself.
+    """
+    chosen = sorted(client.scheduler_info()["workers"]) if workers is None else list(workers)
+    if not chosen:
+        raise UsageError("the cluster has no worker", hint="client.wait_for_workers(n) waits for some")
+    place = client.submit(_host, workers=chosen[:1], allow_other_workers=False, pure=False).result()
+    futures = [
+        client.submit(
+            _rank, place, rank, len(chosen), main, arguments, timeout,
+            workers=[address], allow_other_workers=False, pure=False, retries=0,
+        )
+        for rank, address in enumerate(chosen)
+    ]  # fmt: skip
+    try:
+        wait(futures)
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, GroupBroken)), errors[0])
+        return [future.result() for future in futures]
+    finally:
+        client.submit(_close, place.job, workers=chosen[:1], allow_other_workers=False, pure=False).result()
+
+
+def _host() -> Place:
+    host = Host.start()
+    _hosts[host.place.job] = host
+    return host.place
+
+
+def _close(job: str) -> None:
+    if (host := _hosts.pop(job, None)) is not None:
+        host.close()
+
+
+def _rank(
+    place: Place,
+    rank: int,
+    size: int,
+    main: Callable[..., Awaitable[Any]],
+    arguments: Sequence[Any],
+    timeout: float,
+) -> Any:
+    """One rank, in a thread of a worker: several may share its environment, so nothing is set there."""
+
+    async def member() -> Any:
+        choice = check_can_begin(None)
+        asked = ask("env://", timeout, -1, -1, None, {**place.environ(rank, size), "AIODIST_RANK": ""})
+        async with await form(asked, choice) as pg:
+            return await main(pg, *arguments)
+
+    return run_loop(member())
+
+
+__all__ = ["run"]

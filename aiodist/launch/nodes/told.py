@@ -1,0 +1,53 @@
+"""The meeting place of agents that another launcher started: node 0 tells it, by that launcher's means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aiodist.environment import split_address
+from aiodist.errors import RendezvousError
+from aiodist.launch.config import LaunchConfig
+from aiodist.net.sockets import join_address, outward
+
+if TYPE_CHECKING:
+    from aiodist.launch.nodes.store_access import StoreAccess
+    from aiodist.rendezvous.launchers.told import Teller
+    from aiodist.rendezvous.server import StoreServer
+
+
+async def teller(config: LaunchConfig, environ: Mapping[str, str]) -> Teller:
+    """The means of the launcher that `config.told_by` names."""
+    if config.told_by == "MPICH":
+        from aiodist.rendezvous.launchers.pmi import Pmi
+
+        return await Pmi.connect(environ, config.meet_timeout)
+    from aiodist.rendezvous.launchers.open_mpi import Pmix
+
+    return Pmix(config.meet_timeout)
+
+
+async def located(
+    config: LaunchConfig, access: StoreAccess, means: Teller, *, first: bool
+) -> tuple[tuple[str, int], StoreServer | None]:
+    """Host and port where the agents meet, and, on the first node, the admission store that listens there.
+
+    Raises:
+        RendezvousError: this node has no address towards the others, or they could not be told.
+        RendezvousTimeout: not all agents came in time.
+    """
+    if not first:
+        address = split_address(await means.ask(), "the address of node 0")
+        return address, None
+    host = config.local_addr or outward()
+    if not host:
+        raise RendezvousError(
+            "this node has no address towards others, by its routes", hint="Give --local-addr"
+        )
+    server = await access.serve(host)
+    try:
+        await means.tell(join_address(server.host, server.port))
+    except BaseException:
+        await server.aclose()
+        raise
+    return (server.host, server.port), server

@@ -1,0 +1,86 @@
+"""Hosts that come and go, as a script says. It is run again and again, and prints a line for each host."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Callable, Sequence
+
+from aiodist.errors import UsageError
+from aiodist.launch.remote.hosts import Host, from_file
+from aiodist.sanitize import one_line
+
+_PAUSE = 1.0  # seconds between two runs
+_PATIENCE = 30.0  # seconds for one
+_LONGEST = 1 << 20
+
+
+class Discovery:
+    """The hosts of the moment.
+
+    Args:
+        command: of the script, with its arguments.
+        known: hosts that the job has already.
+    """
+
+    def __init__(self, command: str, known: Sequence[Host]) -> None:
+        self._command = command
+        self._known = {host.name: host for host in known}
+        self._complaint = ""
+
+    async def changes(self, say: Callable[[str], None]) -> tuple[list[Host], list[Host]]:
+        """Wait until hosts have come or gone → those that came, those that went.
+
+        A script that fails changes nothing; `say` is told once.
+        """
+        while True:
+            await asyncio.sleep(_PAUSE)
+            try:
+                found = {host.name: host for host in await hosts_now(self._command)}
+            except UsageError as error:
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    say(str(error))
+                continue
+            came = [host for name, host in found.items() if name not in self._known]
+            went = [host for name, host in self._known.items() if name not in found]
+            if came or went:
+                self._known = found
+                return came, went
+
+    def forget(self, host: Host) -> None:
+        """Forget a host that could not be used: it is tried again."""
+        self._known.pop(host.name, None)
+
+
+async def hosts_now(command: str) -> list[Host]:
+    """Run the script once → the hosts that it names.
+
+    Raises:
+        UsageError: it cannot be run, fails, takes too long, or what it prints has no meaning.
+    """
+    words = shlex.split(command)
+    shown = f"--host-discovery-script {command[:80]}"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except (OSError, TypeError) as error:
+        why = getattr(error, "strerror", None) or "it names no command"
+        raise UsageError(f"{shown} cannot be run: {why}") from None
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            said, errors = await process.communicate()
+    except TimeoutError:
+        raise UsageError(f"{shown} takes longer than {_PATIENCE:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        why = one_line(errors.decode(errors="replace"), 200)
+        raise UsageError(f"{shown} failed with code {process.returncode}: {why}")
+    return from_file(said[:_LONGEST].decode(errors="replace"), shown)

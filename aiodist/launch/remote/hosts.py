@@ -1,0 +1,166 @@
+"""The hosts of a job: from -H, from hostfiles as mpirun, DeepSpeed and Horovod write them, and filters. Pure.
+
+    a:4,b:4                  -H: workers behind a colon a slots=4 max_slots=8    Open MPI, DeepSpeed, Horovod:
+    a line for each host; what else it says is passed over a:4                      Hydra, Intel MPI user@a
+    with a login; [::1]:4 an IPv6 address # …                      a comment
+
+A host that stands there twice has the workers of both, as for Open MPI. Filters are DeepSpeed's: `a@b:0,2` is
+all of a, and of b the workers 0 and 2, which get the devices of these numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from aiodist.errors import UsageError
+from aiodist.sanitize import one_line
+
+_NAME = re.compile(r"(?:[\w.-]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+)", re.ASCII)
+_MOST_SLOTS = 4096
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host.
+
+    Attributes:
+        name: as ssh takes it: 'a', 'user@a', an address.
+        slots: workers; 0: it does not say.
+        devices: numbers of the devices that its workers get, one each; (): all that there are.
+    """
+
+    name: str
+    slots: int = 0
+    devices: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """Its name for people: without login and domain; an address is whole."""
+        bare = self.name.rpartition("@")[2].strip("[]")
+        return bare if bare.replace(".", "").isdecimal() or ":" in bare else bare.partition(".")[0]
+
+
+def from_option(text: str) -> list[Host]:
+    """The hosts of -H.
+
+    Raises:
+        UsageError: it is no list of hosts.
+    """
+    return _together(
+        _host(word.strip(), f"-H {one_line(text, 80)}") for word in text.split(",") if word.strip()
+    )
+
+
+def from_file(text: str, name: str) -> list[Host]:
+    """The hosts of a hostfile.
+
+    Args:
+        text: what it holds.
+        name: of the file, for errors.
+
+    Raises:
+        UsageError: a line of it has no meaning.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{name}, line {number}"
+        host = _host(words[0], where)
+        for word in words[1:]:
+            key, equals, value = word.partition("=")
+            if not equals:
+                raise UsageError(f"{where}: {word[:40]!r} is no key=value", hint="Write: host slots=4")
+            if key.lower() == "slots":
+                host = replace(host, slots=_slots(value, where))
+        found.append(host)
+    if not found:
+        raise UsageError(f"{name} names no host", hint="Write a line for each: host slots=4")
+    return _together(found)
+
+
+def chosen(hosts: Sequence[Host], include: str = "", exclude: str = "") -> list[Host]:
+    """The hosts that a filter leaves, in their order.
+
+    Args:
+        hosts: all that there are.
+        include: take only these.
+        exclude: leave these out.
+
+    Raises:
+        UsageError: both are given, a host is not there, or none is left.
+    """
+    if include and exclude:
+        raise UsageError("--include and --exclude exclude each other", hint="Give one of them")
+    named = _filter(include or exclude, {host.name: host for host in hosts})
+    left = []
+    for host in hosts:
+        slots = named.get(host.name)
+        if include and slots is not None:
+            left.append(_only(host, slots) if slots else host)
+        elif not include and slots is None:
+            left.append(host)
+        elif not include and slots:
+            rest = tuple(slot for slot in range(host.slots) if slot not in slots)
+            left += [_only(host, rest)] if rest else []
+    if not left:
+        raise UsageError("no host is left", hint=f"There are: {', '.join(host.name for host in hosts)[:200]}")
+    return left
+
+
+def _only(host: Host, slots: tuple[int, ...]) -> Host:
+    return replace(host, slots=len(slots), devices=slots)
+
+
+def _filter(text: str, known: dict[str, Host]) -> dict[str, tuple[int, ...]]:
+    """'a@b:0,2' → {'a': (), 'b': (0, 2)}; () means the whole host."""
+    named: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, text.split("@")):
+        name, colon, numbers = part.partition(":")
+        host = known.get(name.strip())
+        if host is None:
+            raise UsageError(
+                f"the filter names {name[:60]!r}, which is none of the hosts",
+                hint=f"There are: {', '.join(known)[:200]}",
+            )
+        slots = tuple(sorted({_slot(number, host) for number in numbers.split(",")})) if colon else ()
+        named[host.name] = slots
+    return named
+
+
+def _slot(text: str, host: Host) -> int:
+    if not text.strip().isdecimal() or int(text) >= host.slots:
+        most = f"0 to {host.slots - 1}" if host.slots else "none, since it says no number of workers"
+        raise UsageError(f"the filter names worker {text[:20]!r} of {host.name}, which has {most}")
+    return int(text)
+
+
+def _host(word: str, where: str) -> Host:
+    match = _NAME.match(word)
+    if match is None or word.startswith("-"):  # it would be an option of ssh's
+        raise UsageError(f"{where}: {word[:60]!r} is no host", hint="Write host, host:4 or user@host:4")
+    name, rest = match[0], word[match.end() :]
+    if not rest:
+        return Host(name)
+    if not rest.startswith(":"):
+        raise UsageError(f"{where}: {word[:60]!r} is no host", hint="Write host, host:4 or user@host:4")
+    return Host(name, _slots(rest[1:], where))
+
+
+def _slots(text: str, where: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= _MOST_SLOTS:
+        raise UsageError(f"{where}: {text[:20]!r} is no number of workers", hint=f"1 to {_MOST_SLOTS}")
+    return int(text)
+
+
+def _together(hosts: Iterable[Host]) -> list[Host]:
+    """Each host once, with the workers of all its entries."""
+    found: dict[str, Host] = {}
+    for host in hosts:
+        before = found.get(host.name)
+        both = host if before is None else replace(host, slots=(before.slots or 1) + (host.slots or 1))
+        found[host.name] = both
+    return list(found.values())

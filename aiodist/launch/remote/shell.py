@@ -1,0 +1,209 @@
+"""One agent, started by the system's ssh client: its pipes, and what it means where it does not start.
+
+    ssh -T -o BatchMode=yes … user@host 'exec python -u -m aiodist.cli.agent'
+
+A host that is this one (localhost, its own name) needs no ssh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from aiodist.errors import RendezvousError, WireError
+from aiodist.launch.remote.hosts import Host
+from aiodist.launch.remote.messages import LONGEST, MARK, Message, decode, encode
+from aiodist.launch.worker.output import Console
+from aiodist.sanitize import one_line
+
+_MODULE = "aiodist.cli.agent"
+_SSH_FAILS = 255
+_NOT_FOUND = (126, 127)
+_KEPT = 20  # last lines of stderr, for an agent that does not start
+_FOUND = (  # what ssh says, in lower case, and what it means
+    ("permission denied", "it lets nobody in with this login", "Give it your public key: ssh-copy-id {name}"),
+    ("host key verification failed", "its key is not the known one", "Connect once by hand: ssh {name}"),
+    ("could not resolve", "nobody knows the name", "Write its address, or a name that `ssh {name}` takes"),
+    ("connection refused", "no ssh server listens there", "Start sshd on it"),
+    ("timed out", "it does not answer", "See whether it is up, and reached from here"),
+    ("no route to host", "no route leads there", "See whether it is up, and reached from here"),
+    ("connection closed", "it closed the connection", "See its sshd's log"),
+)
+
+
+class Shell:
+    """One agent's process here, and its pipes.
+
+    Args:
+        host: where it runs.
+        ssh: the command, 'ssh -p 2222'.
+        python: path of the interpreter there.
+        output: shows every line of the agent's stdout that is no message.
+        errors: shows every line of its stderr.
+
+    Attributes:
+        messages: that have come and nobody has taken; None once there come no more.
+        heard: a message has come: what is on stderr from here on is the job's.
+        muted: what it says on stderr is shown no more.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        ssh: str,
+        python: str,
+        output: Console,
+        errors: Console,
+    ) -> None:
+        self.host = host
+        self._ssh = ssh
+        self._python = python
+        self._output = output
+        self._errors = errors
+        self._last: list[str] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+        self.messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.heard = False
+        self.muted = False
+
+    @property
+    def code(self) -> int | None:
+        """Exit code of the process here; None while it runs."""
+        return None if self._process is None else self._process.returncode
+
+    async def start(self) -> None:
+        """Start it. `RendezvousError` where there is no ssh here."""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C is passed on in a message, and ends no ssh
+                limit=LONGEST,
+            )
+        except OSError as error:
+            raise RendezvousError(
+                f"{self._command()[0]} cannot be started ({error.strerror})",
+                hint="Install an ssh client, or name one with --ssh",
+            ) from None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._pumps = [
+            asyncio.create_task(self._pump(self._process.stdout, self._heard_line, self._output)),
+            asyncio.create_task(self._pump(self._process.stderr, self._heard_error, self._errors)),
+        ]
+
+    def say(self, message: Message) -> None:
+        """Send a message; nothing happens where the agent is gone."""
+        if self._process is not None and self._process.stdin is not None and self.code is None:
+            with suppress(OSError, RuntimeError):
+                self._process.stdin.write(encode(message))
+
+    async def ended(self) -> int:
+        """Wait for its end, and all that it has said → its exit code."""
+        assert self._process is not None
+        await asyncio.gather(*self._pumps)
+        code = await self._process.wait()
+        self.messages.put_nowait(None)
+        return code
+
+    async def gone(self) -> None:
+        """Wait for the end of the process here."""
+        if self._process is not None:
+            await self._process.wait()
+
+    def close_input(self) -> None:
+        """End its stdin: it ends its workers at once."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError, RuntimeError):
+                self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End the process here."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    def failure(self) -> RendezvousError:
+        """What it means that it has ended before it said a word."""
+        name = self.host.name
+        said = " ".join(self._last).lower()
+        if self.code == _SSH_FAILS and not self._is_here():
+            for words, meaning, hint in _FOUND:
+                if words in said:
+                    return RendezvousError(f"{name}: {meaning}", hint=hint.format(name=name))
+            return RendezvousError(f"{name}: ssh failed: {self._words()}", hint=f"Try: ssh {name} true")
+        if self.code in _NOT_FOUND:
+            return RendezvousError(
+                f"{name}: there is no {self._python}", hint="Name the interpreter there with --python"
+            )
+        if "no module named" in said or "modulenotfounderror" in said:
+            return RendezvousError(
+                f"{name}: {self._python} has no aiodist",
+                hint=f"Install it there: {self._python} -m pip install aiodist",
+            )
+        return RendezvousError(
+            f"{name}: the agent ended with code {self.code}: {self._words()}", hint=f"Try: ssh {name} true"
+        )
+
+    def _words(self) -> str:
+        return one_line(self._last[-1] if self._last else "it said nothing", 300)
+
+    def _is_here(self) -> bool:
+        names = (
+            "localhost",
+            "127.0.0.1",
+            "::1",
+            socket.gethostname(),
+            socket.gethostname().partition(".")[0],
+        )
+        return self.host.name.strip("[]") in names
+
+    def _command(self) -> list[str]:
+        if self._is_here():
+            return [self._python if os.path.exists(self._python) else sys.executable, "-u", "-m", _MODULE]
+        options = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+        alive = ("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3")
+        there = f"exec {shlex.quote(self._python)} -u -m {_MODULE}"
+        name = self.host.name
+        login, at, bare = name.rpartition("@")
+        return [*shlex.split(self._ssh), *options, *alive, f"{login}{at}{bare.strip('[]')}", there]
+
+    async def _pump(
+        self, stream: asyncio.StreamReader, take: Callable[[bytes], None], console: Console
+    ) -> None:
+        while True:
+            if console.full:  # who reads slowly holds up the workers, and nothing else
+                room = asyncio.Event()
+                console.when_room(room.set)
+                await room.wait()
+            try:
+                line = await stream.readuntil(b"\n")
+            except asyncio.IncompleteReadError as error:
+                if error.partial:
+                    take(error.partial)
+                return
+            except asyncio.LimitOverrunError as error:  # a line without end goes on in pieces
+                line = await stream.readexactly(error.consumed)
+            take(line)
+
+    def _heard_line(self, line: bytes) -> None:
+        if not line.startswith(MARK):
+            if self.heard:  # before it is what a login shell says
+                self._output.line(b"", line.rstrip(b"\n"))
+            return
+        with suppress(WireError):
+            self.messages.put_nowait(decode(line[1:]))
+            self.heard = True
+
+    def _heard_error(self, line: bytes) -> None:
+        self._last = [*self._last[1 - _KEPT :], line.decode(errors="replace").strip()]
+        if self.heard and not self.muted:
+            self._errors.line(b"", line.rstrip(b"\n"))

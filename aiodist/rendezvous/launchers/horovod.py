@@ -1,0 +1,79 @@
+"""horovodrun: rank 0 leaves its address in the key-value store that it serves to its processes, over HTTP.
+
+PUT /aiodist/<key>   the text
+GET /aiodist/<key>   the text; 404 where there is none yet
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from urllib.parse import quote
+
+from aiodist.errors import RendezvousError, RendezvousTimeout
+from aiodist.net.sockets import describe, join_address, outward, towards
+from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.launchers.told import meet_by
+from aiodist.rendezvous.meeting_point import MeetingPoint
+from aiodist.timeouts import spoken
+
+_FIRST, _LONGEST = 0.01, 0.2  # seconds between looks
+_ANSWER = 30.0  # seconds for one answer
+_MAX_TEXT = 4096
+
+
+async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
+    """Meet where rank 0 says, by what it leaves in horovodrun's store."""
+    texts = _HorovodStore(*point.address)
+    outwards = await towards(point.address[0]) or outward()
+    return await meet_by(texts, "horovodrun's store", invitation, outwards)
+
+
+class _HorovodStore:
+    """horovodrun's store as `Texts`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+
+    async def set(self, key: str, value: str) -> None:
+        status, _ = await self._ask("PUT", key, value.encode())
+        if status != http.client.OK:
+            raise self._fails(f"it answers {status} to a PUT")
+
+    async def get(self, key: str, timeout: float) -> str:
+        pause = _FIRST
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    status, text = await self._ask("GET", key)
+                    if status == http.client.OK:
+                        return text.decode(errors="replace")
+                    if status != http.client.NOT_FOUND:
+                        raise self._fails(f"it answers {status} to a GET")
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST)
+        except TimeoutError:
+            raise RendezvousTimeout(
+                f"rank 0 left no address in horovodrun's store within {spoken(timeout)}",
+                hint="Every process of the job has to call init_process_group",
+            ) from None
+
+    async def _ask(self, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
+        return await asyncio.to_thread(self._exchange, method, f"/aiodist/{quote(key)}", body)
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(*self._address, timeout=_ANSWER)
+        try:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return answer.status, answer.read(_MAX_TEXT)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._fails(describe(error) if isinstance(error, OSError) else repr(error)) from None
+        finally:
+            connection.close()
+
+    def _fails(self, why: str) -> RendezvousError:
+        return RendezvousError(
+            f"horovodrun's store at {join_address(*self._address)} fails: {why}",
+            hint="See whether horovodrun still runs, and HOROVOD_GLOO_RENDEZVOUS_ADDR leads to it",
+        )

@@ -1,0 +1,70 @@
+"""MASTER_PORT shared with another library: rank 0 says there where its store is, and lets go of it.
+
+torch's rank 0, or JAX's, listens on that very port when it is initialised after this. So the store gets a
+port of its own. What stands on MASTER_PORT meanwhile is a store, too, with one text in it; it is closed
+before any rank's `init_process_group` returns.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aiodist.environment import split_address
+from aiodist.rendezvous.client import TcpStore
+from aiodist.rendezvous.hosting import check_port, host, join, serve
+from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.meeting_point import MeetingPoint
+
+_KEY = "aiodist/store"  # the address of rank 0's store
+_KNOWN = "aiodist/known"
+_PARTING = 5.0  # seconds for those who know to leave the port
+
+
+async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
+    """Meet where rank 0 says, at an address that is free again afterwards.
+
+    Raises:
+        RendezvousTimeout: not all ranks came in time; names them.
+        and what `hosting.host` and `hosting.join` raise.
+    """
+    if invitation.placement().rank == 0:
+        return await _host(invitation, *point.address)
+    store = await _enter(invitation, *point.address)
+    async with store:
+        address = split_address((await store.get(_KEY)).decode(), "the address of rank 0")
+        await _all_know(invitation, store)
+    return await join(invitation, *address)
+
+
+async def _host(invitation: Invitation, address: str, port: int) -> Meeting:
+    await check_port(address, invitation)
+    bell = await serve(invitation, address, port)
+    try:
+        store = await _enter(invitation, bell.host, bell.port)
+        async with store:
+            meeting = await host(invitation, address, 0, partial(store.set, _KEY))
+            try:
+                await _all_know(invitation, store)
+            except BaseException:
+                await meeting.aclose(0)
+                raise
+    except BaseException:
+        await bell.aclose()
+        raise
+    await bell.aclose(_PARTING)
+    return meeting
+
+
+async def _enter(invitation: Invitation, address: str, port: int) -> TcpStore:
+    store = await TcpStore.connect(
+        *(address, port, invitation.job, invitation.secret, invitation.timeout),
+        rank=invitation.placement().rank,
+        tls=invitation.tls,
+    )
+    store.timeout = invitation.timeout
+    return store
+
+
+async def _all_know(invitation: Invitation, store: TcpStore) -> None:
+    place = invitation.placement()
+    await store.barrier(_KNOWN, place.world_size, place.rank, timeout=invitation.timeout)

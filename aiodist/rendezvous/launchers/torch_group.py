@@ -1,0 +1,101 @@
+"""torch.distributed, where it is initialised: it says which rank this is, and its store leads to ours.
+
+Whoever starts torch (Lightning, Ray Train, Accelerate, a script) has told it rank and size, perhaps by no
+variable at all, and its rank 0 listens on MASTER_PORT. So rank 0 listens elsewhere, and leaves its address in
+torch's store.
+
+torch is never imported here. Its store answers one question at a time, and a question that waits keeps the
+others out, also torch's own: so nothing here waits in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+from typing import Any
+
+from aiodist.errors import RendezvousError, RendezvousTimeout
+from aiodist.net.sockets import outward, towards
+from aiodist.rendezvous.invitation import Invitation, Meeting
+from aiodist.rendezvous.launchers.told import meet_by
+from aiodist.sanitize import one_line
+from aiodist.timeouts import spoken
+
+_FIRST, _LONGEST = 0.002, 0.05  # seconds between looks into the store
+
+
+def rank_and_size() -> tuple[int, int] | None:
+    """Rank and world size of torch's default group; None where there is none, or it is without us."""
+    torch = _distributed()
+    if torch is None:
+        return None
+    rank, size = torch.get_rank(), torch.get_world_size()
+    return (rank, size) if 0 <= rank < size else None
+
+
+async def meet(invitation: Invitation) -> Meeting:
+    """Meet where rank 0 says, by what it leaves in torch's store.
+
+    Raises:
+        RendezvousError: torch's group is gone, or its store fails.
+    """
+    torch = _distributed()
+    if torch is None:
+        raise RendezvousError(
+            "torch.distributed is not initialised any more", hint="Keep its group until this one is formed"
+        )
+    texts = _TorchStore(torch.distributed_c10d._get_default_store())
+    return await meet_by(
+        texts, "torch.distributed's store", invitation, await _outwards(texts.store, invitation)
+    )
+
+
+class _TorchStore:
+    """torch's store as `Texts`. Its calls block, for a moment, so each is made by a thread."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    async def set(self, key: str, value: str) -> None:
+        await self._ask(partial(self.store.set, key, value))
+
+    async def get(self, key: str, timeout: float) -> str:
+        pause = _FIRST
+        try:
+            async with asyncio.timeout(timeout):
+                while not await self._ask(partial(self.store.check, [key])):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST)
+                value: bytes = await self._ask(partial(self.store.get, key))
+        except TimeoutError:
+            raise RendezvousTimeout(
+                f"rank 0 left no address in torch.distributed's store within {spoken(timeout)}",
+                hint="Every rank of torch's group has to call init_process_group of aiodist, too",
+            ) from None
+        return value.decode(errors="replace")
+
+    async def _ask(self, question: Any) -> Any:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, question)
+        except RuntimeError as error:  # torch's DistError is one
+            raise RendezvousError(
+                f"torch.distributed's store fails: {one_line(str(error), 200)}",
+                hint="See whether torch's rank 0 still runs",
+            ) from None
+
+
+def _distributed() -> Any:
+    """torch.distributed, if it is loaded and has a default group; else None."""
+    torch = sys.modules.get("torch.distributed")
+    if torch is None or not getattr(torch, "is_available", bool)() or not torch.is_initialized():
+        return None
+    return torch
+
+
+async def _outwards(store: Any, invitation: Invitation) -> str:
+    """This host's address towards the one that has torch's store."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    there = getattr(store, "host", "") or invitation.environ.get("MASTER_ADDR", "")
+    return (there and await towards(there)) or outward()

@@ -1,0 +1,236 @@
+"""`aiodist launch`: agents on several hosts, by a stand-in for ssh that starts them on this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import run_to_end
+
+ROOT = Path(__file__).parents[2]
+HELLO = str(ROOT / "examples" / "hello.py")
+SSH = str(Path(__file__).parent / "fake_ssh.sh")
+PATIENCE = 100.0
+LINE = re.compile(r"rank (\d+) of (\d+): local rank (\d+) of (\d+), node (\d+) of (\d+)")
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform"),
+]
+
+FAILS = """
+import sys
+import aiodist as dist
+
+async def main():
+    async with await dist.init_process_group() as pg:
+        await pg.barrier()
+        if pg.rank == 2:
+            print("last words", file=sys.stderr)
+            sys.exit(7)
+        await pg.barrier()
+
+dist.run(main())
+"""
+STAYS = """
+import os, time
+import aiodist as dist
+
+async def main():
+    async with await dist.init_process_group() as pg:
+        print(f"<{os.getpid()}>", flush=True)
+        await pg.recv_object((pg.rank + 1) % pg.size, tag=9)
+
+dist.run(main())
+"""
+LOOKS = """
+import os
+from pathlib import Path
+
+secret = os.environ["AIODIST_SECRET"]
+seen = []
+for path in Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        seen.append(path.read_bytes().decode(errors="replace"))
+    except OSError:
+        pass
+told = any(secret in words or "a b'c" in words.partition("launch")[0] for words in seen)
+
+names = [os.environ.get(name, "-") for name in ("GIVEN", "HANDED", "OMP_HANDED", "KEPT")]
+
+print("<", len(secret) >= 32, told, *names, os.getcwd(), ">")
+"""
+
+
+def command(hosts: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", "aiodist", "launch", "-H", hosts, "--ssh", SSH, *words]
+
+
+def environ(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIODIST_", "RANK"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+def run(hosts: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return run_to_end(command(hosts, *words), environ(**more), PATIENCE)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "script.py"
+
+
+def test_two_hosts_are_two_nodes_of_one_job() -> None:
+    ended = run("a:2,user@b.cluster:1", HELLO)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = [tuple(map(int, match.groups())) for match in LINE.finditer(ended.stdout)]
+    assert found == [(0, 3, 0, 2, 0, 2), (1, 3, 1, 2, 0, 2), (2, 3, 0, 1, 1, 2)]
+    assert all(line.startswith("a:0│ ") for line in ended.stdout.splitlines())
+    assert ended.stderr == ""
+
+
+def test_the_first_failure_is_named_once_and_its_code_returned(script: Path) -> None:
+    script.write_text(FAILS)
+    ended = run("a:2,b:2", str(script))
+    assert ended.returncode == 7, ended.stdout + ended.stderr
+    boxes = [line for line in ended.stderr.splitlines() if line.startswith("╭")]
+    assert len(boxes) == 1 and "aiodist launch: rank 2 failed first" in boxes[0]
+    assert re.search(r"exit code 7 after .* host b, local rank 0", ended.stderr)
+    assert "│ last words" in ended.stderr
+
+
+def test_variables_arrive_and_no_command_line_has_them(script: Path) -> None:
+    script.write_text(LOOKS)
+    words = ("-x", "GIVEN=a b'c", "-x", "HANDED", "--chdir", str(script.parent), str(script))
+    ended = run("a,b", *words, HANDED="1", OMP_HANDED="2", KEPT="3")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = re.findall(r"< (.*) >", ended.stdout)
+    assert said == [f"True False a b'c 1 2 - {script.parent}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("closed", "closed: it lets nobody in with this login. Give it your public key: ssh-copy-id closed"),
+        ("gone", "gone: no ssh server listens there. Start sshd on it"),
+        ("nobody", "nobody: nobody knows the name"),
+        ("changed", "changed: its key is not the known one"),
+        ("bare", "bare: PYTHON has no aiodist. Install it there: PYTHON -m pip install aiodist"),
+        ("old", "old has aiodist 0.0.1, and this host VERSION. Install the same on every host"),
+    ],
+)
+def test_what_is_wrong_with_a_host_is_said_before_anything_starts(host: str, said: str, script: Path) -> None:
+    script.write_text(f"open({str(script.parent / 'started')!r}, 'w')")
+    old = (
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "from aiodist.cli import agent; agent.installed_version = lambda: '0.0.1'; agent.main()"
+    )
+    agent = shlex.join([sys.executable, "-c", old, str(ROOT)])
+    ended = run(f"a,{host}", str(script), OLD_AGENT=agent)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    said = said.replace("PYTHON", sys.executable)
+    expected = re.escape(f"aiodist launch: error: {said}").replace("VERSION", r"\S+")
+    assert re.match(expected, ended.stderr), ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (script.parent / "started").exists()
+
+
+def test_another_interpreter_or_folder_that_is_not_there() -> None:
+    ended = run("a,b", "--python", "/no/python", HELLO)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert "there is no /no/python. Name the interpreter there with --python" in ended.stderr
+    ended = run("a,b", "--chdir", "/no/folder", HELLO)
+    assert ended.returncode == 2
+    assert "there is no folder /no/folder here" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-H", "a:x", HELLO], "'x' is no number of workers"),
+        ([HELLO], "no hosts given"),
+        (["-H", "a", "/no/script.py"], "there is no script '/no/script.py'"),
+        (["-H", "a", "--no-such", HELLO], "there is no option --no-such"),
+        (["-H", "a", "-x", "NOT_SET_HERE", HELLO], "NOT_SET_HERE is not set here"),
+        (["-H", "a", "--exclude", "a", HELLO], "no host is left"),
+        (["-H", "a", "--via", "magic", HELLO], "--via magic has no meaning"),
+    ],
+)
+def test_command_lines_without_meaning(words: list[str], said: str) -> None:
+    ended = run_to_end([sys.executable, "-m", "aiodist", "launch", *words], environ(), PATIENCE)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+    assert said in ended.stderr
+
+
+@contextlib.contextmanager
+def staying(script: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A job of four workers on two hosts that goes on for ever, and descriptors of their processes."""
+    script.write_text(STAYS)
+    job = subprocess.Popen(
+        command("a:2,b:2", str(script)),
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    pidfds: list[int] = []
+    try:
+        assert job.stdout is not None
+        while len(pidfds) < 4:
+            line = job.stdout.readline()
+            assert line, "it ended"
+            pidfds += [os.pidfd_open(int(pid)) for pid in re.findall(r"<(\d+)>", line)]
+        yield job, pidfds
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            job.kill()
+        job.communicate()
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+
+def all_end(pidfds: list[int]) -> bool:
+    """Whether all of these processes end, within the test's limit."""
+    left = set(pidfds)
+    while left:
+        ready, _, _ = select.select(left, [], [], PATIENCE)
+        if not ready:
+            return False
+        left -= set(ready)
+    return True
+
+
+def test_a_killed_launcher_leaves_nobody(script: Path) -> None:
+    with staying(script) as (job, pidfds):
+        job.kill()
+        assert all_end(pidfds)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job_and_is_said_once(number: signal.Signals, script: Path) -> None:
+    with staying(script) as (job, pidfds):
+        job.send_signal(number)
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert all_end(pidfds)
+        assert job.returncode == 128 + number, said
+        assert said.count(f"stopped by {number.name}: all 4 worker(s) have ended") == 1
+
+
+def test_an_agent_that_dies_is_named_and_the_others_end(script: Path) -> None:
+    with staying(script) as (job, pidfds):
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert all_end(pidfds)
+        assert job.returncode == 1, said
+        assert "node 1 was lost" in said
