@@ -7,9 +7,11 @@ It is started with nothing but a login's environment, and no argument.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import platform
+import select
 import sys
 from dataclasses import replace
 
@@ -17,9 +19,11 @@ from aiodist.cli.run import make_config
 from aiodist.cli.version import installed_version
 from aiodist.errors import AiodistError, UsageError, WireError
 from aiodist.launch.remote.link import Link, say
-from aiodist.launch.remote.messages import LONGEST, Beat, Hello, Over, Task, decode
+from aiodist.launch.remote.messages import LONGEST, MARK, SILENCE, Beat, Hello, Over, Task, decode
 
 _BROKEN = 1
+_LAST_CALL = 2.0  # seconds for more hosts than the job needs: all that there are have been started already
+_FIRST = " "  # of a line of a worker where the operator wants no prefix: no line of output is a message
 
 
 def main() -> int:
@@ -33,6 +37,8 @@ def main() -> int:
         return _BROKEN
     try:
         return _carry_out(task, told, rest)
+    except asyncio.CancelledError:  # the launcher is gone, and with it all that this node did
+        return _BROKEN
     except (AiodistError, OSError) as error:
         code = 2 if isinstance(error, UsageError) else _BROKEN
         say(Over(code, f"aiodist launch: {task.name}: {error}"))
@@ -56,8 +62,10 @@ def _carry_out(task: Task, told: int, rest: bytes) -> int:
         node_rank=None if task.most else task.node,
         nnodes=task.nodes,
         max_nodes=task.most,
+        last_call=_LAST_CALL,
         local_addr=config.local_addr or task.listen or None,
         host=task.name,
+        prefix=_FIRST + config.prefix if config.prefix[:1] in ("", MARK.decode()) else config.prefix,
     )
     link = Link(told, rest, config.meet_timeout, first=task.node == 0)
     if task.address:
@@ -82,7 +90,8 @@ def _task(told: int) -> tuple[Task | None, bytes]:
     while True:
         end = buffer.find(b"\n")
         if end < 0:
-            data = os.read(told, 1 << 16) if len(buffer) < LONGEST else b""
+            ready, _, _ = select.select([told], [], [], SILENCE)
+            data = os.read(told, 1 << 16) if ready and len(buffer) < LONGEST else b""
             if not data:
                 return None, b""
             buffer += data

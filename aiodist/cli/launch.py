@@ -26,7 +26,11 @@ _HANDED_ON = ("AIODIST_*", "NCCL_*", "OMP_*", "PYTHONPATH")
 """Variables that every agent gets, where they are set here; -x adds others."""
 
 _MPI_HOSTFILE = Path("/etc/mpi/hostfile")  # of the MPI Operator's launcher pod
-_OURS = ("AIODIST_STORE", "AIODIST_RANK", "AIODIST_LOCAL_RANK", "AIODIST_WORLD_SIZE", "AIODIST_NEWCOMER")
+_OURS = (
+    *("AIODIST_STORE", "AIODIST_RANK", "AIODIST_LOCAL_RANK", "AIODIST_WORLD_SIZE", "AIODIST_NEWCOMER"),
+    *("AIODIST_HOST", "AIODIST_ALONE", "AIODIST_RESTART_COUNT"),
+)
+"""Those of these variables that are about this process or this host: only -x hands them on."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +45,11 @@ def main(argv: Sequence[str]) -> int:
     if args.via:
         from aiodist.launch.remote.through import through
 
-        return through(args.via, _hosts(args), words, environ_for(args, os.environ))
+        useless = (args.python, args.nnodes, args.host_discovery_script)
+        if any(useless):
+            raise UsageError(f"--via {args.via} knows no --python, --nnodes or --host-discovery-script")
+        environ = environ_for(args, os.environ)
+        return through(args.via, _hosts(args), words, environ, args.nproc_per_node, args.chdir)
     from aiodist.launch.remote import launcher
 
     return launcher.run(make_plan(args, words, os.environ))
@@ -75,6 +83,8 @@ def make_plan(args: argparse.Namespace, words: Sequence[str], environ: Mapping[s
         most=most,
         timeout=_seconds("--start-timeout", args.start_timeout),
         discovery=args.host_discovery_script,
+        include=args.include,
+        exclude=args.exclude,
     )
 
 
@@ -131,6 +141,11 @@ def _nodes(args: argparse.Namespace, hosts: int) -> tuple[int, int]:
     least, colon, most = args.nnodes.partition(":")
     if not (least.isdecimal() and (not colon or most.isdecimal())) or int(least) < 1:
         raise UsageError(f"--nnodes {args.nnodes} has no meaning", hint="Write MIN or MIN:MAX")
+    if not args.host_discovery_script and (int(least) > hosts or (not colon and int(least) != hosts)):
+        raise UsageError(
+            f"--nnodes {args.nnodes}, and there are {hosts} hosts",
+            hint="Leave it out: the job has all of them",
+        )
     return int(least), int(most) if colon else 0
 
 

@@ -268,11 +268,13 @@ def _by_arguments(
             f"rank={rank} is not in a world of world_size={world_size}",
             hint=f"Ranks go from 0 to {world_size - 1}",
         )
+    said = None
     try:
-        said = None if launcher is None else _by_launcher(environ, launcher, master, rank, world_size)
-    except UsageError:  # of another world, or without meaning; nobody needs it
-        said = None
-    if said is None or launcher is None or not _agrees(environ, launcher, rank, world_size):
+        if launcher is not None and _agrees(environ, launcher, rank, world_size):
+            said = _by_launcher(environ, launcher, master, rank, world_size)
+    except UsageError:
+        pass  # of another world, or without meaning; nobody needs it
+    if said is None:
         return Placement(rank, world_size, None, None, None, None, *master, "arguments", given)
     return replace(said, launcher="arguments", evidence=given)
 

@@ -15,16 +15,18 @@ fault is raised.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from distributed import Client, wait
+from distributed import Client, Future, as_completed, wait
 
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.integrations.hosted import Host, Place
 from aiodist.runtime.init import ask, check_can_begin, form
 from aiodist.runtime.running import run as run_loop
 
+_PARTING = 5.0  # seconds for the other ranks, once one has failed
 _hosts: dict[str, Host] = {}  # of this worker, by job
 
 
@@ -63,13 +65,25 @@ def run(
         for rank, address in enumerate(chosen)
     ]  # fmt: skip
     try:
-        wait(futures)
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise next((error for error in errors if not isinstance(error, GroupBroken)), errors[0])
-        return [future.result() for future in futures]
+        return _results(client, futures)
     finally:
-        client.submit(_close, place.job, workers=chosen[:1], allow_other_workers=False, pure=False).result()
+        closing = client.submit(_close, place.job, workers=chosen[:1], allow_other_workers=False, pure=False)
+        with contextlib.suppress(TimeoutError):  # it is dead, and its store with it
+            closing.result(_PARTING)
+
+
+def _results(client: Client, futures: list[Future]) -> list[Any]:
+    """What the ranks returned, or the error of the first that failed by itself."""
+    for future in as_completed(futures):
+        if future.exception() is not None:
+            break
+    else:
+        return [future.result() for future in futures]
+    with contextlib.suppress(TimeoutError):  # a rank whose worker has died says nothing more
+        wait(futures, timeout=_PARTING)
+    errors = [error for future in futures if future.done() and (error := future.exception()) is not None]
+    client.cancel(futures)
+    raise next((error for error in errors if not isinstance(error, GroupBroken)), errors[0])
 
 
 def _host() -> Place:

@@ -81,7 +81,9 @@ class Agent:
         self._context = AgentContext(self._config, self._spawner, self._out, self._err, self._say)
         self._catch_signals()
         if self._link is not None:
-            self._link.open(self._loop)
+            task = asyncio.current_task()
+            assert task is not None
+            self._link.open(self._loop, task.cancel)
         try:
             nodes = await self._unless_interrupted(meet(self._config, os.environ, self._say, self._link))
         except OverError as over:
@@ -97,11 +99,20 @@ class Agent:
             verdict = await self._run_job(nodes)
             if nodes.head is not None:
                 nodes.head.code = verdict.code
-        finally:
+        except asyncio.CancelledError:  # it leaves: the others shall miss it at once, so nothing is said
             if self._crew is not None:
                 await self._crew.kill_all()
-            await nodes.aclose()
+            raise
+        except BaseException:
+            await self._end(nodes)
+            raise
+        await self._end(nodes)
         return await self._show(verdict, nodes.place.nnodes)
+
+    async def _end(self, nodes: Nodes) -> None:
+        if self._crew is not None:
+            await self._crew.kill_all()
+        await nodes.aclose()
 
     async def _run_job(self, nodes: Nodes) -> Verdict:
         """Run attempt after attempt → the verdict on the last."""

@@ -199,6 +199,7 @@ def test_a_launchers_local_ranks_hold_for_arguments_that_mean_the_same_world(env
 def test_arguments_need_no_sense_in_what_they_replace() -> None:
     found = placement({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "x"}, rank=1, world_size=2)
     assert (found.rank, found.local_rank) == (1, None)
+    assert placement({"RANK": "abc"}, rank=1, world_size=2).rank == 1
     # What says a local rank and nothing else may well mean this world.
     found = placement({"LOCAL_RANK": "1", "NODE_RANK": "0"}, rank=3, world_size=4)
     assert (found.rank, found.local_rank, found.node_rank) == (3, 1, 0)

@@ -52,6 +52,10 @@ async def main():
 
 dist.run(main())
 """
+FLOOD = """
+while True:
+    print("x" * 1000, flush=True)
+"""
 LOOKS = """
 import os
 from pathlib import Path
@@ -172,12 +176,13 @@ def test_command_lines_without_meaning(words: list[str], said: str) -> None:
 
 
 @contextlib.contextmanager
-def staying(script: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def staying(script: Path, *before: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A job of four workers on two hosts that goes on for ever, and descriptors of their processes."""
     script.write_text(STAYS)
     job = subprocess.Popen(
-        command("a:2,b:2", str(script)),
+        [*before, *command("a:2,b:2", str(script))],
         env=environ(),
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -197,6 +202,73 @@ def staying(script: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
         job.communicate()
         for pidfd in pidfds:
             os.close(pidfd)
+
+
+def test_a_host_that_goes_is_left_and_an_excluded_one_never_comes(script: Path) -> None:
+    """The job begins again, on those that are there; --exclude holds for what comes later, too."""
+    script.write_text(STAYS)
+    hosts = script.parent / "hosts"
+    hosts.write_text("a\nb\nc\n")
+    words = ["--ssh", SSH, "--host-discovery-script", f"cat {hosts}", "--exclude", "c", "--nnodes", "1:3"]
+    words += ["--max-restarts", "3", str(script)]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "aiodist", "launch", *words],
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    seen: list[str] = []
+    try:
+        assert job.stdout is not None
+
+        def until(pattern: str) -> None:
+            assert job.stdout is not None
+            while True:
+                line = job.stdout.readline()
+                assert line, seen
+                seen.append(line)
+                if re.search(pattern, line):
+                    return
+
+        until(r"^b:\d│ <")
+        hosts.write_text("a\nc\n")
+        until("b is no host of the job any more")
+        until(r"^a:0│ <")
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 128 + signal.SIGTERM, (seen, said)
+        assert not any(line.startswith("c:") for line in [*seen, *said.splitlines()])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            job.kill()
+        job.communicate()
+
+
+def test_a_signal_that_was_ignored_stays_ignored(script: Path) -> None:
+    with staying(script, "nohup") as (job, pidfds):
+        job.send_signal(signal.SIGHUP)
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 128 + signal.SIGTERM, said
+        assert all_end(pidfds)
+
+
+def test_who_reads_nothing_more_holds_up_nobody_who_is_to_end(script: Path) -> None:
+    script.write_text(FLOOD)
+    job = subprocess.Popen(
+        command("a:1,b:1", str(script)), env=environ(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert job.stdout is not None
+        assert b"x" in os.read(job.stdout.fileno(), 4096)
+        for _ in range(3):
+            job.send_signal(signal.SIGINT)
+        assert job.wait(PATIENCE) == 128 + signal.SIGINT
+    finally:
+        job.kill()
+        job.communicate()
 
 
 def all_end(pidfds: list[int]) -> bool:

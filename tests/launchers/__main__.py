@@ -133,19 +133,20 @@ def _started(
 ) -> Iterator[tuple[list[subprocess.Popen[bytes]], list[Path]]]:
     """Start a job; at the end everything that bears its mark is killed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    environ = {**kept, "OMP_NUM_THREADS": "1", MARK: ground.mark, "PYTHONUNBUFFERED": "1", **commands.env}
+    environ = {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **commands.env}
     jobs: list[subprocess.Popen[bytes]] = []
     texts: list[Path] = []
     try:
         for number, line in enumerate([*commands.before, *commands.lines]):
             if number == len(commands.before):
                 commands.ready()
+            mark = ground.mark if number >= len(commands.before) else f"{ground.mark}-daemon"
             texts.append(ground.folder / f"out-{number}.txt")
             with open(texts[-1], "wb") as out:
                 jobs.append(
                     subprocess.Popen(
                         line,
-                        env=environ,
+                        env={**environ, MARK: mark},
                         stdin=subprocess.DEVNULL,
                         stdout=out,
                         stderr=subprocess.STDOUT,
@@ -155,23 +156,25 @@ def _started(
                 )
         yield jobs[len(commands.before) :], texts
     finally:
-        for pid in _left(ground):
+        for pid in _left(ground, daemons=True):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for job in jobs:
             job.wait()
 
 
-def _left(ground: Ground) -> list[int]:
-    """Processes that bear the mark, without this one and zombies."""
+def _left(ground: Ground, *, daemons: bool = False) -> list[int]:
+    """Processes that bear the mark, without this one and zombies; those of a job, or also its daemons."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            marked = f"{MARK}={ground.mark}".encode() in path.read_bytes()
+            words = path.read_bytes().split(b"\0")
         except OSError:
             continue
+        mark = next((word for word in words if word.startswith(f"{MARK}=".encode())), b"")
+        named = f"{MARK}={ground.mark}".encode()
         pid = int(path.parent.name)
-        if marked and pid != os.getpid():
+        if (mark == named or (daemons and mark.startswith(named))) and pid != os.getpid():
             found.append(pid)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 import unittest
@@ -52,7 +53,8 @@ class Slurm:
         for program in ("slurmctld", "slurmd", "srun", "munged"):
             ground.debian(program, *packages)
         for name in ("state", f"spool.{self._a}", f"spool.{self._b}"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder / name, ignore_errors=True)  # it remembers jobs
+            (folder / name).mkdir(parents=True)
         self.conf = folder / "slurm.conf"
         self.conf.write_text(_CONF.format(a=self._a, b=self._b, folder=folder))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")

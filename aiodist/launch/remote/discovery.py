@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from aiodist.errors import UsageError
-from aiodist.launch.remote.hosts import Host, from_file
+from aiodist.launch.remote.hosts import Host, chosen, from_file
 from aiodist.sanitize import one_line
 
 _PAUSE = 1.0  # seconds between two runs
+_AGAIN = 30  # runs until a host that could not be used is tried again
 _PATIENCE = 30.0  # seconds for one
 _LONGEST = 1 << 20
 
@@ -21,12 +22,15 @@ class Discovery:
     Args:
         command: of the script, with its arguments.
         known: hosts that the job has already.
+        include, exclude: filters, as of `hosts.chosen`; they may name hosts that are not there now.
     """
 
-    def __init__(self, command: str, known: Sequence[Host]) -> None:
+    def __init__(self, command: str, known: Sequence[Host], include: str = "", exclude: str = "") -> None:
         self._command = command
+        self._filters = include, exclude
         self._known = {host.name: host for host in known}
         self._complaint = ""
+        self._shunned: dict[str, int] = {}  # and for how many runs more
 
     async def changes(self, say: Callable[[str], None]) -> tuple[list[Host], list[Host]]:
         """Wait until hosts have come or gone → those that came, those that went.
@@ -36,12 +40,15 @@ class Discovery:
         while True:
             await asyncio.sleep(_PAUSE)
             try:
-                found = {host.name: host for host in await hosts_now(self._command)}
+                named = await hosts_now(self._command)
+                found = {host.name: host for host in chosen(named, *self._filters, strict=False)}
             except UsageError as error:
                 if str(error) != self._complaint:
                     self._complaint = str(error)
                     say(str(error))
                 continue
+            self._shunned = {name: runs - 1 for name, runs in self._shunned.items() if runs > 1}
+            found = {name: host for name, host in found.items() if name not in self._shunned}
             came = [host for name, host in found.items() if name not in self._known]
             went = [host for name, host in self._known.items() if name not in found]
             if came or went:
@@ -49,8 +56,9 @@ class Discovery:
                 return came, went
 
     def forget(self, host: Host) -> None:
-        """Forget a host that could not be used: it is tried again."""
+        """Forget a host that could not be used; after a while it is tried again."""
         self._known.pop(host.name, None)
+        self._shunned[host.name] = _AGAIN
 
 
 async def hosts_now(command: str) -> list[Host]:
@@ -59,16 +67,16 @@ async def hosts_now(command: str) -> list[Host]:
     Raises:
         UsageError: it cannot be run, fails, takes too long, or what it prints has no meaning.
     """
-    words = shlex.split(command)
     shown = f"--host-discovery-script {command[:80]}"
     try:
+        words = shlex.split(command)
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-    except (OSError, TypeError) as error:
+    except (OSError, TypeError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it names no command"
         raise UsageError(f"{shown} cannot be run: {why}") from None
     try:

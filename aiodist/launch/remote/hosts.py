@@ -82,20 +82,21 @@ def from_file(text: str, name: str) -> list[Host]:
     return _together(found)
 
 
-def chosen(hosts: Sequence[Host], include: str = "", exclude: str = "") -> list[Host]:
+def chosen(hosts: Sequence[Host], include: str = "", exclude: str = "", *, strict: bool = True) -> list[Host]:
     """The hosts that a filter leaves, in their order.
 
     Args:
         hosts: all that there are.
         include: take only these.
         exclude: leave these out.
+        strict: a filter may only name hosts that are there, and some host has to be left.
 
     Raises:
         UsageError: both are given, a host is not there, or none is left.
     """
     if include and exclude:
         raise UsageError("--include and --exclude exclude each other", hint="Give one of them")
-    named = _filter(include or exclude, {host.name: host for host in hosts})
+    named = _filter(include or exclude, {host.name: host for host in hosts}, strict)
     left = []
     for host in hosts:
         slots = named.get(host.name)
@@ -106,7 +107,7 @@ def chosen(hosts: Sequence[Host], include: str = "", exclude: str = "") -> list[
         elif not include and slots:
             rest = tuple(slot for slot in range(host.slots) if slot not in slots)
             left += [_only(host, rest)] if rest else []
-    if not left:
+    if not left and strict:
         raise UsageError("no host is left", hint=f"There are: {', '.join(host.name for host in hosts)[:200]}")
     return left
 
@@ -115,12 +116,14 @@ def _only(host: Host, slots: tuple[int, ...]) -> Host:
     return replace(host, slots=len(slots), devices=slots)
 
 
-def _filter(text: str, known: dict[str, Host]) -> dict[str, tuple[int, ...]]:
+def _filter(text: str, known: dict[str, Host], strict: bool) -> dict[str, tuple[int, ...]]:
     """'a@b:0,2' → {'a': (), 'b': (0, 2)}; () means the whole host."""
     named: dict[str, tuple[int, ...]] = {}
     for part in filter(None, text.split("@")):
         name, colon, numbers = part.partition(":")
         host = known.get(name.strip())
+        if host is None and not strict:
+            continue
         if host is None:
             raise UsageError(
                 f"the filter names {name[:60]!r}, which is none of the hosts",

@@ -53,6 +53,7 @@ class Plan:
         most: nodes that it takes; 0: no more than that.
         timeout: seconds for all agents to say a word.
         discovery: command that names the hosts of the moment; '' for none.
+        include, exclude: filters of what it names.
     """
 
     hosts: Sequence[Host]
@@ -67,6 +68,8 @@ class Plan:
     most: int = 0
     timeout: float = 60.0
     discovery: str = ""
+    include: str = ""
+    exclude: str = ""
 
 
 def run(plan: Plan) -> int:
@@ -99,7 +102,8 @@ class Launcher:
         loop = asyncio.get_running_loop()
         self._out, self._err = open_consoles(loop)
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._asked, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say: it shall not end us
+                loop.add_signal_handler(number, self._asked, number)
         beat = loop.create_task(self._beat())
         try:
             await self._start([*enumerate(self._plan.hosts)])
@@ -138,11 +142,16 @@ class Launcher:
             ) from None
         finally:
             late.cancel()
+        self._check_signal()
         for (node, host), hello in zip(hosts, hellos, strict=True):
             if node == 0:
                 self._first_at = hello.address
             self._shells[node].say(self._task(node, host))
             self._follows.add(asyncio.create_task(self._follow(node, self._shells[node])))
+
+    def _check_signal(self) -> None:
+        if self._signum:
+            raise RendezvousError("stopped before the job began")
 
     def _shell(self, host: Host) -> Shell:
         plan = self._plan
@@ -151,6 +160,7 @@ class Launcher:
     async def _greet(self, shell: Shell) -> Hello:
         """Start an agent, and hear which aiodist is there."""
         await shell.start()
+        self._check_signal()  # who was asked to end before could not be told
         self._tasks.add(asyncio.create_task(shell.ended()))
         hello = await shell.messages.get()
         if hello is None:
@@ -196,7 +206,7 @@ class Launcher:
         """Do what an agent's messages ask for, to its end."""
         while (message := await shell.messages.get()) is not None:
             match message:
-                case Told(address):
+                case Told(address) if node == 0:
                     self._address = address
                     for other in self._shells.values():
                         other.say(Address(address))
@@ -234,25 +244,50 @@ class Launcher:
         if self._asks >= _IMPATIENT:
             for shell in self._shells.values():
                 shell.kill()
+        if self._signum:  # who reads nothing more holds up nobody who is to end
+            asyncio.get_running_loop().call_later(_LAST_FLUSH, self._unstick)
+
+    def _unstick(self) -> None:
+        for console in (self._out, self._err):
+            if console.full:
+                console.drop()
+        if any(shell.code is None for shell in self._shells.values()) or self._out.full:
+            asyncio.get_running_loop().call_later(_LAST_FLUSH, self._unstick)
 
     async def _look_for_hosts(self) -> None:
         """Start an agent on each host that comes, and end that of one that goes."""
-        discovery = Discovery(self._plan.discovery, self._plan.hosts)
+        plan = self._plan
+        discovery = Discovery(plan.discovery, plan.hosts, plan.include, plan.exclude)
+        node = len(plan.hosts)
+        complaints: set[str] = set()  # said once
         while True:
             came, went = await discovery.changes(self._say)
             for host in went:
                 for shell in self._shells.values():
                     if shell.host.name == host.name and shell.code is None:
                         self._say(f"{host.name} is no host of the job any more")
+                        shell.muted = True
                         shell.close_input()
             for host in came:
-                node = len(self._shells)
-                self._say(f"{host.name} is a new host")
                 try:
                     await self._start([(node, host)])
+                    self._say(f"{host.name} is a new host")
                 except AiodistError as error:
-                    self._say(str(error))
+                    if str(error) not in complaints:
+                        complaints.add(str(error))
+                        self._say(f"{error}; it is tried again")
+                    await self._drop(self._shells.pop(node))
                     discovery.forget(host)
+                node += 1
+
+    async def _drop(self, shell: Shell) -> None:
+        """End an agent that was refused."""
+        shell.muted = True
+        shell.close_input()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PARTING):
+                await shell.gone()
+        shell.kill()
 
     # -- the end --------------------------------------------------------------------------------
 

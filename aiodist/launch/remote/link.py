@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 
 from aiodist.errors import RendezvousTimeout, WireError
 from aiodist.launch.remote.messages import (
@@ -22,7 +23,6 @@ from aiodist.launch.remote.messages import (
 )
 from aiodist.timeouts import spoken
 
-_GRACE = 0.4  # seconds from SIGTERM to SIGKILL for workers whose launcher is gone
 _CHUNK = 1 << 16
 
 
@@ -58,9 +58,14 @@ class Link:
         """Take the address of node 0 from the task; before `open`."""
         self._known = address
 
-    def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to listen."""
-        self._loop = loop
+    def open(self, loop: asyncio.AbstractEventLoop, leave: Callable[[], object]) -> None:
+        """Begin to listen.
+
+        Args:
+            loop: the agent's.
+            leave: ends this node's part of the job at once; the job may go on without it.
+        """
+        self._loop, self._leave = loop, leave
         self._address: asyncio.Future[str] = loop.create_future()
         if self._known:
             self._address.set_result(self._known)
@@ -125,14 +130,11 @@ class Link:
             self._buffer.clear()
 
     def _left_alone(self) -> None:
-        """End the workers, soon and whatever they do: nobody is there whom the job would serve."""
-        if self._alone:
-            return
-        self._alone = True
-        self._due.cancel()
-        _send(signal.SIGTERM)
-        self._loop.call_later(_GRACE, _send, signal.SIGTERM)
-        self._loop.call_later(2 * _GRACE, _send, signal.SIGTERM)
+        """Leave the job: the launcher is gone, or cannot be reached, or wants this node no more."""
+        if not self._alone:
+            self._alone = True
+            self._due.cancel()
+            self._leave()
 
 
 def _send(number: int) -> None:

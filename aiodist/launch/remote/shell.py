@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from aiodist.errors import RendezvousError, WireError
+from aiodist.errors import RendezvousError, UsageError, WireError
 from aiodist.launch.remote.hosts import Host
 from aiodist.launch.remote.messages import LONGEST, MARK, Message, decode, encode
 from aiodist.launch.worker.output import Console
@@ -24,6 +24,10 @@ from aiodist.sanitize import one_line
 _MODULE = "aiodist.cli.agent"
 _SSH_FAILS = 255
 _NOT_FOUND = (126, 127)
+_ABOUT_US = (
+    "SSH_CONNECTION",
+    *("AIODIST_STORE", "AIODIST_RANK", "AIODIST_LOCAL_RANK", "AIODIST_WORLD_SIZE", "AIODIST_NEWCOMER"),
+)
 _KEPT = 20  # last lines of stderr, for an agent that does not start
 _FOUND = (  # what ssh says, in lower case, and what it means
     ("permission denied", "it lets nobody in with this login", "Give it your public key: ssh-copy-id {name}"),
@@ -34,6 +38,18 @@ _FOUND = (  # what ssh says, in lower case, and what it means
     ("no route to host", "no route leads there", "See whether it is up, and reached from here"),
     ("connection closed", "it closed the connection", "See its sshd's log"),
 )
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--ssh {command[:80]!r} has no meaning: {error}") from None
+
+
+def _environ_here() -> dict[str, str]:
+    """This process's environment without what is about itself: its login, and its rank, if it has one."""
+    return {name: value for name, value in os.environ.items() if name not in _ABOUT_US}
 
 
 class Shell:
@@ -82,6 +98,7 @@ class Shell:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command(),
+                env=_environ_here() if self._is_here() else None,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -174,7 +191,7 @@ class Shell:
         there = f"exec {shlex.quote(self._python)} -u -m {_MODULE}"
         name = self.host.name
         login, at, bare = name.rpartition("@")
-        return [*shlex.split(self._ssh), *options, *alive, f"{login}{at}{bare.strip('[]')}", there]
+        return [*_words(self._ssh), *options, *alive, f"{login}{at}{bare.strip('[]')}", there]
 
     async def _pump(
         self, stream: asyncio.StreamReader, take: Callable[[bytes], None], console: Console

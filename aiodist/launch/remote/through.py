@@ -12,7 +12,9 @@ from aiodist.errors import UsageError
 from aiodist.launch.remote.hosts import Host
 
 
-def through(via: str, hosts: Sequence[Host], words: Sequence[str], environ: Mapping[str, str]) -> int:
+def through(
+    via: str, hosts: Sequence[Host], words: Sequence[str], environ: Mapping[str, str], nproc: str, folder: str
+) -> int:
     """Become srun or mpirun, which start the agents; never returns.
 
     Args:
@@ -20,18 +22,20 @@ def through(via: str, hosts: Sequence[Host], words: Sequence[str], environ: Mapp
         hosts: where; none: where the allocation says.
         words: of `aiodist run`.
         environ: variables for the agents; they go by the environment, and are in no command line.
+        nproc: workers on a host that says no number.
+        folder: to work in; '': here.
 
     Raises:
         UsageError: there is no such program, or the hosts have different numbers of workers.
     """
-    command = command_for(via, hosts, words, environ)
+    command = command_for(via, hosts, words, environ, nproc, folder)
     os.environ.update(environ)
     sys.stdout.flush()
     os.execvp(command[0], command)
 
 
 def command_for(
-    via: str, hosts: Sequence[Host], words: Sequence[str], environ: Mapping[str, str]
+    via: str, hosts: Sequence[Host], words: Sequence[str], environ: Mapping[str, str], nproc: str, folder: str
 ) -> list[str]:
     """The command line; errors as of `through`."""
     if via not in ("srun", "mpirun"):
@@ -45,18 +49,21 @@ def command_for(
             f"--via {via} starts the same number of workers on every host",
             hint="Give each host the same number",
         )
-    workers = ["--nproc-per-node", str(slots.pop())] if slots and 0 not in slots else []
+    workers = ["--nproc-per-node", str(slots.pop()) if slots and 0 not in slots else nproc]
     agent = [sys.executable, "-m", "aiodist", "run", *workers, *words]
     names = ",".join(host.name for host in hosts)
     count = str(len(hosts))
     if via == "srun":
         where = ["--nodes", count, "--nodelist", names] if hosts else []
+        where += ["--chdir", folder] if folder else []
         return [program, *where, "--ntasks-per-node=1", "--kill-on-bad-exit=1", *agent]
     if _is_open_mpi(program):
         named = [word for name in environ for word in ("-x", name)]
         where = ["-n", count, "--host", names] if hosts else []
+        where += ["--wdir", folder] if folder else []
         return [program, *where, "--map-by", "ppr:1:node", *named, *agent]
     where = ["-n", count, "-hosts", names] if hosts else []
+    where += ["-wdir", folder] if folder else []
     return [program, *where, "-ppn", "1", *agent]
 
 

@@ -59,7 +59,7 @@ class _HorovodStore:
             ) from None
 
     async def _ask(self, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
-        return await asyncio.to_thread(self._exchange, method, f"/aiodist/{quote(key)}", body)
+        return await asyncio.to_thread(self._exchange, method, f"/aiodist/{quote(key, safe='')}", body)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self._address, timeout=_ANSWER)

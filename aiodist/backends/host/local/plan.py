@@ -237,7 +237,7 @@ def most_staged(size: int, limits: Thresholds) -> int:
     endless, lanes = 1 << 40, size - 1
     block, depth = blocks(endless, size, lanes, limits)
     larger, deep = blocks(endless, size, lanes, limits, phases=1)
-    parts = limits.inline + 64 * size  # in whole cache lines
+    parts = 2 * limits.inline + 64 * size  # in whole blocks, and in whole cache lines
     return max(block * depth * size, larger * deep * lanes, parts, limits.direct)
 
 
