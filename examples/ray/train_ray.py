@@ -44,4 +44,4 @@ if __name__ == "__main__":
         backend_config=AiodistConfig(),
         scaling_config=ScalingConfig(num_workers=options.workers),
     )
-    print(trainer.fit().metrics)
+    trainer.fit()

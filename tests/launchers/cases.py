@@ -252,7 +252,7 @@ def _agents_in_srun(ground: Ground, script: list[str]) -> Commands:
 def _horovodrun(ground: Ground, script: list[str]) -> Commands:
     """Its launcher alone: the native part, which scripts would import, is not built."""
     bin = ground.environment(
-        "horovod", "setuptools<80", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi"
+        "horovod", "setuptools<80", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi"
     )
     source = ground.folder / "horovod-0.28.1"
     if not source.exists():
