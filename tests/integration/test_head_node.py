@@ -56,6 +56,13 @@ FLOOD = """
 while True:
     print("x" * 1000, flush=True)
 """
+LINES = """
+import os
+
+rank = os.environ["RANK"]
+for n in range(1500):
+    print(rank, n, "x" * (n % 300) + ".", flush=n % 7 == 0)
+"""
 LOOKS = """
 import os
 from pathlib import Path
@@ -269,6 +276,21 @@ def test_who_reads_nothing_more_holds_up_nobody_who_is_to_end(script: Path) -> N
     finally:
         job.kill()
         job.communicate()
+
+
+def test_lines_stay_whole_under_a_flood(script: Path) -> None:
+    script.write_text(LINES)
+    ended = run("a:2,b:2", str(script))
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    expected = {f"{host}:{rank}│ {rank} {n} {'x' * (n % 300)}." for host, rank, n in _numbered()}
+    assert set(lines) == expected and len(lines) == len(expected)
+
+
+def _numbered() -> Iterator[tuple[str, int, int]]:
+    for rank in range(4):
+        for n in range(1500):
+            yield ("a", "b")[rank // 2], rank, n
 
 
 def all_end(pidfds: list[int]) -> bool:

@@ -11,16 +11,31 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.levels import MORE, few
 from tests.ports import free_port
-from tests.processes import sockets_of
+from tests.processes import run_to_end, sockets_of
 
 ROOT = Path(__file__).parents[2]
 MARKER = "TEST_JOB"
+# Rank 0 listens on MASTER_PORT, as torch would; then all meet.
+LISTENS = """
+import os, socket
+import aiodist as dist
+
+async def main():
+    if os.environ["RANK"] == "0":
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        listening = socket.create_server(place)
+    async with await dist.init_process_group(timeout=60) as pg:
+        await pg.barrier()
+
+dist.run(main())
+"""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform")
 
 # Every rank says 'running' once; then rank 1 does what the first argument says.
@@ -261,3 +276,15 @@ def test_the_example_learns_digits_as_one_process_does(start: Start) -> None:
     difference = re.search(r"weight difference to one process: ([\d.e+-]+)", output)
     assert accuracy is not None and float(accuracy.group(1)) >= 0.95
     assert difference is not None and float(difference.group(1)) <= 1e-5
+
+
+@pytest.mark.slow("200 jobs take a minute and more")
+@pytest.mark.timeout(600)
+def test_200_launches_side_by_side_race_for_no_port(tmp_path: Path) -> None:
+    script = tmp_path / "listens.py"
+    script.write_text(LISTENS)
+    command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "2", str(script)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with ThreadPoolExecutor(12) as pool:
+        ended = [*pool.map(lambda _: run_to_end(command, environ, 120.0), range(200))]
+    assert [one.stderr for one in ended if one.returncode] == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from aiodist.launch.nodes.admission import Admission
 from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import LEASE
 from aiodist.launch.nodes.nodes import Nodes
-from aiodist.launch.nodes.ports import free_port
+from aiodist.launch.nodes.ports import reserve_port
 from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.store_access import FOREVER, StoreAccess
 from aiodist.launch.plain import read
@@ -64,6 +65,7 @@ class Head:
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._backoff = Backoff()
         self._began = 0.0
+        self._reserved: socket.socket | None = None  # MASTER_PORT, until the workers have it
         self._workers_store: StoreServer | None = None
         self._agents_store: StoreServer | None = None
         self._admission: Admission | None = None
@@ -125,7 +127,9 @@ class Head:
         self._workers_store = await self._access.of_workers.serve(self._host)
         port = self._config.master_port
         if port is None or self._config.admits_later:  # then it is the admission store's
-            port = free_port(self._host)
+            self._keep_none()
+            self._reserved = reserve_port(self._host)
+            port = self._reserved.getsockname()[1]
         self._began = asyncio.get_running_loop().time()
         self._regroup = False
         logger.debug("attempt %d, of %d nodes: %s", attempt, len(members), members)
@@ -136,6 +140,11 @@ class Head:
             store_port=self._workers_store.port,
             master_port=port,
         )
+
+    def _keep_none(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
 
     async def _publish(self, store: Store, roster: Roster) -> None:
         """Publish the roster, and admit those on it that wait."""
@@ -323,6 +332,7 @@ class Head:
     async def aclose(self) -> None:
         """Close the stores; the other agents get time to leave."""
         await cancel(self._attending)
+        self._keep_none()
         if self._admission is not None:
             await self._admission.aclose(self.code)
         if self._workers_store is not None:

@@ -10,13 +10,16 @@ from aiodist.errors import UsageError
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def free_port(host: str) -> int:
-    """A port that was free a moment ago."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def reserve_port(host: str) -> socket.socket:
+    """A socket that keeps a free port for those who bind it by its number, as long as it is open.
+
+    It does not listen, and has SO_REUSEADDR, as every usual server has: so that one may bind the port and listen.
+    Nobody is given it who asks for any free port, or connects from one.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, 0))
+    return sock
 
 
 def short_host() -> str:
