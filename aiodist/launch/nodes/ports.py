@@ -13,7 +13,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 def reserve_port(host: str) -> socket.socket:
     """A socket that keeps a free port for those who bind it by its number, as long as it is open.
 
-    It does not listen, and has SO_REUSEADDR, as every usual server has: so that one may bind the port and listen.
+    It does not listen, and has SO_REUSEADDR, as every usual server has: that one may bind it, and listen.
     Nobody is given it who asks for any free port, or connects from one.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -20,7 +20,7 @@ def test_who_names_a_reserved_port_may_listen_there(host: str) -> None:
 
 
 def test_nobody_else_is_given_a_reserved_port() -> None:
-    """As many others as there are ports that the system may give would be needed to be sure; these are some."""
+    """Sure would only be as many others as there are ports; these are some."""
     kept = [reserve_port("127.0.0.1") for _ in range(200)]
     others = [socket.create_server(("127.0.0.1", 0)) for _ in range(200)]
     ports = [sock.getsockname()[1] for sock in (*kept, *others)]
