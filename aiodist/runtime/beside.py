@@ -12,22 +12,29 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 from aiodist.environment.company import chosen
 from aiodist.errors import UsageError
 from aiodist.rendezvous import Invitation
-from aiodist.rendezvous.launchers import jax_group, torch_group
 from aiodist.rendezvous.meeting_point import says_where
 
 _log = logging.getLogger("aiodist.runtime")
-_LIBRARIES = (("torch.distributed", torch_group), ("jax.distributed", jax_group))
+_LIBRARIES = (
+    ("torch.distributed", "torch.distributed", "torch_group"),
+    ("jax.distributed", "jax._src.distributed", "jax_group"),
+)
+"""For people, the module that is loaded where the library is used, and ours that knows it."""
 
 
 async def beside_others(asked: Invitation) -> Invitation:
     """Take rank, size and the way to the others from another library, where one has them."""
     if says_where(asked, "AIODIST_STORE") or chosen(asked.environ, asked.world_size):
         return asked
-    for name, library in _LIBRARIES:
+    for name, loaded, ours in _LIBRARIES:
+        if loaded not in sys.modules:
+            continue
+        library = import_module(f"aiodist.rendezvous.launchers.{ours}")
         found = library.rank_and_size()
         if found is None or not _is_ours(asked, *found):
             continue

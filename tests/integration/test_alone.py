@@ -86,8 +86,12 @@ def test_separate_agents_are_refused(flavour: str, job: str) -> None:
     ended = mpirun(flavour, 2, agent(job))
     assert ended.returncode == 2, ended.stdout + ended.stderr
     assert "<" not in ended.stdout
-    assert f"error: {COUNTS[flavour]}=2: this agent is one of several that were started toge" in ended.stderr
+    assert "error: " in ended.stderr
+    assert "started 2 agents, 2 of them on this node, and one agent starts all workers" in ended.stderr
     assert "AIODIST_ALONE=1 if each shall be a job of its own" in ended.stderr
+    ended = mpirun(flavour, 2, agent(job, "--nnodes", "1"))
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert f"error: {COUNTS[flavour]}=2: this agent is one of several that were started toge" in ended.stderr
 
 
 @pytest.mark.slow(MORE)
@@ -125,6 +129,9 @@ def test_plain_script_may_be_separate_jobs(flavour: str, job: str) -> None:
 
 def test_agent_of_a_step_is_refused(job: str) -> None:
     ended = run(agent(job), **STEP)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("aiodist run: error: Slurm started 2 agents, several of them on this node")
+    ended = run(agent(job, "--nnodes", "1"), **STEP)
     assert ended.returncode == 2
     assert ended.stderr.startswith("aiodist run: error: SLURM_STEP_NUM_TASKS=2: this agent is one of several")
     assert met(run(agent(job), **STEP, AIODIST_ALONE="1")) == ["0 of 1: 1"]
