@@ -1,6 +1,7 @@
 """Say who is here, and add something up, under whatever launcher started this.
 
     aiodist run --nproc-per-node 4 examples/hello.py
+    aiodist launch -H a:4,b:4 examples/hello.py
     torchrun --nproc-per-node 4 examples/hello.py
     mpirun -n 4 python examples/hello.py
     srun -n 4 python examples/hello.py

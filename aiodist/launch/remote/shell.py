@@ -32,7 +32,7 @@ _KEPT = 20  # last lines of stderr, for an agent that does not start
 _FOUND = (  # what ssh says, in lower case, and what it means
     ("permission denied", "it lets nobody in with this login", "Give it your public key: ssh-copy-id {name}"),
     ("host key verification failed", "its key is not the known one", "Connect once by hand: ssh {name}"),
-    ("could not resolve", "nobody knows the name", "Write its address, or a name that `ssh {name}` takes"),
+    ("could not resolve", "nobody knows the name", "Write its address, or put it into ~/.ssh/config"),
     ("connection refused", "no ssh server listens there", "Start sshd on it"),
     ("timed out", "it does not answer", "See whether it is up, and reached from here"),
     ("no route to host", "no route leads there", "See whether it is up, and reached from here"),
