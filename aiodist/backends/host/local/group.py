@@ -16,7 +16,7 @@ from aiodist.backends.host.local.bulk import Bulk
 from aiodist.backends.host.local.exchange import NOTHING, Exchange
 from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.kinds import exchange_for
-from aiodist.backends.host.local.plan import Path, Plan, most_staged, path_of
+from aiodist.backends.host.local.plan import Path, Plan, fitting, most_staged, path_of
 from aiodist.backends.host.local.short import Short
 from aiodist.backends.host.local.wired import Wired
 from aiodist.backends.release import Release
@@ -77,6 +77,7 @@ class LocalGroup:
         rank: int,
         limits: Thresholds,
     ) -> None:
+        limits = fitting(limits, hub.segment_bytes(ranks))
         self.board = Board(hub, context, ranks, rank, most_staged(len(ranks), limits))
         self.hub = hub
         self._bulk = bulk

@@ -62,7 +62,7 @@ import contextlib
 import platform
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -390,6 +390,11 @@ class Hub:
         self.ring(self.memories.values())  # peers that wait for room may free a region of their own now
 
     # ── polling, sleeping, ringing ───────────────────────────────────────────────────────────────────
+
+    def segment_bytes(self, ranks: Iterable[int]) -> int:
+        """The size of the smallest segment of some ranks of this host; all of them find the same."""
+        sizes = [len(self.memories[rank].view) for rank in ranks if rank in self.memories]
+        return min([len(self.view), *sizes])
 
     def ring(self, memories: Any) -> None:
         """Wake peers whose loop sleeps: a word was written that they may wait for."""

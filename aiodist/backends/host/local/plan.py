@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -230,6 +231,15 @@ def given(call: Call, size: int, nbytes: int, sizes: Sequence[int] | None = None
     if roles.source is roles.target or roles.source is Parts.EACH:
         return nbytes
     return nbytes // size if sizes is None else max(sizes) * call.dtype.itemsize
+
+
+def fitting(limits: Thresholds, nbytes: int) -> Thresholds:
+    """Thresholds for a group whose smallest segment has `nbytes`.
+
+    What the loop works off in one go is staged whole; where address space is short, that must not take most of
+    a segment.
+    """
+    return replace(limits, inline=min(limits.inline, max(1 << 20, nbytes // 32)))
 
 
 def most_staged(size: int, limits: Thresholds) -> int:

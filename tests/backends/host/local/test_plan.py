@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import pairwise
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.kinds import exchange_for
-from aiodist.backends.host.local.plan import (
+from aiodist.backends.host.local.plan import , fitting(
     Path,
     Plan,
     blocks,
@@ -144,3 +145,11 @@ def test_no_operation_stages_more_than_is_said(size: int, limits: Thresholds) ->
             found = max(found, begun.needs)
             assert begun.needs <= said
     assert found > said // 8  # and not much less
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "inline"), [(64 << 30, 4 << 20), (64 << 20, 2 << 20), (32 << 20, 1 << 20), (1 << 20, 1 << 20)]
+)
+def test_what_is_staged_whole_fits_the_smallest_segment(nbytes: int, inline: int) -> None:
+    assert fitting(DEFAULTS, nbytes) == replace(DEFAULTS, inline=inline)
+    assert fitting(Thresholds(inline=512), nbytes).inline == 512
