@@ -236,8 +236,8 @@ def given(call: Call, size: int, nbytes: int, sizes: Sequence[int] | None = None
 def fitting(limits: Thresholds, nbytes: int) -> Thresholds:
     """Thresholds for a group whose smallest segment has `nbytes`.
 
-    What the loop works off in one go is staged whole; where address space is short, that must not take most of
-    a segment.
+    What the loop works off in one go is staged whole, and must not take most of a segment where address
+    space is short.
     """
     return replace(limits, inline=min(limits.inline, max(1 << 20, nbytes // 32)))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from itertools import pairwise
 from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from aiodist.backends.base import Operation
 from aiodist.backends.buffers import buffers
 from aiodist.backends.host.local.kinds import exchange_for
-from aiodist.backends.host.local.plan import , fitting(
+from aiodist.backends.host.local.plan import (
     Path,
     Plan,
     blocks,
     digest_of,
+    fitting,
     most_staged,
     part_bounds,
     path_of,
