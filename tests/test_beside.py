@@ -31,12 +31,12 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-async def found(invitation: Invitation) -> tuple[int, int, Any]:
-    answer = await beside_others(invitation)
+def found(invitation: Invitation) -> tuple[int, int, Any]:
+    answer = beside_others(invitation)
     return answer.rank, answer.world_size, answer.by_library
 
 
-async def test_torch_says_what_no_variable_says(torch: Any) -> None:
+def test_torch_says_what_no_variable_says(torch: Any) -> None:
     said: list[dict[str, str]] = [
         {},
         PLACE,
@@ -44,12 +44,12 @@ async def test_torch_says_what_no_variable_says(torch: Any) -> None:
         {"RANK": "0", "WORLD_SIZE": "2", **PLACE},
     ]
     for environ in said:
-        assert await found(asked(environ)) == (2, 4, torch_group.meet)
+        assert found(asked(environ)) == (2, 4, torch_group.meet)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 4), (2, -1), (-1, 4)])
-async def test_arguments_that_agree(torch: Any, rank: int, size: int) -> None:
-    assert await found(asked({}, rank, size)) == (2, 4, torch_group.meet)
+def test_arguments_that_agree(torch: Any, rank: int, size: int) -> None:
+    assert found(asked({}, rank, size)) == (2, 4, torch_group.meet)
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,20 @@ async def test_arguments_that_agree(torch: Any, rank: int, size: int) -> None:
         asked({"AIODIST_ALONE": "1"}),
     ],
 )
-async def test_another_job_is_meant(torch: Any, invitation: Invitation) -> None:
-    assert await beside_others(invitation) is invitation
+def test_another_job_is_meant(torch: Any, invitation: Invitation) -> None:
+    assert beside_others(invitation) is invitation
 
 
-async def test_a_group_of_one_is_no_evidence_of_a_job_of_one(torch: Any) -> None:
+def test_a_group_of_one_is_no_evidence_of_a_job_of_one(torch: Any) -> None:
     torch.get_rank, torch.get_world_size = (lambda: 0), (lambda: 1)
     ranked = asked({"RANK": "1", "WORLD_SIZE": "2", **PLACE})
-    assert await beside_others(ranked) is ranked
-    assert await found(asked({"RANK": "0", "WORLD_SIZE": "1", **PLACE})) == (0, 1, torch_group.meet)
-    assert await found(asked(PLACE)) == (0, 1, torch_group.meet)
+    assert beside_others(ranked) is ranked
+    assert found(asked({"RANK": "0", "WORLD_SIZE": "1", **PLACE})) == (0, 1, torch_group.meet)
+    assert found(asked(PLACE)) == (0, 1, torch_group.meet)
 
 
 @pytest.mark.parametrize("how", ["absent", "without distributed", "not initialised", "not a member"])
-async def test_torch_that_says_nothing(torch: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_says_nothing(torch: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "absent":
         monkeypatch.delitem(sys.modules, "torch.distributed")
     elif how == "without distributed":
@@ -86,15 +86,15 @@ async def test_torch_that_says_nothing(torch: Any, how: str, monkeypatch: pytest
         torch.is_initialized = lambda: False
     else:
         torch.get_rank = lambda: -1
-    assert await found(asked()) == (-1, -1, None)
+    assert found(asked()) == (-1, -1, None)
 
 
-async def test_jax_comes_after_torch(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_comes_after_torch(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     state = types.SimpleNamespace(client=object(), process_id=1, num_processes=3, coordinator_address="h:1")
     monkeypatch.setitem(sys.modules, "jax._src.distributed", types.SimpleNamespace(global_state=state))
-    assert await found(asked()) == (2, 4, torch_group.meet)
+    assert found(asked()) == (2, 4, torch_group.meet)
     torch.is_initialized = lambda: False
-    assert await found(asked()) == (1, 3, jax_group.meet)
+    assert found(asked()) == (1, 3, jax_group.meet)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ async def test_jax_comes_after_torch(torch: Any, monkeypatch: pytest.MonkeyPatch
         ({}, True, False),
     ],
 )
-async def test_mpi_that_is_initialised_leads_open_mpi_s_ranks_to_each_other(
+def test_mpi_that_is_initialised_leads_open_mpi_s_ranks_to_each_other(
     environ: dict[str, str], initialised: bool, by_mpi: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = types.SimpleNamespace(Is_initialized=lambda: initialised)
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
-    answer = await beside_others(asked(environ))
+    answer = beside_others(asked(environ))
     assert (answer.by_library is not None) == by_mpi

@@ -54,7 +54,6 @@ def _carry_out(task: Task, told: int, rest: bytes) -> int:
             f"there is no folder {task.folder} here ({error.strerror})",
             hint="Put the script where it is on the launcher's host, or give --chdir",
         ) from None
-    sys.path.insert(0, "")
     config = make_config(task.argv, os.environ)
     config = replace(
         config,

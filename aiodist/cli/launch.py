@@ -9,27 +9,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aiodist.cli.parser import Options, Parser
 from aiodist.cli.run import add_worker_options, make_config
 from aiodist.cli.version import installed_version
 from aiodist.environment import given_secret
 from aiodist.errors import UsageError
+from aiodist.launch.place import ABOUT_A_WORKER
 from aiodist.launch.remote.hosts import Host, chosen, from_file, from_option
-
-if TYPE_CHECKING:
-    from aiodist.launch.remote.launcher import Plan
+from aiodist.launch.remote.plan import Plan
 
 _EXAMPLE = "aiodist launch -H a:4,b:4 train.py"
 _HANDED_ON = ("AIODIST_*", "NCCL_*", "OMP_*", "PYTHONPATH")
 """Variables that every agent gets, where they are set here; -x adds others."""
 
+_EACH_ITS_OWN = ("auto", "cpu", "gpu")  # numbers of workers that each host finds out
 _MPI_HOSTFILE = Path("/etc/mpi/hostfile")  # of the MPI Operator's launcher pod
-_OURS = (
-    *("AIODIST_STORE", "AIODIST_RANK", "AIODIST_LOCAL_RANK", "AIODIST_WORLD_SIZE", "AIODIST_NEWCOMER"),
-    *("AIODIST_HOST", "AIODIST_ALONE", "AIODIST_RESTART_COUNT"),
-)
+_OURS = (*ABOUT_A_WORKER, "AIODIST_HOST", "AIODIST_ALONE")
 """Those of these variables that are about this process or this host: only -x hands them on."""
 
 
@@ -40,8 +36,9 @@ def main(argv: Sequence[str]) -> int:
     words = [word for group in options for word in group.words(args)]
     words = [word for word in words if not word.startswith("--nproc-per-node")]
     words += [args.script, *args.script_args]
-    if not args.chdir:
-        make_config(words, {})  # what is wrong is said before anything starts
+    if not args.chdir:  # what is wrong is said before anything starts
+        number = [] if args.nproc_per_node in _EACH_ITS_OWN else ["--nproc-per-node", args.nproc_per_node]
+        make_config([*number, *words], {})
     if args.via:
         from aiodist.launch.remote.through import through
 
@@ -66,8 +63,6 @@ def make_plan(args: argparse.Namespace, words: Sequence[str], environ: Mapping[s
     Raises:
         UsageError: a command line without meaning.
     """
-    from aiodist.launch.remote.launcher import Plan
-
     hosts = _hosts(args)
     least, most = _nodes(args, len(hosts))
     return Plan(
@@ -143,7 +138,7 @@ def _nodes(args: argparse.Namespace, hosts: int) -> tuple[int, int]:
         raise UsageError(f"--nnodes {args.nnodes} has no meaning", hint="Write MIN or MIN:MAX")
     if not args.host_discovery_script and (int(least) > hosts or (not colon and int(least) != hosts)):
         raise UsageError(
-            f"--nnodes {args.nnodes}, and there are {hosts} hosts",
+            f"--nnodes {args.nnodes} does not fit the number of hosts, {hosts}",
             hint="Leave it out: the job has all of them",
         )
     return int(least), int(most) if colon else 0

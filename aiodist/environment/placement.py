@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from aiodist.environment.company import chosen
 from aiodist.errors import UsageError
@@ -75,6 +76,11 @@ class Launcher:
     yields: bool = False
 
 
+_without_nodes = partial(
+    Launcher, local_rank=(), local_world_size=(), node_rank=(), node_count=(), yields=True
+)
+"""A row for a launcher that says nothing of local ranks, or of nodes, unless it is said otherwise."""
+
 LAUNCHERS = (
     Launcher(
         "environment",
@@ -137,41 +143,28 @@ LAUNCHERS = (
         node_count=("SLURM_STEP_NUM_NODES",),
         yields=True,
     ),
-    Launcher(
+    _without_nodes(
         "JAX",
         ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS"),
         rank=("JAX_PROCESS_ID",),
         world_size=("JAX_NUM_PROCESSES",),
-        local_rank=(),
-        local_world_size=(),
-        node_rank=(),
-        node_count=(),
-        yields=True,
     ),
     # A pod of Kubeflow's with one process; several are for `aiodist run`, which reads the same variables.
-    Launcher(
+    _without_nodes(
         "Kubeflow",
         ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"),
         rank=("PET_NODE_RANK",),
         world_size=("PET_NNODES",),
-        local_rank=(),
-        local_world_size=(),
         node_rank=("PET_NODE_RANK",),
         node_count=("PET_NNODES",),
         values=(("PET_NPROC_PER_NODE", "1"),),
         master=("PET_MASTER_ADDR", "PET_MASTER_PORT"),
-        yields=True,
     ),
     # A pod of an indexed Job, which was told how many there are.
-    Launcher(
+    _without_nodes(
         "indexed Job",
         ("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
         rank=("JOB_COMPLETION_INDEX",),
-        local_rank=(),
-        local_world_size=(),
-        node_rank=(),
-        node_count=(),
-        yields=True,
     ),
     # One of these alone is a half-set environment: an error that says what is missing, not a world of 1.
     Launcher(

@@ -14,7 +14,7 @@ UNSAID = -1
 
 
 class Said(NamedTuple):
-    """What one rank knows of its place when it meets the others.
+    """One rank's knowledge of its place, as it brings it to the others.
 
     Attributes:
         host: a name that the ranks of its host share, and no others.

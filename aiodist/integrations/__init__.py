@@ -1,6 +1,8 @@
 """aiodist inside other frameworks. Each module imports its framework, and nothing here imports any of them.
 
-ray         a backend of Ray Train
-lightning   a cluster environment of Lightning
-dask        ranks on the workers of a Dask cluster
+    ray         a backend of Ray Train
+    lightning   a cluster environment of Lightning
+    dask        ranks on the workers of a Dask cluster
+
+`hosted` is what those have in common that know their ranks, and not where these meet.
 """

@@ -73,7 +73,7 @@ def run(
 
 
 def _results(client: Client, futures: list[Future]) -> list[Any]:
-    """What the ranks returned, or the error of the first that failed by itself."""
+    """Wait for the ranks → what they returned; raises the error of the first that failed by itself."""
     for future in as_completed(futures):
         if future.exception() is not None:
             break

@@ -15,7 +15,7 @@ from aiodist.environment import Placement, placement
 
 
 class AiodistEnvironment(ClusterEnvironment):  # type: ignore[misc]
-    """What `aiodist run` told this process, for Lightning."""
+    """The cluster environment of a process that `aiodist run` started."""
 
     def __init__(self) -> None:
         super().__init__()

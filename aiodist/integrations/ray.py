@@ -6,8 +6,7 @@
     def train():
         dist.run(main())          # and in main: async with await dist.init_process_group() as pg
 
-    DataParallelTrainer(train, backend_config=AiodistConfig(),
-    scaling_config=ScalingConfig(num_workers=4)).fit()
+    DataParallelTrainer(train, backend_config=AiodistConfig(), scaling_config=…).fit()
 
 Worker 0 hosts the store, on a port that it finds free, and every worker is told of it, of its rank and of a
 random secret, by Ray's own way. Where Ray starts the workers again (FailureConfig, elastic scaling) that is

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from aiodist.errors import UsageError
 from aiodist.launch.config import LaunchConfig
@@ -23,6 +23,7 @@ from aiodist.launch.nodes.meeting import meet
 from aiodist.launch.nodes.messages import Next
 from aiodist.launch.nodes.node_monitor import Listener
 from aiodist.launch.nodes.nodes import Nodes
+from aiodist.launch.remote.link import Link
 from aiodist.launch.report import how_it_ended, render
 from aiodist.launch.tasks import cancel
 from aiodist.launch.verdict import NodeReport, Verdict, judge, lost_nodes, signal_name
@@ -31,9 +32,6 @@ from aiodist.launch.worker.output import open_consoles, terminal_columns
 from aiodist.launch.worker.spawner import Spawner
 from aiodist.launch.worker.starting import AgentContext
 from aiodist.sanitize import one_line
-
-if TYPE_CHECKING:
-    from aiodist.launch.remote.link import Link
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _OTHERS = 10.0  # seconds for other nodes to end, beyond their shutdown timeout

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 from aiodist.launch.config import LaunchConfig
 
+ABOUT_A_WORKER = (
+    *("AIODIST_STORE", "AIODIST_RANK", "AIODIST_LOCAL_RANK", "AIODIST_WORLD_SIZE"),
+    *("AIODIST_NEWCOMER", "AIODIST_RESTART_COUNT"),
+)
+"""Variables that say which worker a process is, and so are nothing for another one's environment."""
+
 
 @dataclass(frozen=True)
 class Place:

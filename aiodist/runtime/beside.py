@@ -27,7 +27,7 @@ _LIBRARIES = (
 """For people, the module that is loaded where the library is used, and ours that knows it."""
 
 
-async def beside_others(asked: Invitation) -> Invitation:
+def beside_others(asked: Invitation) -> Invitation:
     """Take rank, size and the way to the others from another library, where one has them."""
     if says_where(asked, "AIODIST_STORE") or chosen(asked.environ, asked.world_size):
         return asked
@@ -41,7 +41,7 @@ async def beside_others(asked: Invitation) -> Invitation:
         rank, size = found
         _log.debug("rank %d of %d, by %s", rank, size, name)
         return replace(asked, rank=rank, world_size=size, by_library=library.meet)
-    return await _beside_mpi(asked)
+    return _beside_mpi(asked)
 
 
 def _is_ours(asked: Invitation, rank: int, size: int) -> bool:
@@ -56,7 +56,7 @@ def _is_ours(asked: Invitation, rank: int, size: int) -> bool:
         return True  # the environment says nothing that holds
 
 
-async def _beside_mpi(asked: Invitation) -> Invitation:
+def _beside_mpi(asked: Invitation) -> Invitation:
     """Meet by MPI, if it is initialised, where Open MPI's mpirun started the ranks and tells no place."""
     mpi4py = sys.modules.get("mpi4py.MPI")
     if mpi4py is None or not mpi4py.Is_initialized() or says_where(asked, "MASTER_ADDR"):

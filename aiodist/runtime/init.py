@@ -108,7 +108,7 @@ async def form(
     """Meet as an invitation says, and form the world's group; arguments and errors as above."""
     async with about_to_meet(choice, device_id) as choice:
         by_mpi = any(engine.name == "mpi" for engine in choice.engines.values())
-        asked = await _as_mpi_says(asked) if by_mpi else knowing_secret(await beside_others(asked))
+        asked = await _as_mpi_says(asked) if by_mpi else knowing_secret(beside_others(asked))
         group = await Member(await meet(asked), asked, group_name, choice).first_epoch()
         set_default(group)
     return group

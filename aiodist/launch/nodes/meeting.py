@@ -27,10 +27,10 @@ from aiodist.launch.nodes.roster import Member, Roster
 from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.launch.nodes.told import located, teller
+from aiodist.launch.remote.link import Link
 from aiodist.net.sockets import is_in_use
 
 if TYPE_CHECKING:
-    from aiodist.launch.remote.link import Link
     from aiodist.rendezvous.server import StoreServer
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from aiodist.environment import split_address
 from aiodist.errors import RendezvousError
 from aiodist.launch.config import LaunchConfig
+from aiodist.launch.nodes.store_access import StoreAccess
 from aiodist.net.sockets import join_address, outward
 
 if TYPE_CHECKING:
-    from aiodist.launch.nodes.store_access import StoreAccess
     from aiodist.rendezvous.launchers.told import Teller
     from aiodist.rendezvous.server import StoreServer
 

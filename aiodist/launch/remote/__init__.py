@@ -1,5 +1,6 @@
 """`aiodist launch`: one command starts an agent on each host, over ssh, and shows what comes of it.
 
+    plan        everything that was asked for; pure
     hosts       which hosts, and how many workers on each: -H, hostfiles, filters; pure
     messages    what the launcher and an agent tell each other by the pipes of ssh; pure
     launcher    here: starts the agents, relays what they say, ends them

@@ -1,8 +1,10 @@
 """The hosts of a job: from -H, from hostfiles as mpirun, DeepSpeed and Horovod write them, and filters. Pure.
 
-    a:4,b:4                  -H: workers behind a colon a slots=4 max_slots=8    Open MPI, DeepSpeed, Horovod:
-    a line for each host; what else it says is passed over a:4                      Hydra, Intel MPI user@a
-    with a login; [::1]:4 an IPv6 address # …                      a comment
+    a:4,b:4                  -H: workers behind a colon
+    a slots=4 max_slots=8    Open MPI, DeepSpeed, Horovod; what else a line says is passed over
+    a:4                      Hydra, Intel MPI
+    user@a, [::1]:4          with a login; an IPv6 address
+    # …                      a comment
 
 A host that stands there twice has the workers of both, as for Open MPI. Filters are DeepSpeed's: `a@b:0,2` is
 all of a, and of b the workers 0 and 2, which get the devices of these numbers.

@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.errors import AiodistError, RendezvousError
@@ -24,6 +23,7 @@ from aiodist.launch.remote.messages import (
     Task,
     Told,
 )
+from aiodist.launch.remote.plan import Plan
 from aiodist.launch.remote.shell import Shell
 from aiodist.launch.worker.output import open_consoles
 from aiodist.sanitize import one_line
@@ -34,42 +34,6 @@ _LONGEST = 2000
 _IMPATIENT = 3  # signals until agents that do not answer are left to themselves
 _LAST_FLUSH = 5.0  # seconds for a stuck console
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is launched.
-
-    Attributes:
-        hosts: where, node 0 first.
-        argv: of `aiodist run` on each host, without the number of workers.
-        nproc: workers on a host that says no number.
-        environ: variables for all agents; the secret is one.
-        folder: to work in, there.
-        ssh: the command.
-        python: path of the interpreter there.
-        version: of aiodist here; every host must have it.
-        least: nodes that the job needs; 0: all of them.
-        most: nodes that it takes; 0: no more than that.
-        timeout: seconds for all agents to say a word.
-        discovery: command that names the hosts of the moment; '' for none.
-        include, exclude: filters of what it names.
-    """
-
-    hosts: Sequence[Host]
-    argv: Sequence[str]
-    nproc: str
-    environ: Mapping[str, str] = field(repr=False)
-    folder: str
-    ssh: str
-    python: str
-    version: str
-    least: int = 0
-    most: int = 0
-    timeout: float = 60.0
-    discovery: str = ""
-    include: str = ""
-    exclude: str = ""
 
 
 def run(plan: Plan) -> int:
@@ -89,7 +53,6 @@ class Launcher:
         self._shells: dict[int, Shell] = {}  # by node, which is never given twice
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ends: dict[int, Over] = {}
-        self._codes: dict[int, int] = {}
         self._address = ""
         self._first_at = ""
         self._began = False

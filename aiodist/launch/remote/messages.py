@@ -42,7 +42,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Task:
-    """What an agent is to do.
+    """An agent's orders.
 
     Attributes:
         argv: of `aiodist run`.

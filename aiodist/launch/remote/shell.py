@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from aiodist.errors import RendezvousError, UsageError, WireError
+from aiodist.launch.place import ABOUT_A_WORKER
 from aiodist.launch.remote.hosts import Host
 from aiodist.launch.remote.messages import LONGEST, MARK, Message, decode, encode
 from aiodist.launch.worker.output import Console
@@ -24,10 +25,7 @@ from aiodist.sanitize import one_line
 _MODULE = "aiodist.cli.agent"
 _SSH_FAILS = 255
 _NOT_FOUND = (126, 127)
-_ABOUT_US = (
-    "SSH_CONNECTION",
-    *("AIODIST_STORE", "AIODIST_RANK", "AIODIST_LOCAL_RANK", "AIODIST_WORLD_SIZE", "AIODIST_NEWCOMER"),
-)
+_ABOUT_US = ("SSH_CONNECTION", *ABOUT_A_WORKER)
 _KEPT = 20  # last lines of stderr, for an agent that does not start
 _FOUND = (  # what ssh says, in lower case, and what it means
     ("permission denied", "it lets nobody in with this login", "Give it your public key: ssh-copy-id {name}"),
@@ -149,7 +147,7 @@ class Shell:
                 self._process.kill()
 
     def failure(self) -> RendezvousError:
-        """What it means that it has ended before it said a word."""
+        """The error for an agent that has ended before it said a word: what is wrong with its host."""
         name = self.host.name
         said = " ".join(self._last).lower()
         if self.code == _SSH_FAILS and not self._is_here():

@@ -1,7 +1,9 @@
 """horovodrun: rank 0 leaves its address in the key-value store that it serves to its processes, over HTTP.
 
-PUT /aiodist/<key>   the text
-GET /aiodist/<key>   the text; 404 where there is none yet
+    PUT /aiodist/<key>   the text
+    GET /aiodist/<key>   the text; 404 where there is none yet
+
+Its handler takes a scope and a key, and no more: slashes of the key are escaped.
 """
 
 from __future__ import annotations
