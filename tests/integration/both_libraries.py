@@ -34,3 +34,7 @@ if __name__ == "__main__":
     place = words.pop(0) if words[0].startswith("tcp:") else ""
     for word in words:
         with_torch(place) if word == "torch" else dist.run(with_aiodist())
+    if "torch" in words:  # or torch's threads may abort the interpreter at its end
+        import torch.distributed as td
+
+        td.destroy_process_group()

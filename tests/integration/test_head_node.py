@@ -182,12 +182,10 @@ def test_command_lines_without_meaning(words: list[str], said: str) -> None:
     assert said in ended.stderr
 
 
-@contextlib.contextmanager
-def staying(script: Path, *before: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A job of four workers on two hosts that goes on for ever, and descriptors of their processes."""
-    script.write_text(STAYS)
-    job = subprocess.Popen(
-        [*before, *command("a:2,b:2", str(script))],
+def started(line: list[str]) -> subprocess.Popen[str]:
+    """A launcher whose stdout and stderr are one pipe."""
+    return subprocess.Popen(
+        line,
         env=environ(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -195,6 +193,13 @@ def staying(script: Path, *before: str) -> Iterator[tuple[subprocess.Popen[str],
         text=True,
         start_new_session=True,
     )
+
+
+@contextlib.contextmanager
+def staying(script: Path, *before: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A job of four workers on two hosts that goes on for ever, and descriptors of their processes."""
+    script.write_text(STAYS)
+    job = started([*before, *command("a:2,b:2", str(script))])
     pidfds: list[int] = []
     try:
         assert job.stdout is not None
@@ -218,14 +223,7 @@ def test_a_host_that_goes_is_left_and_an_excluded_one_never_comes(script: Path) 
     hosts.write_text("a\nb\nc\n")
     words = ["--ssh", SSH, "--host-discovery-script", f"cat {hosts}", "--exclude", "c", "--nnodes", "1:3"]
     words += ["--max-restarts", "3", str(script)]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "aiodist", "launch", *words],
-        env=environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    job = started([sys.executable, "-m", "aiodist", "launch", *words])
     seen: list[str] = []
     try:
         assert job.stdout is not None

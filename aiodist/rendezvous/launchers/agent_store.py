@@ -117,6 +117,10 @@ class AgentStore:
         except (OSError, WireError) as error:
             raise self._lost(error) from None
 
+    async def look(self, key: str) -> str:
+        """Wait for a value, as long as `connect` was given; as `get`."""
+        return await self.get(key, self._patience)
+
     async def get(self, key: str, timeout: float | timedelta) -> str:
         """Wait for a value, until somebody has left it.
 

@@ -12,14 +12,12 @@ import asyncio
 import http.client
 from urllib.parse import quote
 
-from aiodist.errors import RendezvousError, RendezvousTimeout
+from aiodist.errors import RendezvousError
 from aiodist.net.sockets import describe, join_address, outward, towards
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
-from aiodist.timeouts import spoken
 
-_FIRST, _LONGEST = 0.01, 0.2  # seconds between looks
 _ANSWER = 30.0  # seconds for one answer
 _MAX_TEXT = 4096
 
@@ -42,23 +40,11 @@ class _HorovodStore:
         if status != http.client.OK:
             raise self._fails(f"it answers {status} to a PUT")
 
-    async def get(self, key: str, timeout: float) -> str:
-        pause = _FIRST
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    status, text = await self._ask("GET", key)
-                    if status == http.client.OK:
-                        return text.decode(errors="replace")
-                    if status != http.client.NOT_FOUND:
-                        raise self._fails(f"it answers {status} to a GET")
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST)
-        except TimeoutError:
-            raise RendezvousTimeout(
-                f"rank 0 left no address in horovodrun's store within {spoken(timeout)}",
-                hint="Every process of the job has to call init_process_group",
-            ) from None
+    async def look(self, key: str) -> str | None:
+        status, text = await self._ask("GET", key)
+        if status not in (http.client.OK, http.client.NOT_FOUND):
+            raise self._fails(f"it answers {status} to a GET")
+        return text.decode(errors="replace") if status == http.client.OK else None
 
     async def _ask(self, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
         return await asyncio.to_thread(self._exchange, method, f"/aiodist/{quote(key, safe='')}", body)

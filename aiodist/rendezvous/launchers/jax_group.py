@@ -10,12 +10,11 @@ import asyncio
 import sys
 from typing import Any
 
-from aiodist.errors import RendezvousError, RendezvousTimeout
+from aiodist.errors import RendezvousError
 from aiodist.net.sockets import outward, towards
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.sanitize import one_line
-from aiodist.timeouts import spoken
 
 _SLICE = 200  # milliseconds of a call that waits, in a thread that nobody can end
 
@@ -56,17 +55,8 @@ class _JaxStore:
         except RuntimeError as error:  # XlaRuntimeError is one
             raise _fails(error) from None
 
-    async def get(self, key: str, timeout: float) -> str:
-        try:
-            async with asyncio.timeout(timeout):
-                while (value := await asyncio.to_thread(self._look, key)) is None:
-                    pass
-        except TimeoutError:
-            raise RendezvousTimeout(
-                f"rank 0 left no address in jax.distributed's store within {spoken(timeout)}",
-                hint="Every process of jax.distributed has to call init_process_group, too",
-            ) from None
-        return value
+    async def look(self, key: str) -> str | None:
+        return await asyncio.to_thread(self._look, key)
 
     def _look(self, key: str) -> str | None:
         try:

@@ -19,6 +19,7 @@ from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.sanitize import one_line
 from aiodist.timeouts import spoken
 
+_FIRST = 0.002  # seconds until the second look; then twice as long, up to `_AGAIN`
 _AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
 _meetings = itertools.count()  # of this process; all of a job's count alike
 
@@ -39,8 +40,8 @@ class Texts(Protocol):
     async def set(self, key: str, value: str) -> None:
         """Leave a text; when this returns, the store has it."""
 
-    async def get(self, key: str, timeout: float) -> str:
-        """Wait for a text until somebody has left it. `RendezvousTimeout`: nobody did in time."""
+    async def look(self, key: str) -> str | None:
+        """The text, if somebody has left it; None if not yet. May wait for it a while."""
 
 
 async def meet_once(teller: Teller, invitation: Invitation) -> Meeting:
@@ -71,11 +72,15 @@ async def meet_by(texts: Texts, where: str, invitation: Invitation, outwards: st
 
 async def _told(texts: Texts, where: str, key: str, limit: float) -> tuple[str, int]:
     """The address that rank 0 has left; not one that a rank 0 before has left, which is ended."""
-    said = ""
+    said, pause = "", _FIRST
     try:
         async with asyncio.timeout(limit):
             while True:
-                said = await texts.get(key, limit)
+                if (found := await texts.look(key)) is None:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _AGAIN)
+                    continue
+                said = found
                 address = split_address(said, "the address of rank 0")
                 if await listens(address, limit):
                     return address
@@ -85,5 +90,6 @@ async def _told(texts: Texts, where: str, key: str, limit: float) -> tuple[str, 
         silent = f"nobody listened on {shown}, which rank 0 named," if shown else "rank 0 named no address"
         raise RendezvousTimeout(
             f"{silent} within {spoken(limit)}",
-            hint=f"See rank 0's output: it leaves its address in {where} as soon as it listens",
+            hint=f"See rank 0's output: it leaves its address in {where} as soon as it listens. Every "
+            "process of the job has to call init_process_group",
         ) from None

@@ -15,14 +15,11 @@ import sys
 from functools import partial
 from typing import Any
 
-from aiodist.errors import RendezvousError, RendezvousTimeout
+from aiodist.errors import RendezvousError
 from aiodist.net.sockets import outward, towards
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.sanitize import one_line
-from aiodist.timeouts import spoken
-
-_FIRST, _LONGEST = 0.002, 0.05  # seconds between looks into the store
 
 
 def rank_and_size() -> tuple[int, int] | None:
@@ -60,19 +57,10 @@ class _TorchStore:
     async def set(self, key: str, value: str) -> None:
         await self._ask(partial(self.store.set, key, value))
 
-    async def get(self, key: str, timeout: float) -> str:
-        pause = _FIRST
-        try:
-            async with asyncio.timeout(timeout):
-                while not await self._ask(partial(self.store.check, [key])):
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST)
-                value: bytes = await self._ask(partial(self.store.get, key))
-        except TimeoutError:
-            raise RendezvousTimeout(
-                f"rank 0 left no address in torch.distributed's store within {spoken(timeout)}",
-                hint="Every rank of torch's group has to call init_process_group of aiodist, too",
-            ) from None
+    async def look(self, key: str) -> str | None:
+        if not await self._ask(partial(self.store.check, [key])):
+            return None
+        value: bytes = await self._ask(partial(self.store.get, key))
         return value.decode(errors="replace")
 
     async def _ask(self, question: Any) -> Any:
