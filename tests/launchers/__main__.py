@@ -15,8 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.launchers.cases import CASES, DIGITS, HELLO, Case, Commands
+from tests.launchers.case import Case, Commands
+from tests.launchers.cases import CASES
 from tests.launchers.ground import MARK, ROOT, Ground
+
+_HELLO = str(ROOT / "examples" / "hello.py")
+_DIGITS = str(ROOT / "examples" / "train_digits.py")
 
 _PATIENCE = 240.0
 _LINE = re.compile(r"rank (\d+) of (\d+): local rank (\d+) of (\d+), node (\d+) of (\d+), .*sum (\d+)")
@@ -62,7 +66,7 @@ def _row(case: Case, ground: Ground) -> list[str]:
 
 
 def _hello(case: Case, ground: Ground) -> str:
-    done = _run(case.make(ground, [HELLO]), ground)
+    done = _run(case.make(ground, [_HELLO]), ground)
     said = dict.fromkeys(match.groups() for match in _LINE.finditer(done.text))  # Ray shows lines twice
     found = sorted(tuple(map(int, one)) for one in said)
     size = len(case.places)
@@ -72,7 +76,7 @@ def _hello(case: Case, ground: Ground) -> str:
 
 
 def _digits(case: Case, ground: Ground) -> str:
-    done = _run(case.make(ground, [DIGITS, "--epochs", "3", "--batch", "64"]), ground)
+    done = _run(case.make(ground, [_DIGITS, "--epochs", "3", "--batch", "64"]), ground)
     difference = re.search(r"largest weight difference to one process: (\S+)", done.text)
     right = difference is not None and float(difference[1]) < 1e-4
     _check(done.code == 0 and right, f"code {done.code}", done)

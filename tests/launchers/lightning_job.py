@@ -1,32 +1,27 @@
-"""A Lightning script in which aiodist is used, too: the trainer's own launcher starts the second process."""
+"""A trainer of Lightning's runs a script: `lightning_job.py [--environment] SCRIPT [WORD …]`."""
 
 from __future__ import annotations
 
-import numpy as np
+import sys
+
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-import aiodist as dist
-from aiodist import portal
+from tests.launchers.scripts import run_script
+
+_words = sys.argv[1:]
 
 
 class Model(LightningModule):  # type: ignore[misc]
-    """One weight; at the start of training its ranks say hello."""
+    """One weight; at the start of training each rank runs the script."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
 
     def on_train_start(self) -> None:
-        with portal.init_process_group() as pg:
-            total = np.array([pg.rank + 1.0])
-            pg.all_reduce(total)
-            print(
-                f"rank {pg.rank} of {pg.size}: local rank {pg.local_rank} of {pg.local_size}, "
-                f"node {pg.node_rank} of {pg.node_count}, sum {total[0]:g}",
-                flush=True,
-            )
+        run_script(_words[_words[0] == "--environment" :])
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         return self.layer(batch[0]).square().mean()
@@ -36,8 +31,14 @@ class Model(LightningModule):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
+    plugins = []
+    if _words[0] == "--environment":
+        from aiodist.integrations.lightning import AiodistEnvironment
+
+        plugins.append(AiodistEnvironment())
     data = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=2)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, **quiet)
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, plugins=plugins or None, **quiet
+    )
     trainer.fit(Model(), data)
-    assert dist.is_available()

@@ -9,6 +9,7 @@ import time
 import unittest
 from pathlib import Path
 
+from tests.launchers.found import debian
 from tests.launchers.ground import Ground
 
 _PATIENCE = 60.0
@@ -51,7 +52,7 @@ class Slurm:
         self._a, self._b = ground.hosts
         packages = ("slurmctld", "slurmd", "slurm-client", "munge")
         for program in ("slurmctld", "slurmd", "srun", "munged"):
-            ground.debian(program, *packages)
+            debian(program, *packages)
         for name in ("state", f"spool.{self._a}", f"spool.{self._b}"):
             shutil.rmtree(folder / name, ignore_errors=True)  # it remembers jobs
             (folder / name).mkdir(parents=True)
