@@ -29,7 +29,7 @@ from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
 from aiodist.timeouts import seconds, spoken
 
-ECHO_SECONDS = 2.0  # a store answers at once: what is silent for so long is something else
+ECHO_SECONDS = 5.0  # a store answers at once, unless its machine is overloaded: what stays silent is none
 MAX_TEXT = 4 << 10  # bytes of a key or a value, either way: addresses are short
 
 _VALIDATE = struct.pack("=BI", 0x00, 0x3C85F7CE)

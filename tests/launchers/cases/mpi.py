@@ -17,7 +17,7 @@ def of_open_mpi(ground: Ground, bin: Path) -> dict[str, str]:
     """The variables of a relocated Open MPI 5 on these hosts."""
     place = {name: str(bin.parent) for name in ("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX")}
     words = {"plm_ssh_agent": ground.ssh, "oob_tcp_if_include": "eth0", "prte_if_include": "eth0"}
-    as_root = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {
         **place,
         **{f"PRTE_MCA_{name}": word for name, word in words.items()},

@@ -299,10 +299,6 @@ async def test_a_store_of_ours_is_something_else() -> None:
             await AgentStore.connect(HOST, server.port, 60)
 
 
-def test_two_seconds_are_enough_to_know() -> None:
-    assert agent_store.ECHO_SECONDS == 2.0
-
-
 async def test_nobody_there() -> None:
     async with serving(mute) as port:
         pass
