@@ -1,22 +1,27 @@
 """`python -m tests.launchers.manifests FOLDER`: examples/kubernetes against the projects' own schemas.
 
-    FOLDER   the custom resource definitions of Kubeflow's Trainer (manifests/base/crds), the MPI Operator
-             (manifests/base) and the training-operator (manifests/base/crds), as files of theirs
+    FOLDER   the custom resource definitions of Kubeflow's Trainer (manifests/base/crds), the MPI
+             Operator (manifests/base/kubeflow.org_mpijobs.yaml) and, from its branch release-1.9, the
+             training-operator (manifests/base/crds/kubeflow.org_pytorchjobs.yaml), as files of theirs
 
-Needs PyYAML and jsonschema. A field that a schema does not know is an error; so that this is no empty claim,
-each manifest is also checked with a field misspelt, which has to be found. Kubernetes' own kinds are parsed.
+Needs PyYAML, jsonschema and kubernetes. A field that a schema does not know is an error; so that this is no
+empty claim, each manifest is also checked with a field misspelt, which has to be found. Kubernetes' own kinds
+go through its client's typed models, which drop what they do not know: nothing may be lost.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import yaml
+from kubernetes import client
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
 _OWN = ("v1", "batch/v1")
@@ -30,31 +35,73 @@ def main(folder: str) -> int:
         for document in filter(None, yaml.safe_load_all(path.read_text())):
             kind = (document["apiVersion"], document["kind"])
             if kind[0] in _OWN:
-                print(f"{path.name}: {kind[1]}: Kubernetes' own, parsed")
-                continue
-            schema = schemas.get(kind)
-            said = "no schema" if schema is None else _look(document, schema)
+                said = _look(document, _round_trip)
+            elif kind in schemas:
+                said = _look(document, partial(_check, jsonschema.Draft202012Validator(schemas[kind])))
+            else:
+                said = "no schema"
             wrong = wrong or bool(said)
             print(f"{path.name}: {'/'.join(kind)}: {said or 'right, and a misspelt field is found'}")
     return int(wrong)
 
 
-def _look(document: dict[str, Any], schema: dict[str, Any]) -> str:
+def _look(document: dict[str, Any], check: Callable[[dict[str, Any]], str]) -> str:
     """What is wrong with a manifest; '' for nothing."""
-    for error in jsonschema.Draft202012Validator(schema).iter_errors(document):
-        return f"{'.'.join(map(str, error.absolute_path))}: {error.message[:200]}"
+    if said := check(document):
+        return said
     for misspelt in _misspelt(document):
-        if jsonschema.Draft202012Validator(schema).is_valid(misspelt):
+        if not check(misspelt):
             return "a misspelt field is not found"
     return ""
 
 
+def _check(validator: Any, document: dict[str, Any]) -> str:
+    for error in validator.iter_errors(document):
+        return f"{'.'.join(map(str, error.absolute_path))}: {error.message[:200]}"
+    return ""
+
+
+def _round_trip(document: dict[str, Any]) -> str:
+    api = client.ApiClient()
+    said = json.dumps(document)
+    try:
+        back = api.sanitize_for_serialization(
+            api.deserialize(said, f"V1{document['kind']}", "application/json")
+        )
+    except ValueError as error:  # a field that has to be there
+        return str(error)
+    return "" if back == document else f"only this is known: {back}"
+
+
 def _misspelt(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The manifest with one field of its spec, and one of a container of its, misspelt."""
+    """The manifest with one field misspelt: the first one of its body, and the first one of a container."""
+    body = next(name for name in ("spec", "stringData", "data") if name in document)
     first = copy.deepcopy(document)
-    name = next(iter(first["spec"]))
-    first["spec"][f"{name}x"] = first["spec"].pop(name)
+    if body == "spec":
+        _misspell(first["spec"])
+    else:
+        _misspell(first)
     yield first
+    second = copy.deepcopy(document)
+    if (container := _container(second)) is not None:
+        _misspell(container)
+        yield second
+
+
+def _misspell(fields: dict[str, Any]) -> None:
+    name = next(name for name in reversed(fields) if name not in ("apiVersion", "kind"))
+    fields[f"{name}x"] = fields.pop(name)
+
+
+def _container(part: Any) -> dict[str, Any] | None:
+    """The first container in a manifest."""
+    if isinstance(part, dict):
+        if isinstance(found := part.get("containers"), list):
+            return found[0]  # type: ignore[no-any-return]
+        part = list(part.values())
+    if isinstance(part, list):
+        return next(filter(None, map(_container, part)), None)
+    return None
 
 
 def _schemas(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
