@@ -32,7 +32,7 @@ def _run_two(ground: Ground, script: list[str]) -> Commands:
     return Commands(agents, {"AIODIST_SECRET": ground.mark * 2})
 
 
-def _launch(ground: Ground, script: list[str]) -> Commands:
+def launch_two(ground: Ground, script: list[str]) -> Commands:
     bin, (a, b) = ground.environment("plain"), ground.hosts
     words = ["launch", "-H", f"{a}:2,{b}:2", "--ssh", ground.ssh]
     return Commands([ground.on(a, str(bin / "aiodist"), *words, *script)])
@@ -55,7 +55,7 @@ def _launch_via_mpirun(ground: Ground, script: list[str]) -> Commands:
 CASES = (
     Case("aiodist run", _run, ONE_HOST),
     Case("aiodist run, 2 hosts", _run_two, TWO_HOSTS),
-    Case("aiodist launch, 2 hosts", _launch, TWO_HOSTS),
+    Case("aiodist launch, 2 hosts", launch_two, TWO_HOSTS),
     Case("aiodist launch --via srun, 2 hosts", _launch_via_srun, TWO_HOSTS),
     Case("aiodist launch --via mpirun (Open MPI 5), 2 hosts", _launch_via_mpirun, TWO_HOSTS),
 )
