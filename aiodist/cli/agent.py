@@ -62,6 +62,7 @@ def _carry_out(task: Task, told: int, rest: bytes) -> int:
         nnodes=task.nodes,
         max_nodes=task.most,
         last_call=_LAST_CALL,
+        node_timeout=SILENCE,
         local_addr=config.local_addr or task.listen or None,
         host=task.name,
         prefix=_FIRST + config.prefix if config.prefix[:1] in ("", MARK.decode()) else config.prefix,

@@ -37,6 +37,7 @@ class LaunchConfig:
         shown: local ranks whose output goes to the console; None: all.
         prefix: template of the line prefix: ${host} ${rank} ${local_rank} ${node_rank} ${role_name}.
         meet_timeout: seconds to wait for the other nodes.
+        node_timeout: seconds without a sign of life after which a node is lost.
         shutdown_timeout: seconds between SIGTERM and SIGKILL.
         signals: numbers of the signals that end the job.
         leave_daemons: what a worker has started and has left its process group outlives it.
@@ -63,6 +64,7 @@ class LaunchConfig:
     shown: frozenset[int] | None = None
     prefix: str = DEFAULT_PREFIX
     meet_timeout: float = 300.0
+    node_timeout: float = 15.0
     shutdown_timeout: float = 30.0
     signals: tuple[int, ...] = (15, 2, 1, 3)
     leave_daemons: bool = False

@@ -87,7 +87,7 @@ def _killed(case: Case, ground: Ground) -> str:
         text = "".join(path.read_text(errors="replace") for path in texts)
         named = bool(re.search(r"rank 1\b", text))
         time.sleep(1)
-        stay = len(left(ground)) - sum(job.returncode is None for job in jobs)
+        stay = len(left(ground)) - sum(job.poll() is None for job in jobs)
         shown = "/".join("still runs" if code is None else str(code) for code in codes)
         return f"ends in {seconds:.1f} s with {shown}, rank 1 {'' if named else 'not '}named, {stay} left"
 

@@ -18,7 +18,6 @@ from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError, WireE
 from aiodist.launch.config import LaunchConfig
 from aiodist.launch.nodes.admission import Admission
 from aiodist.launch.nodes.messages import Next
-from aiodist.launch.nodes.node_monitor import LEASE
 from aiodist.launch.nodes.nodes import Nodes
 from aiodist.launch.nodes.ports import reserve_port
 from aiodist.launch.nodes.roster import Member, Roster
@@ -152,7 +151,7 @@ class Head:
         waiting = self._admission.waiting if self._admission is not None else {}
         admitted = [member for member in roster.members if member.id in waiting]
         for member in admitted:  # a node that never comes is missed like one that falls silent
-            await store.set(f"agents/alive/{member.id}", b"", ttl=LEASE)
+            await store.set(f"agents/alive/{member.id}", b"", ttl=self._config.node_timeout)
         await store.set(f"agents/{roster.attempt}/roster", roster.to_json())
         for member in admitted:
             assert self._admission is not None

@@ -118,7 +118,8 @@ async def _host(config: LaunchConfig, access: StoreAccess, server: StoreServer, 
         raise
     # What we are bound to may not be what the others' name for us means here.
     named = config.master_addr.strip("[]") if local != server.host else server.host
-    return Nodes(LocalNode(0, named, config.master_addr, access, _name(config)), roster, store, head)
+    place = LocalNode(0, named, config.master_addr, access, _name(config))
+    return Nodes(place, roster, store, head, lease=config.node_timeout)
 
 
 async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
@@ -146,7 +147,7 @@ async def _join(config: LaunchConfig, access: StoreAccess, say: Say) -> Nodes:
         await store.aclose()
         raise
     local = LocalNode(id, config.master_addr.strip("[]"), config.master_addr, access, _name(config))
-    return Nodes(local, roster, store)
+    return Nodes(local, roster, store, lease=config.node_timeout)
 
 
 def _name(config: LaunchConfig) -> str:

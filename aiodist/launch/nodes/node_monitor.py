@@ -17,11 +17,8 @@ from aiodist.launch.tasks import cancel
 if TYPE_CHECKING:
     from aiodist.rendezvous.store import Store
 
-# An agent that dies loses its lease as soon as its connection has ended (see `StoreMachine`); the lease's
-# own time is for machines that vanish without a message.
-LEASE = 15.0
-_ALIVE = "agents/alive/"
 BEAT = 1.0
+_ALIVE = "agents/alive/"
 T = TypeVar("T")
 
 
@@ -46,7 +43,8 @@ class NodeMonitor:
         roster: of the first attempt that it takes part in.
         store: the agents'; None: one node alone. The caller closes it.
         leads: this is the head, which nobody gives up and stays.
-        lease: seconds without a sign of life after which a node is lost.
+        lease: seconds without a sign of life after which a node is lost. It is for machines that vanish
+            without a message: that of an agent which dies ends with its connection (see `StoreMachine`).
         beat: seconds between signs of life.
     """
 

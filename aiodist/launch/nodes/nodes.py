@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from aiodist.errors import AiodistError, WireError
 from aiodist.launch.nodes.local_node import LocalNode
 from aiodist.launch.nodes.messages import Elastic, Next, Others
-from aiodist.launch.nodes.node_monitor import BEAT, LEASE, Listener, NodeMonitor
+from aiodist.launch.nodes.node_monitor import BEAT, Listener, NodeMonitor
 from aiodist.launch.nodes.roster import Roster
 from aiodist.launch.verdict import NodeReport, Verdict
 
@@ -64,7 +64,7 @@ class Nodes:
         store: Store | None,
         head: Decider | None = None,
         *,
-        lease: float = LEASE,
+        lease: float = 15.0,
         beat: float = BEAT,
     ) -> None:
         self.local = local

@@ -19,11 +19,13 @@ PROTOCOL = 1
 MARK = b"\x1e"
 """The first byte of a line that is a message. Lines of workers begin with their prefix."""
 
-BEAT: Final = 2.0
+BEAT: Final = 1.0
 """Seconds between signs of life of the launcher."""
 
-SILENCE: Final = 8.0
-"""Seconds without any until an agent ends its workers: a cable was pulled, or the launcher is stopped."""
+SILENCE: Final = 7.0
+"""Seconds without any until an agent ends its workers: a cable was pulled, or the launcher is stopped.
+
+So long, too, until the other nodes have lost a silent one."""
 
 LONGEST = 1 << 20
 """Bytes of a message."""

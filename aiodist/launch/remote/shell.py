@@ -18,7 +18,7 @@ from contextlib import suppress
 from aiodist.errors import RendezvousError, UsageError, WireError
 from aiodist.launch.place import ABOUT_A_WORKER
 from aiodist.launch.remote.hosts import Host
-from aiodist.launch.remote.messages import LONGEST, MARK, Message, decode, encode
+from aiodist.launch.remote.messages import BEAT, LONGEST, MARK, SILENCE, Message, decode, encode
 from aiodist.launch.worker.output import Console
 from aiodist.sanitize import one_line
 
@@ -185,7 +185,7 @@ class Shell:
         if self._is_here():
             return [self._python if os.path.exists(self._python) else sys.executable, "-u", "-m", _MODULE]
         options = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-        alive = ("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3")
+        alive = ("-o", f"ServerAliveInterval={BEAT:.0f}", "-o", f"ServerAliveCountMax={SILENCE / BEAT:.0f}")
         there = f"exec {shlex.quote(self._python)} -u -m {_MODULE}"
         name = self.host.name
         login, at, bare = name.rpartition("@")

@@ -93,7 +93,8 @@ def _jax_pair(ground: Ground, command: list[str]) -> Commands:
 
 
 def _uvicorn(ground: Ground, script: list[str]) -> Commands:
-    return _server(ground, "exec {bin}/uvicorn --port $((8820+LOCAL_RANK)) {app}")
+    words = "--limit-max-requests 1 --port $SERVER_PORT {app}"
+    return _server(ground, "export SERVER_PORT=$((8820+LOCAL_RANK)); exec {bin}/uvicorn " + words)
 
 
 def _gunicorn(ground: Ground, script: list[str]) -> Commands:
