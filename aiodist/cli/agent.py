@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import platform
 import select
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aiodist.cli.run import make_config
 from aiodist.cli.version import installed_version
+from aiodist.environment import is_loopback
 from aiodist.errors import AiodistError, UsageError, WireError
 from aiodist.launch.remote.link import Link, say
-from aiodist.launch.remote.messages import LONGEST, MARK, SILENCE, Beat, Hello, Over, Task, decode
+from aiodist.launch.remote.messages import LONGEST, MARK, SILENCE, Hello, Over, Task, decode
+from aiodist.net.sockets import outward
 
 _BROKEN = 1
 _LAST_CALL = 2.0  # seconds for more hosts than the job needs: all that there are have been started already
@@ -28,9 +30,8 @@ _FIRST = " "  # of a line of a worker where the operator wants no prefix: no lin
 
 def main() -> int:
     """Run the agent; its exit code is the job's."""
-    connection = os.environ.get("SSH_CONNECTION", "").split()
-    address = connection[2] if len(connection) == 4 else ""
-    say(Hello(installed_version(), platform.python_version(), platform.node(), address))
+    os.write(1, b"\n")  # a login script may have written half a line
+    say(Hello(installed_version(), _address(os.environ)))
     told = _own_stdin()
     task, rest = _task(told)
     if task is None:
@@ -45,6 +46,16 @@ def main() -> int:
         return code
 
 
+def _address(environ: Mapping[str, str]) -> str:
+    """This host's address as ssh came to it; '' where it did not.
+
+    Where that is a loopback address, as of a host whose own name is 127.0.1.1 to it, others need another one.
+    """
+    connection = environ.get("SSH_CONNECTION", "").split()
+    address = connection[2] if len(connection) == 4 else ""
+    return (outward() or address) if is_loopback(address) else address
+
+
 def _carry_out(task: Task, told: int, rest: bytes) -> int:
     os.environ.update(task.environ)
     try:
@@ -54,7 +65,8 @@ def _carry_out(task: Task, told: int, rest: bytes) -> int:
             f"there is no folder {task.folder} here ({error.strerror})",
             hint="Put the script where it is on the launcher's host, or give --chdir",
         ) from None
-    config = make_config(task.argv, os.environ)
+    # The words are all that was asked for: this host's own PET_* are not meant.
+    config = make_config(task.argv, {k: v for k, v in os.environ.items() if not k.startswith("PET_")})
     config = replace(
         config,
         told_by="aiodist launch",
@@ -104,8 +116,6 @@ def _task(told: int) -> tuple[Task | None, bytes]:
             return None, b""
         if isinstance(message, Task):
             return message, bytes(buffer)
-        if not isinstance(message, Beat):
-            return None, b""
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -13,8 +12,8 @@ from pathlib import Path
 from aiodist.cli.parser import Options, Parser
 from aiodist.cli.run import add_worker_options, make_config
 from aiodist.cli.version import installed_version
-from aiodist.environment import given_secret
 from aiodist.errors import UsageError
+from aiodist.launch.nodes.secret import job_secret
 from aiodist.launch.place import ABOUT_A_WORKER
 from aiodist.launch.remote.hosts import Host, chosen, from_file, from_option
 from aiodist.launch.remote.plan import Plan
@@ -23,6 +22,7 @@ _EXAMPLE = "aiodist launch -H a:4,b:4 train.py"
 _HANDED_ON = ("AIODIST_*", "NCCL_*", "OMP_*", "PYTHONPATH")
 """Variables that every agent gets, where they are set here; -x adds others."""
 
+_SSH, _START_TIMEOUT = "ssh", "60"
 _EACH_ITS_OWN = ("auto", "cpu", "gpu")  # numbers of workers that each host finds out
 _MPI_HOSTFILE = Path("/etc/mpi/hostfile")  # of the MPI Operator's launcher pod
 _OURS = (*ABOUT_A_WORKER, "AIODIST_HOST", "AIODIST_ALONE")
@@ -36,34 +36,56 @@ def main(argv: Sequence[str]) -> int:
     words = [word for group in options for word in group.words(args)]
     words = [word for word in words if not word.startswith("--nproc-per-node")]
     words += [args.script, *args.script_args]
+    hosts = _hosts(args)
     if not args.chdir:  # what is wrong is said before anything starts
-        number = [] if args.nproc_per_node in _EACH_ITS_OWN else ["--nproc-per-node", args.nproc_per_node]
-        make_config([*number, *words], {})
+        make_config([*_most_workers(args, hosts), *words], {}, elsewhere=True)
     if args.via:
         from aiodist.launch.remote.through import through
 
-        useless = (args.python, args.nnodes, args.host_discovery_script)
-        if any(useless):
-            raise UsageError(f"--via {args.via} knows no --python, --nnodes or --host-discovery-script")
+        _check_via(args, hosts)
         environ = environ_for(args, os.environ)
-        return through(args.via, _hosts(args), words, environ, args.nproc_per_node, args.chdir)
+        through(args.via, hosts, words, environ, args.nproc_per_node, args.chdir)
     from aiodist.launch.remote import launcher
 
-    return launcher.run(make_plan(args, words, os.environ))
+    return launcher.run(make_plan(args, hosts, words, os.environ))
 
 
-def make_plan(args: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> Plan:
+def _most_workers(args: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
+    """The largest number of workers of a host, as an option; nothing where each finds out its own."""
+    if numbers := [host.slots for host in hosts if host.slots]:
+        return [f"--nproc-per-node={max(numbers)}"]
+    return [] if args.nproc_per_node in _EACH_ITS_OWN else [f"--nproc-per-node={args.nproc_per_node}"]
+
+
+def _check_via(args: argparse.Namespace, hosts: Sequence[Host]) -> None:
+    """Refuse what srun and mpirun would not be told."""
+    useless = {
+        "--python": args.python,
+        "--nnodes": args.nnodes,
+        "--host-discovery-script": args.host_discovery_script,
+        "--ssh": args.ssh != _SSH,
+        "--start-timeout": args.start_timeout != _START_TIMEOUT,
+        "--include": args.include and not hosts,
+        "--exclude": args.exclude and not hosts,
+    }
+    if given := [name for name, value in useless.items() if value]:
+        raise UsageError(f"{', '.join(given)} has no meaning with --via {args.via}", hint="Leave it out")
+
+
+def make_plan(
+    args: argparse.Namespace, hosts: list[Host], words: Sequence[str], environ: Mapping[str, str]
+) -> Plan:
     """The plan that a command line asks for.
 
     Args:
         args: as parsed.
+        hosts: that are to be used.
         words: of `aiodist run` on each host, but for the number of workers.
         environ: the environment here.
 
     Raises:
         UsageError: a command line without meaning.
     """
-    hosts = _hosts(args)
     least, most = _nodes(args, len(hosts))
     return Plan(
         hosts=hosts,
@@ -95,7 +117,7 @@ def environ_for(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
         if any(fnmatchcase(name, pattern) for pattern in _HANDED_ON) and name not in _OURS
     }
     found.pop("AIODIST_SECRET_FILE", None)
-    found["AIODIST_SECRET"] = given_secret(environ).decode() or secrets.token_hex(32)
+    found["AIODIST_SECRET"] = job_secret(environ, 1, "")  # the one that is given, or a random one
     for word in args.x:
         name, equals, value = word.partition("=")
         if not name or not (equals or name in environ):
@@ -109,19 +131,16 @@ def _hosts(args: argparse.Namespace) -> list[Host]:
         raise UsageError("-H and --hostfile exclude each other", hint="Give one of them")
     if args.hosts:
         found = from_option(args.hosts)
-    elif args.hostfile or _MPI_HOSTFILE.exists():
-        path = Path(args.hostfile or _MPI_HOSTFILE)
-        try:
-            found = from_file(path.read_text(), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no text"
-            raise UsageError(f"the hostfile {path} cannot be read: {why}") from None
+    elif args.hostfile:
+        found = _from_file(Path(args.hostfile))
     elif args.host_discovery_script:
         import asyncio
 
         from aiodist.launch.remote.discovery import hosts_now
 
         found = asyncio.run(hosts_now(args.host_discovery_script))
+    elif _MPI_HOSTFILE.exists():
+        found = _from_file(_MPI_HOSTFILE)
     elif args.via:
         return []
     else:
@@ -129,12 +148,21 @@ def _hosts(args: argparse.Namespace) -> list[Host]:
     return chosen(found, args.include, args.exclude)
 
 
+def _from_file(path: Path) -> list[Host]:
+    try:
+        return from_file(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"the hostfile {path} cannot be read: {why}") from None
+
+
 def _nodes(args: argparse.Namespace, hosts: int) -> tuple[int, int]:
     """The number of nodes that are needed, and that are taken at most, 0 for no more."""
     if not args.nnodes:
         return (1, 4096) if args.host_discovery_script else (hosts, 0)
     least, colon, most = args.nnodes.partition(":")
-    if not (least.isdecimal() and (not colon or most.isdecimal())) or int(least) < 1:
+    right = least.isdecimal() and (not colon or most.isdecimal())
+    if not right or int(least) < 1 or (colon and int(most) < int(least)):
         raise UsageError(f"--nnodes {args.nnodes} has no meaning", hint="Write MIN or MIN:MAX")
     if not args.host_discovery_script and (int(least) > hosts or (not colon and int(least) != hosts)):
         raise UsageError(
@@ -179,10 +207,10 @@ def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[Options]]:
     where.value("--host-discovery-script", "", "CMD", "prints the hosts of the moment; they may come and go")
     where.value("--nnodes", "", "MIN:MAX", "hosts that the job needs, and takes (all)")
     start = Options(parser.add_argument_group("how the agents start"), environ)
-    start.value("--ssh", "ssh", "CMD", "the ssh client, with options of yours (ssh)")
+    start.value("--ssh", _SSH, "CMD", "the ssh client, with options of yours (ssh)")
     start.value("--python", "", "PATH", "the interpreter there (the path of this one)")
     start.value("--chdir", "", "DIR", "folder to work in, there (the path of this one)")
-    start.value("--start-timeout", "60", "S", "seconds for all agents to answer (60)")
+    start.value("--start-timeout", _START_TIMEOUT, "S", "seconds for all agents to answer (60)")
     start.value("--via", "", "srun|mpirun", "have one of these start the agents, instead of ssh")
     parser.add_argument(
         "-x",

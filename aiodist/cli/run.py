@@ -41,12 +41,13 @@ def main(argv: Sequence[str]) -> int:
     return run(config)
 
 
-def make_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
+def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: bool = False) -> LaunchConfig:
     """The config that a command line asks for.
 
     Args:
         argv: after 'run'.
         environ: PET_<NAME> gives the default of --name, as for torchrun.
+        elsewhere: the workers run on other hosts; the limits of this one do not count.
 
     Raises:
         UsageError: a command line without meaning, or a script that is not there or cannot be compiled.
@@ -58,14 +59,16 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig
     if around is not None:
         nnodes = around.nnodes
     nproc = workers_per_node(args.nproc_per_node, environ)
-    check_room(nproc)
+    if not elsewhere:
+        check_room(nproc)
     if args.rdzv_backend not in ("static", "c10d"):
         raise UsageError(f"--rdzv-backend {args.rdzv_backend} does not exist here", hint="Use static or c10d")
     if args.on_failure not in ("stop", "continue"):
         raise UsageError(f"--on-failure {args.on_failure} has no meaning", hint="Use stop or continue")
     redirects = _per_rank("--redirects", args.redirects, nproc)
     tee = _per_rank("--tee", args.tee, nproc)
-    check_room(nproc, len({*redirects, *tee}))
+    if not elsewhere:
+        check_room(nproc, len({*redirects, *tee}))
     conf = _pairs(args.rdzv_conf)
     address, port = _meeting_place(args, 1 if around is not None else max(nnodes, most))
     node_rank: int | None = 0
@@ -73,7 +76,8 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig
     if around is not None:
         node_rank = around.node_rank
         if around.launcher == "Slurm":
-            address, port, local_addr = _at_step(environ, node_rank, local_addr)
+            address, own_port, local_addr = _at_step(environ, node_rank, local_addr)
+            port = port or own_port
     elif nnodes > 1 or most:
         node_rank = None if args.node_rank is None else _integer("--node-rank", args.node_rank)
         if node_rank is None and args.rdzv_backend == "static" and not most:
@@ -262,7 +266,11 @@ def _at_step(
     # Debian's /etc/hosts has 127.0.1.1 for a host itself, where no other comes in.
     own = local_addr or (outward() or None if node_rank == 0 else None)
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
-    return host_of_rank_0(environ), port(job, f"{step} agents"), own
+    try:
+        first = host_of_rank_0(environ)
+    except UsageError as error:
+        raise UsageError(error.message, hint="Give --nnodes, --node-rank and --master-addr") from None
+    return first, port(job, f"{step} agents"), own
 
 
 def _nnodes(text: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from distributed import Client, Future, as_completed, wait
+from distributed import Client, Future, as_completed, fire_and_forget, wait
 
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.integrations.hosted import Host, Place
@@ -68,6 +68,7 @@ def run(
         return _results(client, futures)
     finally:
         closing = client.submit(_close, place.job, workers=chosen[:1], allow_other_workers=False, pure=False)
+        fire_and_forget(closing)  # it is done also where nobody waits for it so long
         with contextlib.suppress(TimeoutError):  # it is dead, and its store with it
             closing.result(_PARTING)
 

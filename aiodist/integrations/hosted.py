@@ -76,18 +76,17 @@ class Host:
             self._thread.join()
 
     def _run(self) -> None:
-        asyncio.run(self._serve())
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
+            self._ready.set()
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         job, secret = secrets.token_hex(4), secrets.token_hex(32)
-        try:
-            host = os.environ.get("AIODIST_HOST") or outward() or "127.0.0.1"
-            server = await StoreServer.start(host, 0, job, secret.encode())
-        except BaseException as error:
-            self._error = error
-            self._ready.set()
-            return
+        host = os.environ.get("AIODIST_HOST") or outward() or "127.0.0.1"
+        server = await StoreServer.start(host, 0, job, secret.encode())
         self.place = Place(join_address(server.host, server.port), job, secret)
         self._ready.set()
         await self._stop.wait()

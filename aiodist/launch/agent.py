@@ -278,4 +278,5 @@ class Agent:
 
     def _say(self, text: str) -> None:
         """Show one line. Names and errors in it may be of other nodes."""
-        self._err.line(b"", f"aiodist run: {one_line(text, _LONGEST)}".encode())
+        who = "aiodist run" if self._link is None else f"aiodist launch: {self._config.host}"
+        self._err.line(b"", f"{who}: {one_line(text, _LONGEST)}".encode())

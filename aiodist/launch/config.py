@@ -111,7 +111,7 @@ class LaunchConfig:
     @property
     def admits_later(self) -> bool:
         """Whether nodes may come while the job runs: more of them, or one in another's place."""
-        return self.most > 1 and (self.most > self.nnodes or self.max_restarts > 0 or self.go_on)
+        return self.most > 1 and (self.max_nodes > 0 or self.max_restarts > 0 or self.go_on)
 
     @property
     def shown_nodes(self) -> str:

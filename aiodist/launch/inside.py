@@ -43,14 +43,18 @@ def inside(environ: Mapping[str, str]) -> Inside | None:
     Raises:
         UsageError: it started several agents on a node.
     """
+    if environ.get("AIODIST_STORE") and environ.get("RANK"):
+        return None  # a worker starts a job of its own; the step is that of its agent
     try:
         place = placement({name: value for name, value in environ.items() if name not in _PLAIN})
     except UsageError:
         return None
     if place.launcher not in _HOW or place.world_size == 1:
         return None
-    here = place.local_world_size
-    if here != 1 and place.node_count != place.world_size:
+    here, nodes = place.local_world_size, place.node_count
+    if nodes is None and here == 1:
+        nodes = place.world_size
+    if nodes != place.world_size or here not in (1, None):
         several = "several" if here is None else str(here)
         raise UsageError(
             f"{place.launcher} started {place.world_size} agents, {several} of them on this node, and one "

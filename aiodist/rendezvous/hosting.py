@@ -14,7 +14,7 @@ from functools import partial
 
 from aiodist.environment import Placement, Tuning, check_open_port, is_loopback
 from aiodist.errors import RendezvousError, RendezvousTimeout, UsageError
-from aiodist.net.sockets import connect, describe, interface_address, join_address, resolve
+from aiodist.net.sockets import connect, describe, interface_address, join_address, outward, resolve, towards
 from aiodist.rendezvous.client import TcpStore
 from aiodist.rendezvous.file_store import FileStore
 from aiodist.rendezvous.invitation import Invitation, Meeting
@@ -185,6 +185,19 @@ def told_address(tuned: Tuning, address: str) -> str:
     if tuned.interface:
         return interface_address(tuned.interface)
     return tuned.host or address
+
+
+async def address_towards(there: str, invitation: Invitation) -> str:
+    """This host's address towards those who reach a host by this name; '' where it has none.
+
+    Debian's /etc/hosts has 127.0.1.1 for a host itself, so that what it is called leads others astray. Where
+    there may be others, which takes a secret, such an address does not count.
+    """
+    found = await towards(there) if there else ""
+    astray = is_loopback(found) and not is_loopback(there)
+    if not found or (astray and (invitation.secret or invitation.tuning.allow_insecure)):
+        return outward() or found
+    return found
 
 
 def own_address(invitation: Invitation, outwards: str) -> str:

@@ -59,7 +59,7 @@ class Way(Enum):
     scheme = "as the handler of the scheme says"
     agent = "by the store of torchrun's agent"
     pmi = "by PMI"
-    open_mpi = "by a file in mpirun's folder"
+    open_mpi = "by a file in mpirun's folder, or by PMIx"
     slurm = "at a port of the step"
     horovod = "by horovodrun's store"
     shared = "where rank 0 tells at an address that it lets go of"
@@ -254,7 +254,9 @@ def _by_launcher(asked: Invitation, place: Placement) -> MeetingPoint | None:
     if place.launcher == "MPICH" and not host:
         return MeetingPoint(Way.pmi, "rank 0")
     if place.launcher == "Open MPI" and not host:
-        return MeetingPoint(Way.open_mpi, "whoever comes first")
+        return MeetingPoint(
+            Way.open_mpi, "whoever comes first" if place.local_world_size == place.world_size else "rank 0"
+        )
     if place.launcher == "Horovod" and not host:
         name, number = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
         where = asked.environ[name]

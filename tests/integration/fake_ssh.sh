@@ -10,7 +10,8 @@ case $host in
 *bare) command=$(echo "$command" | sed 's/ -u / -S -u /') ;;
 *old) command="exec $OLD_AGENT" ;;
 *silent) command='sleep 1000' ;;
+*lingering) sleep 1000 & echo "left $!" >&2 ;;
 esac
 cd /
-echo "a login shell says something on $host"
+printf 'a login shell says something on %s' "$host"
 exec env -i HOME="$HOME" PATH="$PATH" SSH_CONNECTION='127.0.0.1 5 127.0.0.1 22' sh -c "$command"

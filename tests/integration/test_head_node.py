@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.errors import UsageError
 from tests.processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
@@ -157,16 +159,76 @@ def test_what_is_wrong_with_a_host_is_said_before_anything_starts(host: str, sai
 
 def test_another_interpreter_or_folder_that_is_not_there() -> None:
     ended = run("a,b", "--python", "/no/python", HELLO)
-    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-    assert "there is no /no/python. Name the interpreter there with --python" in ended.stderr
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 2)
+    for host in "ab":
+        assert f"{host}: there is no /no/python. Name the interpreter there with --python" in ended.stderr
     ended = run("a,b", "--chdir", "/no/folder", HELLO)
     assert ended.returncode == 2
     assert "there is no folder /no/folder here" in ended.stderr
 
 
+def test_all_hosts_that_are_not_well_are_named_at_once() -> None:
+    ended = run("a,closed,gone", HELLO)
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) == 2
+    assert "closed: it lets nobody in" in ended.stderr
+    assert "gone: no ssh server listens there" in ended.stderr
+
+
+def test_a_signal_ends_the_wait_for_a_host_that_is_silent() -> None:
+    words = ["-H", "a,silent", "--ssh", SSH, "--start-timeout", "1000", HELLO]
+    job = started([sys.executable, "-m", "aiodist", "launch", *words])
+    try:
+        assert job.stdout is not None
+        assert "waiting for silent; 1 of 2 are here" in job.stdout.readline()
+        job.send_signal(signal.SIGUSR1)  # which is for workers, and there are none
+        job.send_signal(signal.SIGINT)
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 128 + signal.SIGINT
+        assert said == "aiodist launch: stopped by SIGINT before the job began\n"
+    finally:
+        job.kill()
+        job.communicate()
+
+
+def test_what_a_login_leaves_behind_holds_up_nobody() -> None:
+    """A process there holds the pipes of ssh; it lives for longer than this test may take."""
+    ended = run("a,lingering", HELLO)
+    assert ended.returncode == 0, ended.stderr
+    for pid in re.findall(r"left (\d+)", ended.stdout + ended.stderr):
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_options_of_workers_are_judged_by_the_hosts_numbers(script: Path) -> None:
+    script.write_text("import os\nprint('local', os.environ['LOCAL_RANK'])")
+    ended = run("a:3,b:1", "--local-ranks-filter", "0", str(script))
+    assert ended.returncode == 0, ended.stderr
+    ended = run("a:3", "--local-ranks-filter", "1,2", str(script))
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["a:1│ local 1", "a:2│ local 2"]
+
+
+def test_variables_of_this_environment_are_not_read_again(script: Path) -> None:
+    """On a host that is this one the agent has them all."""
+    script.write_text(FAILS.replace("pg.rank == 2", "pg.rank == 0"))
+    ended = run("localhost:2", "--max-restarts", "0", str(script), PET_MAX_RESTARTS="3")
+    assert ended.returncode == 7
+    assert "restart" not in ended.stderr
+
+
+def test_a_secret_that_is_no_text(script: Path) -> None:
+    script.write_bytes(b"\xff\xfe" * 16)
+    script.chmod(0o600)
+    ended = run("a", HELLO, AIODIST_SECRET_FILE=str(script))
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "the job's secret is not text" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["-H", "a", "--nnodes", "3:2", HELLO], "--nnodes 3:2 has no meaning"),
+        (["-H", "a", "--via", "srun", "--ssh", "other", HELLO], "--ssh has no meaning with --via srun"),
         (["-H", "a:x", HELLO], "'x' is no number of workers"),
         ([HELLO], "no hosts given"),
         (["-H", "a", "/no/script.py"], "there is no script '/no/script.py'"),
@@ -249,6 +311,45 @@ def test_a_host_that_goes_is_left_and_an_excluded_one_never_comes(script: Path) 
         with contextlib.suppress(ProcessLookupError):
             job.kill()
         job.communicate()
+
+
+def test_a_host_that_goes_before_the_job_began_takes_nobody_with_it(script: Path) -> None:
+    """The job waits for a third host; one of the two that wait goes, and two others come."""
+    script.write_text("import os; print('<', os.environ['WORLD_SIZE'], '>')")
+    hosts = script.parent / "hosts"
+    hosts.write_text("a\nb\n")
+    words = ["--ssh", SSH, "--host-discovery-script", f"cat {hosts}", "--nnodes", "3:3", str(script)]
+    job = started([sys.executable, "-m", "aiodist", "launch", *words])
+    seen = ""
+    try:
+        assert job.stdout is not None
+        while "waiting for" not in seen:  # both are there, and met
+            seen += job.stdout.readline()
+        hosts.write_text("a\n")
+        while "b is no host of the job any more" not in seen:
+            seen += job.stdout.readline()
+        hosts.write_text("a\nc\nd\n")
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 0, seen + said
+        assert (seen + said).count("< 3 >") == 3
+    finally:
+        job.kill()
+        job.communicate()
+
+
+def test_a_discovery_script_that_hangs_is_ended_with_its_children(script: Path, tmp_path: Path) -> None:
+    script.write_text("import os; os.system('echo $$ > %s; sleep 1000')" % (tmp_path / "pid"))
+    from aiodist.launch.remote import discovery
+
+    async def ask() -> None:
+        with pytest.raises(UsageError, match="takes longer than"):
+            await discovery.hosts_now(f"{sys.executable} {script}")
+
+    before, discovery._PATIENCE = discovery._PATIENCE, 2.0
+    try:
+        asyncio.run(ask())
+    finally:
+        discovery._PATIENCE = before
 
 
 def test_a_signal_that_was_ignored_stays_ignored(script: Path) -> None:

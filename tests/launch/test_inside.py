@@ -36,6 +36,8 @@ def test_one_agent_a_node(environ: dict[str, str], name: str) -> None:
         {"RANK": "1", "WORLD_SIZE": "2"},
         {**MPICH, "PMI_SIZE": "1", "PMI_RANK": "0"},
         {**MPICH, "PMI_RANK": "x"},
+        # A worker of such an agent: what it starts is a job of its own.
+        {**SLURM, "RANK": "0", "WORLD_SIZE": "6", "AIODIST_STORE": "n1:1"},
     ],
 )
 def test_an_agent_that_is_alone(environ: dict[str, str]) -> None:
@@ -48,6 +50,8 @@ def test_an_agent_that_is_alone(environ: dict[str, str]) -> None:
         ({**MPICH, "MPI_LOCALNRANKS": "3"}, "mpiexec -ppn 1"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "mpirun --map-by ppr:1:node"),
         ({**SLURM, "SLURM_GTIDS": "1,2", "SLURM_STEP_NUM_NODES": "2"}, "srun --ntasks-per-node=1"),
+        # It is another node that has two.
+        ({**SLURM, "SLURM_GTIDS": "1", "SLURM_STEP_NUM_NODES": "2"}, "srun --ntasks-per-node=1"),
     ],
 )
 def test_several_agents_on_a_node_are_refused(environ: dict[str, str], how: str) -> None:
@@ -61,6 +65,9 @@ def test_what_the_agent_makes_of_it() -> None:
     assert (config.nnodes, config.node_rank, config.master_addr, config.told_by) == (3, 1, "n1", "")
     assert config.master_port is not None
     assert config.master_port == make_config([script], {**SLURM, "SLURM_NODEID": "2"}).master_port
+    assert make_config(["--master-port", "4444", script], SLURM).master_port == 4444
+    with pytest.raises(UsageError, match=r"where rank 0|Give --nnodes, --node-rank and --master-addr"):
+        make_config([script], {**SLURM, "SLURM_DISTRIBUTION": "arbitrary"})
     config = make_config([script], MPICH)
     assert (config.nnodes, config.node_rank, config.told_by) == (3, 1, "MPICH")
     # What the command line says of nodes comes first.

@@ -47,7 +47,11 @@ def asked(environ: dict[str, str], url: str = "env://", rank: int = -1, world_si
         (AGENT, MeetingPoint(Way.agent, "rank 0", ("10.0.0.1", 29500))),
         (MPICH, MeetingPoint(Way.pmi, "rank 0")),
         ({**MPICH, **HERE}, AT_MASTER),
-        (OPEN_MPI, MeetingPoint(Way.open_mpi, "whoever comes first")),
+        (OPEN_MPI, MeetingPoint(Way.open_mpi, "rank 0")),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": OPEN_MPI["OMPI_COMM_WORLD_SIZE"]},
+            MeetingPoint(Way.open_mpi, "whoever comes first"),
+        ),
         ({**OPEN_MPI, **HERE}, AT_MASTER),
         (STEP, MeetingPoint(Way.slurm, "rank 0")),
         ({**STEP, "MASTER_ADDR": "10.0.0.1"}, MeetingPoint(Way.slurm, "rank 0")),

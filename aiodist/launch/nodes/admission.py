@@ -179,8 +179,9 @@ async def request_place(config: LaunchConfig, book: TcpStore, host: str) -> tupl
         ) from None
     finally:
         await cancel(place, over)
+        with suppress(AiodistError, TimeoutError):  # who is told to leave waits for no place any more
+            async with asyncio.timeout(_GOODBYE):
+                await book.delete_key(f"{_CARD}{id}")
     if answer.error:
         raise UsageError(answer.error, hint="Give every agent the same --nnodes, and its own --node-rank")
-    with suppress(AiodistError):
-        await book.delete_key(f"{_CARD}{id}")
     return id, answer.port, answer.attempt

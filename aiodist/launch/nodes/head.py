@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("aiodist.launch.head")
 _LINGER = 5.0  # seconds for the other agents to say goodbye
+_LINGER_OF_FEWER = 1.0  # where some never will
 
 PATIENCE = 10.0
 """Seconds before we say whom we wait for."""
@@ -328,8 +329,8 @@ class Head:
         finally:
             await cancel(task, remote)
 
-    async def aclose(self) -> None:
-        """Close the stores; the other agents get time to leave."""
+    async def aclose(self, lost: Sequence[int] = ()) -> None:
+        """Close the stores; the other agents get time to leave, less where some of them are lost."""
         await cancel(self._attending)
         self._keep_none()
         if self._admission is not None:
@@ -337,7 +338,7 @@ class Head:
         if self._workers_store is not None:
             await self._workers_store.aclose()
         if self._agents_store is not None:
-            await self._agents_store.aclose(_LINGER)
+            await self._agents_store.aclose(_LINGER_OF_FEWER if lost else _LINGER)
 
 
 def _signal(said: bytes) -> int:

@@ -41,8 +41,8 @@ class Decider(Protocol):
     async def decide(self, nodes: Nodes, verdict: Verdict) -> Next:
         """Decide what follows an attempt."""
 
-    async def aclose(self) -> None:
-        """Close what it hosts."""
+    async def aclose(self, lost: Sequence[int] = ()) -> None:
+        """Close what it hosts, once the others have left, but for those that are lost."""
 
 
 class Nodes:
@@ -226,4 +226,4 @@ class Nodes:
         if self.store is not None:
             await self.store.aclose()
         if self.head is not None:
-            await self.head.aclose()
+            await self.head.aclose(self.lost)

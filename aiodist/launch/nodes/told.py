@@ -44,7 +44,7 @@ async def located(
         raise RendezvousError(
             "this node has no address towards others, by its routes", hint="Give --local-addr"
         )
-    server = await access.serve(host)
+    server = await access.serve(host, config.master_port or 0)
     try:
         await means.tell(join_address(server.host, server.port))
     except BaseException:

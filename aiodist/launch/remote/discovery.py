@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from aiodist.errors import UsageError
 from aiodist.launch.remote.hosts import Host, chosen, from_file
@@ -75,6 +78,7 @@ async def hosts_now(command: str) -> list[Host]:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # so that what it has started can be ended with it
         )
     except (OSError, TypeError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it names no command"
@@ -86,7 +90,8 @@ async def hosts_now(command: str) -> list[Host]:
         raise UsageError(f"{shown} takes longer than {_PATIENCE:g} s") from None
     finally:
         if process.returncode is None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode:
         why = one_line(errors.decode(errors="replace"), 200)

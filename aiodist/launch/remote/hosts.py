@@ -120,20 +120,39 @@ def _only(host: Host, slots: tuple[int, ...]) -> Host:
 
 def _filter(text: str, known: dict[str, Host], strict: bool) -> dict[str, tuple[int, ...]]:
     """'a@b:0,2' → {'a': (), 'b': (0, 2)}; () means the whole host."""
-    named: dict[str, tuple[int, ...]] = {}
-    for part in filter(None, text.split("@")):
-        name, colon, numbers = part.partition(":")
-        host = known.get(name.strip())
-        if host is None and not strict:
-            continue
+    named: dict[str, set[int]] = {}
+    rest = text.strip()
+    while rest:
+        host, rest = _first(rest, known)
+        numbers, _, rest = rest.partition("@")
         if host is None:
-            raise UsageError(
-                f"the filter names {name[:60]!r}, which is none of the hosts",
-                hint=f"There are: {', '.join(known)[:200]}",
-            )
-        slots = tuple(sorted({_slot(number, host) for number in numbers.split(",")})) if colon else ()
-        named[host.name] = slots
-    return named
+            if strict:
+                raise UsageError(
+                    f"the filter names {numbers[:60]!r}, which is none of the hosts",
+                    hint=f"There are: {', '.join(known)[:200]}",
+                )
+            continue
+        slots = {_slot(number, host) for number in numbers[1:].split(",")} if numbers[1:] else set()
+        before = named.get(host.name)
+        named[host.name] = slots if before is None else before | slots if before and slots else set()
+    return {name: tuple(sorted(slots)) for name, slots in named.items()}
+
+
+def _first(text: str, known: dict[str, Host]) -> tuple[Host | None, str]:
+    """The host whose name a filter begins with, and what follows it: '', '@…' or ':…'.
+
+    A host with a login may be named without it. The longest name counts: 'b@c' may be a login and a host.
+    """
+    bare = {name.rpartition("@")[2]: host for name, host in known.items()}
+    fitting = [
+        name
+        for name in (*known, *bare)
+        if text.startswith(name) and text[len(name) : len(name) + 1] in ("", "@", ":")
+    ]
+    if not fitting:
+        return None, text
+    name = max(fitting, key=len)
+    return known.get(name) or bare[name], text[len(name) :]
 
 
 def _slot(text: str, host: Host) -> int:

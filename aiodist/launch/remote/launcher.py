@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiodist.errors import AiodistError, RendezvousError
@@ -25,11 +24,14 @@ from aiodist.launch.remote.messages import (
 )
 from aiodist.launch.remote.plan import Plan
 from aiodist.launch.remote.shell import Shell
+from aiodist.launch.tasks import cancel
 from aiodist.launch.worker.output import open_consoles
 from aiodist.sanitize import one_line
 
 _PATIENCE = 5.0  # seconds before we say whom we wait for
-_PARTING = 5.0  # seconds for agents to end after one was refused
+_OTHERS = 1.0  # seconds for other hosts to fail, too, so that all are named at once
+_NAMED = 10  # hosts of which each error is shown
+_PARTING = 5.0  # seconds for agents to end
 _LONGEST = 2000
 _IMPATIENT = 3  # signals until agents that do not answer are left to themselves
 _LAST_FLUSH = 5.0  # seconds for a stuck console
@@ -50,28 +52,38 @@ class Launcher:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._shells: dict[int, Shell] = {}  # by node, which is never given twice
+        self._started: list[Shell] = []  # in the order of their hosts
+        self._shells: dict[int, Shell] = {}  # those that have their task, by node, which is never given twice
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._follows: set[asyncio.Task[None]] = set()
         self._ends: dict[int, Over] = {}
+        self._in: set[int] = set()  # nodes that have met the others
         self._address = ""
         self._first_at = ""
-        self._began = False
         self._signum = 0
         self._asks = 0
-        self._follows: set[asyncio.Task[None]] = set()
+        self._discovery = (
+            Discovery(plan.discovery, plan.hosts, plan.include, plan.exclude) if plan.discovery else None
+        )
+
+    @property
+    def _began(self) -> bool:
+        """Whether the nodes have met, and workers run."""
+        return bool(self._in)
 
     async def run(self) -> int:
         """Run the job; the whole life of the launcher."""
         loop = asyncio.get_running_loop()
+        self._given_up: asyncio.Future[None] = loop.create_future()  # before the job began
         self._out, self._err = open_consoles(loop)
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say: it shall not end us
                 loop.add_signal_handler(number, self._asked, number)
-        beat = loop.create_task(self._beat())
+        self._spawn(self._beat())
         try:
-            await self._start([*enumerate(self._plan.hosts)])
-            if self._plan.discovery and not self._signum:
-                self._tasks.add(loop.create_task(self._look_for_hosts()))
+            await self._start_all(self._plan.hosts)
+            if self._discovery is not None and not self._signum:
+                self._spawn(self._look_for_hosts(self._discovery))
             while alive := [task for task in self._follows if not task.done()]:
                 await asyncio.wait(alive)
             return self._judge()
@@ -82,49 +94,84 @@ class Launcher:
         finally:
             await self._out.flush(_LAST_FLUSH)
             await self._err.flush(_LAST_FLUSH)
-            beat.cancel()
-            for task in self._tasks:
-                task.cancel()
+            await cancel(*self._tasks)
             await self._end()
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do something beside the rest, until the end."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # -- the beginning --------------------------------------------------------------------------
 
-    async def _start(self, hosts: Sequence[tuple[int, Host]]) -> None:
-        """Start an agent on each of these, and give each its task when all have said a word."""
-        shells = {node: self._shell(host) for node, host in hosts}
-        self._shells |= shells
-        late = asyncio.get_running_loop().call_later(_PATIENCE, self._say_late, shells)
+    async def _start_all(self, hosts: Sequence[Host]) -> None:
+        """Start the job's first agents.
+
+        Raises:
+            RendezvousError: a host cannot be used, or too few of those that come and go.
+        """
+        ready, errors = await self._start(hosts, all_of_them=self._discovery is None)
+        if errors and (self._discovery is None or len(ready) < self._plan.least):
+            *others, last = list(errors.values())[:_NAMED]
+            for error in others:
+                self._say(str(error))
+            if len(errors) > _NAMED:
+                self._say(f"{len(errors)} hosts cannot be used; these are some")
+            raise last
+        self._forget(errors)
+        self._give_tasks(ready)
+
+    async def _start(
+        self, hosts: Sequence[Host], *, all_of_them: bool
+    ) -> tuple[dict[Shell, Hello], dict[Host, AiodistError]]:
+        """Start an agent on each of these → what those said that can be used, and what is wrong with others.
+
+        Args:
+            hosts: which.
+            all_of_them: they are of no use without each other: the first error ends the wait.
+        """
+        shells = [Shell(host, self._plan.ssh, self._plan.python, self._out, self._err) for host in hosts]
+        self._started += shells
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(_PATIENCE, self._say_late, shells)
+        greetings = [loop.create_task(self._greet(shell)) for shell in shells]
+        whole = asyncio.gather(*greetings, return_exceptions=not all_of_them)
         try:
-            async with asyncio.timeout(self._plan.timeout):
-                hellos = await asyncio.gather(*(self._greet(shell) for shell in shells.values()))
-        except TimeoutError:
-            silent = ", ".join(shell.host.name for shell in shells.values() if not shell.heard)
-            raise RendezvousError(
-                f"no agent on {silent} said a word within {self._plan.timeout:g} s",
-                hint="See whether `ssh HOST true` ends soon; --start-timeout gives more time",
-            ) from None
+            either: set[asyncio.Future[Any]] = {whole, self._given_up}
+            await asyncio.wait(either, timeout=self._plan.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if self._given_up.done():
+                for shell in shells:
+                    if not shell.heard:
+                        shell.kill()
+                raise RendezvousError("stopped before the job began")
+            if whole.done() and (left := {task for task in greetings if not task.done()}):
+                await asyncio.wait(left, timeout=_OTHERS)
         finally:
             late.cancel()
-        self._check_signal()
-        for (node, host), hello in zip(hosts, hellos, strict=True):
-            if node == 0:
-                self._first_at = hello.address
-            self._shells[node].say(self._task(node, host))
-            self._follows.add(asyncio.create_task(self._follow(node, self._shells[node])))
+            failed_first = whole.done() and not whole.cancelled() and whole.exception() is not None
+            await cancel(whole, *greetings)
+        ready: dict[Shell, Hello] = {}
+        errors: dict[Host, AiodistError] = {}
+        for shell, greeting in zip(shells, greetings, strict=True):
+            if greeting.cancelled():
+                if not failed_first:
+                    errors[shell.host] = self._silent(shell.host)
+            elif isinstance(error := greeting.exception(), AiodistError):
+                errors[shell.host] = error
+            else:
+                ready[shell] = greeting.result()
+        return ready, errors
 
-    def _check_signal(self) -> None:
-        if self._signum:
-            raise RendezvousError("stopped before the job began")
-
-    def _shell(self, host: Host) -> Shell:
-        plan = self._plan
-        return Shell(host, plan.ssh, plan.python, self._out, self._err)
+    def _silent(self, host: Host) -> RendezvousError:
+        return RendezvousError(
+            f"no agent on {host.name} said a word within {self._plan.timeout:g} s",
+            hint=f"See whether `ssh {host.name} true` ends soon; --start-timeout gives more time",
+        )
 
     async def _greet(self, shell: Shell) -> Hello:
         """Start an agent, and hear which aiodist is there."""
         await shell.start()
-        self._check_signal()  # who was asked to end before could not be told
-        self._tasks.add(asyncio.create_task(shell.ended()))
         hello = await shell.messages.get()
         if hello is None:
             raise shell.failure()
@@ -137,6 +184,17 @@ class Launcher:
                 hint="Install the same on every host",
             )
         return hello
+
+    def _give_tasks(self, ready: Mapping[Shell, Hello]) -> None:
+        """Make these agents nodes of the job."""
+        for shell, hello in ready.items():
+            node = len(self._shells)
+            if node == 0:
+                self._first_at = hello.address
+            self._shells[node] = shell
+            shell.tasked = True
+            shell.say(self._task(node, shell.host))
+            self._follows.add(asyncio.create_task(self._follow(node, shell)))
 
     def _task(self, node: int, host: Host) -> Task:
         plan = self._plan
@@ -156,8 +214,8 @@ class Launcher:
             address=self._address,
         )
 
-    def _say_late(self, shells: Mapping[int, Shell]) -> None:
-        silent = [shell.host.name for shell in shells.values() if not shell.heard]
+    def _say_late(self, shells: Sequence[Shell]) -> None:
+        silent = [shell.host.name for shell in shells if not shell.heard]
         if silent:
             self._say(
                 f"waiting for {', '.join(silent)}; {len(shells) - len(silent)} of {len(shells)} are here"
@@ -174,24 +232,42 @@ class Launcher:
                     for other in self._shells.values():
                         other.say(Address(address))
                 case Began():
-                    self._began = True
+                    self._in.add(node)
                 case Over():
-                    self._ends[node] = message
+                    self._over(node, shell, message)
         if node not in self._ends and not self._signum and not shell.muted:
-            self._say(f"{shell.host.name}: its agent is gone ({self._why(shell)})")
-        if not self._began:  # the others would wait for it
-            for other in self._shells.values():
-                if other is not shell:
-                    other.muted = True
-                    other.close_input()
+            self._say(f"{shell.host.name}: its agent is gone ({shell.why_gone()})")
+        if not self._began and (node == 0 or not self._plan.most):  # the others would wait for it
+            self._dismiss(other for other in self._shells.values() if other is not shell)
+        if self._discovery is not None and not shell.muted:  # it may come again
+            self._discovery.forget(shell.host)
 
-    def _why(self, shell: Shell) -> str:
-        return shell.failure().message.partition(": ")[2]
+    def _over(self, node: int, shell: Shell, over: Over) -> None:
+        """Note that an agent's part is over; it ends now."""
+        self._ends[node] = over
+        asyncio.get_running_loop().call_later(_PARTING, self._part, shell)
+        if self._began and node not in self._in:  # one that came later, and was of no use
+            self._show(over.verdict)
+        if node == 0:  # who is on the way to it comes too late
+            self._dismiss(other for n, other in self._shells.items() if n not in self._in and n)
+
+    def _part(self, shell: Shell) -> None:
+        """Close the pipes of an agent that is through, which another process there may hold open."""
+        if self._err.full or self._out.full:  # somebody reads slowly: it may not be heard to its end yet
+            asyncio.get_running_loop().call_later(_PARTING, self._part, shell)
+        else:
+            shell.kill()
+
+    def _dismiss(self, shells: Iterable[Shell]) -> None:
+        """End agents, of which nothing more is shown."""
+        for shell in shells:
+            shell.muted = True
+            shell.close_input()
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT)
-            for shell in self._shells.values():
+            for shell in self._started:
                 shell.say(Beat())
 
     def _asked(self, number: int) -> None:
@@ -199,13 +275,13 @@ class Launcher:
             self._signum = number
             self._asks += 1
         for shell in self._shells.values():
-            shell.say(Signal(number))
+            shell.say(Signal(signal.Signals(number).name))
         if self._asks >= _IMPATIENT or (self._signum and not self._began):
-            for shell in self._shells.values():
-                shell.muted = True
-                shell.close_input()
+            self._dismiss(self._started)
+            if not self._given_up.done():
+                self._given_up.set_result(None)
         if self._asks >= _IMPATIENT:
-            for shell in self._shells.values():
+            for shell in self._started:
                 shell.kill()
         if self._signum:  # who reads nothing more holds up nobody who is to end
             asyncio.get_running_loop().call_later(_LAST_FLUSH, self._unstick)
@@ -214,43 +290,49 @@ class Launcher:
         for console in (self._out, self._err):
             if console.full:
                 console.drop()
-        if any(shell.code is None for shell in self._shells.values()) or self._out.full:
+        if any(shell.code is None for shell in self._started) or self._out.full:
             asyncio.get_running_loop().call_later(_LAST_FLUSH, self._unstick)
 
-    async def _look_for_hosts(self) -> None:
+    # -- hosts that come and go -----------------------------------------------------------------
+
+    async def _look_for_hosts(self, discovery: Discovery) -> None:
         """Start an agent on each host that comes, and end that of one that goes."""
-        plan = self._plan
-        discovery = Discovery(plan.discovery, plan.hosts, plan.include, plan.exclude)
-        node = len(plan.hosts)
         complaints: set[str] = set()  # said once
-        while True:
+        while 0 not in self._ends:
             came, went = await discovery.changes(self._say)
             for host in went:
                 for shell in self._shells.values():
                     if shell.host.name == host.name and shell.code is None:
                         self._say(f"{host.name} is no host of the job any more")
-                        shell.muted = True
-                        shell.close_input()
-            for host in came:
-                try:
-                    await self._start([(node, host)])
-                    self._say(f"{host.name} is a new host")
-                except AiodistError as error:
-                    if str(error) not in complaints:
-                        complaints.add(str(error))
-                        self._say(f"{error}; it is tried again")
-                    await self._drop(self._shells.pop(node))
-                    discovery.forget(host)
-                node += 1
+                        self._dismiss([shell])
+            if came:
+                self._spawn(self._take(came, complaints))
 
-    async def _drop(self, shell: Shell) -> None:
-        """End an agent that was refused."""
-        shell.muted = True
-        shell.close_input()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PARTING):
-                await shell.gone()
-        shell.kill()
+    async def _take(self, hosts: Sequence[Host], complaints: set[str]) -> None:
+        """Start agents on hosts that have come; those that are of no use are tried again later."""
+        ready, errors = await self._start(hosts, all_of_them=False)
+        if 0 in self._ends:
+            return
+        self._give_tasks(ready)
+        for shell in ready:
+            self._say(f"{shell.host.name} is a new host")
+        self._forget(errors, complaints)
+
+    def _forget(self, errors: Mapping[Host, AiodistError], complaints: set[str] | None = None) -> None:
+        """End the agents of hosts that are of no use now, and have these tried again later."""
+        assert self._discovery is not None or not errors
+        for host, error in errors.items():
+            if complaints is None or str(error) not in complaints:
+                self._say(f"{error}; it is tried again")
+            if complaints is not None:
+                complaints.add(str(error))
+            refused = [shell for shell in self._started if shell.host is host and not shell.tasked]
+            self._dismiss(refused)
+            for shell in refused:
+                shell.kill()
+                self._started.remove(shell)
+            if self._discovery is not None:
+                self._discovery.forget(host)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -261,8 +343,7 @@ class Launcher:
             return 128 + self._signum
         # Who has failed before all had met is the first that came; afterwards node 0 decides.
         for over in (dict(sorted(self._ends.items())) if self._began else self._ends).values():
-            for line in over.verdict.replace("aiodist run:", "aiodist launch:").splitlines():
-                self._err.line(b"", line.encode())
+            self._show(over.verdict)
             return over.code
         if self._signum:
             self._say(f"stopped by {signal.Signals(self._signum).name}")
@@ -273,14 +354,18 @@ class Launcher:
 
     async def _end(self) -> None:
         """End every agent that still runs: its stdin ends, and then it has a moment."""
-        for shell in self._shells.values():
+        for shell in self._started:
             shell.close_input()
-        alive = [shell for shell in self._shells.values() if shell.code is None]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PARTING):
-                await asyncio.gather(*(shell.gone() for shell in alive))
-        for shell in alive:
+        ends = [asyncio.create_task(shell.gone()) for shell in self._started]
+        if ends:
+            await asyncio.wait(ends, timeout=_PARTING)
+        for shell in self._started:
             shell.kill()
+        await asyncio.gather(*ends)
+
+    def _show(self, verdict: str) -> None:
+        for line in verdict.replace("aiodist run:", "aiodist launch:").splitlines():
+            self._err.line(b"", line.encode())
 
     def _say(self, text: str) -> None:
         self._err.line(b"", f"aiodist launch: {one_line(text, _LONGEST)}".encode())

@@ -125,7 +125,7 @@ class Link:
             if isinstance(message, Address) and not self._address.done():
                 self._address.set_result(message.address)
             elif isinstance(message, Signal):
-                _send(message.number)
+                _send(message.name)
         if len(self._buffer) > LONGEST:
             self._buffer.clear()
 
@@ -137,9 +137,7 @@ class Link:
             self._leave()
 
 
-def _send(number: int) -> None:
+def _send(name: str) -> None:
     """Send this process, the agent, a signal: it does with it what it does with the operator's."""
-    try:
-        os.kill(os.getpid(), signal.Signals(number))
-    except ValueError:
-        pass  # no signal here
+    if name in signal.Signals.__members__:
+        os.kill(os.getpid(), signal.Signals[name])

@@ -9,8 +9,8 @@ The secret and all variables are in the task, and so in no command line.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, TypeVar, Union
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, Union
 
 from aiodist.errors import WireError
 from aiodist.sanitize import one_line
@@ -36,8 +36,6 @@ class Hello:
     """The first words of an agent: which aiodist is there, and the address by which it is reached."""
 
     version: str
-    python: str
-    host: str
     address: str
     protocol: int = PROTOCOL
 
@@ -59,7 +57,7 @@ class Task:
     """
 
     argv: list[str]
-    environ: dict[str, str]
+    environ: dict[str, str] = field(repr=False)
     folder: str
     name: str
     node: int
@@ -98,9 +96,9 @@ class Address:
 
 @dataclass(frozen=True)
 class Signal:
-    """The operator sent this signal."""
+    """The operator sent this signal; by its name, since numbers differ between systems."""
 
-    number: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,6 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Hello, Task, Told, Began, Over, Address, Signal, Beat)
 }
 _PLAIN = {"str": str, "int": int}
-M = TypeVar("M")
 
 
 def encode(message: Message) -> bytes:
@@ -126,7 +123,7 @@ def decode(line: bytes) -> Message:
     try:
         name, values = json.loads(line)
         kind = _KINDS[name]
-        types = {field.name: str(field.type) for field in fields(kind)}
+        types = {one.name: str(one.type) for one in fields(kind)}
         if values.keys() != types.keys() or not all(_fits(values[key], types[key]) for key in types):
             raise ValueError(f"no {name}")
         made: Message = kind(**values)

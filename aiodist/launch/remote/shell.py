@@ -1,6 +1,6 @@
 """One agent, started by the system's ssh client: its pipes, and what it means where it does not start.
 
-    ssh -T -o BatchMode=yes … user@host 'exec python -u -m aiodist.cli.agent'
+    ssh -T -o BatchMode=yes … user@host 'exec python -P -u -m aiodist.cli.agent'
 
 A host that is this one (localhost, its own name) needs no ssh.
 """
@@ -11,7 +11,6 @@ import asyncio
 import os
 import shlex
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,7 +18,9 @@ from aiodist.errors import RendezvousError, UsageError, WireError
 from aiodist.launch.place import ABOUT_A_WORKER
 from aiodist.launch.remote.hosts import Host
 from aiodist.launch.remote.messages import BEAT, LONGEST, MARK, SILENCE, Message, decode, encode
+from aiodist.launch.verdict import signal_name
 from aiodist.launch.worker.output import Console
+from aiodist.net.sockets import describe
 from aiodist.sanitize import one_line
 
 _MODULE = "aiodist.cli.agent"
@@ -63,6 +64,7 @@ class Shell:
     Attributes:
         messages: that have come and nobody has taken; None once there come no more.
         heard: a message has come: what is on stderr from here on is the job's.
+        tasked: it has its orders, and may be told more.
         muted: what it says on stderr is shown no more.
     """
 
@@ -84,6 +86,7 @@ class Shell:
         self._pumps: list[asyncio.Task[None]] = []
         self.messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self.heard = False
+        self.tasked = False
         self.muted = False
 
     @property
@@ -103,10 +106,13 @@ class Shell:
                 start_new_session=True,  # a Ctrl-C is passed on in a message, and ends no ssh
                 limit=LONGEST,
             )
+        except FileNotFoundError:
+            what = self._command()[0]
+            hint = "Name the interpreter with --python" if self._is_here() else "Install an ssh client"
+            raise RendezvousError(f"{self.host.name}: there is no {what} here", hint=hint) from None
         except OSError as error:
             raise RendezvousError(
-                f"{self._command()[0]} cannot be started ({error.strerror})",
-                hint="Install an ssh client, or name one with --ssh",
+                f"{self.host.name}: {self._command()[0]} cannot be started ({describe(error)})"
             ) from None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -114,25 +120,25 @@ class Shell:
             asyncio.create_task(self._pump(self._process.stdout, self._heard_line, self._output)),
             asyncio.create_task(self._pump(self._process.stderr, self._heard_error, self._errors)),
         ]
+        self._whole = asyncio.create_task(self._end(self._process))
 
     def say(self, message: Message) -> None:
         """Send a message; nothing happens where the agent is gone."""
-        if self._process is not None and self._process.stdin is not None and self.code is None:
+        if self._process is None or self._process.stdin is None or self.code is not None:
+            return
+        if not self._process.stdin.is_closing():
             with suppress(OSError, RuntimeError):
                 self._process.stdin.write(encode(message))
 
-    async def ended(self) -> int:
-        """Wait for its end, and all that it has said → its exit code."""
-        assert self._process is not None
-        await asyncio.gather(*self._pumps)
-        code = await self._process.wait()
-        self.messages.put_nowait(None)
-        return code
-
     async def gone(self) -> None:
-        """Wait for the end of the process here."""
+        """Wait for the end of the process here, and of all that it has said."""
         if self._process is not None:
-            await self._process.wait()
+            await asyncio.shield(self._whole)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        await process.wait()
+        self.messages.put_nowait(None)
 
     def close_input(self) -> None:
         """End its stdin: it ends its workers at once."""
@@ -141,10 +147,19 @@ class Shell:
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        """End the process here."""
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+        """End the process here, and close its pipes: another one may hold their other ends."""
+        if self._process is not None:
+            self._process._transport.close()  # type: ignore[attr-defined]  # nothing else closes them
+            for pump in self._pumps:
+                pump.cancel()
+
+    def why_gone(self) -> str:
+        """What is known of the end of an agent that was here."""
+        if self.code == _SSH_FAILS and not self._is_here():
+            return "ssh's connection ended"
+        if self.code is not None and self.code < 0:
+            return f"killed by {signal_name(-self.code)}"
+        return f"it ended with code {self.code}"
 
     def failure(self) -> RendezvousError:
         """The error for an agent that has ended before it said a word: what is wrong with its host."""
@@ -183,10 +198,11 @@ class Shell:
 
     def _command(self) -> list[str]:
         if self._is_here():
-            return [self._python if os.path.exists(self._python) else sys.executable, "-u", "-m", _MODULE]
-        options = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+            return [self._python, "-P", "-u", "-m", _MODULE]
+        # A master that we started would hold our pipes; one that is there already is welcome.
+        options = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no")
         alive = ("-o", f"ServerAliveInterval={BEAT:.0f}", "-o", f"ServerAliveCountMax={SILENCE / BEAT:.0f}")
-        there = f"exec {shlex.quote(self._python)} -u -m {_MODULE}"
+        there = f"exec {shlex.quote(self._python)} -P -u -m {_MODULE}"
         name = self.host.name
         login, at, bare = name.rpartition("@")
         return [*_words(self._ssh), *options, *alive, f"{login}{at}{bare.strip('[]')}", there]
@@ -219,6 +235,7 @@ class Shell:
             self.heard = True
 
     def _heard_error(self, line: bytes) -> None:
-        self._last = [*self._last[1 - _KEPT :], line.decode(errors="replace").strip()]
-        if self.heard and not self.muted:
+        if not self.heard:  # afterwards it is the job's, and says nothing of the host
+            self._last = [*self._last[1 - _KEPT :], line.decode(errors="replace").strip()]
+        elif not self.muted:
             self._errors.line(b"", line.rstrip(b"\n"))

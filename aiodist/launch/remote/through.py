@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from aiodist.errors import UsageError
 from aiodist.launch.remote.hosts import Host
@@ -14,7 +15,7 @@ from aiodist.launch.remote.hosts import Host
 
 def through(
     via: str, hosts: Sequence[Host], words: Sequence[str], environ: Mapping[str, str], nproc: str, folder: str
-) -> int:
+) -> NoReturn:
     """Become srun or mpirun, which start the agents; never returns.
 
     Args:

@@ -44,7 +44,7 @@ async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
     # Without TORCHELASTIC_RESTART_COUNT: an agent does not count the restarts that another's failure led to.
     store = await AgentStore.connect(*point.address, invitation.timeout)
     async with contextlib.aclosing(store):
-        return await meet_by(store, "torchrun's store", invitation, store.address)
+        return await meet_by(store, "torchrun's store", invitation, point.address[0])
 
 
 class AgentStore:
@@ -52,13 +52,10 @@ class AgentStore:
 
     It asks one thing after the other. What fails or is cancelled half-way ends the connection, for nobody
     could tell whose the next answer is.
-
-    Attributes:
-        address: this host's address on the connection: one that peers can reach too.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str) -> None:
-        self.address: str = writer.get_extra_info("sockname")[0]
+        self._own: str = writer.get_extra_info("sockname")[0]  # this host's address
         self._reader = reader
         self._writer = writer
         self._where = where
@@ -207,7 +204,7 @@ class AgentStore:
     def _owner(self) -> str:
         """Name the process that listens, where that is on this host, and known."""
         peer = self._writer.get_extra_info("peername")
-        owner = port_owner(peer[1]) if peer and peer[0] == self.address else ""
+        owner = port_owner(peer[1]) if peer and peer[0] == self._own else ""
         return f", {owner}," if owner else ""
 
 

@@ -13,7 +13,7 @@ import http.client
 from urllib.parse import quote
 
 from aiodist.errors import RendezvousError
-from aiodist.net.sockets import describe, join_address, outward, towards
+from aiodist.net.sockets import describe, join_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.rendezvous.meeting_point import MeetingPoint
@@ -25,8 +25,7 @@ _MAX_TEXT = 4096
 async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
     """Meet where rank 0 says, by what it leaves in horovodrun's store."""
     texts = _HorovodStore(*point.address)
-    outwards = await towards(point.address[0]) or outward()
-    return await meet_by(texts, "horovodrun's store", invitation, outwards)
+    return await meet_by(texts, "horovodrun's store", invitation, point.address[0])
 
 
 class _HorovodStore:

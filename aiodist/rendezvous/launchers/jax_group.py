@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 from aiodist.errors import RendezvousError
-from aiodist.net.sockets import outward, towards
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.sanitize import one_line
@@ -39,8 +38,7 @@ async def meet(invitation: Invitation) -> Meeting:
             "jax.distributed is not initialised any more", hint="Keep it until this group is formed"
         )
     there = str(state.coordinator_address or "").rpartition(":")[0].strip("[]")
-    outwards = (there and await towards(there)) or outward()
-    return await meet_by(_JaxStore(state.client), "jax.distributed's store", invitation, outwards)
+    return await meet_by(_JaxStore(state.client), "jax.distributed's store", invitation, there)
 
 
 class _JaxStore:

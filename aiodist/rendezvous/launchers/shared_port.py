@@ -39,19 +39,17 @@ async def meet(invitation: Invitation, point: MeetingPoint) -> Meeting:
 async def _host(invitation: Invitation, address: str, port: int) -> Meeting:
     await check_port(address, invitation)
     bell = await serve(invitation, address, port)
+    meeting: Meeting | None = None
     try:
-        store = await _enter(invitation, bell.host, bell.port)
-        async with store:
+        async with await _enter(invitation, bell.host, bell.port) as store:
             meeting = await host(invitation, address, 0, partial(store.set, _KEY))
-            try:
-                await _all_know(invitation, store)
-            except BaseException:
-                await meeting.aclose(0)
-                raise
+            await _all_know(invitation, store)
+        await bell.aclose(_PARTING)
     except BaseException:
+        if meeting is not None:
+            await meeting.aclose(0)
         await bell.aclose()
         raise
-    await bell.aclose(_PARTING)
     return meeting
 
 

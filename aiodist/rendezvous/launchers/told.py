@@ -14,12 +14,13 @@ from typing import Protocol
 from aiodist.environment import split_address
 from aiodist.errors import RendezvousTimeout
 from aiodist.net.sockets import outward
-from aiodist.rendezvous.hosting import host, join, listens, own_address
+from aiodist.rendezvous.hosting import address_towards, host, join, listens, own_address
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.sanitize import one_line
 from aiodist.timeouts import spoken
 
 _FIRST = 0.002  # seconds until the second look; then twice as long, up to `_AGAIN`
+_PROBE = 3.0  # seconds for a connection to an address, which may be that of a host that is gone
 _AGAIN = 0.2  # seconds until an address where nobody listens any more is looked up again
 _meetings = itertools.count()  # of this process; all of a job's count alike
 
@@ -51,13 +52,13 @@ async def meet_once(teller: Teller, invitation: Invitation) -> Meeting:
     return await join(invitation, *split_address(await teller.ask(), "the address of rank 0"))
 
 
-async def meet_by(texts: Texts, where: str, invitation: Invitation, outwards: str) -> Meeting:
+async def meet_by(texts: Texts, where: str, invitation: Invitation, there: str) -> Meeting:
     """Meet where rank 0 says.
 
     Args:
         texts: the store; the caller closes it.
         where: what it is, for errors: "torchrun's store".
-        outwards: this host's address towards the others; '' where it has none.
+        there: the host that has the store, which all reach; '' where nobody knows it.
 
     Raises:
         RendezvousTimeout: rank 0 told no address in time, or nobody listens there.
@@ -66,7 +67,8 @@ async def meet_by(texts: Texts, where: str, invitation: Invitation, outwards: st
     limit = invitation.timeout
     key = f"aiodist/{invitation.job}/{next(_meetings)}"
     if invitation.placement().rank == 0:
-        return await host(invitation, own_address(invitation, outwards), 0, partial(texts.set, key))
+        address = own_address(invitation, await address_towards(there, invitation))
+        return await host(invitation, address, 0, partial(texts.set, key))
     return await join(invitation, *await _told(texts, where, key, limit))
 
 
@@ -82,7 +84,7 @@ async def _told(texts: Texts, where: str, key: str, limit: float) -> tuple[str, 
                     continue
                 said = found
                 address = split_address(said, "the address of rank 0")
-                if await listens(address, limit):
+                if await listens(address, min(limit, _PROBE)):
                     return address
                 await asyncio.sleep(_AGAIN)
     except TimeoutError:

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from aiodist.errors import RendezvousError
-from aiodist.net.sockets import outward, towards
 from aiodist.rendezvous.invitation import Invitation, Meeting
 from aiodist.rendezvous.launchers.told import meet_by
 from aiodist.sanitize import one_line
@@ -43,9 +42,8 @@ async def meet(invitation: Invitation) -> Meeting:
             "torch.distributed is not initialised any more", hint="Keep its group until this one is formed"
         )
     texts = _TorchStore(torch.distributed_c10d._get_default_store())
-    return await meet_by(
-        texts, "torch.distributed's store", invitation, await _outwards(texts.store, invitation)
-    )
+    there = _host_of(texts.store) or invitation.environ.get("MASTER_ADDR", "")
+    return await meet_by(texts, "torch.distributed's store", invitation, there)
 
 
 class _TorchStore:
@@ -81,9 +79,8 @@ def _distributed() -> Any:
     return torch
 
 
-async def _outwards(store: Any, invitation: Invitation) -> str:
-    """This host's address towards the one that has torch's store."""
+def _host_of(store: Any) -> str:
+    """The host that has torch's store, by any of its names; '' for a store in files."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    there = getattr(store, "host", "") or invitation.environ.get("MASTER_ADDR", "")
-    return (there and await towards(there)) or outward()
+    return str(getattr(store, "host", ""))

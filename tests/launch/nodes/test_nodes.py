@@ -246,7 +246,7 @@ class Decides:
 
     code = 0
 
-    async def aclose(self) -> None: ...
+    async def aclose(self, lost: Sequence[int] = ()) -> None: ...
 
 
 async def test_a_head_that_was_stopped_looks_who_is_left() -> None:

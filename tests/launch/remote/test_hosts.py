@@ -69,6 +69,17 @@ def test_filters() -> None:
     assert chosen(HOSTS) == HOSTS
     assert chosen(HOSTS, include="c@a:2,0") == [Host("a", 2, (0, 2)), Host("c")]
     assert chosen(HOSTS, exclude="c@a:1@b:0,1") == [Host("a", 3, (0, 2, 3))]
+    assert chosen(HOSTS, include="a:0@b@a:2") == [Host("a", 2, (0, 2)), Host("b", 2)]
+    assert chosen(HOSTS, exclude="a:0@b@a") == [Host("c")]
+
+
+def test_filters_of_logins_and_addresses() -> None:
+    hosts = [Host("user@a", 2), Host("user@b", 2), Host("[fe80::2]", 2), Host("b@c", 2)]
+    assert chosen(hosts, exclude="b") == [hosts[0], *hosts[2:]]
+    assert chosen(hosts, exclude="user@b") == [hosts[0], *hosts[2:]]
+    assert chosen(hosts, include="[fe80::2]:1@user@a") == [hosts[0], Host("[fe80::2]", 1, (1,))]
+    assert chosen(hosts, include="b@c") == [hosts[3]]
+    assert chosen(hosts, include="user@a:1@b@c:0") == [Host("user@a", 1, (1,)), Host("b@c", 1, (0,))]
 
 
 @pytest.mark.parametrize(
