@@ -419,6 +419,47 @@ def test_a_signal_ends_the_job_and_is_said_once(number: signal.Signals, script: 
         assert said.count(f"stopped by {number.name}: all 4 worker(s) have ended") == 1
 
 
+def test_a_signal_to_one_job_ends_no_other(script: Path, tmp_path: Path) -> None:
+    """Nor does a job leave anything in the folder for temporary files."""
+    until = tmp_path / "until"
+    other = tmp_path / "other.py"
+    other.write_text(
+        "import asyncio, os\nimport aiodist as dist\n\n"
+        "async def main():\n"
+        "    async with await dist.init_process_group() as pg:\n"
+        "        print('here', flush=True)\n"
+        f"        while not os.path.exists({str(until)!r}):\n"
+        "            await asyncio.sleep(0.01)\n"
+        "            await pg.barrier()\n\n"
+        "dist.run(main())\n"
+    )
+    (tmp_path / "temporary").mkdir()
+    second = subprocess.Popen(
+        command("a:2,b:2", str(other)),
+        env=environ(TMPDIR=str(tmp_path / "temporary")),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert second.stdout is not None
+        for _ in range(4):
+            assert "here" in second.stdout.readline()
+        with staying(script) as (job, pidfds):
+            job.send_signal(signal.SIGINT)
+            job.communicate(timeout=PATIENCE)
+            assert all_end(pidfds)
+        assert second.poll() is None
+        until.touch()
+        said, _ = second.communicate(timeout=PATIENCE)
+        assert (second.returncode, said) == (0, "")
+        assert not list((tmp_path / "temporary").iterdir())
+    finally:
+        second.kill()
+        second.communicate()
+
+
 def test_an_agent_that_dies_is_named_and_the_others_end(script: Path) -> None:
     with staying(script) as (job, pidfds):
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()

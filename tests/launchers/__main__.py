@@ -43,7 +43,8 @@ def main() -> int:
 
 def _row(case: Case, ground: Ground) -> list[str]:
     row = []
-    for look in (_hello,) if case.own else (_hello, _digits, _killed):
+    looks = (_hello,) if case.own else (_hello, _digits) if case.mpi else (_hello, _digits, _killed)
+    for look in looks:
         try:
             row.append(look(case, ground))
         except unittest.SkipTest as reason:

@@ -53,14 +53,14 @@ class Case:
         make: makes its commands.
         places: local rank and size, node and count, by rank.
         own: it runs a script of its own kind, which says hello, and no other.
-        note: what the table says of it, say that it is simulated.
+        mpi: its ranks talk by MPI, for which a killed rank is another matter: none is killed.
     """
 
     name: str
     make: Make
     places: Places
     own: bool = False
-    note: str = ""
+    mpi: bool = False
 
 
 def path_with(bin: Path) -> str:

@@ -52,12 +52,13 @@ def command_for(
         )
     workers = ["--nproc-per-node", str(slots.pop()) if slots and 0 not in slots else nproc]
     agent = [sys.executable, "-m", "aiodist", "run", *workers, *words]
-    names = ",".join(host.name for host in hosts)
+    names = ",".join(host.name.rpartition("@")[2] for host in hosts)
     count = str(len(hosts))
     if via == "srun":
         where = ["--nodes", count, "--nodelist", names] if hosts else []
         where += ["--chdir", folder] if folder else []
-        return [program, *where, "--ntasks-per-node=1", "--kill-on-bad-exit=1", *agent]
+        # Agents end each other, and all say the same code; srun would end them before they have.
+        return [program, *where, "--ntasks-per-node=1", "--kill-on-bad-exit=0", *agent]
     if _is_open_mpi(program):
         named = [word for name in environ for word in ("-x", name)]
         where = ["-n", count, "--host", names] if hosts else []

@@ -14,7 +14,7 @@ def _job(ground: Ground, line: list[str], **env: str) -> Commands:
 
 
 _STEP = ["-N2", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
-_AGENTS = ["-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+_AGENTS = ["-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
 
 
 def _srun(ground: Ground, script: list[str]) -> Commands:
@@ -24,6 +24,11 @@ def _srun(ground: Ground, script: list[str]) -> Commands:
 def _srun_pmi2(ground: Ground, script: list[str]) -> Commands:
     python = ground.environment("mpich", "mpich", "mpi4py") / "python"
     return _job(ground, ["srun", "--mpi=pmi2", *_STEP, str(python), *script])
+
+
+def _srun_mpi(ground: Ground, script: list[str]) -> Commands:
+    """MPI itself, between the tasks."""
+    return _srun_pmi2(ground, [*script, "--backend", "mpi"])
 
 
 def _agents(ground: Ground, script: list[str]) -> Commands:
@@ -68,6 +73,7 @@ def _salloc_mpiexec(ground: Ground, script: list[str]) -> Commands:
 CASES = (
     Case("srun (Slurm 22.05), 2 hosts", _srun, TWO_HOSTS),
     Case("srun --mpi=pmi2, 2 hosts", _srun_pmi2, TWO_HOSTS),
+    Case("srun --mpi=pmi2, backend mpi (MPICH 5), 2 hosts", _srun_mpi, TWO_HOSTS, mpi=True),
     Case("sbatch examples/slurm/tasks.sbatch, 2 hosts", _sbatch, TWO_HOSTS),
     Case("sbatch examples/slurm/job.sbatch, 2 hosts", _sbatch_agents, TWO_HOSTS),
     Case("salloc, srun, 2 hosts", _salloc, TWO_HOSTS),
