@@ -18,9 +18,9 @@ from dataclasses import replace
 from aiodist.cli.run import make_config
 from aiodist.cli.version import installed_version
 from aiodist.environment import is_loopback
-from aiodist.errors import AiodistError, UsageError, WireError
+from aiodist.errors import AiodistError, RendezvousError, UsageError, WireError
 from aiodist.launch.remote.link import Link, say
-from aiodist.launch.remote.messages import LONGEST, MARK, SILENCE, Hello, Over, Task, decode
+from aiodist.launch.remote.messages import LONGEST_TASK, MARK, SILENCE, Hello, Over, Task, decode
 from aiodist.net.sockets import outward
 
 _BROKEN = 1
@@ -61,9 +61,9 @@ def _carry_out(task: Task, told: int, rest: bytes) -> int:
     try:
         os.chdir(task.folder)
     except OSError as error:
-        raise UsageError(
-            f"there is no folder {task.folder} here ({error.strerror})",
-            hint="Put the script where it is on the launcher's host, or give --chdir",
+        raise RendezvousError(
+            f"there is no folder {task.folder} on it ({error.strerror})",
+            hint="Make it there, or name one that is there with --chdir",
         ) from None
     # The words are all that was asked for: this host's own PET_* are not meant.
     config = make_config(task.argv, {k: v for k, v in os.environ.items() if not k.startswith("PET_")})
@@ -103,7 +103,7 @@ def _task(told: int) -> tuple[Task | None, bytes]:
         end = buffer.find(b"\n")
         if end < 0:
             ready, _, _ = select.select([told], [], [], SILENCE)
-            data = os.read(told, 1 << 16) if ready and len(buffer) < LONGEST else b""
+            data = os.read(told, 1 << 16) if ready and len(buffer) < LONGEST_TASK else b""
             if not data:
                 return None, b""
             buffer += data

@@ -22,6 +22,21 @@ _EXAMPLE = "aiodist launch -H a:4,b:4 train.py"
 _HANDED_ON = ("AIODIST_*", "NCCL_*", "OMP_*", "PYTHONPATH")
 """Variables that every agent gets, where they are set here; -x adds others."""
 
+_TOTAL = "The number of all ranks is the sum of the hosts' numbers: -H a:4,b:4"
+_EACH = "Write --nproc-per-node 4, or -H a:4,b:4"
+_OTHERS = {
+    **dict.fromkeys(("-n", "-np", "--np", "--nprocs", "--num-processes", "--world-size"), _TOTAL),
+    **dict.fromkeys(("-ppn", "--num-gpus", "--map-by", "--oversubscribe", "-perhost", "-N"), _EACH),
+    **dict.fromkeys(("-p", "--ssh-port", "-port"), "Write --ssh 'ssh -p 2222'"),
+    **dict.fromkeys(("-env", "-genv", "--env", "-genvall", "--export"), "Write -x NAME=VALUE"),
+    **dict.fromkeys(("-wdir", "--wdir"), "Write --chdir DIR"),
+    **dict.fromkeys(
+        ("--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf"),
+        "aiodist launch sees to that: leave it out",
+    ),
+}
+"""Options of mpirun, DeepSpeed, horovodrun and torchrun, and what to write here."""
+
 _SSH, _START_TIMEOUT = "ssh", "60"
 _EACH_ITS_OWN = ("auto", "cpu", "gpu")  # numbers of workers that each host finds out
 _MPI_HOSTFILE = Path("/etc/mpi/hostfile")  # of the MPI Operator's launcher pod
@@ -187,6 +202,7 @@ def _parser(environ: Mapping[str, str]) -> tuple[Parser, list[Options]]:
     parser = Parser(
         "aiodist launch",
         example=_EXAMPLE,
+        others=_OTHERS,
         usage="aiodist launch -H host:N,… [options] script [argument …]",
         description="Start a job's workers on several hosts by ssh; stop all when one fails, and say why.",
         epilog=f"example: {_EXAMPLE}",

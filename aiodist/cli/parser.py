@@ -22,12 +22,16 @@ class Parser(argparse.ArgumentParser):
     Args:
         prog: 'aiodist run'.
         example: a command line that works, for who gave no positional argument.
+        others: options of other programs, and what to write instead.
         more: as for `argparse.ArgumentParser`.
     """
 
-    def __init__(self, prog: str, *, example: str = "", **more: Any) -> None:
+    def __init__(
+        self, prog: str, *, example: str = "", others: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
         super().__init__(prog=prog, allow_abbrev=False, **more)
         self._example = example
+        self._others = others or {}
 
     def print_help(self, file: Any = None) -> None:
         """Print the help, for argparse."""
@@ -44,7 +48,8 @@ class Parser(argparse.ArgumentParser):
         if unknown != message:
             option = unknown.split()[0].partition("=")[0]
             close = self._closest(option)
-            raise UsageError(f"there is no option {option}", hint=f"Did you mean {close}?" if close else hint)
+            hint = self._others.get(option.replace("_", "-")) or (f"Did you mean {close}?" if close else hint)
+            raise UsageError(f"there is no option {option}", hint=hint)
         raise UsageError(message, hint=hint)
 
     def _closest(self, option: str) -> str:

@@ -129,7 +129,7 @@ class Crew:
             worker.forward(signum)
 
     def trouble_elsewhere(self, why: str) -> None:
-        """End the attempt because of another node: 'failure', 'stop', or 'regroup'."""
+        """End the attempt because of another node: 'failure', 'stop', 'interrupt', or 'regroup'."""
         if self._supervisor.alive and not self._supervisor.stopping and why != "regroup":
             lost = set(self._nodes.lost) - set(self._spared)
             why_ended = lost_nodes(lost) if lost else "the job ends because of another node"
@@ -138,7 +138,7 @@ class Crew:
                 self._context.say(why_ended)
         self._quiet = self._quiet or why == "regroup"
         self._halt.set()
-        self._handle(Elsewhere(why != "failure"))
+        self._handle(Elsewhere(why != "failure", why == "interrupt"))
 
     def missed(self, lost: tuple[int, ...]) -> None:
         """Note that these nodes are lost, all so far."""

@@ -59,9 +59,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The failure or loss of another node's part; `stopped`: the operator ends it."""
+    """The failure or loss of another node's part; `stopped`: the operator ends it, `interrupt`: by SIGINT."""
 
     stopped: bool = False
+    interrupt: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class Supervisor:
         self._patience = shutdown_timeout
         self._ladder: list[tuple[int, float]] | None = None  # (signal, seconds until the next) still to come
         self._until: float | None = None  # the end of the grace, or of the patience with the last signal
+        self._asked_elsewhere = False  # and not here yet
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -180,10 +182,15 @@ class Supervisor:
             case Back(local_rank):
                 self._away.discard(local_rank)
                 self._alive.add(local_rank)
+            case Asked() if (
+                self._asked_elsewhere
+            ):  # one wish, which came by two ways: through a launcher, say
+                self._asked_elsewhere = False
             case Asked(signum):
                 return self._go(Cause.SIGNAL, now, interrupt=signum == signal.SIGINT)
-            case Elsewhere(stopped):
-                return self._go(Cause.STOP if stopped else Cause.FAILURE, now)
+            case Elsewhere(stopped, interrupt):
+                self._asked_elsewhere = self._asked_elsewhere or (stopped and not self.stopping)
+                return self._go(Cause.STOP if stopped else Cause.FAILURE, now, interrupt=interrupt)
             case Tick() if self._until is not None and now >= self._until:
                 return self._go(Cause.TIME, now)
         return []

@@ -455,6 +455,7 @@ def _opening(original: Callable[P, Coroutine[Any, Any, ProcessGroup]]) -> Callab
 
 
 init_process_group = _opening(init.init_process_group)
+form = _opening(init.form)
 join = _opening(joining.join)
 
 

@@ -40,14 +40,14 @@ class Reply:
         error: what there is instead of a value.
     """
 
-    __slots__ = ("_gates", "_trace", "_value", "error", "settled")
+    __slots__ = ("_news", "_trace", "_value", "error", "settled")
 
     def __init__(self) -> None:
         self.settled = False
         self.error: BaseException | None = None
         self._value: Any = None
         self._trace: TracebackType | None = None
-        self._gates: list[threading.Lock] = []
+        self._news: list[Callable[[], object]] = []
 
     def settle(self, value: Any, error: BaseException | None = None) -> None:
         """Settle the reply, in the loop's thread; the first time counts."""
@@ -57,18 +57,27 @@ class Reply:
         self.error = error
         self._trace = None if error is None else error.__traceback__
         self.settled = True
-        for gate in self._gates:  # who comes later looks at `settled` after joining this list
-            gate.release()
+        for tell in self._news:  # who comes later looks at `settled` after joining this list
+            tell()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block the calling thread; False when `timeout` seconds have passed in vain."""
         if not self.settled:
             gate = threading.Lock()
             gate.acquire()
-            self._gates.append(gate)
+            self._news.append(gate.release)
             if not self.settled:
                 gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         return self.settled
+
+    def tell(self, listener: Callable[[], object]) -> None:
+        """Call a function when it is settled, in the loop's thread; at once, in this one, where it is.
+
+        Both may happen where it is settled meanwhile.
+        """
+        self._news.append(listener)
+        if self.settled:
+            listener()
 
     def get(self) -> Any:
         """The value; raises the error. Only when settled."""

@@ -29,7 +29,11 @@ _LIBRARIES = (
 
 def beside_others(asked: Invitation) -> Invitation:
     """Take rank, size and the way to the others from another library, where one has them."""
-    if says_where(asked, "AIODIST_STORE") or chosen(asked.environ, asked.world_size):
+    if (
+        asked.by_library is not None
+        or says_where(asked, "AIODIST_STORE")
+        or chosen(asked.environ, asked.world_size)
+    ):
         return asked
     for name, loaded, ours in _LIBRARIES:
         if loaded not in sys.modules:

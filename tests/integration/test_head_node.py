@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.errors import UsageError
+from tests.levels import MORE
 from tests.processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
@@ -163,8 +164,8 @@ def test_another_interpreter_or_folder_that_is_not_there() -> None:
     for host in "ab":
         assert f"{host}: there is no /no/python. Name the interpreter there with --python" in ended.stderr
     ended = run("a,b", "--chdir", "/no/folder", HELLO)
-    assert ended.returncode == 2
-    assert "there is no folder /no/folder here" in ended.stderr
+    assert ended.returncode == 1
+    assert "there is no folder /no/folder on it" in ended.stderr
 
 
 def test_all_hosts_that_are_not_well_are_named_at_once() -> None:
@@ -337,6 +338,18 @@ def test_a_host_that_goes_before_the_job_began_takes_nobody_with_it(script: Path
         job.communicate()
 
 
+def test_a_discovery_script_may_leave_nothing_behind(script: Path, tmp_path: Path) -> None:
+    """What it has started and holds its output is not waited for, and ended."""
+    from aiodist.launch.remote import discovery
+
+    script.write_text(f"#!/bin/sh\necho a:2\nsleep 1000 & echo $! > {tmp_path}/pid\n")
+    script.chmod(0o755)
+    assert [host.name for host in asyncio.run(discovery.hosts_now(str(script)))] == ["a"]
+    left = int((tmp_path / "pid").read_text())
+    with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(left), "rb", closefd=True) as end:
+        select.select([end], [], [], PATIENCE)
+
+
 def test_a_discovery_script_that_hangs_is_ended_with_its_children(script: Path, tmp_path: Path) -> None:
     script.write_text("import os; os.system('echo $$ > %s; sleep 1000')" % (tmp_path / "pid"))
     from aiodist.launch.remote import discovery
@@ -401,6 +414,104 @@ def all_end(pidfds: list[int]) -> bool:
             return False
         left -= set(ready)
     return True
+
+
+SAVES = """
+import os, signal
+import aiodist as dist
+
+saved = 0
+
+def save(*_):
+    global saved
+    saved += 1
+    import time
+    time.sleep(0.5)
+    print(f"saved {saved}", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGINT, save)
+signal.signal(signal.SIGTERM, save)
+
+async def main():
+    async with await dist.init_process_group() as pg:
+        print(f"<{os.getpid()}>", flush=True)
+        await pg.recv_object((pg.rank + 1) % pg.size, tag=9)
+
+dist.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_is_one_wish_on_every_host(number: signal.Signals, script: Path) -> None:
+    """It comes to an agent from the launcher, and from the first agent that has it; neither is a second."""
+    script.write_text(SAVES)
+    job = started(command("a:1,b:1,c:1", str(script)))
+    try:
+        assert job.stdout is not None
+        for _ in range(3):
+            assert "<" in job.stdout.readline()
+        job.send_signal(number)
+        said, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 128 + number, said
+        assert said.count("saved 1") == 3, said
+        assert "had to be killed" not in said
+    finally:
+        job.kill()
+        job.communicate()
+
+
+@pytest.mark.slow(MORE)
+def test_an_agent_that_is_stopped_is_lost_and_the_verdict_comes(script: Path) -> None:
+    with staying(script) as (job, pidfds):
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        agent = os.pidfd_open(int(children[1]))
+        try:
+            os.kill(int(children[1]), signal.SIGSTOP)
+            said, _ = job.communicate(timeout=PATIENCE)
+            assert job.returncode == 1, said
+            assert "node 1 was lost" in said
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # no ssh is between: it was ended
+                signal.pidfd_send_signal(agent, signal.SIGKILL)
+            os.close(agent)
+        assert all_end(pidfds)
+
+
+def test_large_and_odd_variables_arrive(script: Path) -> None:
+    script.write_text(
+        "import os; print('<', len(os.environ['BIG']), os.fsencode(os.environ['ODD']), "
+        "os.environ['LINES'].count(chr(10)), '>')"
+    )
+    more = {f"NCCL_{n}": "é" * 50_000 for n in range(8)}
+    words = ("-x", "BIG", "-x", "ODD", "-x", "LINES")
+    ended = run("a,b", *words, str(script), BIG="x" * 100_000, ODD="\udcff", LINES="1\n2\n", **more)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("< 100000 b'\\xff' 2 >") == 2
+
+
+LIES = """
+import json, sys
+from aiodist.cli.version import installed_version
+
+def say(name, **values):
+    sys.stdout.write("\\x1e" + json.dumps([name, values]) + "\\n")
+    sys.stdout.flush()
+
+print()
+say("Hello", version=installed_version(), address="", protocol=1)
+sys.stdin.readline()
+say("Began")
+say("Over", code=CODE, verdict="\\x1b[2Jevil \\ud800")
+"""
+
+
+@pytest.mark.parametrize(("code", "expected"), [(7, 7), (256, 1), (-5, 1), (1 << 70, 1), (0, 0)])
+def test_what_an_agent_says_at_the_end_is_no_more_than_that(code: int, expected: int, script: Path) -> None:
+    agent = shlex.join([sys.executable, "-c", LIES.replace("CODE", str(code))])
+    ended = run("old", HELLO, OLD_AGENT=agent)
+    assert ended.returncode == expected, ended.stderr
+    assert "\x1b" not in ended.stderr and "evil" in ended.stderr
 
 
 def test_a_killed_launcher_leaves_nobody(script: Path) -> None:

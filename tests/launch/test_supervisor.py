@@ -105,6 +105,20 @@ def test_sigterm_and_what_happens_elsewhere_start_with_sigterm() -> None:
     assert machine.handle(Elsewhere(stopped=True), 1) == []
 
 
+def test_one_wish_that_comes_by_two_ways_is_one() -> None:
+    """A launcher tells every agent of a signal, and so does the first agent that has it."""
+    machine = Supervisor(1, 30)
+    grace = INTERRUPT_GRACE
+    assert machine.handle(Elsewhere(stopped=True, interrupt=True), 0) == [Send(INT, (0,)), Wake(grace)]
+    assert machine.handle(Elsewhere(stopped=True, interrupt=True), 1) == []
+    assert machine.handle(Asked(INT), 1) == []
+    assert machine.handle(Asked(INT), 2) == [Send(TERM, (0,)), Wake(32)]
+    machine = Supervisor(1, 30)
+    assert machine.handle(Asked(INT), 0) == [Send(INT, (0,)), Wake(grace)]
+    assert machine.handle(Elsewhere(stopped=True), 1) == []
+    assert machine.handle(Asked(INT), 2) == [Send(TERM, (0,)), Wake(32)]
+
+
 def test_a_failure_elsewhere_gives_a_grace_too() -> None:
     machine = Supervisor(2, 30)
     assert machine.handle(Elsewhere(), 0) == [Wake(FAILURE_GRACE)]
@@ -159,7 +173,7 @@ events = st.one_of(
     st.builds(Away, st.integers(0, 4)),
     st.builds(Back, st.integers(0, 4)),
     st.builds(Asked, st.sampled_from([INT, TERM])),
-    st.builds(Elsewhere, st.booleans()),
+    st.builds(Elsewhere, st.booleans(), st.booleans()),
     st.just(Tick()),
 )
 

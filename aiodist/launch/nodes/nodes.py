@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -108,7 +109,7 @@ class Nodes:
         if self.head is not None:
             self.head.stop(signum)
         await self._put("agents/stop", b"%d" % signum)
-        await self.alarm("stop")
+        await self.alarm("interrupt" if signum == signal.SIGINT else "stop")
 
     async def publish(self, report: NodeReport) -> None:
         """Leave our report, or a newer one, for the other nodes."""

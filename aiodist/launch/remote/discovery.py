@@ -6,16 +6,20 @@ import asyncio
 import os
 import shlex
 import signal
+import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from aiodist.errors import UsageError
 from aiodist.launch.remote.hosts import Host, chosen, from_file
+from aiodist.launch.worker.descendants import die_with_parent
 from aiodist.sanitize import one_line
 
 _PAUSE = 1.0  # seconds between two runs
 _AGAIN = 30  # runs until a host that could not be used is tried again
 _PATIENCE = 30.0  # seconds for one
+_LOOK = 0.02  # seconds between two looks whether it has ended
 _LONGEST = 1 << 20
 
 
@@ -71,29 +75,39 @@ async def hosts_now(command: str) -> list[Host]:
         UsageError: it cannot be run, fails, takes too long, or what it prints has no meaning.
     """
     shown = f"--host-discovery-script {command[:80]}"
-    try:
-        words = shlex.split(command)
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # so that what it has started can be ended with it
-        )
-    except (OSError, TypeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it names no command"
-        raise UsageError(f"{shown} cannot be run: {why}") from None
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            said, errors = await process.communicate()
-    except TimeoutError:
-        raise UsageError(f"{shown} takes longer than {_PATIENCE:g} s") from None
-    finally:
-        if process.returncode is None:
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(  # noqa: ASYNC220  (milliseconds; its pipes would be its children's, too)
+                shlex.split(command),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=errors,
+                start_new_session=True,  # so that what it leaves behind can be ended
+                preexec_fn=die_with_parent(),
+            )
+        except (OSError, IndexError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it names no command"
+            raise UsageError(f"{shown} cannot be run: {why}") from None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while not _has_ended(process):  # noqa: ASYNC110  (nothing tells it without its pipes)
+                    await asyncio.sleep(_LOOK)
+        except TimeoutError:
+            raise UsageError(f"{shown} takes longer than {_PATIENCE:g} s") from None
+        finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    if process.returncode:
-        why = one_line(errors.decode(errors="replace"), 200)
-        raise UsageError(f"{shown} failed with code {process.returncode}: {why}")
-    return from_file(said[:_LONGEST].decode(errors="replace"), shown)
+            code = process.wait()
+        errors.seek(0)
+        said.seek(0)
+        if code:
+            why = one_line(errors.read(_LONGEST), 200)
+            raise UsageError(f"{shown} failed with code {code}: {why}")
+        return from_file(said.read(_LONGEST).decode(errors="replace"), shown)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child has ended. Its number stays its own until it is waited for, where that can be asked."""
+    if hasattr(os, "waitid"):
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return process.poll() is not None

@@ -12,6 +12,7 @@ all of a, and of b the workers 0 and 2, which get the devices of these numbers.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from aiodist.errors import UsageError
 from aiodist.sanitize import one_line
 
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+)", re.ASCII)
+_BLANKS = re.compile(r"\s*=\s*")
+_FORMS = "Write host, host:4, user@host:4 or [::1]:4; in a file, one on each line"
 _MOST_SLOTS = 4096
 
 
@@ -66,8 +69,8 @@ def from_file(text: str, name: str) -> list[Host]:
         UsageError: a line of it has no meaning.
     """
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        words = _BLANKS.sub("=", line.partition("#")[0]).split()
         if not words:
             continue
         where = f"{name}, line {number}"
@@ -78,6 +81,8 @@ def from_file(text: str, name: str) -> list[Host]:
                 raise UsageError(f"{where}: {word[:40]!r} is no key=value", hint="Write: host slots=4")
             if key.lower() == "slots":
                 host = replace(host, slots=_slots(value, where))
+            elif difflib.get_close_matches(key.lower(), ["slots"], 1, 0.8):
+                raise UsageError(f"{where}: there is no {key[:40]}", hint="Did you mean slots?")
         found.append(host)
     if not found:
         raise UsageError(f"{name} names no host", hint="Write a line for each: host slots=4")
@@ -164,19 +169,22 @@ def _slot(text: str, host: Host) -> int:
 
 def _host(word: str, where: str) -> Host:
     match = _NAME.match(word)
-    if match is None or word.startswith("-"):  # it would be an option of ssh's
-        raise UsageError(f"{where}: {word[:60]!r} is no host", hint="Write host, host:4 or user@host:4")
+    if match is None or word.startswith("-") or "@-" in word:  # it would be an option of ssh's
+        raise UsageError(f"{where}: {word[:60]!r} is no host", hint=_FORMS)
     name, rest = match[0], word[match.end() :]
     if not rest:
         return Host(name)
     if not rest.startswith(":"):
-        raise UsageError(f"{where}: {word[:60]!r} is no host", hint="Write host, host:4 or user@host:4")
+        raise UsageError(f"{where}: {word[:60]!r} is no host", hint=_FORMS)
     return Host(name, _slots(rest[1:], where))
 
 
 def _slots(text: str, where: str) -> int:
     if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= _MOST_SLOTS:
-        raise UsageError(f"{where}: {text[:20]!r} is no number of workers", hint=f"1 to {_MOST_SLOTS}")
+        raise UsageError(
+            f"{where}: {text[:20]!r} is no number of workers",
+            hint=f"1 to {_MOST_SLOTS}; in a file, one host on each line",
+        )
     return int(text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiodist.errors import AiodistError, RendezvousError
@@ -33,6 +34,7 @@ _OTHERS = 1.0  # seconds for other hosts to fail, too, so that all are named at 
 _NAMED = 10  # hosts of which each error is shown
 _PARTING = 5.0  # seconds for agents to end
 _LONGEST = 2000
+_MOST_LINES = 500  # of a verdict
 _IMPATIENT = 3  # signals until agents that do not answer are left to themselves
 _LAST_FLUSH = 5.0  # seconds for a stuck console
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -115,7 +117,7 @@ class Launcher:
         if errors and (self._discovery is None or len(ready) < self._plan.least):
             *others, last = list(errors.values())[:_NAMED]
             for error in others:
-                self._say(str(error))
+                self._say(f"error: {error}")
             if len(errors) > _NAMED:
                 self._say(f"{len(errors)} hosts cannot be used; these are some")
             raise last
@@ -233,6 +235,7 @@ class Launcher:
                         other.say(Address(address))
                 case Began():
                     self._in.add(node)
+                    shell.muted = shell.muted and not self._signum
                 case Over():
                     self._over(node, shell, message)
         if node not in self._ends and not self._signum and not shell.muted:
@@ -243,13 +246,19 @@ class Launcher:
             self._discovery.forget(shell.host)
 
     def _over(self, node: int, shell: Shell, over: Over) -> None:
-        """Note that an agent's part is over; it ends now."""
-        self._ends[node] = over
-        asyncio.get_running_loop().call_later(_PARTING, self._part, shell)
+        """Note that an agent's part is over, and perhaps the job. Who does not end then itself is ended."""
+        self._ends[node] = over if 0 <= over.code <= 255 else replace(over, code=1)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_PARTING, self._part, shell)
         if self._began and node not in self._in:  # one that came later, and was of no use
             self._show(over.verdict)
+            return
         if node == 0:  # who is on the way to it comes too late
             self._dismiss(other for n, other in self._shells.items() if n not in self._in and n)
+        others = [other for other in self._shells.values() if other.code is None]
+        if node == 0 or not self._plan.most or others == [self._shells[0]]:
+            for other in others:  # an agent that is stopped, say: it is lost to the others, and they go on
+                loop.call_later(2 * _PARTING, self._part, other)
 
     def _part(self, shell: Shell) -> None:
         """Close the pipes of an agent that is through, which another process there may hold open."""
@@ -263,6 +272,7 @@ class Launcher:
         for shell in shells:
             shell.muted = True
             shell.close_input()
+            asyncio.get_running_loop().call_later(_PARTING, self._part, shell)
 
     async def _beat(self) -> None:
         while True:
@@ -276,11 +286,14 @@ class Launcher:
             self._asks += 1
         for shell in self._shells.values():
             shell.say(Signal(signal.Signals(number).name))
-        if self._asks >= _IMPATIENT or (self._signum and not self._began):
-            self._dismiss(self._started)
+        if self._signum and not self._began:
+            self._dismiss(shell for shell in self._started if not shell.tasked)
+            for shell in self._shells.values():
+                shell.muted = True  # one line of ours says it
             if not self._given_up.done():
                 self._given_up.set_result(None)
         if self._asks >= _IMPATIENT:
+            self._dismiss(self._started)
             for shell in self._started:
                 shell.kill()
         if self._signum:  # who reads nothing more holds up nobody who is to end
@@ -356,6 +369,8 @@ class Launcher:
         """End every agent that still runs: its stdin ends, and then it has a moment."""
         for shell in self._started:
             shell.close_input()
+            if not shell.tasked:  # it has nothing to end
+                shell.kill()
         ends = [asyncio.create_task(shell.gone()) for shell in self._started]
         if ends:
             await asyncio.wait(ends, timeout=_PARTING)
@@ -364,8 +379,8 @@ class Launcher:
         await asyncio.gather(*ends)
 
     def _show(self, verdict: str) -> None:
-        for line in verdict.replace("aiodist run:", "aiodist launch:").splitlines():
-            self._err.line(b"", line.encode())
+        for line in verdict.replace("aiodist run:", "aiodist launch:").splitlines()[:_MOST_LINES]:
+            self._err.line(b"", one_line(line, _LONGEST).encode())
 
     def _say(self, text: str) -> None:
         self._err.line(b"", f"aiodist launch: {one_line(text, _LONGEST)}".encode())

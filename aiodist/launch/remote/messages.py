@@ -28,7 +28,10 @@ SILENCE: Final = 7.0
 So long, too, until the other nodes have lost a silent one."""
 
 LONGEST = 1 << 20
-"""Bytes of a message."""
+"""Bytes of a message of an agent's."""
+
+LONGEST_TASK = 64 << 20
+"""Bytes of a task, which has all variables in it."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ _PLAIN = {"str": str, "int": int}
 
 def encode(message: Message) -> bytes:
     """A message as a line, without `MARK`."""
-    return json.dumps([type(message).__name__, asdict(message)]).encode() + b"\n"
+    text = json.dumps([type(message).__name__, asdict(message)], ensure_ascii=False)
+    return text.encode(errors="surrogatepass") + b"\n"
 
 
 def decode(line: bytes) -> Message:

@@ -41,8 +41,13 @@ async def meet(invitation: Invitation) -> Meeting:
         raise RendezvousError(
             "torch.distributed is not initialised any more", hint="Keep its group until this one is formed"
         )
-    texts = _TorchStore(torch.distributed_c10d._get_default_store())
-    there = _host_of(texts.store) or invitation.environ.get("MASTER_ADDR", "")
+    return await meet_over(torch.distributed_c10d._get_default_store(), invitation)
+
+
+async def meet_over(store: Any, invitation: Invitation) -> Meeting:
+    """Meet where rank 0 says, by what it leaves in a store of torch's; errors as above."""
+    texts = _TorchStore(store)
+    there = _host_of(store) or invitation.environ.get("MASTER_ADDR", "")
     return await meet_by(texts, "torch.distributed's store", invitation, there)
 
 

@@ -39,6 +39,8 @@ def test_option() -> None:
         ("a:99999", "'99999' is no number of workers"),
         ("a b", "'a b' is no host"),
         ("-oProxyCommand=evil", "is no host"),
+        ("user@-oProxyCommand=evil", "is no host"),
+        ("::1", r"is no host.*\[::1\]:4"),
         ("a;reboot", "is no host"),
         ("$(reboot):2", "is no host"),
     ],
@@ -54,6 +56,8 @@ def test_option_without_meaning(text: str, said: str) -> None:
         ("a slots=4\nb slots=many", "hosts, line 2: 'many' is no number of workers"),
         ("a 4", "hosts, line 1: '4' is no key=value"),
         ("# nobody\n", "hosts names no host"),
+        ("a slot=2", "hosts, line 1: there is no slot. Did you mean slots"),
+        ("a:2,b:2", "hosts, line 1: '2,b:2' is no number of workers.*one host on each line"),
         ("--evil slots=1", "hosts, line 1: '--evil' is no host"),
     ],
 )
@@ -63,6 +67,10 @@ def test_hostfile_without_meaning(text: str, said: str) -> None:
 
 
 HOSTS = [Host("a", 4), Host("b", 2), Host("c")]
+
+
+def test_what_editors_leave_in_a_hostfile() -> None:
+    assert from_file("\ufeffa slots = 2\r\nb port=22 slots=3\r\n", "hosts") == [Host("a", 2), Host("b", 3)]
 
 
 def test_filters() -> None:

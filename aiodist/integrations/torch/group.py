@@ -1,0 +1,371 @@
+"""The process group of torch's that is one of ours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+
+from aiodist.errors import AiodistError, UsageError
+from aiodist.group import shapes
+from aiodist.group.process_group import ProcessGroup
+from aiodist.integrations.torch.arguments import all_of, limit_of, one, op_of, plain, seconds_of
+from aiodist.integrations.torch.work import AiodistWork
+from aiodist.portal.facade import SyncProcessGroup
+from aiodist.portal.loop_thread import Reply
+
+Start = Callable[[ProcessGroup], Any]
+"""Issues an operation on the loop → its Work."""
+
+
+class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
+    """A group of torch's, which hands each call over to one of ours.
+
+    Args:
+        ours: the group behind it.
+        name: torch's name for it.
+        ranks_there: global ranks of the members, in this group's order.
+
+    A call puts its operation on the portal's loop and returns; operations start in the order of the calls.
+    What is wrong with the tensors is raised in the call, what the ranks disagree about by `wait`.
+    """
+
+    def __init__(self, ours: SyncProcessGroup, name: str, ranks_there: list[int]) -> None:
+        super().__init__(ours.rank, ours.size)
+        self.ours = ours
+        self.ranks_there = ranks_there
+        self._name = name
+        self._desc = "undefined"
+        self._gathering: list[AiodistWork] | None = None  # of `_start_coalescing`
+
+    # -- collectives ----------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> AiodistWork:
+        """Reduce over all ranks, in place."""
+        tensor, op = one(tensors, "allreduce"), op_of(opts)
+        return self._start(
+            "allreduce", [tensor], lambda pg, **more: pg.all_reduce(tensor, op, **more), limit_of(opts)
+        )
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> AiodistWork:
+        """Reduce several tensors."""
+        given, op = all_of(tensors), op_of(opts)
+        return self._start_all(
+            "allreduce_coalesced", given, [functools.partial(_all_reduce, tensor, op) for tensor in given]
+        )
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> AiodistWork:
+        """Copy the root's tensor to all ranks, in place."""
+        tensor, root = one(tensors, "broadcast"), int(getattr(opts, "rootRank", 0))
+        return self._start(
+            "broadcast", [tensor], lambda pg, **more: pg.broadcast(tensor, root, **more), limit_of(opts)
+        )
+
+    def reduce(self, tensors: Any, opts: Any = None) -> AiodistWork:
+        """Reduce to the root's tensor."""
+        tensor, root, op = one(tensors, "reduce"), int(getattr(opts, "rootRank", 0)), op_of(opts)
+        return self._start(
+            "reduce", [tensor], lambda pg, **more: pg.reduce(tensor, root, op, **more), limit_of(opts)
+        )
+
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+        """Give every rank's tensor to every rank, as a list."""
+        outputs, tensor = _inner(output_lists, "allgather"), one(inputs, "allgather")
+        return self._start(
+            "allgather", outputs, lambda pg, async_op: shapes.all_gather(pg, outputs, tensor, async_op)
+        )
+
+    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+        """Gather several tensors; `output_lists[r]` gets those of rank r."""
+        given = all_of(inputs)
+        rows = [all_of(row) for row in output_lists]
+        if any(len(row) != len(given) for row in rows):
+            raise UsageError("allgather_coalesced takes, for each rank, as many outputs as inputs")
+        starts = [
+            functools.partial(_all_gather, [row[index] for row in rows], tensor)
+            for index, tensor in enumerate(given)
+        ]
+        return self._start_all("allgather_coalesced", [tensor for row in rows for tensor in row], starts)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
+        """Gather every rank's tensor into one, along the first axis."""
+        out, tensor = plain(output), plain(input)
+        return self._start("all_gather_single", [out], functools.partial(_all_gather_into, out, tensor))
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+        """`all_gather_single` of several tensors."""
+        outs, given = all_of(outputs), all_of(inputs)
+        starts = [
+            functools.partial(_all_gather_into, out, tensor) for out, tensor in zip(outs, given, strict=True)
+        ]
+        return self._start_all("all_gather_single_coalesced", outs, starts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> AiodistWork:
+        """Reduce a list of tensors over all ranks; rank r gets the r-th."""
+        out, inputs, op = one(outputs, "reduce_scatter"), _inner(input_lists, "reduce_scatter"), op_of(opts)
+        return self._start(
+            "reduce_scatter",
+            [out],
+            lambda pg, async_op: shapes.reduce_scatter(pg, out, inputs, op, async_op),
+        )
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
+        """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis."""
+        out, tensor, op = plain(output), plain(input), op_of(opts)
+        return self._start(
+            "reduce_scatter_single", [out], functools.partial(_reduce_scatter_from, out, tensor, op)
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+        """`reduce_scatter_single` of several tensors."""
+        outs, given, op = all_of(outputs), all_of(inputs), op_of(opts)
+        starts = [
+            functools.partial(_reduce_scatter_from, out, tensor, op)
+            for out, tensor in zip(outs, given, strict=True)
+        ]
+        return self._start_all("reduce_scatter_single_coalesced", outs, starts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+        """Give every rank's tensor to the root, as a list."""
+        tensor, root = one(inputs, "gather"), int(getattr(opts, "rootRank", 0))
+        outputs = _inner(output_lists, "gather") if output_lists else None
+        return self._start(
+            "gather",
+            outputs or [],
+            lambda pg, async_op: shapes.gather(pg, tensor, outputs, root, async_op),
+        )
+
+    def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> AiodistWork:
+        """Deal the root's list out to all ranks."""
+        out, root = one(outputs, "scatter"), int(getattr(opts, "rootRank", 0))
+        inputs = _inner(input_lists, "scatter") if input_lists else None
+        return self._start(
+            "scatter", [out], lambda pg, async_op: shapes.scatter(pg, out, inputs, root, async_op)
+        )
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
+        """Send the j-th input to rank j, get the i-th output from rank i."""
+        outs, given = all_of(outputs), all_of(inputs)
+        return self._start(
+            "alltoall", outs, lambda pg, async_op: shapes.all_to_all(pg, outs, given, async_op)
+        )
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> AiodistWork:
+        """Send parts of the first axis from every rank to every rank; no sizes: equal parts."""
+        out, tensor = plain(output), plain(input)
+        out_splits, in_splits = list(output_split_sizes or ()), list(input_split_sizes or ())
+        return self._start(
+            "all_to_all_single",
+            [out],
+            lambda pg, **more: pg.all_to_all(tensor, out, in_splits or None, out_splits or None, **more),
+            limit_of(opts),
+        )
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = None) -> AiodistWork:
+        """Return when all ranks have called it."""
+        return self._start("barrier", [], lambda pg, **more: pg.barrier(**more), limit_of(opts))
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Wait until all ranks have called it; the error names those that have not."""
+        limit = seconds_of(timeout)
+        self._start("monitored_barrier", [], lambda pg, **more: pg.barrier(**more), limit).wait()
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> AiodistWork:
+        """Send a tensor to a group rank."""
+        tensor = one(tensors, "send")
+        return self._start(
+            "send", [tensor], lambda pg, async_op: pg.send(tensor, dst, tag, async_op=async_op)
+        )
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> AiodistWork:
+        """Receive a tensor from a group rank, within the group's timeout."""
+        return self._recv("recv", tensors, src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> AiodistWork:
+        """Receive a tensor from any rank; `source_rank` of the Work says from which."""
+        return self._recv("recv_anysource", tensors, None, tag)
+
+    def _recv(self, what: str, tensors: Any, src: int | None, tag: int) -> AiodistWork:
+        tensor = one(tensors, what)
+        return self._start(
+            what,
+            [tensor],
+            lambda pg, **more: pg.recv(tensor, src, tag, **{"timeout": pg.timeout, **more}),
+            None,
+        )
+
+    # -- how calls go to the loop -----------------------------------------------------------------
+
+    def _start(
+        self, what: str, outputs: list[Any], start: Callable[..., Any], limit: float | None = None
+    ) -> AiodistWork:
+        """Put an operation on the loop."""
+        asked = functools.partial(start, async_op=True)
+        if limit is not None:
+            asked = functools.partial(asked, timeout=limit)
+        return self._post(what, outputs, [asked])
+
+    def _start_all(self, what: str, outputs: list[Any], starts: list[Any]) -> AiodistWork:
+        """Put several on the loop, as one."""
+        return self._post(what, outputs, [functools.partial(start, async_op=True) for start in starts])
+
+    def _post(self, what: str, outputs: list[Any], starts: list[Start]) -> AiodistWork:
+        portal, group = self.ours.portal, self.ours._group
+
+        def issue(reply: Reply) -> None:
+            left = len(starts)
+
+            def ended(work: Any) -> None:
+                nonlocal left
+                left -= 1
+                error = work.exception()
+                if error is not None:
+                    portal.settle(reply, None, error)
+                elif not left:
+                    portal.settle(reply, work.result() if len(starts) == 1 else None)
+
+            if not starts:
+                portal.settle(reply, None)
+            portal.watch(reply)
+            for start in starts:
+                start(group).add_done_callback(ended)
+
+        return AiodistWork(portal.post(issue), outputs, f"{what} of group {self._name}")
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        """Begin a batch: its operations start as they are called, and are waited for together."""
+        raise UsageError("coalescing on a device is NCCL's way", hint="Leave the device out")
+
+    # -- what torch asks of a group ---------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """torch's trampoline for `name`."""
+        return "aiodist"
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "aiodist"
+
+    _get_backend_name = name
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return int(self.ours.rank)
+
+    getRank = rank
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return int(self.ours.size)
+
+    getSize = size
+
+    def getGroupName(self) -> str:
+        """torch's name for the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take another name."""
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:
+        """What torch says the group is for."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Take another description."""
+        self._desc = desc
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def group_name(self) -> str:
+        """torch's name for the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What torch says the group is for."""
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: Any) -> AiodistProcessGroup:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"group {self._name} of aiodist takes no tensors on {device}")
+        return self
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Whether torch may ask for memory of ours: no."""
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the timeout of operations that say nothing else."""
+        self.ours.portal.call(setattr, self.ours._group, "timeout", timeout.total_seconds())
+
+    setTimeout = _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Close the group, once what is in flight here has ended. Who waited for errors has heard of them."""
+        try:
+            self.ours.close()
+        except AiodistError:
+            pass
+
+    def abort(self) -> None:
+        """End the group at once, on all ranks: all that is in flight fails."""
+        self.ours.abort("torch's abort()")
+
+
+def _all_reduce(tensor: Any, op: Any, pg: ProcessGroup, async_op: bool) -> Any:
+    return pg.all_reduce(tensor, op, async_op=async_op)
+
+
+def _all_gather(outputs: list[Any], tensor: Any, pg: ProcessGroup, async_op: bool) -> Any:
+    return shapes.all_gather(pg, outputs, tensor, async_op)
+
+
+def _all_gather_into(out: Any, tensor: Any, pg: ProcessGroup, async_op: bool) -> Any:
+    return shapes.all_gather_into_tensor(pg, out, tensor, async_op)
+
+
+def _reduce_scatter_from(out: Any, tensor: Any, op: Any, pg: ProcessGroup, async_op: bool) -> Any:
+    return shapes.reduce_scatter_tensor(pg, out, tensor, op, async_op)
+
+
+def _inner(lists: Any, what: str) -> list[Any]:
+    """The one list of a list of lists."""
+    if len(lists) != 1:
+        raise UsageError(f"{what} takes one list of tensors a rank, not {len(lists)}")
+    return all_of(lists[0])

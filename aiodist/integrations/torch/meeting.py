@@ -1,0 +1,67 @@
+"""How a group of torch's becomes one of ours."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import torch.distributed as c10d
+
+from aiodist.backends.choice import parse
+from aiodist.integrations.torch.group import AiodistProcessGroup
+from aiodist.portal.facade import SyncProcessGroup, form
+from aiodist.rendezvous import Invitation
+from aiodist.rendezvous.launchers.torch_group import meet_over
+
+_ABOUT_THE_WORLD = ("RANK", "WORLD_SIZE", "AIODIST_RANK", "AIODIST_STORE", "AIODIST_NEWCOMER")
+"""Variables that say of another group than this one; torch says all of it."""
+
+
+def create(options: Any) -> AiodistProcessGroup:
+    """Make the group that torch asks a backend for.
+
+    Args:
+        options: torch's `_DistributedBackendOptions`: store, rank, size, timeout, name, global ranks.
+
+    Raises:
+        RendezvousTimeout: not all ranks came in time; names them.
+        and what `init_process_group` raises.
+    """
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    limit = options.timeout.total_seconds()
+    world = _world_with(ranks)
+    if world is None:
+        group: SyncProcessGroup | None = _meet(options, limit)
+    else:
+        mine = [world.ranks_there.index(rank) for rank in ranks]
+        group = world.ours.new_group(
+            mine, timeout=limit, name=options.group_id, use_local_synchronization=True
+        )
+    assert group is not None  # torch asks members alone
+    return AiodistProcessGroup(group, options.group_id, ranks)
+
+
+def _world_with(ranks: list[int]) -> AiodistProcessGroup | None:
+    """torch's default group, where it is ours, and these ranks of it, in its order, shall form a new one."""
+    if not c10d.is_initialized():
+        return None
+    world = c10d.distributed_c10d._get_default_group()
+    if not isinstance(world, AiodistProcessGroup) or world.ours.portal is None:
+        return None
+    in_order = ranks == sorted(ranks) and set(ranks) <= set(world.ranks_there)
+    return world if in_order and c10d.get_rank() in ranks else None
+
+
+def _meet(options: Any, limit: float) -> SyncProcessGroup:
+    """Form a world of its own, which meets by torch's store."""
+    environ = {name: value for name, value in os.environ.items() if name not in _ABOUT_THE_WORLD}
+    asked = Invitation(
+        "env://",
+        options.group_rank,
+        options.group_size,
+        limit,
+        environ,
+        by_library=partial(meet_over, options.store),
+    )
+    return form(asked, parse(None), options.group_id)

@@ -1,0 +1,139 @@
+"""The handle that torch waits for.
+
+torch's own ways of making one tell lies: a Work made from a future reports a failure as success to who waits
+in C++, and a future's `set_exception` in Python is a value to C++. So the Work is a class of ours, and what
+`get_future` gives is the child of another future, in which an error is one for both languages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from aiodist.errors import AiodistError
+from aiodist.integrations.torch.arguments import seconds_of
+from aiodist.portal.loop_thread import Reply
+
+_CALLBACKS = 64  # threads at most in which callbacks of futures run at the same time
+
+# A hook may wait, within a callback, for another operation, whose future is then completed by another thread.
+# Never by the loop's, which would wait for itself.
+_callbacks = ThreadPoolExecutor(_CALLBACKS, "aiodist torch")
+
+
+class AiodistWork(Work):  # type: ignore[misc]
+    """One operation, under way or ended.
+
+    Args:
+        reply: settled with the operation's result, or its error.
+        outputs: the tensors in which torch looks for the result.
+        what: the operation, for people.
+    """
+
+    def __init__(self, reply: Reply, outputs: list[torch.Tensor], what: str) -> None:
+        super().__init__()
+        self._reply = reply
+        self._outputs = outputs
+        self._what = what
+        self._lock = threading.Lock()
+        self._source: torch.futures.Future[Any] | None = None
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block until it has ended.
+
+        Raises:
+            GroupBroken: it failed; or another error of ours.
+            TimeoutError: the caller's patience is over. It goes on.
+        """
+        limit = seconds_of(timeout)
+        if not self._reply.wait(limit):
+            raise TimeoutError(f"{self._what} has not ended within {limit:g} s; it goes on")
+        self._reply.get()
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The future of the outputs, as a list."""
+        with self._lock:
+            if self._future is None:
+                self._source = torch.futures.Future()
+                self._future = self._source.then(lambda source: source.value())
+                first = True
+            else:
+                first = False
+        if first:
+            self._reply.tell(_once(self._complete))
+        return self._future
+
+    def _complete(self) -> None:
+        if self._on_loop():
+            _callbacks.submit(self._complete_here)
+        else:
+            self._complete_here()
+
+    def _on_loop(self) -> bool:
+        return threading.current_thread().name == "aiodist portal"
+
+    def _complete_here(self) -> None:
+        source = self._source
+        assert source is not None
+        if self._reply.error is None:
+            source.set_result(self._outputs)
+        else:
+            source.set_exception(self._reply.error)
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._reply.settled
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._reply.settled and self._reply.error is None
+
+    def exception(self) -> BaseException | None:
+        """The error that it failed with; None where it has not, or not yet."""
+        return self._reply.error
+
+    def result(self) -> list[torch.Tensor]:
+        """The outputs; waits for them."""
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """torch's name for `wait`, on the host."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """As `synchronize`: what arrives has arrived when it returns."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The group rank of the sender, of a receive that has ended."""
+        self.wait()
+        found = self._reply.get()
+        if type(found) is not int:
+            raise AiodistError(f"{self._what} has no sender")
+        return found
+
+    _source_rank = source_rank
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._reply.settled else "done" if self._reply.error is None else "failed"
+        return f"<AiodistWork {self._what}, {state}>"
+
+
+def _once(function: Callable[[], object]) -> Callable[[], None]:
+    """The function, called at most once, by whichever thread comes first."""
+    turn = threading.Lock()
+
+    def call() -> None:
+        if turn.acquire(blocking=False):
+            function()
+
+    return call
