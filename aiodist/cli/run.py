@@ -110,6 +110,7 @@ def make_config(argv: Sequence[str], environ: Mapping[str, str], *, elsewhere: b
         meet_timeout=_number("the timeout in --rdzv-conf or AIODIST_TIMEOUT", timeout),
         shutdown_timeout=_number("--shutdown-timeout", args.shutdown_timeout),
         signals=_signals(args.signals_to_handle),
+        torch=args.torch,
         leave_daemons=args.leave_daemons,
     )
 
@@ -385,6 +386,7 @@ def add_worker_options(parser: Parser, environ: Mapping[str, str]) -> list[Optio
     what.value("--nproc-per-node", "1", "N", "workers on a node: a number, auto, cpu or gpu (1)")
     what.switch("--module", "the script is a module, as for python -m", short="-m")
     what.switch("--no-python", "the script is a program of its own")
+    what.switch("--torch", "a program that asks torch for gloo gets aiodist")
     what.value("--shutdown-timeout", "30", "S", "seconds from SIGTERM to SIGKILL (30)")
     what.switch("--leave-daemons", "leave alone what workers have started in process groups of its own")
     what.value("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIG,…", "what ends the job")

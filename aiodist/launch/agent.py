@@ -93,6 +93,8 @@ class Agent:
             return await self._leave(128 + signum)
         if self._link is not None:
             self._link.began()
+        if self._config.torch and nodes.head is not None:
+            self._say("where a program asks torch for gloo, its groups are aiodist's (--torch)")
         try:
             verdict = await self._run_job(nodes)
             if nodes.head is not None:

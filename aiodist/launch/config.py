@@ -40,6 +40,7 @@ class LaunchConfig:
         node_timeout: seconds without a sign of life after which a node is lost.
         shutdown_timeout: seconds between SIGTERM and SIGKILL.
         signals: numbers of the signals that end the job.
+        torch: torch makes groups of aiodist where a worker's program asks it for gloo.
         leave_daemons: what a worker has started and has left its process group outlives it.
     """
 
@@ -67,6 +68,7 @@ class LaunchConfig:
     node_timeout: float = 15.0
     shutdown_timeout: float = 30.0
     signals: tuple[int, ...] = (15, 2, 1, 3)
+    torch: bool = False
     leave_daemons: bool = False
 
     def __post_init__(self) -> None:

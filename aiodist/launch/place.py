@@ -86,6 +86,8 @@ def worker_environment(
     )
     if config.local_addr:
         env["AIODIST_HOST"] = config.local_addr
+    if config.torch:
+        env["AIODIST_TORCH"] = "1"
     if place.nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: n workers with n × cores threads crawl
     env.setdefault("PYTHONUNBUFFERED", "1")

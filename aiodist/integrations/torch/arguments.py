@@ -38,6 +38,13 @@ def plain(tensor: Any) -> Any:
     return tensor.detach()
 
 
+def sparse_in(tensors: Any) -> Any:
+    """The one sparse tensor (sparse_coo, on the host) of a list, or given bare; None where it is none."""
+    tensor = tensors if isinstance(tensors, torch.Tensor) else tensors[0] if len(tensors) == 1 else None
+    is_one = isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo
+    return tensor if is_one and tensor is not None and tensor.device.type == "cpu" else None
+
+
 def one(tensors: Any, what: str) -> Any:
     """The one tensor of a list, or the tensor that is given bare."""
     if isinstance(tensors, torch.Tensor):

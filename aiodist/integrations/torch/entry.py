@@ -1,11 +1,12 @@
 """The entry point of the group `torch.backends`: `import torch` calls `register`.
 
 An error here would break `import torch`, and whatever is imported here slows it down. So nothing is, before a
-program asks for the backend.
+program asks for the backend, or AIODIST_TORCH=1 (`aiodist run --torch`) for all programs that say "gloo".
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -16,6 +17,10 @@ def register() -> None:
 
         if not hasattr(Backend, "AIODIST"):
             Backend.register_backend("aiodist", _create, extended_api=True, devices=["cpu", "cuda"])
+        if os.environ.get("AIODIST_TORCH") == "1":
+            from aiodist.integrations.torch.in_place_of_gloo import take_its_place
+
+            take_its_place()
     except (ImportError, AttributeError, TypeError):  # a torch without distributed, or of another kind
         pass
 

@@ -13,7 +13,15 @@ import torch.distributed as c10d
 from aiodist.errors import AiodistError, UsageError
 from aiodist.group import shapes
 from aiodist.group.process_group import ProcessGroup
-from aiodist.integrations.torch.arguments import all_of, limit_of, one, op_of, plain, seconds_of
+from aiodist.integrations.torch.arguments import (
+    all_of,
+    limit_of,
+    one,
+    op_of,
+    plain,
+    sparse_in,
+)
+from aiodist.integrations.torch.composed import monitored_barrier, sparse_all_reduce
 from aiodist.integrations.torch.work import AiodistWork
 from aiodist.portal.facade import SyncProcessGroup
 from aiodist.portal.loop_thread import Reply
@@ -34,6 +42,9 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     What is wrong with the tensors is raised in the call, what the ranks disagree about by `wait`.
     """
 
+    asked_as = "aiodist"
+    """The name by which a program has asked for it; the profiler shows that."""
+
     def __init__(self, ours: SyncProcessGroup, name: str, ranks_there: list[int]) -> None:
         super().__init__(ours.rank, ours.size)
         self.ours = ours
@@ -46,16 +57,35 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Any, opts: Any = None) -> AiodistWork:
         """Reduce over all ranks, in place."""
-        tensor, op = one(tensors, "allreduce"), op_of(opts)
+        op = op_of(opts)
+        if (sparse := sparse_in(tensors)) is not None:
+            return self._sparse(sparse, op)
+        tensor = one(tensors, "allreduce")
         return self._start(
-            "allreduce", [tensor], lambda pg, **more: pg.all_reduce(tensor, op, **more), limit_of(opts)
+            "all_reduce", [tensor], lambda pg, **more: pg.all_reduce(tensor, op, **more), limit_of(opts)
         )
+
+    def _sparse(self, tensor: Any, op: Any) -> AiodistWork:
+        """Sum sparse tensors, which are blocking calls of several operations each."""
+        portal, group = self.ours.portal, self.ours._group
+
+        def issue(reply: Reply) -> None:
+            def ended(total: Any, error: BaseException | None) -> None:
+                if error is None:
+                    with torch.no_grad():
+                        tensor.copy_(total)
+                portal.settle(reply, total, error)
+
+            portal.watch(reply)
+            portal.start(sparse_all_reduce(group, tensor, op), ended)
+
+        return AiodistWork(portal.post(issue), [tensor], f"all_reduce of group {self._name}")
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> AiodistWork:
         """Reduce several tensors."""
         given, op = all_of(tensors), op_of(opts)
         return self._start_all(
-            "allreduce_coalesced", given, [functools.partial(_all_reduce, tensor, op) for tensor in given]
+            "all_reduce", given, [functools.partial(_all_reduce, tensor, op) for tensor in given]
         )
 
     def broadcast(self, tensors: Any, opts: Any = None) -> AiodistWork:
@@ -76,7 +106,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Give every rank's tensor to every rank, as a list."""
         outputs, tensor = _inner(output_lists, "allgather"), one(inputs, "allgather")
         return self._start(
-            "allgather", outputs, lambda pg, async_op: shapes.all_gather(pg, outputs, tensor, async_op)
+            "all_gather",
+            outputs,
+            lambda pg, async_op: shapes.all_gather(pg, outputs, tensor, async_op),
+            inputs=[tensor],
         )
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
@@ -89,12 +122,14 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             functools.partial(_all_gather, [row[index] for row in rows], tensor)
             for index, tensor in enumerate(given)
         ]
-        return self._start_all("allgather_coalesced", [tensor for row in rows for tensor in row], starts)
+        return self._start_all("all_gather", [tensor for row in rows for tensor in row], starts, given)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
         """Gather every rank's tensor into one, along the first axis."""
         out, tensor = plain(output), plain(input)
-        return self._start("all_gather_single", [out], functools.partial(_all_gather_into, out, tensor))
+        return self._start(
+            "all_gather_into_tensor", [out], functools.partial(_all_gather_into, out, tensor), inputs=[tensor]
+        )
 
     _allgather_base = all_gather_single
 
@@ -104,7 +139,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         starts = [
             functools.partial(_all_gather_into, out, tensor) for out, tensor in zip(outs, given, strict=True)
         ]
-        return self._start_all("all_gather_single_coalesced", outs, starts)
+        return self._start_all("all_gather_into_tensor", outs, starts, given)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -115,13 +150,17 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             "reduce_scatter",
             [out],
             lambda pg, async_op: shapes.reduce_scatter(pg, out, inputs, op, async_op),
+            inputs=inputs,
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
         """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis."""
         out, tensor, op = plain(output), plain(input), op_of(opts)
         return self._start(
-            "reduce_scatter_single", [out], functools.partial(_reduce_scatter_from, out, tensor, op)
+            "reduce_scatter_tensor",
+            [out],
+            functools.partial(_reduce_scatter_from, out, tensor, op),
+            inputs=[tensor],
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -133,7 +172,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             functools.partial(_reduce_scatter_from, out, tensor, op)
             for out, tensor in zip(outs, given, strict=True)
         ]
-        return self._start_all("reduce_scatter_single_coalesced", outs, starts)
+        return self._start_all("reduce_scatter_tensor", outs, starts, given)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -145,6 +184,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             "gather",
             outputs or [],
             lambda pg, async_op: shapes.gather(pg, tensor, outputs, root, async_op),
+            inputs=[tensor],
         )
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> AiodistWork:
@@ -152,14 +192,20 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         out, root = one(outputs, "scatter"), int(getattr(opts, "rootRank", 0))
         inputs = _inner(input_lists, "scatter") if input_lists else None
         return self._start(
-            "scatter", [out], lambda pg, async_op: shapes.scatter(pg, out, inputs, root, async_op)
+            "scatter",
+            [out],
+            lambda pg, async_op: shapes.scatter(pg, out, inputs, root, async_op),
+            inputs=inputs or [],
         )
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
         """Send the j-th input to rank j, get the i-th output from rank i."""
         outs, given = all_of(outputs), all_of(inputs)
         return self._start(
-            "alltoall", outs, lambda pg, async_op: shapes.all_to_all(pg, outs, given, async_op)
+            "all_to_all",
+            outs,
+            lambda pg, async_op: shapes.all_to_all(pg, outs, given, async_op),
+            inputs=given,
         )
 
     def all_to_all_single(
@@ -174,10 +220,11 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         out, tensor = plain(output), plain(input)
         out_splits, in_splits = list(output_split_sizes or ()), list(input_split_sizes or ())
         return self._start(
-            "all_to_all_single",
+            "all_to_all",
             [out],
             lambda pg, **more: pg.all_to_all(tensor, out, in_splits or None, out_splits or None, **more),
             limit_of(opts),
+            [tensor],
         )
 
     alltoall_base = all_to_all_single
@@ -187,9 +234,9 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._start("barrier", [], lambda pg, **more: pg.barrier(**more), limit_of(opts))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Wait until all ranks have called it; the error names those that have not."""
-        limit = seconds_of(timeout)
-        self._start("monitored_barrier", [], lambda pg, **more: pg.barrier(**more), limit).wait()
+        """Wait until all ranks have called it; the error names those that have not, and nothing breaks."""
+        limit = self.ours.timeout if timeout is None else max(0.0, timeout.total_seconds())
+        self.ours.portal.call(monitored_barrier, self.ours._group, limit, wait_all_ranks)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -206,7 +253,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> AiodistWork:
         """Receive a tensor from any rank; `source_rank` of the Work says from which."""
-        return self._recv("recv_anysource", tensors, None, tag)
+        return self._recv("recvAnySource", tensors, None, tag)
 
     def _recv(self, what: str, tensors: Any, src: int | None, tag: int) -> AiodistWork:
         tensor = one(tensors, what)
@@ -220,20 +267,33 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     # -- how calls go to the loop -----------------------------------------------------------------
 
     def _start(
-        self, what: str, outputs: list[Any], start: Callable[..., Any], limit: float | None = None
+        self,
+        what: str,
+        outputs: list[Any],
+        start: Callable[..., Any],
+        limit: float | None = None,
+        inputs: list[Any] | None = None,
     ) -> AiodistWork:
         """Put an operation on the loop."""
         asked = functools.partial(start, async_op=True)
         if limit is not None:
             asked = functools.partial(asked, timeout=limit)
-        return self._post(what, outputs, [asked])
+        return self._post(what, outputs, [asked], inputs)
 
-    def _start_all(self, what: str, outputs: list[Any], starts: list[Any]) -> AiodistWork:
+    def _start_all(
+        self, what: str, outputs: list[Any], starts: list[Any], inputs: list[Any] | None = None
+    ) -> AiodistWork:
         """Put several on the loop, as one."""
-        return self._post(what, outputs, [functools.partial(start, async_op=True) for start in starts])
+        return self._post(
+            what, outputs, [functools.partial(start, async_op=True) for start in starts], inputs
+        )
 
-    def _post(self, what: str, outputs: list[Any], starts: list[Start]) -> AiodistWork:
+    def _post(
+        self, what: str, outputs: list[Any], starts: list[Start], inputs: list[Any] | None = None
+    ) -> AiodistWork:
+        """Put these on the loop, in this order, as one Work. `inputs`: where they are not the outputs."""
         portal, group = self.ours.portal, self.ours._group
+        over = self._profiled(what, outputs if inputs is None else inputs)
 
         def issue(reply: Reply) -> None:
             left = len(starts)
@@ -242,10 +302,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
                 nonlocal left
                 left -= 1
                 error = work.exception()
-                if error is not None:
-                    portal.settle(reply, None, error)
-                elif not left:
-                    portal.settle(reply, work.result() if len(starts) == 1 else None)
+                if error is None and left:
+                    return
+                over()
+                portal.settle(reply, work.result() if error is None and len(starts) == 1 else None, error)
 
             if not starts:
                 portal.settle(reply, None)
@@ -255,21 +315,27 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
         return AiodistWork(portal.post(issue), outputs, f"{what} of group {self._name}")
 
+    def _profiled(self, what: str, tensors: list[Any]) -> Callable[[], object]:
+        """Begin a record of torch's profiler, where it runs → what ends it, in any thread."""
+        if not torch.autograd._profiler_enabled():
+            return _nothing
+        title = f"{self.asked_as}:{what}"
+        return functools.partial(
+            torch.autograd._record_function_with_args_exit,
+            torch.autograd._record_function_with_args_enter(title, *tensors),
+        )
+
     def _start_coalescing(self, device: Any = None) -> None:
         """Begin a batch: its operations start as they are called, and are waited for together."""
         raise UsageError("coalescing on a device is NCCL's way", hint="Leave the device out")
 
     # -- what torch asks of a group ---------------------------------------------------------------
 
-    def getBackendName(self) -> str:
-        """torch's trampoline for `name`."""
-        return "aiodist"
-
     def name(self) -> str:
-        """The backend's name."""
+        """The backend's name. C++ asks a group that calls itself gloo for gloo's own innards."""
         return "aiodist"
 
-    _get_backend_name = name
+    getBackendName = _get_backend_name = name
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -315,10 +381,14 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(name) for name in self._served]
+
+    @property
+    def _served(self) -> list[str]:
+        return ["cpu"] if self.ours.device is None else ["cpu", "cuda"]
 
     def _get_backend(self, device: Any) -> AiodistProcessGroup:
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in self._served:
             raise RuntimeError(f"group {self._name} of aiodist takes no tensors on {device}")
         return self
 
@@ -346,6 +416,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """End the group at once, on all ranks: all that is in flight fails."""
         self.ours.abort("torch's abort()")
+
+
+def _nothing() -> None:
+    pass
 
 
 def _all_reduce(tensor: Any, op: Any, pg: ProcessGroup, async_op: bool) -> Any:

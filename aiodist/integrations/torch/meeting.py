@@ -32,7 +32,9 @@ def create(options: Any) -> AiodistProcessGroup:
     limit = options.timeout.total_seconds()
     world = _world_with(ranks)
     if world is None:
-        group: SyncProcessGroup | None = _meet(options, limit)
+        group: SyncProcessGroup | None = meet_over_store(
+            options.store, options.group_rank, options.group_size, limit, options.group_id
+        )
     else:
         mine = [world.ranks_there.index(rank) for rank in ranks]
         group = world.ours.new_group(
@@ -53,15 +55,8 @@ def _world_with(ranks: list[int]) -> AiodistProcessGroup | None:
     return world if in_order and c10d.get_rank() in ranks else None
 
 
-def _meet(options: Any, limit: float) -> SyncProcessGroup:
-    """Form a world of its own, which meets by torch's store."""
+def meet_over_store(store: Any, rank: int, size: int, limit: float, name: str = "") -> SyncProcessGroup:
+    """Form a world of its own, which meets by a store of torch's that is this group's alone."""
     environ = {name: value for name, value in os.environ.items() if name not in _ABOUT_THE_WORLD}
-    asked = Invitation(
-        "env://",
-        options.group_rank,
-        options.group_size,
-        limit,
-        environ,
-        by_library=partial(meet_over, options.store),
-    )
-    return form(asked, parse(None), options.group_id)
+    asked = Invitation("env://", rank, size, limit, environ, by_library=partial(meet_over, store))
+    return form(asked, parse(None), name)

@@ -14,9 +14,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import Work
+from torch.distributed import DistBackendError, Work
 
-from aiodist.errors import AiodistError
+from aiodist.errors import AiodistError, UsageError
 from aiodist.integrations.torch.arguments import seconds_of
 from aiodist.portal.loop_thread import Reply
 
@@ -49,13 +49,15 @@ class AiodistWork(Work):  # type: ignore[misc]
         """Block until it has ended.
 
         Raises:
-            GroupBroken: it failed; or another error of ours.
+            DistBackendError: it failed. That is torch's error; its text names ours, which is its cause.
+            UsageError: it could not begin.
             TimeoutError: the caller's patience is over. It goes on.
         """
         limit = seconds_of(timeout)
         if not self._reply.wait(limit):
             raise TimeoutError(f"{self._what} has not ended within {limit:g} s; it goes on")
-        self._reply.get()
+        if (error := self.exception()) is not None:
+            raise error
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
@@ -83,10 +85,10 @@ class AiodistWork(Work):  # type: ignore[misc]
     def _complete_here(self) -> None:
         source = self._source
         assert source is not None
-        if self._reply.error is None:
+        if (error := self.exception()) is None:
             source.set_result(self._outputs)
         else:
-            source.set_exception(self._reply.error)
+            source.set_exception(error)
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""
@@ -97,8 +99,9 @@ class AiodistWork(Work):  # type: ignore[misc]
         return self._reply.settled and self._reply.error is None
 
     def exception(self) -> BaseException | None:
-        """The error that it failed with; None where it has not, or not yet."""
-        return self._reply.error
+        """The error that it failed with, as torch's; None where it has not, or not yet."""
+        error = self._reply.error
+        return error if error is None or isinstance(error, UsageError) else _as_torchs(error)
 
     def result(self) -> list[torch.Tensor]:
         """The outputs; waits for them."""
@@ -126,6 +129,14 @@ class AiodistWork(Work):  # type: ignore[misc]
     def __repr__(self) -> str:
         state = "pending" if not self._reply.settled else "done" if self._reply.error is None else "failed"
         return f"<AiodistWork {self._what}, {state}>"
+
+
+def _as_torchs(error: BaseException) -> BaseException:
+    """An error that programs catch which know torch's, with ours as its cause."""
+    why = "the timeout is over: " if isinstance(error, TimeoutError) else ""
+    made: BaseException = DistBackendError(f"{type(error).__name__}: {why}{error}")
+    made.__cause__ = error
+    return made
 
 
 def _once(function: Callable[[], object]) -> Callable[[], None]:

@@ -1,0 +1,88 @@
+"""Calls of torch's that are several of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import torch
+
+from aiodist.errors import AiodistError, UsageError
+from aiodist.group.process_group import ProcessGroup
+from aiodist.types import ReduceOp
+
+_TAG = 2**31 - 3  # of objects: apart from the tags of what programs send as tensors
+_BLAME = "failed to pass monitoredBarrier in"  # as torch says it
+
+
+async def monitored_barrier(pg: ProcessGroup, limit: float, all_ranks: bool) -> None:
+    """A barrier in which rank 0 hears from each rank by itself; it leaves the group whole where one is late.
+
+    Args:
+        pg: the group.
+        limit: seconds.
+        all_ranks: name all that are late, not only the first.
+
+    Raises:
+        RuntimeError: ranks are late: which, on rank 0; on others that rank 0 did not answer.
+    """
+    if pg.rank:
+        await pg.send_object(None, 0, _TAG)
+        try:
+            ok = await asyncio.wait_for(pg.recv_object(0, _TAG), limit)
+        except (TimeoutError, AiodistError):
+            ok = False
+        if not ok:
+            raise RuntimeError(
+                f"Rank {pg.rank} successfully reached monitoredBarrier, but received errors while waiting "
+                "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+            )
+        return
+    loop = asyncio.get_running_loop()
+    until = loop.time() + limit
+    late: list[int] = []
+    here: list[int] = []
+    for rank in range(1, pg.size):
+        if not late and loop.time() >= until:
+            raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {limit * 1000:.0f} ms")
+        try:
+            await asyncio.wait_for(pg.recv_object(rank, _TAG), max(0.0, until - loop.time()))
+            here.append(rank)
+        except (TimeoutError, AiodistError):
+            late.append(rank)
+            if not all_ranks:
+                break
+    for rank in here:
+        await pg.send_object(not late, rank, _TAG)
+    if late:
+        named = f"Rank {late[0]}" if len(late) == 1 else f"Ranks {', '.join(map(str, late))}"
+        raise RuntimeError(f"[Rank 0]: {named} {_BLAME} {limit * 1000:.0f} ms")
+
+
+async def sparse_all_reduce(pg: ProcessGroup, tensor: Any, op: Any) -> Any:
+    """Sum sparse tensors: every rank gets all indices and values, and adds up what lies at one index.
+
+    Args:
+        pg: the group.
+        tensor: of layout sparse_coo, of one shape, dtype and number of sparse dimensions on all ranks.
+        op: SUM.
+
+    Returns:
+        → the sum, coalesced.
+    """
+    if op is not ReduceOp.SUM:
+        raise UsageError("sparse tensors can be summed, and nothing else", hint="Use ReduceOp.SUM")
+    mine = tensor.detach().coalesce()
+    counts = torch.zeros(pg.size, dtype=torch.int64)
+    await pg.all_gather(torch.tensor([mine._nnz()]), counts)
+    sizes = counts.tolist()
+    total = sum(sizes)
+    indices = torch.empty((total, mine.sparse_dim()), dtype=torch.int64)
+    values = torch.empty((total, *mine.values().shape[1:]), dtype=mine.dtype)
+    await pg.all_gather(mine.indices().t().contiguous(), indices, sizes=sizes)
+    await pg.all_gather(mine.values().contiguous(), values, sizes=sizes)
+    return await asyncio.to_thread(_joined, indices, values, mine.shape)
+
+
+def _joined(indices: Any, values: Any, shape: Any) -> Any:
+    return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=False).coalesce()

@@ -1,0 +1,129 @@
+"""`torch.distributed.init_process_group("aiodist")`: the same as gloo, call by call."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.levels import MORE
+from tests.processes import run_to_end
+
+JOB = Path(__file__).parent / "torch_calls_job.py"
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform"),
+]
+
+
+GLOO = """
+import torch, torch.distributed as c10d
+c10d.init_process_group("gloo")
+one = torch.ones(3)
+c10d.all_reduce(one)
+print(c10d.get_backend(), type(c10d.group.WORLD).__name__, one.tolist(), flush=True)
+c10d.monitored_barrier()
+c10d.destroy_process_group()
+"""
+DIES = """
+import os, signal, sys
+import torch, torch.distributed as c10d
+c10d.init_process_group("aiodist")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(2, 4)).sum().backward()
+c10d.barrier()
+if c10d.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        model(torch.ones(2, 4)).sum().backward()
+except RuntimeError as error:
+    print("told:", error, flush=True)
+try:
+    c10d.all_reduce(torch.ones(1))
+except c10d.DistBackendError as error:
+    print("cause:", type(error.__cause__).__name__, flush=True)
+"""
+BAD = """
+import torch, torch.distributed as c10d
+c10d.init_process_group("aiodist")
+bad = {
+    "meta": torch.ones(2, device="meta"),
+    "layout": torch.ones(2, 2).to_sparse_csr(),
+    "strides": torch.ones(1).expand(3),
+    "quantised": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+}
+for name, tensor in bad.items():
+    try:
+        c10d.all_reduce(tensor)
+        print(name, "passed")
+    except (ValueError, RuntimeError, TypeError) as error:
+        print(name, len(str(error).splitlines()), error)
+leaf = torch.ones(2, requires_grad=True)
+c10d.all_reduce(leaf)
+one = torch.ones(1)
+c10d.all_reduce(one)
+print("then", one.item(), leaf.tolist(), flush=True)
+c10d.destroy_process_group()
+try:
+    c10d.all_reduce(one)
+except ValueError as error:
+    print("after", error, flush=True)
+"""
+
+
+def run(script: str, tmp_path: Path, size: int, *options: str) -> subprocess.CompletedProcess[str]:
+    job = tmp_path / "job.py"
+    job.write_text(script)
+    command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(size), *options, str(job)]
+    return run_to_end(command, {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
+
+
+def test_a_program_that_says_gloo(tmp_path: Path) -> None:
+    ended = run(GLOO, tmp_path, 2, "--torch")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("gloo GlooStandIn [2.0, 2.0, 2.0]") == 2
+    assert ended.stderr.count("where a program asks torch for gloo, its groups are aiodist's") == 1
+
+
+def test_who_dies_in_backward_is_named_in_every_survivor(tmp_path: Path) -> None:
+    ended = run(DIES, tmp_path, 3, "--on-failure", "continue")
+    told = [line for line in ended.stdout.splitlines() if "told:" in line]
+    assert len(told) == 2, ended.stdout + ended.stderr
+    assert all("PeerLost: lost rank 1" in line for line in told)
+    assert ended.stdout.count("cause: PeerLost") == 2
+
+
+def test_what_cannot_be_sent_is_refused_and_nothing_lost(tmp_path: Path) -> None:
+    ended = run(BAD, tmp_path, 2)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "passed" not in ended.stdout, ended.stdout
+    assert ended.stdout.count("then 2.0 [2.0, 2.0]") == 2, ended.stdout
+    assert ended.stdout.count("after ") == 2
+    assert ended.stdout.count("meta 1 ") == 2
+
+
+def test_import_of_torch_loads_nothing_of_ours_but_the_entry() -> None:
+    code = "import sys, torch; print(sorted(name for name in sys.modules if name.startswith('aiodist')))"
+    ended = run_to_end([sys.executable, "-c", code], dict(os.environ), 100)
+    assert ended.returncode == 0, ended.stderr
+    loaded = [
+        "aiodist",
+        "aiodist.integrations",
+        "aiodist.integrations.torch",
+        "aiodist.integrations.torch.entry",
+    ]
+    assert ended.stdout.startswith(str(loaded)), ended.stdout
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow(MORE))])
+def test_every_call_gives_what_gloo_gives(size: int) -> None:
+    command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(size), str(JOB)]
+    ended = run_to_end(command, {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("same") == size
