@@ -1,4 +1,4 @@
-"""Ray Train with AiodistConfig runs a script: `ray_job.py [--fail-once] SCRIPT [WORD …]`."""
+"""Ray Train with AiodistConfig runs a script: `ray_job.py [--fail-once|--elastic] SCRIPT …`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def train(config: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    fail_once = words[0] == "--fail-once"
+    fail_once = words[0] in ("--fail-once", "--elastic")
+    workers = (1, 2) if words[0] == "--elastic" else 2
     with tempfile.TemporaryDirectory() as folder:
         trainer = DataParallelTrainer(
             train,
@@ -44,7 +45,7 @@ if __name__ == "__main__":
                 "failed": f"{folder}/failed",
             },
             backend_config=AiodistConfig(),
-            scaling_config=ScalingConfig(num_workers=2),
+            scaling_config=ScalingConfig(num_workers=workers),
             run_config=RunConfig(
                 storage_path=folder, failure_config=FailureConfig(max_failures=int(fail_once))
             ),

@@ -61,6 +61,11 @@ def _ray_again(ground: Ground, script: list[str]) -> Commands:
     return _ray_job(ground, ["--fail-once", *script])
 
 
+def _ray_elastic(ground: Ground, script: list[str]) -> Commands:
+    """Likewise, with a number of workers that Ray may choose anew: one or two."""
+    return _ray_job(ground, ["--elastic", *script])
+
+
 def _ray_job(ground: Ground, words: list[str]) -> Commands:
     bin = ground.environment("ray", "ray[train]")
     env = {"RAY_raylet_start_wait_time_s": "200", "RAY_TRAIN_V2_ENABLED": "1", **WITH_TESTS}
@@ -118,6 +123,7 @@ CASES = (
     Case("horovodrun 0.28.1, its launcher alone, 2 hosts", horovodrun_two, TWO_HOSTS),
     Case("Ray Train", _ray, ONE_HOST),
     Case("Ray Train, a worker fails and all are started again", _ray_again, ONE_HOST, own=True),
+    Case("Ray Train, elastic, a worker fails", _ray_elastic, ONE_HOST, own=True),
     Case("Dask", _dask, ONE_HOST, own=True),
     Case("JAX's variables, 2 hosts", _jax_variables, _EACH),
     Case("after jax.distributed.initialize(), 2 hosts", _jax, _EACH),
