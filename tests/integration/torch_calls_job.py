@@ -130,6 +130,20 @@ def check_uneven(ours: Any, rank: int, size: int) -> None:
     assert [one[0].item() for one in outputs] == [peer * 10.0 + rank for peer in range(size)]
 
 
+def check_sparse(groups: list[Any], rank: int, size: int) -> None:
+    """Sums of sparse tensors, of which ranks have different and equal indices."""
+    places = torch.tensor([[0, rank + 1, rank + 1], [1, rank, rank]])
+
+    def summed(group: Any) -> list[torch.Tensor]:
+        out = torch.sparse_coo_tensor(
+            places, torch.tensor([1.0, 2.0, 4.0]) * (rank + 1), (size + 1, size + 1)
+        )
+        c10d.all_reduce(out, group=group)
+        return [out.to_dense()]
+
+    same(summed, groups)
+
+
 def check_messages(ours: Any, rank: int, size: int) -> None:
     """send, recv, from anybody, and batches of them."""
     after, before = (rank + 1) % size, (rank - 1) % size
@@ -203,6 +217,7 @@ def main() -> None:
     assert c10d.get_backend() == "aiodist"
     groups = [c10d.group.WORLD, c10d.new_group(backend="gloo")]
     check_collectives(groups, rank, size)
+    check_sparse(groups, rank, size)
     some = c10d.new_group([0, size - 1])
     if rank in (0, size - 1):
         pair = torch.tensor([rank + 1])

@@ -66,7 +66,7 @@ def test_what_the_agent_makes_of_it() -> None:
     assert config.master_port is not None
     assert config.master_port == make_config([script], {**SLURM, "SLURM_NODEID": "2"}).master_port
     assert make_config(["--master-port", "4444", script], SLURM).master_port == 4444
-    with pytest.raises(UsageError, match=r"where rank 0|Give --nnodes, --node-rank and --master-addr"):
+    with pytest.raises(UsageError, match="Give --nnodes, --node-rank and --master-addr"):
         make_config([script], {**SLURM, "SLURM_DISTRIBUTION": "arbitrary"})
     config = make_config([script], MPICH)
     assert (config.nnodes, config.node_rank, config.told_by) == (3, 1, "MPICH")

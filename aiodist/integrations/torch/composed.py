@@ -12,24 +12,25 @@ from aiodist.group.process_group import ProcessGroup
 from aiodist.types import ReduceOp
 
 _TAG = 2**31 - 3  # of objects: apart from the tags of what programs send as tensors
-_BLAME = "failed to pass monitoredBarrier in"  # as torch says it
 
 
-async def monitored_barrier(pg: ProcessGroup, limit: float, all_ranks: bool) -> None:
+async def monitored_barrier(pg: ProcessGroup, number: int, limit: float, all_ranks: bool) -> None:
     """A barrier in which rank 0 hears from each rank by itself; it leaves the group whole where one is late.
 
     Args:
         pg: the group.
+        number: of this barrier in the group, from 1: what comes late of one before is passed over.
         limit: seconds.
         all_ranks: name all that are late, not only the first.
 
     Raises:
-        RuntimeError: ranks are late: which, on rank 0; on others that rank 0 did not answer.
+        RuntimeError: ranks are late: which, on rank 0; on others that rank 0 did not answer. As torch says it.
     """
     if pg.rank:
-        await pg.send_object(None, 0, _TAG)
         try:
-            ok = await asyncio.wait_for(pg.recv_object(0, _TAG), limit)
+            async with asyncio.timeout(limit):
+                await pg.send_object([number, True], 0, _TAG)
+                ok = await _told(pg, 0, number)
         except (TimeoutError, AiodistError):
             ok = False
         if not ok:
@@ -46,17 +47,25 @@ async def monitored_barrier(pg: ProcessGroup, limit: float, all_ranks: bool) -> 
         if not late and loop.time() >= until:
             raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {limit * 1000:.0f} ms")
         try:
-            await asyncio.wait_for(pg.recv_object(rank, _TAG), max(0.0, until - loop.time()))
+            await asyncio.wait_for(_told(pg, rank, number), max(0.0, until - loop.time()))
             here.append(rank)
         except (TimeoutError, AiodistError):
             late.append(rank)
             if not all_ranks:
                 break
     for rank in here:
-        await pg.send_object(not late, rank, _TAG)
+        await pg.send_object([number, not late], rank, _TAG)
     if late:
         named = f"Rank {late[0]}" if len(late) == 1 else f"Ranks {', '.join(map(str, late))}"
-        raise RuntimeError(f"[Rank 0]: {named} {_BLAME} {limit * 1000:.0f} ms")
+        raise RuntimeError(f"[Rank 0]: {named} failed to pass monitoredBarrier in {limit * 1000:.0f} ms")
+
+
+async def _told(pg: ProcessGroup, rank: int, number: int) -> bool:
+    """The word of a rank on this barrier: whether all is well."""
+    while True:
+        of, ok = await pg.recv_object(rank, _TAG)
+        if of >= number:
+            return bool(ok)
 
 
 async def sparse_all_reduce(pg: ProcessGroup, tensor: Any, op: Any) -> Any:

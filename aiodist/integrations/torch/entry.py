@@ -11,18 +11,22 @@ from typing import Any
 
 
 def register() -> None:
-    """Make "aiodist" a name that `torch.distributed.init_process_group` takes."""
+    """Make "aiodist" a name that `torch.distributed.init_process_group` takes.
+
+    Raises:
+        ImportError: AIODIST_TORCH=1, and what that needs is not there: gloo shall not run in its place.
+    """
     try:
         from torch.distributed import Backend
 
         if not hasattr(Backend, "AIODIST"):
             Backend.register_backend("aiodist", _create, extended_api=True, devices=["cpu", "cuda"])
-        if os.environ.get("AIODIST_TORCH") == "1":
-            from aiodist.integrations.torch.in_place_of_gloo import take_its_place
-
-            take_its_place()
     except (ImportError, AttributeError, TypeError):  # a torch without distributed, or of another kind
-        pass
+        return
+    if os.environ.get("AIODIST_TORCH") == "1":
+        from aiodist.integrations.torch.in_place_of_gloo import take_its_place
+
+        take_its_place()
 
 
 def _create(options: Any, _: Any = None) -> Any:

@@ -22,7 +22,7 @@ from aiodist.integrations.torch.arguments import (
     sparse_in,
 )
 from aiodist.integrations.torch.composed import monitored_barrier, sparse_all_reduce
-from aiodist.integrations.torch.work import AiodistWork
+from aiodist.integrations.torch.work import AiodistWork, once
 from aiodist.portal.facade import SyncProcessGroup
 from aiodist.portal.loop_thread import Reply
 
@@ -36,7 +36,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     Args:
         ours: the group behind it.
         name: torch's name for it.
-        ranks_there: global ranks of the members, in this group's order.
+        global_ranks: global ranks of the members, in this group's order.
 
     A call puts its operation on the portal's loop and returns; operations start in the order of the calls.
     What is wrong with the tensors is raised in the call, what the ranks disagree about by `wait`.
@@ -45,13 +45,13 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     asked_as = "aiodist"
     """The name by which a program has asked for it; the profiler shows that."""
 
-    def __init__(self, ours: SyncProcessGroup, name: str, ranks_there: list[int]) -> None:
+    def __init__(self, ours: SyncProcessGroup, name: str, global_ranks: list[int]) -> None:
         super().__init__(ours.rank, ours.size)
         self.ours = ours
-        self.ranks_there = ranks_there
+        self.global_ranks = global_ranks
         self._name = name
         self._desc = "undefined"
-        self._gathering: list[AiodistWork] | None = None  # of `_start_coalescing`
+        self._barriers = 0  # monitored ones, so far
 
     # -- collectives ----------------------------------------------------------------------------
 
@@ -66,20 +66,16 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         )
 
     def _sparse(self, tensor: Any, op: Any) -> AiodistWork:
-        """Sum sparse tensors, which are blocking calls of several operations each."""
-        portal, group = self.ours.portal, self.ours._group
-
-        def issue(reply: Reply) -> None:
-            def ended(total: Any, error: BaseException | None) -> None:
-                if error is None:
-                    with torch.no_grad():
-                        tensor.copy_(total)
-                portal.settle(reply, total, error)
-
-            portal.watch(reply)
-            portal.start(sparse_all_reduce(group, tensor, op), ended)
-
-        return AiodistWork(portal.post(issue), [tensor], f"all_reduce of group {self._name}")
+        """Sum sparse tensors → a Work that is done: its steps keep their place among this caller's calls."""
+        reply = Reply()
+        try:
+            total = self.ours.portal.call(sparse_all_reduce, self.ours._group, tensor, op)
+            with torch.no_grad():
+                tensor.copy_(total)
+            reply.settle(None)
+        except AiodistError as error:
+            reply.settle(None, error)
+        return AiodistWork(reply, [tensor], f"all_reduce of group {self._name}")
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> AiodistWork:
         """Reduce several tensors."""
@@ -236,7 +232,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have called it; the error names those that have not, and nothing breaks."""
         limit = self.ours.timeout if timeout is None else max(0.0, timeout.total_seconds())
-        self.ours.portal.call(monitored_barrier, self.ours._group, limit, wait_all_ranks)
+        self._barriers += 1
+        self.ours.portal.call(monitored_barrier, self.ours._group, self._barriers, limit, wait_all_ranks)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -310,8 +307,12 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             if not starts:
                 portal.settle(reply, None)
             portal.watch(reply)
-            for start in starts:
-                start(group).add_done_callback(ended)
+            try:
+                for start in starts:
+                    start(group).add_done_callback(ended)
+            except BaseException:  # the portal settles it so
+                over()
+                raise
 
         return AiodistWork(portal.post(issue), outputs, f"{what} of group {self._name}")
 
@@ -320,13 +321,11 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not torch.autograd._profiler_enabled():
             return _nothing
         title = f"{self.asked_as}:{what}"
-        return functools.partial(
-            torch.autograd._record_function_with_args_exit,
-            torch.autograd._record_function_with_args_enter(title, *tensors),
-        )
+        record = torch.autograd._record_function_with_args_enter(title, *tensors)
+        return once(functools.partial(torch.autograd._record_function_with_args_exit, record))
 
     def _start_coalescing(self, device: Any = None) -> None:
-        """Begin a batch: its operations start as they are called, and are waited for together."""
+        """Refuse: batches of a device are in C++. Those without one are coalesced calls."""
         raise UsageError("coalescing on a device is NCCL's way", hint="Leave the device out")
 
     # -- what torch asks of a group ---------------------------------------------------------------
@@ -360,7 +359,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     _set_group_name = setGroupName
 
     def getGroupDesc(self) -> str:
-        """What torch says the group is for."""
+        """The description that torch has given the group."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
@@ -376,7 +375,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_desc(self) -> str:
-        """What torch says the group is for."""
+        """The description that torch has given the group."""
         return self._desc
 
     @property

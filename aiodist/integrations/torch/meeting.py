@@ -36,7 +36,7 @@ def create(options: Any) -> AiodistProcessGroup:
             options.store, options.group_rank, options.group_size, limit, options.group_id
         )
     else:
-        mine = [world.ranks_there.index(rank) for rank in ranks]
+        mine = [world.global_ranks.index(rank) for rank in ranks]
         group = world.ours.new_group(
             mine, timeout=limit, name=options.group_id, use_local_synchronization=True
         )
@@ -49,14 +49,14 @@ def _world_with(ranks: list[int]) -> AiodistProcessGroup | None:
     if not c10d.is_initialized():
         return None
     world = c10d.distributed_c10d._get_default_group()
-    if not isinstance(world, AiodistProcessGroup) or world.ours.portal is None:
+    if not isinstance(world, AiodistProcessGroup):
         return None
-    in_order = ranks == sorted(ranks) and set(ranks) <= set(world.ranks_there)
+    in_order = ranks == sorted(ranks) and set(ranks) <= set(world.global_ranks)
     return world if in_order and c10d.get_rank() in ranks else None
 
 
 def meet_over_store(store: Any, rank: int, size: int, limit: float, name: str = "") -> SyncProcessGroup:
     """Form a world of its own, which meets by a store of torch's that is this group's alone."""
-    environ = {name: value for name, value in os.environ.items() if name not in _ABOUT_THE_WORLD}
+    environ = {key: value for key, value in os.environ.items() if key not in _ABOUT_THE_WORLD}
     asked = Invitation("env://", rank, size, limit, environ, by_library=partial(meet_over, store))
     return form(asked, parse(None), name)

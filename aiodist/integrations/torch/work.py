@@ -22,8 +22,8 @@ from aiodist.portal.loop_thread import Reply
 
 _CALLBACKS = 64  # threads at most in which callbacks of futures run at the same time
 
-# A hook may wait, within a callback, for another operation, whose future is then completed by another thread.
-# Never by the loop's, which would wait for itself.
+# A hook may wait, within a callback, for another operation, whose future another thread then completes. It is
+# never the loop's, which would wait for itself.
 _callbacks = ThreadPoolExecutor(_CALLBACKS, "aiodist torch")
 
 
@@ -66,23 +66,10 @@ class AiodistWork(Work):  # type: ignore[misc]
             if self._future is None:
                 self._source = torch.futures.Future()
                 self._future = self._source.then(lambda source: source.value())
-                first = True
-            else:
-                first = False
-        if first:
-            self._reply.tell(_once(self._complete))
-        return self._future
+                self._reply.tell(once(lambda: _callbacks.submit(self._complete)))
+            return self._future
 
     def _complete(self) -> None:
-        if self._on_loop():
-            _callbacks.submit(self._complete_here)
-        else:
-            self._complete_here()
-
-    def _on_loop(self) -> bool:
-        return threading.current_thread().name == "aiodist portal"
-
-    def _complete_here(self) -> None:
         source = self._source
         assert source is not None
         if (error := self.exception()) is None:
@@ -139,7 +126,7 @@ def _as_torchs(error: BaseException) -> BaseException:
     return made
 
 
-def _once(function: Callable[[], object]) -> Callable[[], None]:
+def once(function: Callable[[], object]) -> Callable[[], None]:
     """The function, called at most once, by whichever thread comes first."""
     turn = threading.Lock()
 

@@ -154,7 +154,7 @@ class Shell:
                 pump.cancel()
 
     def why_gone(self) -> str:
-        """What is known of the end of an agent that was here."""
+        """The reason why an agent that was here is gone, as far as it is known."""
         if self.code == _SSH_FAILS and not self._is_here():
             return "ssh's connection ended"
         if self.code is not None and self.code < 0:
