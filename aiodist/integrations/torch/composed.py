@@ -24,7 +24,7 @@ async def monitored_barrier(pg: ProcessGroup, number: int, limit: float, all_ran
         all_ranks: name all that are late, not only the first.
 
     Raises:
-        RuntimeError: ranks are late: which, on rank 0; on others that rank 0 did not answer. As torch says it.
+        RuntimeError: ranks are late; rank 0 names them, the others name rank 0, in torch's words.
     """
     if pg.rank:
         try:
