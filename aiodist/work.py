@@ -269,6 +269,14 @@ class Work(Generic[T]):
             if self._state != _PENDING:
                 return
 
+    def _poll_for_thread(self, turns: int = POLL_TURNS) -> None:
+        """Poll as an await does, in this turn of the loop and a few more, for a caller in another thread."""
+        if (driver := self._driver) is None:
+            return
+        driver.poll()
+        if turns and self._state == _PENDING:
+            self._issuer.loop.call_soon(self._poll_for_thread, turns - 1)
+
     @types.coroutine
     def _as_step(self) -> Generator[Any, None, T]:
         """Wait for the result as one step of another Work, whose awaiters are told of a failure instead."""

@@ -130,6 +130,7 @@ class Portal(LoopThread):
                 self.settle(reply, work)
             else:
                 self._follow(made, reply)
+                made._poll_for_thread()
         elif inspect.isawaitable(made):
             return made
         else:

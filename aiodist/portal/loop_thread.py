@@ -38,13 +38,15 @@ class Reply:
     Attributes:
         settled: whether it is there.
         error: what there is instead of a value.
+        waited_for: a thread waits for it, or has.
     """
 
-    __slots__ = ("_news", "_trace", "_value", "error", "settled")
+    __slots__ = ("_news", "_trace", "_value", "error", "settled", "waited_for")
 
     def __init__(self) -> None:
         self.settled = False
         self.error: BaseException | None = None
+        self.waited_for = False
         self._value: Any = None
         self._trace: TracebackType | None = None
         self._news: list[Callable[[], object]] = []
@@ -65,6 +67,7 @@ class Reply:
         if not self.settled:
             gate = threading.Lock()
             gate.acquire()
+            self.waited_for = True
             self._news.append(gate.release)
             if not self.settled:
                 gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))

@@ -47,6 +47,22 @@ def view(obj: Any, *, writable: bool, what: str = "tensor", device: bool = False
     return array
 
 
+def torch_memory(tensor: Any) -> Array | None:
+    """See a usual torch tensor on the host as an array, quickly; None: it is not one of those.
+
+    What is left to `view`, which says what is wrong where something is: other objects, tensors on a device,
+    with requires_grad, of bfloat16, of subclasses, sparse, nested, conjugated, quantized, without memory.
+    """
+    torch = torch_of(tensor)
+    if torch is None or type(tensor) is not torch.Tensor or tensor.is_nested:
+        return None
+    try:
+        array: Array = tensor.numpy()  # refuses all of the rest, but for one
+    except (TypeError, RuntimeError):
+        return None
+    return array if tensor.data_ptr() else None
+
+
 def _seen(obj: Any, what: str, device: bool) -> Array:
     """`_array_of`, with one kind of error: what foreign objects raise when they are asked is without end."""
     try:

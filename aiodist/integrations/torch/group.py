@@ -309,7 +309,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             portal.watch(reply)
             try:
                 for start in starts:
-                    start(group).add_done_callback(ended)
+                    work = start(group)
+                    work.add_done_callback(ended)
+                    if reply.waited_for:  # as it is by now, where the call blocks
+                        work._poll_for_thread()
             except BaseException:  # the portal settles it so
                 over()
                 raise

@@ -24,6 +24,7 @@ from aiodist.backends.host.local.hub import Hub
 from aiodist.backends.host.local.plan import Path, Plan
 from aiodist.errors import GroupBroken, UsageError
 from aiodist.roles import ROLES, Kind, Parts
+from aiodist.tensors.view import torch_memory
 from aiodist.types import DTYPE_CODES, Call, Premultiplied, ReduceOp, check_reduction
 from aiodist.work import Issuer, Work
 
@@ -144,6 +145,8 @@ class Short:
             op, root: what the caller passed, unchecked.
             held: the caller passed `async_op=True`.
         """
+        if type(lead) is not np.ndarray:
+            return self._start_of_torch(kind, lead, other, held, op, root)
         try:
             case = self._cases[kind][op][lead.dtype, lead.shape, root]  # type: ignore[index]
         except (KeyError, AttributeError, TypeError, IndexError):
@@ -151,7 +154,6 @@ class Short:
         if (
             case is None
             or (type(op) is not ReduceOp and op is not _NO_OP)  # others may be indices, too: torch's are
-            or type(lead) is not np.ndarray
             or not lead.flags.carray
             or self.closed
             or get_ident() != self._thread  # as `Issuer.here`
@@ -174,6 +176,21 @@ class Short:
             return None
         send, recv, result = arrays
         return self._issue(case.plan, send, recv, result, held)
+
+    def _start_of_torch(
+        self, kind: Kind, lead: Any, other: Any, held: bool, op: Any, root: Any
+    ) -> Work[Any] | None:
+        """Start on the memory of torch's tensors, where no tensor has to be made for the result."""
+        lead_array, roles = torch_memory(lead), ROLES[kind]
+        if lead_array is None or (other is None and roles.cut and not roles.root_gives):
+            return None
+        other_array = None if other is None else torch_memory(other)
+        if other is not None and other_array is None:
+            return None
+        work = self.start(kind, lead_array, other_array, held, op, root)
+        if work is not None and work._result is not None:
+            work._result = lead if work._result is lead_array else other
+        return work
 
     def barrier(self, held: bool) -> Work[Any] | None:
         """Take a number and start a barrier, likewise."""
@@ -274,7 +291,7 @@ class Short:
     def _found(self, kind: Kind, lead: Any, op: Any, root: Any) -> Case | None:
         """The case of a call that is new; remembered, also where there is none."""
         plain_op = op == _NO_OP or isinstance(op, ReduceOp)
-        if type(lead) is not np.ndarray or type(root) is not int or not plain_op:
+        if type(root) is not int or not plain_op:
             return None
         dtype, shape = lead.dtype, lead.shape
         if dtype not in DTYPE_CODES or not dtype.isnative or not lead.size:
