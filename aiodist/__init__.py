@@ -46,6 +46,7 @@ _HOME = {
     """,
     "aiodist.functional.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
     "aiodist.group": "ProcessGroup",
+    "aiodist.integrations.torch.data_parallel": "DistributedDataParallel",
     "aiodist.portal": "Portal SyncProcessGroup SyncWork",
     "aiodist.rendezvous": """
         FileStore HashStore Lease PrefixStore Store StoreServer TcpStore register_rendezvous_handler
@@ -61,7 +62,8 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
-__all__ = sorted(_MODULE_OF)
+# `from aiodist import *` must not need torch, as these names do.
+__all__ = sorted(name for name, module in _MODULE_OF.items() if not module.startswith("aiodist.integrations"))
 
 
 def __getattr__(name: str) -> object:
@@ -77,4 +79,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULE_OF})

@@ -64,6 +64,7 @@ from aiodist.functional.point_to_point import isend as isend
 from aiodist.functional.point_to_point import recv as recv
 from aiodist.functional.point_to_point import send as send
 from aiodist.group import ProcessGroup as ProcessGroup
+from aiodist.integrations.torch.data_parallel import DistributedDataParallel as DistributedDataParallel
 from aiodist.portal import Portal as Portal
 from aiodist.portal import SyncProcessGroup as SyncProcessGroup
 from aiodist.portal import SyncWork as SyncWork

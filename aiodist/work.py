@@ -452,6 +452,10 @@ class Work(Generic[T]):
                 self._issuer.failures.note(error)
             self._wake()
 
+    def _gives(self, result: T) -> None:
+        """Note the result that it has if it ends well, before it does."""
+        self._result = result
+
     def _hold_back(self, held: bool) -> None:
         """Note whether the operation has a number and begins later: inside coalesce()."""
         self._held_back = held

@@ -46,7 +46,7 @@ def none(note: str) -> Fate:
 
 
 _OPTIONS = none("argument of a C++ method; ours take keywords")
-_DDP = none("inside of torch's DDP; `GradientSync` averages gradients here")
+_DDP = none("inside of torch's DDP; `dist.DistributedDataParallel` averages gradients here")
 _DEBUG = none("there is no debug level: mismatches and missing ranks are always found and named")
 _ASK = other("is_backend_available", "`is_backend_available(name)` answers for every backend")
 _BOXED = none("for torch's compiler")

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.errors import UsageError, shown
+
 MIB = 1 << 20
 FIRST_NBYTES = MIB  # the first bucket is small, so that communication starts early in the backward pass
 
@@ -64,3 +66,17 @@ def plan(arrays: Iterable[tuple[np.dtype[Any], int]], cap_nbytes: int) -> list[B
             limits[dtype] = cap_nbytes
     buckets += [Bucket(dtype, tuple(slots)) for dtype, slots in filling.items()]
     return sorted(buckets, key=lambda bucket: -bucket.slots[-1].index)
+
+
+def cap_of(mebibytes: Any) -> int:
+    """A limit in MiB as bytes.
+
+    Raises:
+        UsageError: it is no positive number.
+    """
+    try:
+        if float(mebibytes) > 0:
+            return int(float(mebibytes) * MIB)
+    except Exception:  # of whatever kind of number it is; an infinite one, too
+        pass
+    raise UsageError(f"bucket_cap_mb must be a positive number of MiB, got {shown(mebibytes)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from aiodist.ddp.buckets import MIB, Bucket, plan
+from aiodist.ddp.buckets import Bucket, cap_of, plan
 from aiodist.errors import Evicted, GroupBroken, QuorumLost, UsageError, shown
 from aiodist.group import ProcessGroup
 from aiodist.kernels import copy_into
@@ -79,7 +79,7 @@ class GradientSync:
         state: Iterable[Any] = (),
         min_size: int = 1,
     ) -> None:
-        cap_nbytes = _nbytes(bucket_cap_mb)
+        cap_nbytes = cap_of(bucket_cap_mb)
         self.pg = pg
         self._elastic = elastic
         self._min_size = min_size
@@ -258,16 +258,6 @@ class GradientSync:
         except GroupBroken:
             well = False
         return await self.pg.agree(well)
-
-
-def _nbytes(mebibytes: Any) -> int:
-    """A size in MiB as bytes."""
-    try:
-        if float(mebibytes) > 0:
-            return int(float(mebibytes) * MIB)
-    except Exception:  # of whatever kind of number it is; an infinite one, too
-        pass
-    raise UsageError(f"bucket_cap_mb must be a positive number of MiB, got {shown(mebibytes)}")
 
 
 def _listed(arrays: Any, name: str) -> list[Any]:

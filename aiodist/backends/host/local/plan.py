@@ -255,11 +255,11 @@ def blocks(part: int, size: int, lanes: int, limits: Thresholds, *, phases: int 
     """The blocks of a part on the bulk path: bytes of one, and how many a rank may be ahead of its readers.
 
     What is staged has to stay in the cache, and every block is waited for once by every rank. Two ranks that
-    reduce take small blocks: 100 MiB took them 14.3 ms by 256 KiB and 15.6 by 1 MiB. More ranks than that wait
-    more for each other than for memory, above all where they compute meanwhile: 4 ranks on 2 cores took 66 ms
-    by either alone, but a training step of 24 MiB took 70 ms by 256 KiB and 63 by 1 MiB. What is only handed
-    on, in one phase, takes larger blocks, too: a broadcast of 64 MiB between 2 ranks took 8.4 ms by 256 KiB
-    and 4.9 by 1 MiB.
+    reduce take small blocks: 100 MiB took them 14.3 ms by 256 KiB and 15.6 by 1 MiB. More ranks wait more for
+    each other than for memory, above all where they compute meanwhile: 4 ranks on 2 cores took 66 ms by
+    either alone, but a training step of 24 MiB took 70 ms by 256 KiB and 63 by 1 MiB. What is only handed on,
+    in one phase, takes larger blocks, too: a broadcast of 64 MiB between 2 ranks took 8.4 ms by 256 KiB and
+    4.9 by 1 MiB.
 
     Args:
         part: bytes of the largest part that one rank gives another.

@@ -189,7 +189,7 @@ class Short:
             return None
         work = self.start(kind, lead_array, other_array, held, op, root)
         if work is not None and work._result is not None:
-            work._result = lead if work._result is lead_array else other
+            work._gives(lead if work._result is lead_array else other)
         return work
 
     def barrier(self, held: bool) -> Work[Any] | None:
