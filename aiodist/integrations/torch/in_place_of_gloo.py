@@ -6,15 +6,19 @@ says "gloo", since it was asked for.
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from aiodist.integrations.torch.group import AiodistProcessGroup
 from aiodist.integrations.torch.meeting import meet_over_store
 
+_READ_BY_GLOO = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
+_THREADS = 2  # of a group of ours: the loop's, and the one for large operations
 _PATIENCE = timedelta(minutes=30)  # torch's, where it says none
 
 
@@ -41,3 +45,15 @@ class GlooStandIn(AiodistProcessGroup):
 def take_its_place() -> None:
     """Have torch make groups of ours where a program asks for gloo."""
     distributed_c10d.ProcessGroupGloo = GlooStandIn
+    known = DistributedDataParallel._get_ddp_logging_data
+
+    def known_as_gloo(self: Any) -> Any:
+        # C++ would ask a group that calls itself gloo for gloo's innards, so ours has another name there.
+        facts = known(self)
+        if isinstance(self.process_group, GlooStandIn):
+            facts["backend_name"] = "gloo"
+            facts |= {name.lower(): os.environ.get(name, "N/A") for name in _READ_BY_GLOO}
+            facts["gloo_num_threads"] = _THREADS
+        return facts
+
+    DistributedDataParallel._get_ddp_logging_data = known_as_gloo

@@ -1,0 +1,1 @@
+"""Steps of data-parallel training in torch: aiodist beside gloo."""
