@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.machine import facts
 
+_CALLS = ["-m", "benchmarks.training.calls", "4;1024;65536"]
 _PEERS = {
     "gloo": "torch's over gloo",
     "aiodist": "torch's over aiodist",
@@ -32,6 +33,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(SHAPES), default=list(SHAPES), help="sizes")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each size, about")
     parser.add_argument("--view", action="store_true", help="with gradient_as_bucket_view=True")
+    parser.add_argument("--calls", action="store_true", help="small blocking calls instead of steps")
     parser.add_argument("--out", metavar="FILE", help="the figures and the machine, as JSON")
     return parser.parse_args(argv)
 
@@ -40,6 +42,11 @@ def figures(ranks: int, options: argparse.Namespace) -> dict[str, dict[str, floa
     """Seconds of a step, on the slowest rank, by size and peer."""
     view = "view" if options.view else "copies"
     job = ["-m", "benchmarks.training.ranks", ";".join(options.only), str(options.seconds), view]
+    return run(ranks, job)
+
+
+def run(ranks: int, job: Sequence[str]) -> dict[str, dict[str, float]]:
+    """What the ranks of a job have measured."""
     command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(ranks), *job]
     found: dict[str, dict[str, float]] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
@@ -67,9 +74,25 @@ def table(found: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def calls_table(found: dict[str, dict[str, float]]) -> str:
+    """Microseconds of small calls, as Markdown."""
+    names = list(next(iter(found.values())))
+    lines = [f"| all_reduce of | {' | '.join(names)} | (torch - awaited) / hand-over |"]
+    lines.append("|---|" + "---|" * (len(names) + 1))
+    for size, times in found.items():
+        ratio = (times["torch over aiodist"] - times["awaited"]) / times["hand-over"]
+        cells = " | ".join(f"{times[name] * 1e6:.0f} µs" for name in names)
+        lines.append(f"| {size} | {cells} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
     options = parse(argv)
+    if options.calls:
+        for ranks in options.ranks:
+            print(f"\n{ranks} ranks:\n\n{calls_table(run(ranks, _CALLS))}", flush=True)
+        return 0
     results: dict[str, Any] = {"facts": facts(), "view": options.view, "ranks": {}}
     for ranks in options.ranks:
         results["ranks"][ranks] = found = figures(ranks, options)
