@@ -127,3 +127,31 @@ def test_every_call_gives_what_gloo_gives(size: int) -> None:
     ended = run_to_end(command, {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("same") == size
+
+
+BATCH_NORM = """
+import torch.distributed as c10d
+c10d.init_process_group("aiodist")
+rank, size = c10d.get_rank(), c10d.get_world_size()
+whole, factors = torch.randn(2, 4 * size, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+expected, seen = torch.nn.BatchNorm1d(5).double(), whole.clone().requires_grad_()
+(expected(seen) * factors).square().sum().backward()
+ours, mine = SyncBatchNorm(5).double(), whole.chunk(size)[rank].clone().requires_grad_()
+(ours(mine) * factors.chunk(size)[rank]).square().sum().backward()
+assert torch.allclose(mine.grad, seen.grad.chunk(size)[rank])
+for here, there in zip(ours.parameters(), expected.parameters()):
+    c10d.all_reduce(here.grad)
+    assert torch.allclose(here.grad, there.grad)
+assert torch.allclose(ours.running_mean, expected.running_mean)
+assert torch.allclose(ours.running_var, expected.running_var)
+print("same", flush=True)
+c10d.destroy_process_group()
+"""
+
+
+def test_the_batch_norm_of_the_docs_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+    code = page.partition("```python batchnorm\n")[2].partition("```")[0]
+    ended = run(code + BATCH_NORM, tmp_path, 3)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("same") == 3

@@ -5,6 +5,7 @@
     meeting     how a group of torch's becomes one of ours: the ranks meet by torch's own store
     group       the group: every call of c10d that a group written in Python can serve
     arguments   torch's forms of tensors, ops and timeouts, as ours
+    functional  kernels for the two functional collectives that C++ cannot hand to Python
     composed    calls that are several of ours: monitored_barrier, sums of sparse tensors
     work        the handle that torch waits for, and the future that DDP and hooks take from it
 

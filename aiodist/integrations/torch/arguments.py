@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C import _from_dlpack as from_dlpack
+from torch._C import _to_dlpack as to_dlpack
 from torch._C._distributed_c10d import ReduceOp as TorchOp
 
 from aiodist.errors import UsageError
@@ -22,6 +24,9 @@ _OPS: dict[Any, ReduceOp] = {
 def plain(tensor: Any) -> Any:
     """The tensor without its history, sharing its memory: what arrives is written past autograd.
 
+    A view of it in NumPy would forbid torch to resize its storage, and FSDP frees parameters that way. So on
+    the host it is under a storage of its own, and `as_given` finds the tensor again.
+
     Raises:
         UsageError: it is none that can be sent: no tensor, sparse, without memory, quantised.
     """
@@ -34,8 +39,26 @@ def plain(tensor: Any) -> Any:
     if tensor.is_meta:
         raise UsageError("a tensor on the meta device has no memory to send")
     if tensor.is_conj() or tensor.is_neg():
-        raise UsageError("a lazily conjugated tensor cannot be sent", hint="Send tensor.resolve_conj()")
-    return tensor.detach()
+        raise UsageError(
+            "a lazily conjugated tensor cannot be sent", hint="Send tensor.resolve_conj().resolve_neg()"
+        )
+    if tensor.is_nested:
+        raise UsageError("a nested tensor cannot be sent", hint="Send tensor.values(), or padded")
+    if tensor.device.type != "cpu" or tensor.is_quantized:
+        return tensor.detach()
+    try:
+        alias: Any = from_dlpack(to_dlpack(tensor))
+    except (BufferError, RuntimeError):  # of a dtype or a class that has no such form
+        alias = None
+    if alias is None or alias.dtype is not tensor.dtype:  # as of int1; what is wrong with it is said later
+        return tensor.detach()
+    alias.given = tensor
+    return alias
+
+
+def as_given(tensors: Sequence[Any]) -> list[Any]:
+    """Tensors under the storages that torch knows, without their history."""
+    return [getattr(tensor, "given", tensor).detach() for tensor in tensors]
 
 
 def sparse_in(tensors: Any) -> Any:
@@ -57,6 +80,34 @@ def one(tensors: Any, what: str) -> Any:
 def all_of(tensors: Sequence[Any]) -> list[Any]:
     """Each of them."""
     return [plain(tensor) for tensor in tensors]
+
+
+def apart(given: Sequence[Any], written: Sequence[Any]) -> list[Any]:
+    """What is read, copied where it shares memory with what is written: torch's calls may work in place."""
+    spans = [_span(tensor) for tensor in written]
+    return [tensor.clone() if _within(_span(tensor), spans) else tensor for tensor in given]
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """Addresses between which a tensor's elements lie."""
+    if tensor.is_contiguous():
+        start = tensor.data_ptr()
+        return start, start + tensor.nbytes
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _within(span: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
+    return any(span[0] < end and start < span[1] for start, end in spans)
+
+
+def fitting(whole: Any, part: Any) -> tuple[Any, Any]:
+    """A tensor and a rank's part of it, flat where their shapes do not fit: torch compares only the sizes."""
+    joined = whole.ndim == part.ndim and whole.shape[1:] == part.shape[1:]
+    stacked = whole.shape[1:] == part.shape
+    if joined or stacked or not (whole.is_contiguous() and part.is_contiguous()):
+        return whole, part
+    return whole.view(-1), part.view(-1)
 
 
 def op_of(options: Any) -> ReduceOp | Premultiplied:

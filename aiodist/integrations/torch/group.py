@@ -10,11 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from aiodist.errors import AiodistError, UsageError
+from aiodist.errors import AiodistError, GroupClosed, UsageError
 from aiodist.group import shapes
 from aiodist.group.process_group import ProcessGroup
 from aiodist.integrations.torch.arguments import (
     all_of,
+    apart,
+    fitting,
     limit_of,
     one,
     op_of,
@@ -22,9 +24,11 @@ from aiodist.integrations.torch.arguments import (
     sparse_in,
 )
 from aiodist.integrations.torch.composed import monitored_barrier, sparse_all_reduce
-from aiodist.integrations.torch.work import AiodistWork, once
+from aiodist.integrations.torch.functional import serve
+from aiodist.integrations.torch.work import AiodistWork, as_torchs, once
 from aiodist.portal.facade import SyncProcessGroup
 from aiodist.portal.loop_thread import Reply
+from aiodist.types import ReduceOp
 
 Start = Callable[[ProcessGroup], Any]
 """Issues an operation on the loop → its Work."""
@@ -52,6 +56,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._name = name
         self._desc = "undefined"
         self._barriers = 0  # monitored ones, so far
+        serve(AiodistProcessGroup)
 
     # -- collectives ----------------------------------------------------------------------------
 
@@ -61,9 +66,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if (sparse := sparse_in(tensors)) is not None:
             return self._sparse(sparse, op)
         tensor = one(tensors, "allreduce")
-        return self._start(
-            "all_reduce", [tensor], lambda pg, **more: pg.all_reduce(tensor, op, **more), limit_of(opts)
-        )
+        return self._start("all_reduce", [tensor], functools.partial(_all_reduce, tensor, op), limit_of(opts))
 
     def _sparse(self, tensor: Any, op: Any) -> AiodistWork:
         """Sum sparse tensors → a Work that is done: its steps keep their place among this caller's calls."""
@@ -101,6 +104,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> AiodistWork:
         """Give every rank's tensor to every rank, as a list."""
         outputs, tensor = _inner(output_lists, "allgather"), one(inputs, "allgather")
+        (tensor,) = apart([tensor], outputs)
         return self._start(
             "all_gather",
             outputs,
@@ -114,6 +118,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         rows = [all_of(row) for row in output_lists]
         if any(len(row) != len(given) for row in rows):
             raise UsageError("allgather_coalesced takes, for each rank, as many outputs as inputs")
+        given = apart(given, [tensor for row in rows for tensor in row])
         starts = [
             functools.partial(_all_gather, [row[index] for row in rows], tensor)
             for index, tensor in enumerate(given)
@@ -122,9 +127,13 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
         """Gather every rank's tensor into one, along the first axis."""
-        out, tensor = plain(output), plain(input)
+        out = plain(output)
+        (tensor,) = apart([plain(input)], [out])
         return self._start(
-            "all_gather_into_tensor", [out], functools.partial(_all_gather_into, out, tensor), inputs=[tensor]
+            "all_gather_into_tensor",
+            [out],
+            functools.partial(_all_gather_into, *fitting(out, tensor)),
+            inputs=[tensor],
         )
 
     _allgather_base = all_gather_single
@@ -132,8 +141,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
         """`all_gather_single` of several tensors."""
         outs, given = all_of(outputs), all_of(inputs)
+        given = apart(given, outs)
         starts = [
-            functools.partial(_all_gather_into, out, tensor) for out, tensor in zip(outs, given, strict=True)
+            functools.partial(_all_gather_into, *fitting(out, tensor))
+            for out, tensor in zip(outs, given, strict=True)
         ]
         return self._start_all("all_gather_into_tensor", outs, starts, given)
 
@@ -142,6 +153,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> AiodistWork:
         """Reduce a list of tensors over all ranks; rank r gets the r-th."""
         out, inputs, op = one(outputs, "reduce_scatter"), _inner(input_lists, "reduce_scatter"), op_of(opts)
+        inputs = apart(inputs, [out])
         return self._start(
             "reduce_scatter",
             [out],
@@ -151,11 +163,12 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> AiodistWork:
         """Reduce one tensor over all ranks; rank r gets the r-th part of its first axis."""
-        out, tensor, op = plain(output), plain(input), op_of(opts)
+        out, op = plain(output), op_of(opts)
+        (tensor,) = apart([plain(input)], [out])
         return self._start(
             "reduce_scatter_tensor",
             [out],
-            functools.partial(_reduce_scatter_from, out, tensor, op),
+            functools.partial(_reduce_scatter_from, *fitting(tensor, out), op),
             inputs=[tensor],
         )
 
@@ -164,8 +177,9 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
         """`reduce_scatter_single` of several tensors."""
         outs, given, op = all_of(outputs), all_of(inputs), op_of(opts)
+        given = apart(given, outs)
         starts = [
-            functools.partial(_reduce_scatter_from, out, tensor, op)
+            functools.partial(_reduce_scatter_from, *fitting(tensor, out), op)
             for out, tensor in zip(outs, given, strict=True)
         ]
         return self._start_all("reduce_scatter_tensor", outs, starts, given)
@@ -176,6 +190,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Give every rank's tensor to the root, as a list."""
         tensor, root = one(inputs, "gather"), int(getattr(opts, "rootRank", 0))
         outputs = _inner(output_lists, "gather") if output_lists else None
+        (tensor,) = apart([tensor], outputs or [])
         return self._start(
             "gather",
             outputs or [],
@@ -186,7 +201,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> AiodistWork:
         """Deal the root's list out to all ranks."""
         out, root = one(outputs, "scatter"), int(getattr(opts, "rootRank", 0))
-        inputs = _inner(input_lists, "scatter") if input_lists else None
+        inputs = apart(_inner(input_lists, "scatter"), [out]) if input_lists else None
         return self._start(
             "scatter",
             [out],
@@ -196,7 +211,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> AiodistWork:
         """Send the j-th input to rank j, get the i-th output from rank i."""
-        outs, given = all_of(outputs), all_of(inputs)
+        outs = all_of(outputs)
+        given = apart(all_of(inputs), outs)
         return self._start(
             "all_to_all",
             outs,
@@ -213,7 +229,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> AiodistWork:
         """Send parts of the first axis from every rank to every rank; no sizes: equal parts."""
-        out, tensor = plain(output), plain(input)
+        out = plain(output)
+        (tensor,) = apart([plain(input)], [out])
         out_splits, in_splits = list(output_split_sizes or ()), list(input_split_sizes or ())
         return self._start(
             "all_to_all",
@@ -317,7 +334,11 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
                 over()
                 raise
 
-        return AiodistWork(portal.post(issue), outputs, f"{what} of group {self._name}")
+        try:
+            reply = portal.post(issue)
+        except GroupClosed as error:  # destroyed, or a forked child's parent has it
+            raise as_torchs(error) from error
+        return AiodistWork(reply, outputs, f"{what} of group {self._name}")
 
     def _profiled(self, what: str, tensors: list[Any]) -> Callable[[], object]:
         """Begin a record of torch's profiler, where it runs → what ends it, in any thread."""
@@ -420,12 +441,19 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self.ours.abort("torch's abort()")
 
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _nothing() -> None:
     pass
 
 
-def _all_reduce(tensor: Any, op: Any, pg: ProcessGroup, async_op: bool) -> Any:
-    return pg.all_reduce(tensor, op, async_op=async_op)
+def _all_reduce(tensor: Any, op: Any, pg: ProcessGroup, **more: Any) -> Any:
+    if op is not ReduceOp.AVG or tensor.device.type != "cpu" or tensor.dtype not in _INTEGERS:
+        return pg.all_reduce(tensor, op, **more)
+    work = pg.all_reduce(tensor, ReduceOp.SUM, **more)  # of integers: the sum's quotient, as NCCL has it
+    work.add_done_callback(lambda done: done.exception() or tensor.div_(pg.size, rounding_mode="trunc"))
+    return work
 
 
 def _all_gather(outputs: list[Any], tensor: Any, pg: ProcessGroup, async_op: bool) -> Any:
@@ -436,7 +464,7 @@ def _all_gather_into(out: Any, tensor: Any, pg: ProcessGroup, async_op: bool) ->
     return shapes.all_gather_into_tensor(pg, out, tensor, async_op)
 
 
-def _reduce_scatter_from(out: Any, tensor: Any, op: Any, pg: ProcessGroup, async_op: bool) -> Any:
+def _reduce_scatter_from(tensor: Any, out: Any, op: Any, pg: ProcessGroup, async_op: bool) -> Any:
     return shapes.reduce_scatter_tensor(pg, out, tensor, op, async_op)
 
 

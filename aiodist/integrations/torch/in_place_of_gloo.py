@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from aiodist.integrations.torch.group import AiodistProcessGroup
 from aiodist.integrations.torch.meeting import meet_over_store
 
+_LOGGED = "_get_ddp_logging_data"
 _READ_BY_GLOO = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
 _THREADS = 2  # of a group of ours: the loop's, and the one for large operations
 _PATIENCE = timedelta(minutes=30)  # torch's, where it says none
@@ -45,7 +46,7 @@ class GlooStandIn(AiodistProcessGroup):
 def take_its_place() -> None:
     """Have torch make groups of ours where a program asks for gloo."""
     distributed_c10d.ProcessGroupGloo = GlooStandIn
-    known = DistributedDataParallel._get_ddp_logging_data
+    known = getattr(DistributedDataParallel, _LOGGED)
 
     def known_as_gloo(self: Any) -> Any:
         # C++ would ask a group that calls itself gloo for gloo's innards, so ours has another name there.
@@ -56,4 +57,4 @@ def take_its_place() -> None:
             facts["gloo_num_threads"] = _THREADS
         return facts
 
-    DistributedDataParallel._get_ddp_logging_data = known_as_gloo
+    setattr(DistributedDataParallel, _LOGGED, known_as_gloo)

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import DistBackendError, Work
 
 from aiodist.errors import AiodistError, UsageError
-from aiodist.integrations.torch.arguments import seconds_of
+from aiodist.integrations.torch.arguments import as_given, seconds_of
 from aiodist.portal.loop_thread import Reply
 
 _CALLBACKS = 64  # threads at most in which callbacks of futures run at the same time
@@ -73,7 +73,7 @@ class AiodistWork(Work):  # type: ignore[misc]
         source = self._source
         assert source is not None
         if (error := self.exception()) is None:
-            source.set_result(self._outputs)
+            source.set_result(as_given(self._outputs))
         else:
             source.set_exception(error)
 
@@ -88,12 +88,12 @@ class AiodistWork(Work):  # type: ignore[misc]
     def exception(self) -> BaseException | None:
         """The error that it failed with, as torch's; None where it has not, or not yet."""
         error = self._reply.error
-        return error if error is None or isinstance(error, UsageError) else _as_torchs(error)
+        return error if error is None or isinstance(error, UsageError) else as_torchs(error)
 
     def result(self) -> list[torch.Tensor]:
         """The outputs; waits for them."""
         self.wait()
-        return self._outputs
+        return as_given(self._outputs)
 
     def synchronize(self) -> None:
         """torch's name for `wait`, on the host."""
@@ -118,7 +118,7 @@ class AiodistWork(Work):  # type: ignore[misc]
         return f"<AiodistWork {self._what}, {state}>"
 
 
-def _as_torchs(error: BaseException) -> BaseException:
+def as_torchs(error: BaseException) -> BaseException:
     """An error that programs catch which know torch's, with ours as its cause."""
     why = "the timeout is over: " if isinstance(error, TimeoutError) else ""
     made: BaseException = DistBackendError(f"{type(error).__name__}: {why}{error}")

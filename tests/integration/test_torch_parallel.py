@@ -1,0 +1,59 @@
+"""What torch builds on its groups, on ours: functional collectives, DTensor, FSDP, checkpoints, hooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.levels import MORE, few
+from tests.processes import run_to_end
+
+JOB = Path(__file__).parent / "torch_parallel_job.py"
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux is the full platform"),
+]
+
+CHECKS = {
+    "calls": "functional_calls functional_several functional_ops functional_messages functional_gradients "
+    "calls_in_place other_shapes objects gradients_of_calls gradients_of_scattered_sums batches_of_messages",
+    "compiled": "compiled_calls",
+    "meshes": "meshes dtensors dtensor_mathematics tensor_parallel pipelines",
+    "sharded": "fully_sharded hybrid_sharded fully_sharded_1 other_divisors",
+    "checkpoints": "checkpoints checkpoint_by_process",
+    "data parallel": "replicated sharded_optimisers uneven_inputs ddp_options hooks power_hooks "
+    "averaged_models refused",
+}
+ALL = [(part, size) for part in CHECKS for size in (2, 4)]
+QUICK = [(part, 2) for part in ("calls", "meshes", "sharded", "data parallel")]
+
+
+def run(folder: Path, size: int, checks: str) -> None:
+    """Run checks by so many ranks, all of which shall find the same on both backends."""
+    job = [str(JOB), str(folder), *checks.split()]
+    command = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(size), *job]
+    ended = run_to_end(command, {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("same") == size, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(("part", "size"), few(ALL, QUICK))
+def test_what_torch_builds_on_groups_is_what_it_builds_on_gloo(part: str, size: int, tmp_path: Path) -> None:
+    run(tmp_path, size, CHECKS[part])
+
+
+@pytest.mark.slow(MORE)
+@pytest.mark.parametrize(("size", "next_size"), [(4, 2), (2, 4)])
+def test_a_checkpoint_is_loaded_by_another_number_of_ranks(size: int, next_size: int, tmp_path: Path) -> None:
+    run(tmp_path, size, "checkpoint_kept")
+    run(tmp_path, next_size, "checkpoint_found")
+
+
+@pytest.mark.slow("torch's compiler takes half a minute")
+def test_collectives_that_torch_compiles_with_its_own_compiler(tmp_path: Path) -> None:
+    run(tmp_path, 2, "compiled_by_inductor")
