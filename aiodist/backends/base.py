@@ -273,8 +273,13 @@ class Backend(Protocol):
     def rank_left(self, rank: int, whole: bool) -> None:
         """Note that a member (a global rank) has closed this group, or, where `whole`, all its groups."""
 
-    def close_receives(self, error: Callable[[], BaseException]) -> None:
-        """End the receives whose handles nobody holds and for which nothing has come: the group closes."""
+    def close_receives(self, error: Callable[[], BaseException], held: bool = False) -> None:
+        """End the receives for which nothing has come and whose handles nobody holds: the group closes.
+
+        Args:
+            error: makes what they fail with.
+            held: also those whose handles are held.
+        """
 
     def divide(self, context: int, members: Sequence[int]) -> None:
         """Note that all members make another group of this one, in this place among its operations.

@@ -139,10 +139,10 @@ class Dispatch:
         for part in self._all:
             part.rank_left(rank, whole)
 
-    def close_receives(self, error: Callable[[], BaseException]) -> None:
+    def close_receives(self, error: Callable[[], BaseException], held: bool = False) -> None:
         """Have the host backend end its receives. Those of other engines may be under way: they have the
         deadline of closing."""
-        self._host.close_receives(error)
+        self._host.close_receives(error, held)
 
     def take_in(self) -> None:
         """Have the host backend end what peers have done; other engines report by themselves."""

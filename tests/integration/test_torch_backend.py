@@ -14,6 +14,7 @@ from tests.levels import MORE
 from tests.processes import run_to_end
 
 JOB = Path(__file__).parent / "torch_calls_job.py"
+CALLBACKS = JOB.with_name("torch_callbacks_job.py")
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
@@ -76,6 +77,18 @@ except ValueError as error:
     print("after", error, flush=True)
 """
 
+PENDING = """
+import torch, torch.distributed as c10d
+c10d.init_process_group("aiodist")
+works = [c10d.irecv(torch.zeros(3), 1 - c10d.get_rank(), tag=tag) for tag in range(3)]
+c10d.destroy_process_group()
+for work in works:
+    try:
+        work.wait()
+    except c10d.DistBackendError as error:
+        print("closed:", error, flush=True)
+"""
+
 
 def run(script: str, tmp_path: Path, size: int, *options: str) -> subprocess.CompletedProcess[str]:
     job = tmp_path / "job.py"
@@ -97,6 +110,12 @@ def test_who_dies_in_backward_is_named_in_every_survivor(tmp_path: Path) -> None
     assert len(told) == 2, ended.stdout + ended.stderr
     assert all("PeerLost: lost rank 1" in line for line in told)
     assert ended.stdout.count("cause: PeerLost") == 2
+
+
+def test_destroy_waits_for_no_receive_of_what_nobody_sends(tmp_path: Path) -> None:
+    ended = run(PENDING, tmp_path, 2)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("closed: GroupClosed: ") == 6
 
 
 def test_what_cannot_be_sent_is_refused_and_nothing_lost(tmp_path: Path) -> None:
@@ -155,3 +174,19 @@ def test_the_batch_norm_of_the_docs_is_that_of_the_whole_batch(tmp_path: Path) -
     ended = run(code + BATCH_NORM, tmp_path, 3)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("same") == 3
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow(MORE))])
+def test_what_callbacks_issue_has_one_order(size: int) -> None:
+    job = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", str(size), str(CALLBACKS)]
+    ended = run_to_end(job, {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("in order") == size
+
+
+def test_who_dies_is_named_where_a_hook_averages() -> None:
+    job = [sys.executable, "-m", "aiodist", "run", "--nproc-per-node", "3", "--on-failure", "continue"]
+    ended = run_to_end([*job, str(CALLBACKS), "1"], {**os.environ, "OMP_NUM_THREADS": "1"}, 250)
+    told = [line for line in ended.stdout.splitlines() if "told:" in line]
+    assert len(told) == 2, ended.stdout + ended.stderr
+    assert all("PeerLost: lost rank 1" in line for line in told), told

@@ -471,10 +471,10 @@ class HostBackend:
             self._messages.take_back(operation)
             operation.fail(PeerClosed(ranks))
 
-    def close_receives(self, error: Callable[[], BaseException]) -> None:
-        """End the receives whose handles nobody holds and for which nothing has come."""
+    def close_receives(self, error: Callable[[], BaseException], held: bool = False) -> None:
+        """End the receives for which nothing has come and whose handles nobody holds, or `held`: any."""
         for operation in self._messages.waiting():
             work = operation.work
-            if type(operation) is Operation and work._can_be_taken_back and not work.done():
+            if type(operation) is Operation and (held or work._can_be_taken_back) and not work.done():
                 self._messages.take_back(operation)
                 operation.fail(error())

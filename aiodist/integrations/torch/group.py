@@ -23,6 +23,7 @@ from aiodist.integrations.torch.arguments import (
     plain,
     sparse_in,
 )
+from aiodist.integrations.torch.callbacks import InOrder, origin
 from aiodist.integrations.torch.composed import monitored_barrier, sparse_all_reduce
 from aiodist.integrations.torch.functional import serve
 from aiodist.integrations.torch.work import AiodistWork, as_torchs, once
@@ -56,6 +57,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._name = name
         self._desc = "undefined"
         self._barriers = 0  # monitored ones, so far
+        self._in_order = InOrder(name)
+        self._second: dict[str, SyncProcessGroup] = {}  # for what callbacks issue, by the group they are of
         serve(AiodistProcessGroup)
 
     # -- collectives ----------------------------------------------------------------------------
@@ -306,7 +309,13 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self, what: str, outputs: list[Any], starts: list[Start], inputs: list[Any] | None = None
     ) -> AiodistWork:
         """Put these on the loop, in this order, as one Work. `inputs`: where they are not the outputs."""
-        portal, group = self.ours.portal, self.ours._group
+        message = what in _MESSAGES
+        within = "" if message else origin()
+        try:
+            group = (self._for_callbacks(within) if within else self.ours)._group
+        except GroupClosed as error:
+            raise as_torchs(error) from error
+        portal = self.ours.portal
         over = self._profiled(what, outputs if inputs is None else inputs)
 
         def issue(reply: Reply) -> None:
@@ -338,7 +347,21 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             reply = portal.post(issue)
         except GroupClosed as error:  # destroyed, or a forked child's parent has it
             raise as_torchs(error) from error
-        return AiodistWork(reply, outputs, f"{what} of group {self._name}")
+        in_order = None if message or within else self._in_order
+        return AiodistWork(reply, outputs, f"{what} of group {self._name}", in_order, within)
+
+    def _for_callbacks(self, within: str) -> SyncProcessGroup:
+        """The group for what the callbacks of a group issue; made when the first one does so."""
+        if within not in self._second:
+            made = self.ours.new_group(
+                list(range(self.ours.size)),
+                timeout=self.ours.timeout,
+                name=f"{self.ours.name}, in callbacks of {within}",
+                use_local_synchronization=True,
+            )
+            assert made is not None
+            self._second[within] = made
+        return self._second[within]
 
     def _profiled(self, what: str, tensors: list[Any]) -> Callable[[], object]:
         """Begin a record of torch's profiler, where it runs → what ends it, in any thread."""
@@ -430,8 +453,12 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     setTimeout = _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Close the group, once what is in flight here has ended. Who waited for errors has heard of them."""
+        """Close the group, once what is in flight here has ended: receives of what nobody sent at once.
+
+        Who waited for errors has heard of them.
+        """
         try:
+            self.ours.portal.call(self.ours._group._core.drop_receives)
             self.ours.close()
         except AiodistError:
             pass
@@ -441,6 +468,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self.ours.abort("torch's abort()")
 
 
+_MESSAGES = ("send", "recv", "recvAnySource")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 

@@ -7,9 +7,9 @@ in C++, and a future's `set_exception` in Python is a value to C++. So the Work 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +18,8 @@ from torch.distributed import DistBackendError, Work
 
 from aiodist.errors import AiodistError, UsageError
 from aiodist.integrations.torch.arguments import as_given, seconds_of
+from aiodist.integrations.torch.callbacks import InOrder, OrderedFuture, at_once
 from aiodist.portal.loop_thread import Reply
-
-_CALLBACKS = 64  # threads at most in which callbacks of futures run at the same time
-
-# A hook may wait, within a callback, for another operation, whose future another thread then completes. It is
-# never the loop's, which would wait for itself.
-_callbacks = ThreadPoolExecutor(_CALLBACKS, "aiodist torch")
 
 
 class AiodistWork(Work):  # type: ignore[misc]
@@ -34,16 +29,29 @@ class AiodistWork(Work):  # type: ignore[misc]
         reply: settled with the operation's result, or its error.
         outputs: the tensors in which torch looks for the result.
         what: the operation, for people.
+        in_order: the group's, for a collective that the program itself has issued; None: callbacks of its
+            future run whenever it ends.
+        within: the group whose callback has issued the operation; '' where none has.
     """
 
-    def __init__(self, reply: Reply, outputs: list[torch.Tensor], what: str) -> None:
+    def __init__(
+        self,
+        reply: Reply,
+        outputs: list[torch.Tensor],
+        what: str,
+        in_order: InOrder | None = None,
+        within: str = "",
+    ) -> None:
         super().__init__()
+        self._in_order = in_order
+        self._within = within
         self._reply = reply
         self._outputs = outputs
         self._what = what
         self._lock = threading.Lock()
         self._source: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self._shown: OrderedFuture | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until it has ended.
@@ -61,21 +69,25 @@ class AiodistWork(Work):  # type: ignore[misc]
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """The future of the outputs, as a list."""
+        """The future of the outputs, as a list. Its callbacks run in the order of the group's."""
         with self._lock:
             if self._future is None:
                 self._source = torch.futures.Future()
                 self._future = self._source.then(lambda source: source.value())
-                self._reply.tell(once(lambda: _callbacks.submit(self._complete)))
-            return self._future
+                if self._in_order is not None and not _asked_by_reducer():
+                    self._shown = OrderedFuture(self._future, self._in_order)
+                self._reply.tell(once(lambda: at_once(self._complete, self._within)))
+            return self._future if self._shown is None else self._shown
 
     def _complete(self) -> None:
-        source = self._source
+        source, shown, outputs = self._source, self._shown, as_given(self._outputs)
         assert source is not None
         if (error := self.exception()) is None:
-            source.set_result(as_given(self._outputs))
+            source.set_result(outputs)
         else:
             source.set_exception(error)
+        if shown is not None:
+            shown.follow()
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""
@@ -116,6 +128,11 @@ class AiodistWork(Work):  # type: ignore[misc]
     def __repr__(self) -> str:
         state = "pending" if not self._reply.settled else "done" if self._reply.error is None else "failed"
         return f"<AiodistWork {self._what}, {state}>"
+
+
+def _asked_by_reducer() -> bool:
+    """Whether C++ has called, within a backward pass: it wants errors of C++, and adds no callbacks."""
+    return sys._getframe(2).f_code.co_name == "_engine_run_backward"
 
 
 def as_torchs(error: BaseException) -> BaseException:
