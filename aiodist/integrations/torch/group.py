@@ -21,6 +21,7 @@ from aiodist.integrations.torch.arguments import (
     one,
     op_of,
     plain,
+    quick,
     sparse_in,
 )
 from aiodist.integrations.torch.callbacks import InOrder, origin
@@ -57,6 +58,7 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._name = name
         self._desc = "undefined"
         self._barriers = 0  # monitored ones, so far
+        self._issued = 0  # collectives of the program itself, so far
         self._in_order = InOrder(name)
         self._second: dict[str, SyncProcessGroup] = {}  # for what callbacks issue, by the group they are of
         serve(AiodistProcessGroup)
@@ -68,6 +70,9 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         op = op_of(opts)
         if (sparse := sparse_in(tensors)) is not None:
             return self._sparse(sparse, op)
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if len(given) == 1 and op is not ReduceOp.AVG and (array := quick(given[0])) is not None:
+            return self._start("all_reduce", given, functools.partial(_all_reduce, array, op), limit_of(opts))
         tensor = one(tensors, "allreduce")
         return self._start("all_reduce", [tensor], functools.partial(_all_reduce, tensor, op), limit_of(opts))
 
@@ -315,6 +320,8 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             group = (self._for_callbacks(within) if within else self.ours)._group
         except GroupClosed as error:
             raise as_torchs(error) from error
+        if not (message or within):
+            self._issued += 1
         portal = self.ours.portal
         over = self._profiled(what, outputs if inputs is None else inputs)
 
@@ -404,6 +411,10 @@ class AiodistProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._name = name
 
     _set_group_name = setGroupName
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives this rank has issued: by it, people see which rank lags behind."""
+        return self._issued
 
     def getGroupDesc(self) -> str:
         """The description that torch has given the group."""

@@ -1,16 +1,22 @@
 """aiodist for programs that say "gloo": `aiodist run --torch train.py`.
 
 torch makes a gloo group by calling a class of its module; ours takes its place there. `get_backend()` still
-says "gloo", since it was asked for.
+says "gloo", since it was asked for. Gloo itself still serves where a group written in Python cannot: beside
+another backend in one group ("cpu:gloo,cuda:nccl"), in the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL on groups
+of other backends, and in the RPC of torch, which makes its group by itself.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import torch.distributed
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,6 +27,9 @@ _LOGGED = "_get_ddp_logging_data"
 _READ_BY_GLOO = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
 _THREADS = 2  # of a group of ours: the loop's, and the one for large operations
 _PATIENCE = timedelta(minutes=30)  # torch's, where it says none
+_GLOO: Any = getattr(distributed_c10d, "ProcessGroupGloo", ())
+
+_itself: ContextVar[bool] = ContextVar("whether gloo itself is needed", default=False)
 
 
 class GlooStandIn(AiodistProcessGroup):
@@ -43,9 +52,50 @@ class GlooStandIn(AiodistProcessGroup):
         """Ours counts by itself."""
 
 
+class _EitherKind(type):
+    """The kind of a class that makes groups of ours, or of gloo's where these are needed, and knows both."""
+
+    def __call__(cls, *args: Any, **more: Any) -> Any:
+        return (_GLOO if _itself.get() else GlooStandIn)(*args, **more)
+
+    def __instancecheck__(cls, it: object) -> bool:
+        return isinstance(it, (GlooStandIn, _GLOO))
+
+
+class _Gloo(metaclass=_EitherKind):
+    """What torch calls to make a group of gloo's, and by which it knows one."""
+
+
+def _by_gloo(function: Callable[..., Any], needed: Callable[..., bool]) -> Callable[..., Any]:
+    """A function of torch's, within which gloo's groups are gloo's own where they are needed."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        before = _itself.set(needed(*args, **more))
+        try:
+            return function(*args, **more)
+        finally:
+            _itself.reset(before)
+
+    return call
+
+
+def _is_mixed(size: int, rank: int, ranks: list[int], backend: Any, *_: Any, **more: Any) -> bool:
+    """Whether a group shall have other backends beside gloo: torch drops them for one written in Python."""
+    return len({part.rpartition(":")[2] for part in str(backend).lower().split(",")}) > 1
+
+
 def take_its_place() -> None:
     """Have torch make groups of ours where a program asks for gloo."""
-    distributed_c10d.ProcessGroupGloo = GlooStandIn
+    distributed_c10d.ProcessGroupGloo = _Gloo
+    for name, needed in (
+        ("_new_process_group_helper", _is_mixed),
+        ("_create_process_group_wrapper", lambda *_, **more: True),
+    ):
+        function = _by_gloo(getattr(distributed_c10d, name), needed)
+        for module in (distributed_c10d, torch.distributed):
+            if hasattr(module, name):
+                setattr(module, name, function)
     known = getattr(DistributedDataParallel, _LOGGED)
 
     def known_as_gloo(self: Any) -> Any:
