@@ -550,9 +550,8 @@ def test_a_signal_to_one_job_ends_no_other(script: Path, tmp_path: Path) -> None
         "async def main():\n"
         "    async with await dist.init_process_group() as pg:\n"
         "        print('here', flush=True)\n"
-        f"        while not os.path.exists({str(until)!r}):\n"
-        "            await asyncio.sleep(0.01)\n"
-        "            await pg.barrier()\n\n"
+        f"        while not await pg.broadcast_object(os.path.exists({str(until)!r})):\n"
+        "            await asyncio.sleep(0.01)\n\n"
         "dist.run(main())\n"
     )
     (tmp_path / "temporary").mkdir()
