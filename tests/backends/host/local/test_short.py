@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from aiodist.group import ProcessGroup
 from aiodist.roles import Kind
 from aiodist.testing import spmd
 from aiodist.types import ReduceOp
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
 @spmd(transport="shm")
@@ -36,9 +39,11 @@ async def test_joined_results_go_the_short_way_as_stacked_ones_do(pg: ProcessGro
     assert short.start(Kind.all_gather, mine, np.empty((2, 6)), False) is None
 
 
+@needs_torch
 @spmd(transport="shm")
 async def test_torch_tensors_go_the_short_way_and_come_back_themselves(pg: ProcessGroup) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     short = pg._core.short
     assert short is not None
     values = [torch.arange(4.0).reshape(2, 2) + 10 * rank for rank in range(pg.size)]
@@ -72,9 +77,11 @@ async def test_torch_tensors_go_the_short_way_and_come_back_themselves(pg: Proce
     assert result is (out if pg.rank == 0 else None)
 
 
+@needs_torch
 @spmd(transport="shm")
 async def test_what_is_more_than_memory_goes_the_long_way(pg: ProcessGroup) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     short = pg._core.short
     assert short is not None
     ones = torch.ones(pg.size, 3)
