@@ -31,6 +31,19 @@ print(c10d.get_backend(), type(c10d.group.WORLD).__name__, one.tolist(), flush=T
 c10d.monitored_barrier()
 c10d.destroy_process_group()
 """
+MIXED = """
+import torch, torch.distributed as c10d
+import torch.testing._internal.distributed.fake_pg
+c10d.init_process_group("cpu:gloo,cuda:fake")
+one = torch.full((3,), c10d.get_rank() + 1.0)
+c10d.all_reduce(one)
+print(type(c10d.group.WORLD._get_backend(one.device)).__name__, one.tolist(), flush=True)
+c10d.destroy_process_group()
+c10d.init_process_group()
+c10d.all_reduce(one)
+print(type(c10d.group.WORLD).__name__, one.tolist(), flush=True)
+c10d.destroy_process_group()
+"""
 DIES = """
 import os, signal, sys
 import torch, torch.distributed as c10d
@@ -102,6 +115,16 @@ def test_a_program_that_says_gloo(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("gloo GlooStandIn [2.0, 2.0, 2.0]") == 2
     assert ended.stderr.count("where a program asks torch for gloo, its groups are aiodist's") == 1
+
+
+def test_where_gloo_itself_serves_a_warning_says_so(tmp_path: Path) -> None:
+    ended = run(MIXED, tmp_path, 2, "--torch")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("ProcessGroupGloo [3.0, 3.0, 3.0]") == 2, ended.stdout
+    assert ended.stdout.count("GlooStandIn [6.0, 6.0, 6.0]") == 2, ended.stdout
+    assert (ended.stdout + ended.stderr).count(
+        "gloo itself serves a group of cpu:gloo,cuda:fake, not aiodist"
+    ) == 1
 
 
 def test_who_dies_in_backward_is_named_in_every_survivor(tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 torch makes a gloo group by calling a class of its module; ours takes its place there. `get_backend()` still
 says "gloo", since it was asked for. Gloo itself still serves where a group written in Python cannot: beside
-another backend in one group ("cpu:gloo,cuda:nccl"), in the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL on groups
-of other backends, and in the RPC of torch, which makes its group by itself.
+another backend in one group ("cpu:gloo,cuda:nccl"; a warning says so), in the checks of
+TORCH_DISTRIBUTED_DEBUG=DETAIL on groups of other backends, and in torch's RPC, which makes its group in C++.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import timedelta
@@ -82,7 +83,15 @@ def _by_gloo(function: Callable[..., Any], needed: Callable[..., bool]) -> Calla
 
 def _is_mixed(size: int, rank: int, ranks: list[int], backend: Any, *_: Any, **more: Any) -> bool:
     """Whether a group shall have other backends beside gloo: torch drops them for one written in Python."""
-    return len({part.rpartition(":")[2] for part in str(backend).lower().split(",")}) > 1
+    named = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}
+    mixed = len(named) > 1
+    if mixed and "gloo" in named and not rank:
+        warnings.warn(
+            f"gloo itself serves a group of {backend!s}, not aiodist: torch puts no group written in Python "
+            'beside another backend. aiodist serves all devices where the program says "gloo" or "aiodist"',
+            stacklevel=2,
+        )
+    return mixed
 
 
 def take_its_place() -> None:
